@@ -1,0 +1,25 @@
+"""What can go wrong, by whose fault. The type says who has to act, the message what to do next."""
+
+
+class EchoError(Exception):
+    """Base of every error that echo-node raises on purpose."""
+
+
+class UserError(EchoError):
+    """The person at the keyboard has to change something: one line, exit status 2."""
+
+
+class ProtocolError(EchoError):
+    """A peer sent something that the protocol does not allow. The peer's fault; never ours to repair."""
+
+
+class TooLarge(ProtocolError):
+    """A body over its cap. Refused before it was decoded."""
+
+
+class ChildFailed(EchoError):
+    """A child process died, hung or answered with an error. The node restarts it or says why not."""
+
+
+class PeerUnreachable(EchoError):
+    """A peer did not answer in time. Try again later."""

@@ -1,0 +1,129 @@
+"""Which rollouts may be trained on: the staleness bound (I1) and the pacing that keeps it, as pure functions.
+
+Words. Step t takes batch t and makes version t + 1 from version t. `next_batch` (n) is the index of the next batch
+to take: t while the learner waits for batch t, t + 1 while step t runs. A group whose oldest token was drawn by
+version v has the deadline v + S: batch v + S is the last one that may hold it.
+
+`is_fresh` is the only place where the bound is decided. It is asked when a rollout is submitted (a courtesy to its
+sampler) and again when a batch is taken (the guarantee, I1).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+
+from swarm.types import Lease, Rollout, Verdict, VersionId
+
+MIN_LOGPROB = -1e4
+"""No honest sample is less likely than this; -inf and -1e30 would turn importance ratios into infinities."""
+
+LOGPROB_SLACK = 1e-3
+"""A log-prob may exceed 0 by the rounding of a bf16 softmax."""
+
+
+def deadline(version: int, max_staleness: int) -> int:
+    """The last batch that may hold a group whose oldest token is of `version`."""
+    return version + max_staleness
+
+
+def staleness(version: int, next_batch: int) -> int:
+    """Learner steps completed when batch `next_batch` is taken, minus `version`."""
+    return next_batch - version
+
+
+def is_fresh(version: int, next_batch: int, max_staleness: int) -> bool:
+    """True while a group of `version` may still be in batch `next_batch` (I1)."""
+    return staleness(version, next_batch) <= max_staleness
+
+
+def may_open(new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
+    """The pacing rule: may one more group with `new_deadline` be opened?
+
+    `by_deadline` counts the groups that are leased or ready, by deadline. With the new group, for every d >= n the
+    groups with deadlines n..d must number at most (d - n + 1) * B, so that earliest deadline first can train all.
+    """
+    if new_deadline < next_batch:
+        return False
+    last = max((d for d in by_deadline if by_deadline[d]), default=new_deadline)
+    total = 1
+    for d in range(next_batch, max(last, new_deadline) + 1):
+        total += by_deadline.get(d, 0)
+        if d >= new_deadline and total > (d - next_batch + 1) * batch_groups:
+            return False
+    return True
+
+
+def judge(
+    rollout: Rollout,
+    lease: Lease,
+    *,
+    newest: VersionId,
+    next_batch: int,
+    max_staleness: int,
+    vocab_size: int,
+) -> tuple[Verdict, str]:
+    """The verdict on a submitted rollout and one line for its sampler, before the table of leases is asked."""
+    fault = malformation(rollout, lease, vocab_size=vocab_size)
+    if fault:
+        return "malformed", fault
+    oldest = rollout.oldest
+    if oldest is None:
+        return "accepted", ""
+    if max(span.version for span in rollout.spans) > newest:
+        return "future", f"version {newest} is the newest"
+    if lease.purpose == "train" and not is_fresh(oldest.version, next_batch, max_staleness):
+        late = staleness(oldest.version, next_batch) - max_staleness
+        return "stale", f"version {oldest} is {late} step(s) past the bound of {max_staleness}"
+    return "accepted", ""
+
+
+def malformation(rollout: Rollout, lease: Lease, *, vocab_size: int) -> str:
+    """What is wrong with the rollout's own shape; an empty string if nothing is."""
+    if rollout.group_id != lease.group_id or all(s.index != rollout.index for s in lease.samples):
+        return "this sample is not in the lease"
+    if rollout.finish == "failed":
+        return "" if not (rollout.token_ids or rollout.spans) else "a failed generation carries no tokens"
+    length, ragged = divmod(len(rollout.token_ids), 4)
+    if ragged or length == 0 or length > lease.rules.max_new_tokens:
+        return f"{len(rollout.token_ids)} bytes of token ids do not fit the lease"
+    if len(rollout.logprobs) != 4 * length or len(rollout.loss_mask) != length:
+        return "token ids, log-probs and loss mask differ in length"
+    if rollout.loss_mask.strip(b"\0\1"):
+        return "the loss mask is not of zeros and ones"
+    return (
+        _token_fault(rollout, lease, vocab_size)
+        or _logprob_fault(rollout.logprobs)
+        or _span_fault(rollout, lease, length)
+    )
+
+
+def _token_fault(rollout: Rollout, lease: Lease, vocab_size: int) -> str:
+    tokens = rollout.tokens()
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        return f"token ids outside the vocabulary of {vocab_size}"
+    stops = lease.rules.stop_token_ids
+    if rollout.finish == "stop" and tokens[-1] not in stops:
+        return "finished by a stop token that is not there"
+    if rollout.finish == "length" and len(tokens) != lease.rules.max_new_tokens:
+        return "finished by length before the length was reached"
+    return ""
+
+
+def _logprob_fault(data: bytes) -> str:
+    values = array("f", data)
+    if not math.isfinite(sum(values)) or min(values) < MIN_LOGPROB or max(values) > LOGPROB_SLACK:
+        return "log-probs must be finite and at most 0"
+    return ""
+
+
+def _span_fault(rollout: Rollout, lease: Lease, length: int) -> str:
+    at = 0
+    for span in rollout.spans:
+        if span.start != at or span.end <= span.start:
+            return "version spans must cover the tokens without gaps"
+        if span.version < lease.min_version:
+            return f"version {span.version} is below the lease's {lease.min_version}"
+        at = span.end
+    return "" if at == length else "version spans must cover the tokens without gaps"

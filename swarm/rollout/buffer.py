@@ -1,0 +1,49 @@
+"""Complete groups that wait to be trained on, earliest deadline first."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from swarm.rollout.admission import is_fresh
+from swarm.rollout.leases import Group
+
+
+class Buffer:
+    """Ready groups. Who keeps it bounded: the pacing rule opens at most (S + 1) * B groups that are fresh."""
+
+    def __init__(self, *, batch_groups: int) -> None:
+        self._batch_groups = batch_groups
+        self._ready: list[Group] = []
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, group: Group) -> None:
+        assert group.complete
+        self._ready.append(group)
+
+    def by_deadline(self, max_staleness: int) -> Counter[int]:
+        """How many ready groups there are, by deadline."""
+        return Counter(group.deadline(max_staleness) for group in self._ready)
+
+    def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
+        """Remove and return what may not be in batch `next_batch` or any later one."""
+        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
+        stale = [g for g in self._ready if not is_fresh(g.oldest_version, next_batch, max_staleness)]
+        self._ready = fresh
+        return stale
+
+    def can_take(self, next_batch: int, max_staleness: int) -> bool:
+        """True if a whole batch is ready."""
+        fresh = sum(is_fresh(g.oldest_version, next_batch, max_staleness) for g in self._ready)
+        return fresh >= self._batch_groups
+
+    def take(self, next_batch: int, max_staleness: int) -> list[Group]:
+        """Batch `next_batch`: B groups, earliest deadline first, each of which is fresh (I1 is guaranteed here)."""
+        assert self.can_take(next_batch, max_staleness)
+        self._ready.sort(key=lambda g: (g.deadline(max_staleness), g.order))
+        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
+        batch = fresh[: self._batch_groups]
+        taken = {g.group_id for g in batch}
+        self._ready = [g for g in self._ready if g.group_id not in taken]
+        return batch

@@ -1,0 +1,80 @@
+"""What the rollout plane wants done or known. Its shell performs these; the cores only return them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.rollout.messages import Refusal
+from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """Seal these leases and send them."""
+
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """No lease now. The shell may hold the question open until the plane has changed."""
+
+    reason: Refusal
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The verdict on one submitted rollout."""
+
+    rollout_id: str
+    node: NodeId
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreWanted:
+    """Compute the reward of this accepted rollout, then call `scored` or `unscorable`."""
+
+    group_id: GroupId
+    index: int
+    prompt: Prompt
+    rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDropped:
+    """A group left the plane without being trained on; `rollouts` of it had been accepted."""
+
+    group_id: GroupId
+    reason: str
+    rollouts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSilent:
+    """A node missed three beats; its `samples` may be leased again."""
+
+    node: NodeId
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFailed:
+    """A sampler returned a sample as failed; it may be leased again."""
+
+    node: NodeId
+    rollout_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Every held-out prompt of a round is answered and scored."""
+
+    version: int
+    scores: tuple[Score, ...]
+
+
+Effect = Granted | Refused | Judged | ScoreWanted | GroupDropped | NodeSilent | GenerationFailed | Evaluated

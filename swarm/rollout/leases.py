@@ -1,0 +1,228 @@
+"""Open groups and who works on them.
+
+A group is one prompt and G samples. Each sample is *waiting* (nobody works on it), *leased* (one node does),
+*answered* (its rollout was accepted and is being scored) or *scored*:
+
+    waiting -> leased       grant
+    leased  -> waiting      the node released it, failed it, or was silent for three beats
+    leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
+    answered -> scored      its reward arrived
+
+A sample keeps its id and its seed over all of this, and only silence takes it from a node that works on it, never
+slowness: leasing a slow sample twice and taking the first answer would favour short answers. One answer is
+accepted. A group whose samples are all scored is complete and leaves the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from swarm.rollout.admission import deadline
+from swarm.types import GroupId, NodeId, Prompt, Purpose, Rollout, SampleSpec, SamplingRules, Score, VersionId
+from swarm.wire import digest
+
+MISSED_BEATS = 3
+"""Beats after which a node counts as gone: one may be lost and one late."""
+
+MAX_NODES = 4096
+"""Samplers that the table remembers; the same bound as the table of publics."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """One sample of a group. `node` holds it while it is leased."""
+
+    spec: SampleSpec
+    node: NodeId | None = None
+    rollout: Rollout | None = None
+    score: Score | None = None
+    failures: int = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self.node is None and self.rollout is None
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """One prompt and its samples. `min_version` is the version that it was opened for."""
+
+    group_id: GroupId
+    order: int
+    purpose: Purpose
+    prompt: Prompt
+    rules: SamplingRules
+    min_version: VersionId
+    samples: list[Sample]
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of its oldest token; the opening version while samples are outstanding."""
+        versions = [s.rollout.oldest.version for s in self.samples if s.rollout and s.rollout.oldest]
+        if len(versions) < len(self.samples):
+            versions.append(self.min_version.version)
+        return min(versions)
+
+    @property
+    def complete(self) -> bool:
+        return all(sample.score is not None for sample in self.samples)
+
+    @property
+    def answered(self) -> int:
+        """Samples whose rollout was accepted."""
+        return sum(sample.rollout is not None for sample in self.samples)
+
+    @property
+    def leased(self) -> int:
+        """Samples that some node works on."""
+        return sum(sample.node is not None for sample in self.samples)
+
+    def deadline(self, max_staleness: int) -> int:
+        """The last batch that may hold this group, as far as is known now."""
+        return deadline(self.oldest_version, max_staleness)
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeState:
+    """What the table knows of one sampler."""
+
+    heard_at: float
+    held: set[tuple[GroupId, int]] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Samples of one group that one grant hands to one node."""
+
+    group: Group
+    specs: tuple[SampleSpec, ...]
+
+
+class LeaseTable:
+    """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
+
+    def __init__(self, *, run_seed: int, beat_s: float) -> None:
+        self._run_seed = run_seed
+        self._silence_s = MISSED_BEATS * beat_s
+        self._groups: dict[GroupId, Group] = {}
+        self._nodes: dict[NodeId, NodeState] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def groups(self) -> Iterator[Group]:
+        return iter(self._groups.values())
+
+    def group(self, group_id: str) -> Group | None:
+        return self._groups.get(GroupId(group_id))
+
+    def open(
+        self,
+        group_id: GroupId,
+        *,
+        order: int,
+        purpose: Purpose,
+        prompt: Prompt,
+        rules: SamplingRules,
+        min_version: VersionId,
+        size: int,
+    ) -> Group:
+        """Add a group of `size` waiting samples."""
+        assert group_id not in self._groups
+        samples = [
+            Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, group_id, i))) for i in range(size)
+        ]
+        group = Group(
+            group_id=group_id,
+            order=order,
+            purpose=purpose,
+            prompt=prompt,
+            rules=rules,
+            min_version=min_version,
+            samples=samples,
+        )
+        self._groups[group_id] = group
+        return group
+
+    def close(self, group: Group) -> None:
+        """Remove a group, taking its samples from the nodes that hold them."""
+        del self._groups[group.group_id]
+        for sample in group.samples:
+            self._take_back(group, sample)
+
+    def claimable(self, held: VersionId) -> list[Group]:
+        """Groups with waiting samples that a node holding `held` may fill: held-out prompts, then the oldest."""
+        open_to_it = [g for g in self._groups.values() if g.min_version <= held and any(s.waiting for s in g.samples)]
+        return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, g.order))
+
+    def claim(self, group: Group, node: NodeId, capacity: int) -> Share:
+        """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
+        taken = [sample for sample in group.samples if sample.waiting][:capacity]
+        for sample in taken:
+            sample.node = node
+            self._nodes[node].held.add((group.group_id, sample.spec.index))
+        return Share(group=group, specs=tuple(sample.spec for sample in taken))
+
+    def answer(self, group: Group, rollout: Rollout) -> bool:
+        """Take `rollout` as the one answer to its sample; False if there is one already."""
+        sample = group.samples[rollout.index]
+        if sample.rollout is not None:
+            return False
+        self._take_back(group, sample)
+        sample.rollout = rollout
+        return True
+
+    def release(self, node: NodeId, group_id: str, index: int) -> bool:
+        """Put a sample that `node` holds back to waiting; False if it does not hold it."""
+        group = self.group(group_id)
+        if group is None or index >= len(group.samples) or group.samples[index].node != node:
+            return False
+        self._take_back(group, group.samples[index])
+        return True
+
+    def hear(self, node: NodeId, *, now: float) -> bool:
+        """Note a sign of life. False if the table of nodes is full."""
+        state = self._nodes.get(node)
+        if state is not None:
+            state.heard_at = now
+            return True
+        if len(self._nodes) >= MAX_NODES:
+            return False
+        self._nodes[node] = NodeState(heard_at=now)
+        return True
+
+    def forget(self, node: NodeId) -> int:
+        """Drop a node and put its samples back to waiting; how many there were."""
+        state = self._nodes.pop(node, None)
+        if state is None:
+            return 0
+        for group_id, index in sorted(state.held):
+            self._groups[group_id].samples[index].node = None
+        return len(state.held)
+
+    def silent(self, *, now: float) -> list[NodeId]:
+        """Nodes that were not heard for three beats."""
+        return [node for node, state in self._nodes.items() if now - state.heard_at >= self._silence_s]
+
+    def silence_due(self) -> float | None:
+        """When the next node will count as silent if nothing is heard."""
+        return min((state.heard_at + self._silence_s for state in self._nodes.values()), default=None)
+
+    def samples_of(self, node: NodeId) -> int:
+        """Samples that `node` holds."""
+        state = self._nodes.get(node)
+        return len(state.held) if state else 0
+
+    def nodes(self) -> Iterator[NodeId]:
+        return iter(self._nodes)
+
+    def _take_back(self, group: Group, sample: Sample) -> None:
+        if sample.node is not None:
+            self._nodes[sample.node].held.discard((group.group_id, sample.spec.index))
+            sample.node = None
+
+
+def sample_seed(run_seed: int, group_id: GroupId, index: int) -> int:
+    """The seed of one sample: 63 bits that depend on the run, the group and the place, on nothing else."""
+    return int.from_bytes(digest(f"{run_seed}/{group_id}/{index}".encode())[:8], "little") >> 1

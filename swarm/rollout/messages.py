@@ -1,0 +1,95 @@
+"""Bodies of the HTTP calls between a sampler and the learner (docs/protocol.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from swarm.types import Count, Id, Rollout, Seconds, Verdict, VersionId
+from swarm.wire import Message
+
+MAX_SAMPLES_PER_ASK = 4096
+"""More samples in flight than any one engine holds today."""
+
+LEASE_TOKEN_BYTES = 768 * 1024
+"""A lease for a prompt of 131,072 tokens at 5 bytes an id, with room to spare; ordinary ones take a few hundred."""
+
+LEASE_REPLY_BYTES = 8 * 1024 * 1024
+"""What a sampler reads of an answer to a lease request: the learner is trusted further than a peer, not without end."""
+
+Refusal = Literal["starting", "behind", "paced", "draining", "finished"]
+
+
+class LeaseRequest(Message):
+    """`held` is what the sampler's engine has installed, `capacity` how many samples it takes on now."""
+
+    node: Id
+    held: VersionId
+    capacity: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_ASK)]
+    wait_s: Seconds
+
+
+class LeaseReply(Message):
+    """Sealed leases, or why there are none and when to ask again."""
+
+    leases: tuple[bytes, ...] = ()
+    refusal: Refusal | None = None
+    retry_after_s: Seconds = 0.0
+
+
+class Beat(Message):
+    """A sign of life: `installed` is the engine's version, `samples` how many samples are in its hands."""
+
+    node: Id
+    installed: VersionId | None
+    samples: Count
+    rollouts_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class BeatReply(Message):
+    """The newest version, and whether the run is over."""
+
+    newest: VersionId | None
+    finished: bool
+
+
+class SampleName(Message):
+    """One sample of one group."""
+
+    group_id: Id
+    index: Count
+
+
+class Release(Message):
+    """Samples handed back unfinished; `leaving` says that the node is about to go."""
+
+    node: Id
+    samples: Annotated[tuple[SampleName, ...], msgspec.Meta(max_length=MAX_SAMPLES_PER_ASK)]
+    leaving: bool
+
+
+class LeasedRollouts(Message):
+    """One lease, as it was sealed, and rollouts that answer it."""
+
+    lease: bytes
+    rollouts: Annotated[tuple[Rollout, ...], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES_PER_ASK)]
+
+
+class Submission(Message):
+    """What one POST of rollouts carries."""
+
+    node: Id
+    items: Annotated[tuple[LeasedRollouts, ...], msgspec.Meta(max_length=MAX_SAMPLES_PER_ASK)]
+
+
+class RolloutVerdict(Message):
+    """The learner's answer to one rollout."""
+
+    rollout_id: Annotated[str, msgspec.Meta(max_length=80)]
+    verdict: Verdict
+    detail: str = ""
+
+
+class SubmissionReply(Message):
+    verdicts: tuple[RolloutVerdict, ...]

@@ -1,0 +1,126 @@
+"""Plain data that more than one part of the swarm speaks of. No behaviour beyond reading one's own fields."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Annotated, Literal, NewType
+
+import msgspec
+
+from swarm.wire import Message
+
+NodeId = NewType("NodeId", str)
+SwarmId = NewType("SwarmId", str)
+GroupId = NewType("GroupId", str)
+
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
+
+MAX_TOKENS = 131_072
+"""Longest prompt or completion: the largest context that current open models state."""
+
+Role = Literal["learner", "sampler", "relay"]
+Purpose = Literal["train", "eval"]
+Finish = Literal["stop", "length", "failed"]
+Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "overloaded"]
+
+
+class VersionId(Message, order=True):
+    """A policy version. `version` counts learner steps; `incarnation` rises when a published one was lost."""
+
+    incarnation: Count
+    version: Count
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.version}"
+
+
+class SamplingRules(Message):
+    """How a completion must be drawn. top_p 1 and no truncation, so that log-probs are the policy's own."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)]
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    stop_token_ids: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+
+
+class SampleSpec(Message):
+    """One sample of a group: its place and the seed of its randomness."""
+
+    index: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+
+
+class Lease(Message):
+    """The learner's permission to one sampler to produce certain samples of one prompt.
+
+    `time_limit_s` is a duration from receipt: samplers and learner never compare clocks.
+    """
+
+    swarm: Id
+    node: Id
+    purpose: Purpose
+    group_id: Id
+    prompt_token_ids: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_TOKENS)]
+    samples: Annotated[tuple[SampleSpec, ...], msgspec.Meta(min_length=1, max_length=4096)]
+    rules: SamplingRules
+    min_version: VersionId
+    time_limit_s: Seconds
+
+
+class Span(Message):
+    """Tokens start..end (exclusive) of a completion were drawn by this version."""
+
+    version: VersionId
+    start: Count
+    end: Count
+
+
+class Rollout(Message):
+    """One completion. Arrays are little-endian bytes: int32 ids, float32 behaviour log-probs, one mask byte a token.
+
+    A failed generation has finish "failed", no tokens and a reason; it is never trained on.
+    """
+
+    group_id: Id
+    index: Count
+    token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)]
+    logprobs: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)]
+    loss_mask: Annotated[bytes, msgspec.Meta(max_length=MAX_TOKENS)]
+    spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=1024)]
+    finish: Finish
+    reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+    @property
+    def rollout_id(self) -> str:
+        return f"{self.group_id}/{self.index}"
+
+    @property
+    def length(self) -> int:
+        """Completion tokens."""
+        return len(self.token_ids) // 4
+
+    @property
+    def oldest(self) -> VersionId | None:
+        """The version that drew the oldest token; None for a failed generation."""
+        return min((span.version for span in self.spans), default=None)
+
+    def tokens(self) -> array[int]:
+        """The token ids, unpacked."""
+        return array("i", self.token_ids)
+
+
+class Prompt(Message):
+    """A question of a task. `text` is what the model sees before tokenisation, `answer` only the reward sees."""
+
+    prompt_id: Id
+    text: str
+    answer: str
+    token_ids: tuple[int, ...] = ()
+
+
+class Score(Message):
+    """What a reward function says of one completion."""
+
+    reward: float
+    exact: bool

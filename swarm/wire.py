@@ -1,0 +1,99 @@
+"""Bytes on the wire: typed msgpack with size caps, bounded zstd, content digests.
+
+Every message is a frozen struct that is encoded as a msgpack array in field order, so a body has no keys that
+could occur twice, and decoding is driven by the type: a body of another shape is refused before objects are
+built for it (docs/decisions/0001). A field may be added at the end with a default; anything else raises PROTOCOL.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NewType, TypeVar
+
+import msgspec
+import zstandard
+from blake3 import blake3
+
+from swarm.errors import ProtocolError, TooLarge
+
+PROTOCOL = 1
+"""Integer that both sides of a connection must agree on."""
+
+PROTOCOL_HEADER = "Echo-Protocol"
+
+CONTROL_BODY_BYTES = 256 * 1024
+"""Largest control message: leases, beats, hellos. 256 leases of a 1,000-byte prompt still fit."""
+
+ROLLOUT_BODY_BYTES = 8 * 1024 * 1024
+"""Largest compressed body of rollouts."""
+
+ROLLOUT_UNPACKED_BYTES = 32 * 1024 * 1024
+"""Largest body of rollouts after decompression: 400 rollouts of 8,192 tokens at 9 bytes a token."""
+
+ROLLOUT_MAX_RATIO = 50
+"""Honest rollouts compress about tenfold; a body that claims more than this is a bomb."""
+
+ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
+"""Largest window that a decoder allocates for a peer."""
+
+Digest = NewType("Digest", bytes)
+"""BLAKE3, 32 bytes."""
+
+DigestField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""A digest inside a message."""
+
+M = TypeVar("M")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Base of everything that crosses the wire."""
+
+
+def digest(data: bytes | bytearray | memoryview) -> Digest:
+    """BLAKE3 of `data`."""
+    return Digest(blake3(data).digest())
+
+
+def encode(message: object) -> bytes:
+    """`message` as msgpack bytes. Equal messages give equal bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(data: bytes | memoryview, kind: type[M], *, cap_bytes: int) -> M:
+    """`data` as a `kind`.
+
+    Raises TooLarge over `cap_bytes` and ProtocolError for anything that is not exactly one `kind`.
+    """
+    if len(data) > cap_bytes:
+        raise TooLarge(f"{kind.__name__} of {len(data)} bytes is over the cap of {cap_bytes}")
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a {kind.__name__}: {error}") from error
+
+
+def compress(data: bytes, *, level: int = 1) -> bytes:
+    """One zstd frame that states its content size."""
+    return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
+
+
+def decompress(data: bytes | memoryview, *, cap_bytes: int, max_ratio: float) -> bytes:
+    """The content of exactly one zstd frame of at most `cap_bytes`.
+
+    The header's content size is checked before a byte is allocated, because zstandard ignores max_output_size when
+    the header states a size; what follows the first frame is refused, because zstandard drops it silently.
+    """
+    try:
+        frame = zstandard.get_frame_parameters(data[:64])
+        if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+            raise ProtocolError("a zstd frame must state its content size")
+        if frame.content_size > cap_bytes or frame.content_size > max_ratio * len(data) + 1024:
+            raise TooLarge(f"{len(data)} bytes claim to unpack to {frame.content_size}")
+        if frame.window_size > max(ZSTD_WINDOW_BYTES, 1024):
+            raise TooLarge(f"zstd window of {frame.window_size} bytes")
+        stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
+        content = stream.decompress(bytes(data))
+    except zstandard.ZstdError as error:
+        raise ProtocolError(f"not a zstd frame: {error}") from error
+    if not stream.eof or stream.unused_data or len(content) != frame.content_size:
+        raise ProtocolError("a body must be exactly one whole zstd frame")
+    return content
