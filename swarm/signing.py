@@ -19,7 +19,7 @@ PublicKeyField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 SignatureField = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 
 
-class Sealed(Message):
+class Sealed(Message, frozen=True):
     """A body and its author's signature over `context` and body."""
 
     body: bytes

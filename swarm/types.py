@@ -26,7 +26,7 @@ Finish = Literal["stop", "length", "failed"]
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "overloaded"]
 
 
-class VersionId(Message, order=True):
+class VersionId(Message, frozen=True, order=True):
     """A policy version. `version` counts learner steps; `incarnation` rises when a published one was lost."""
 
     incarnation: Count
@@ -36,7 +36,7 @@ class VersionId(Message, order=True):
         return f"{self.incarnation}.{self.version}"
 
 
-class SamplingRules(Message):
+class SamplingRules(Message, frozen=True):
     """How a completion must be drawn. top_p 1 and no truncation, so that log-probs are the policy's own."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -44,14 +44,14 @@ class SamplingRules(Message):
     stop_token_ids: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 
 
-class SampleSpec(Message):
+class SampleSpec(Message, frozen=True):
     """One sample of a group: its place and the seed of its randomness."""
 
     index: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
     seed: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
 
 
-class Lease(Message):
+class Lease(Message, frozen=True):
     """The learner's permission to one sampler to produce certain samples of one prompt.
 
     `time_limit_s` is a duration from receipt: samplers and learner never compare clocks.
@@ -68,7 +68,7 @@ class Lease(Message):
     time_limit_s: Seconds
 
 
-class Span(Message):
+class Span(Message, frozen=True):
     """Tokens start..end (exclusive) of a completion were drawn by this version."""
 
     version: VersionId
@@ -76,7 +76,7 @@ class Span(Message):
     end: Count
 
 
-class Rollout(Message):
+class Rollout(Message, frozen=True):
     """One completion. Arrays are little-endian bytes: int32 ids, float32 behaviour log-probs, one mask byte a token.
 
     A failed generation has finish "failed", no tokens and a reason; it is never trained on.
@@ -110,7 +110,7 @@ class Rollout(Message):
         return array("i", self.token_ids)
 
 
-class Prompt(Message):
+class Prompt(Message, frozen=True):
     """A question of a task. `text` is what the model sees before tokenisation, `answer` only the reward sees."""
 
     prompt_id: Id
@@ -119,7 +119,7 @@ class Prompt(Message):
     token_ids: tuple[int, ...] = ()
 
 
-class Score(Message):
+class Score(Message, frozen=True):
     """What a reward function says of one completion."""
 
     reward: float

@@ -83,7 +83,7 @@ def decompress(data: bytes | memoryview, *, cap_bytes: int, max_ratio: float) ->
     the header states a size; what follows the first frame is refused, because zstandard drops it silently.
     """
     try:
-        frame = zstandard.get_frame_parameters(data[:64])
+        frame = zstandard.get_frame_parameters(bytes(data[:64]))
         if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
             raise ProtocolError("a zstd frame must state its content size")
         if frame.content_size > cap_bytes or frame.content_size > max_ratio * len(data) + 1024:
@@ -91,7 +91,7 @@ def decompress(data: bytes | memoryview, *, cap_bytes: int, max_ratio: float) ->
         if frame.window_size > max(ZSTD_WINDOW_BYTES, 1024):
             raise TooLarge(f"zstd window of {frame.window_size} bytes")
         stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
-        content = stream.decompress(bytes(data))
+        content = stream.decompress(data)
     except zstandard.ZstdError as error:
         raise ProtocolError(f"not a zstd frame: {error}") from error
     if not stream.eof or stream.unused_data or len(content) != frame.content_size:

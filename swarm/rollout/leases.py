@@ -130,9 +130,7 @@ class LeaseTable:
     ) -> Group:
         """Add a group of `size` waiting samples."""
         assert group_id not in self._groups
-        samples = [
-            Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, group_id, i))) for i in range(size)
-        ]
+        samples = [Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, group_id, i))) for i in range(size)]
         group = Group(
             group_id=group_id,
             order=order,

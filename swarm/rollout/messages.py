@@ -21,7 +21,7 @@ LEASE_REPLY_BYTES = 8 * 1024 * 1024
 Refusal = Literal["starting", "behind", "paced", "draining", "finished"]
 
 
-class LeaseRequest(Message):
+class LeaseRequest(Message, frozen=True):
     """`held` is what the sampler's engine has installed, `capacity` how many samples it takes on now."""
 
     node: Id
@@ -30,7 +30,7 @@ class LeaseRequest(Message):
     wait_s: Seconds
 
 
-class LeaseReply(Message):
+class LeaseReply(Message, frozen=True):
     """Sealed leases, or why there are none and when to ask again."""
 
     leases: tuple[bytes, ...] = ()
@@ -38,7 +38,7 @@ class LeaseReply(Message):
     retry_after_s: Seconds = 0.0
 
 
-class Beat(Message):
+class Beat(Message, frozen=True):
     """A sign of life: `installed` is the engine's version, `samples` how many samples are in its hands."""
 
     node: Id
@@ -47,21 +47,21 @@ class Beat(Message):
     rollouts_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
-class BeatReply(Message):
+class BeatReply(Message, frozen=True):
     """The newest version, and whether the run is over."""
 
     newest: VersionId | None
     finished: bool
 
 
-class SampleName(Message):
+class SampleName(Message, frozen=True):
     """One sample of one group."""
 
     group_id: Id
     index: Count
 
 
-class Release(Message):
+class Release(Message, frozen=True):
     """Samples handed back unfinished; `leaving` says that the node is about to go."""
 
     node: Id
@@ -69,21 +69,21 @@ class Release(Message):
     leaving: bool
 
 
-class LeasedRollouts(Message):
+class LeasedRollouts(Message, frozen=True):
     """One lease, as it was sealed, and rollouts that answer it."""
 
     lease: bytes
     rollouts: Annotated[tuple[Rollout, ...], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES_PER_ASK)]
 
 
-class Submission(Message):
+class Submission(Message, frozen=True):
     """What one POST of rollouts carries."""
 
     node: Id
     items: Annotated[tuple[LeasedRollouts, ...], msgspec.Meta(max_length=MAX_SAMPLES_PER_ASK)]
 
 
-class RolloutVerdict(Message):
+class RolloutVerdict(Message, frozen=True):
     """The learner's answer to one rollout."""
 
     rollout_id: Annotated[str, msgspec.Meta(max_length=80)]
@@ -91,5 +91,5 @@ class RolloutVerdict(Message):
     detail: str = ""
 
 
-class SubmissionReply(Message):
+class SubmissionReply(Message, frozen=True):
     verdicts: tuple[RolloutVerdict, ...]

@@ -106,9 +106,7 @@ class RolloutPlane:
         """An answer under a lease whose seal was checked."""
         self._table.hear(node, now=now)
         verdict, detail = self._judge(node, lease, rollout)
-        effects: list[Effect] = [
-            Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail)
-        ]
+        effects: list[Effect] = [Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail)]
         if verdict != "accepted":
             self._table.release(node, rollout.group_id, rollout.index)
             return effects
@@ -220,10 +218,10 @@ class RolloutPlane:
     def _claim(self, node: NodeId, held: VersionId, capacity: int) -> list[Share]:
         shares: list[Share] = []
         for group in self._table.claimable(held):
-            if group.purpose == "train" and not (self._fresh(held.version) and self._fresh(group.oldest_version)):
-                continue
             if capacity == 0:
                 break
+            if group.purpose == "train" and not self._trainable(group, held):
+                continue
             shares.append(self._table.claim(group, node, capacity))
             capacity -= len(shares[-1].specs)
         if self._ending or not self._fresh(held.version):
@@ -235,6 +233,10 @@ class RolloutPlane:
             shares.append(self._table.claim(self._open(held), node, capacity))
             capacity -= len(shares[-1].specs)
         return shares
+
+    def _trainable(self, group: Group, held: VersionId) -> bool:
+        """True if an answer by `held` can still be in a batch, and batches will still be taken."""
+        return not self._ending and self._fresh(held.version) and self._fresh(group.oldest_version)
 
     def _by_deadline(self) -> Counter[int]:
         """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""

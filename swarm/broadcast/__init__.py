@@ -1,0 +1,1 @@
+"""The weights' way from the learner to every sampler: regions, chunks, signed manifests, the memory-mapped copy."""

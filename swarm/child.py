@@ -1,0 +1,239 @@
+"""Child processes for heavy work: a trainer, an engine. One call at a time, frames over a Unix socket.
+
+The parent (asyncio) starts `python -m MODULE` with the socket's path in the environment, so that the same child
+runs alone or as rank 0 under torchrun. A child that shows no progress for `hang_s` is killed; the caller gets
+ChildFailed and decides. The child ends by itself when its parent is gone: it reads end of file.
+
+Frames are a 4-byte big-endian length and msgpack. Parent to child: a command. Child to parent: Progress frames,
+then one Reply or Failure. Weights never travel here; they cross through memory-mapped files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from swarm.errors import ChildFailed, UserError
+
+SOCKET_VARIABLE = "ECHO_NODE_CHILD_SOCKET"
+
+FRAME_BYTES = 1 << 30
+"""A batch of 8,192 rollouts of 8,192 tokens is 600 MB; both ends are ours, so this only catches a broken stream."""
+
+START_S = 120.0
+"""Longest wait for a child to import its libraries and connect: four of them importing at once took 7 s."""
+
+STOP_S = 5.0
+"""After a polite request to end, a child is killed."""
+
+PROGRESS_S = 1.0
+"""Least time between two progress frames."""
+
+R = TypeVar("R")
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The child is alive and at work."""
+
+    note: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The encoded result of a call."""
+
+    body: msgspec.Raw
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The call raised. `is_user_error` keeps a bad model path from looking like a crash."""
+
+    message: str
+    is_user_error: bool
+
+
+class Child:
+    """The parent's end. `name` is for messages, `module` is run with `python -m`."""
+
+    def __init__(self, name: str, module: str, *, log: Path, hang_s: float) -> None:
+        self.name = name
+        self._module = module
+        self._log = log
+        self._hang_s = hang_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start the process and wait until it has connected. ChildFailed with the log's tail if it does not."""
+        with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
+            path = os.path.join(directory, "child.sock")
+            connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+            connected = asyncio.get_running_loop().create_future()
+
+            async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                connected.set_result((reader, writer))
+
+            server = await asyncio.start_unix_server(accept, path)
+            try:
+                await self._spawn({**os.environ, SOCKET_VARIABLE: path})
+                assert self._process is not None
+                ended = asyncio.ensure_future(self._process.wait())
+                waits: set[asyncio.Future[Any]] = {connected, ended}
+                await asyncio.wait(waits, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+                ended.cancel()
+                if not connected.done():
+                    await self.kill()
+                    raise ChildFailed(f"the {self.name} did not start; {self.log_tail()}")
+                self._reader, self._writer = connected.result()
+            finally:
+                server.close()
+
+    async def call(self, command: msgspec.Struct, kind: type[R]) -> R:
+        """Run one command. ChildFailed if the child dies, hangs or fails; UserError if the user has to act."""
+        async with self._one_at_a_time:
+            assert self._reader is not None
+            assert self._writer is not None
+            try:
+                body = msgspec.msgpack.encode(command)
+                self._writer.write(struct.pack(">I", len(body)) + body)
+                await self._writer.drain()
+                while True:
+                    frame = await asyncio.wait_for(_read_frame(self._reader), self._hang_s)
+                    answer = msgspec.msgpack.decode(frame, type=Progress | Reply | Failure)
+                    match answer:
+                        case Reply(body=raw):
+                            return msgspec.msgpack.decode(raw, type=kind)
+                        case Failure(message=message, is_user_error=True):
+                            raise UserError(message)
+                        case Failure(message=message):
+                            raise ChildFailed(f"the {self.name} failed: {message}; {self.log_tail()}")
+                        case Progress():
+                            continue
+            except TimeoutError as error:
+                await self.kill()
+                raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
+            except (asyncio.IncompleteReadError, OSError) as error:
+                await self.kill()
+                raise ChildFailed(f"the {self.name} died; {self.log_tail()}") from error
+            except asyncio.CancelledError:
+                # The answer to this command would be taken for the answer to the next one.
+                await self.kill()
+                raise
+
+    async def stop(self) -> None:
+        """Close the channel, which ends the child; kill it if it does not go."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_S)
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the child at once."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None and self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            await self._process.wait()
+
+    def log_tail(self) -> str:
+        """The last lines that the child wrote, and where the rest is."""
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        said = " | ".join(lines[-3:])[-600:] or "it said nothing"
+        return f"{said} (log: {self._log})"
+
+    async def _spawn(self, environment: dict[str, str]) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self._module,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    (size,) = struct.unpack(">I", await reader.readexactly(4))
+    if size > FRAME_BYTES:
+        raise OSError(f"frame of {size} bytes")
+    return await reader.readexactly(size)
+
+
+class ChildChannel:
+    """The child's end: commands in, progress and one answer each out."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(os.environ[SOCKET_VARIABLE])
+        self._commands: queue.Queue[bytes] = queue.Queue(maxsize=4)
+        self._last_progress = 0.0
+        threading.Thread(target=self._read, name="parent", daemon=True).start()
+
+    def progress(self, note: str = "") -> None:
+        """Tell the parent that work goes on; cheap to call often."""
+        now = time.monotonic()
+        if now - self._last_progress >= PROGRESS_S:
+            self._last_progress = now
+            self._send(Progress(note))
+
+    def serve(self, kind: Any, handle: Callable[[Any], msgspec.Struct]) -> None:
+        """Answer commands of the union `kind` with `handle(command)` until the parent goes."""
+        while True:
+            try:
+                result = handle(msgspec.msgpack.decode(self._commands.get(), type=kind))
+                answer: Reply | Failure = Reply(msgspec.Raw(msgspec.msgpack.encode(result)))
+            except UserError as error:
+                answer = Failure(str(error), True)
+            except Exception as error:  # noqa: BLE001 - the parent has to hear of every fault of a command
+                import traceback
+
+                traceback.print_exc()
+                answer = Failure(f"{type(error).__name__}: {error}", False)
+            self._send(answer)
+
+    def _send(self, answer: Progress | Reply | Failure) -> None:
+        body = msgspec.msgpack.encode(answer)
+        self._socket.sendall(struct.pack(">I", len(body)) + body)
+
+    def _read(self) -> None:
+        with self._socket.makefile("rb") as stream:
+            while len(size := stream.read(4)) == 4:
+                self._commands.put(stream.read(struct.unpack(">I", size)[0]))
+        # The parent is gone: whatever is being computed is of no use to anybody.
+        os._exit(0)

@@ -1,0 +1,1 @@
+"""The learning plane: GRPO steps in a process of their own."""

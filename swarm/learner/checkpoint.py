@@ -1,0 +1,115 @@
+"""Model files: what is loaded, what is saved, how weights are laid out in the stream."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swarm.broadcast.manifest import Dtype, Layout, ModelFile, TensorSpec
+from swarm.errors import UserError
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
+
+TINY = "tiny"
+
+STREAM_DTYPES: dict[torch.dtype, Dtype] = {
+    torch.float64: "BF16",
+    torch.float32: "BF16",
+    torch.float16: "BF16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The dtype in the stream of a tensor of the model: every float is published as bf16, the rest as it is."""
+
+FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")
+"""Configuration and tokenizer files that belong to a model; weights are sent another way."""
+
+
+def load_model(name: str, seed: int) -> tuple[Any, Any]:
+    """Model (fp32 masters) and tokenizer of a directory, a Hugging Face id, or "tiny". UserError if there is none."""
+    if name == TINY:
+        return tiny_model(seed), tiny_tokenizer()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        return model, AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise UserError(f"the model {name!r} cannot be loaded: {line}") from error
+
+
+def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
+    """A Hugging Face checkpoint in bf16. The rename is atomic: `directory` is whole or absent."""
+    partial = directory.with_name(directory.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    state = {name: tensor.to(_torch_stream_dtype(tensor)) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(partial, state_dict=state)
+    _state_dtype(partial)
+    tokenizer.save_pretrained(partial)
+    os.rename(partial, directory)
+
+
+def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[ModelFile, ...]:
+    """Write configuration and tokenizer under `directory`; the same files for the layout."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    names = sorted(p.name for p in directory.iterdir() if p.suffix in FILE_ENDINGS)
+    return tuple(ModelFile(name=name, content=(directory / name).read_bytes()) for name in names)
+
+
+def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
+    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once."""
+    aliases: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    first: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        aliases.setdefault(key, []).append(name)
+        first.setdefault(key, tensor)
+    specs = {
+        TensorSpec(
+            name=aliases[key][0],
+            dtype=STREAM_DTYPES[tensor.dtype],
+            shape=tuple(tensor.shape),
+            aliases=tuple(aliases[key][1:]),
+        ): tensor
+        for key, tensor in first.items()
+    }
+    return dict(sorted(specs.items(), key=lambda item: item[0].dtype))
+
+
+def layout_of(tensors: dict[TensorSpec, torch.Tensor], files: tuple[ModelFile, ...]) -> Layout:
+    return Layout(tensors=tuple(tensors), files=files)
+
+
+@torch.no_grad()
+def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
+    """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory."""
+    total = sum(spec.nbytes for spec in tensors)
+    flat = torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
+    at = 0
+    for spec, tensor in tensors.items():
+        place = flat[at : at + spec.nbytes].view(_torch_stream_dtype(tensor)).view(spec.shape)
+        place.copy_(tensor.detach())
+        at += spec.nbytes
+
+
+def _torch_stream_dtype(tensor: torch.Tensor) -> torch.dtype:
+    return torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+
+
+def _state_dtype(directory: Path) -> None:
+    """Make config.json say what the tensors are; save_pretrained writes the dtype of the model in memory."""
+    path = directory / "config.json"
+    text = path.read_text()
+    path.write_text(text.replace('"dtype": "float32"', '"dtype": "bfloat16"'))

@@ -1,0 +1,196 @@
+"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node. Reads top to bottom."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from swarm.broadcast.manifest import TensorSpec
+from swarm.child import ChildChannel
+from swarm.learner.batch import Batch, collate, reward_figures
+from swarm.learner.checkpoint import (
+    layout_of,
+    load_model,
+    save_checkpoint,
+    save_small_files,
+    stream_tensors,
+    write_staging,
+)
+from swarm.learner.messages import Command, Done, Prepare, Prepared, Save, Stage, Train, Trained
+from swarm.learner.objective import clipped_loss
+
+ADAM_BETAS = (0.9, 0.95)
+GRADIENT_CLIP = 1.0
+
+ROWS_PER_MICRO_BATCH = 64
+"""Rows of one forward pass on a large model; gradients are accumulated over them."""
+
+SMALL_MODEL_PARAMETERS = 10_000_000
+"""Below this one thread and one micro-batch are fastest: overhead decides, not arithmetic."""
+
+
+class Trainer:
+    """Model, optimiser and tokenizer of one run."""
+
+    def __init__(self, command: Prepare, channel: ChildChannel) -> None:
+        self._channel = channel
+        self._command = command
+        self._device = torch.device("cuda" if command.device == "auto" and torch.cuda.is_available() else "cpu")
+        if command.device not in ("auto", "cpu"):
+            self._device = torch.device(command.device)
+        self._model, self._tokenizer = load_model(command.model, command.seed)
+        self._parameters = sum(p.numel() for p in self._model.parameters())
+        if self._parameters < SMALL_MODEL_PARAMETERS:
+            torch.set_num_threads(1)
+        self._model.to(self._device).train()
+        torch.manual_seed(command.seed)
+        self._shuffle = torch.Generator().manual_seed(command.seed)
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=command.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
+        )
+        self._tensors: dict[TensorSpec, torch.Tensor] = stream_tensors(self._model)
+
+    def prepared(self) -> Prepared:
+        """Save the small files, stage version 0 and describe the model."""
+        files = save_small_files(self._model, self._tokenizer, Path(self._command.files_dir))
+        write_staging(self._tensors, Path(self._command.staging))
+        config = self._model.config
+        return Prepared(
+            layout=layout_of(self._tensors, files),
+            parameters=self._parameters,
+            vocab_size=config.vocab_size,
+            context_tokens=config.max_position_embeddings,
+            bos_token_id=_bos_token_id(self._tokenizer),
+            stop_token_ids=_stop_token_ids(self._model),
+            device=str(self._device),
+            dtype="float32",
+        )
+
+    def step(self, command: Train) -> Trained:
+        """One learner step: a few optimiser steps over the batch, or none if no group has any variance."""
+        began = time.monotonic()
+        batch = collate(command.groups, self._device)
+        figures = reward_figures(command.groups)
+        sums = dict.fromkeys(("loss", "entropy", "clip_low", "clip_high", "ratio", "grad_norm", "kl", "kl_tokens"), 0.0)
+        useful = batch.advantages.abs().sum(dim=0) > 0
+        self._set_learning_rate(command.step)
+        steps = 0
+        if useful:
+            order = torch.randperm(len(batch.advantages), generator=self._shuffle)
+            for places in order.chunk(self._command.minibatches):
+                self._optimizer_step(batch.rows(places.to(self._device)), sums, count_kl=steps == 0)
+                steps += 1
+        tokens = max(1.0, batch.mask.sum().item()) if steps else 1.0
+        figures |= {
+            "loss": sums["loss"] / max(1, steps),
+            "grad_norm": sums["grad_norm"] / max(1, steps),
+            "entropy": sums["entropy"] / tokens,
+            "clip_ratio/low_mean": sums["clip_low"] / tokens,
+            "clip_ratio/high_mean": sums["clip_high"] / tokens,
+            "sampling/importance_sampling_ratio/mean": sums["ratio"] / tokens,
+            "learning_rate": self._optimizer.param_groups[0]["lr"],
+            "optimizer_steps": float(steps),
+        }
+        if sums["kl_tokens"]:
+            figures["mismatch_kl"] = sums["kl"] / sums["kl_tokens"]
+        return Trained(metrics=figures, seconds=time.monotonic() - began)
+
+    def stage(self) -> Done:
+        began = time.monotonic()
+        write_staging(self._tensors, Path(self._command.staging))
+        return Done(seconds=time.monotonic() - began)
+
+    def save(self, command: Save) -> Done:
+        began = time.monotonic()
+        save_checkpoint(self._model, self._tokenizer, Path(command.directory))
+        return Done(seconds=time.monotonic() - began)
+
+    def _set_learning_rate(self, step: int) -> None:
+        warm = min(1.0, (step + 1) / max(1, self._command.warmup_steps))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._command.learning_rate * warm
+
+    def _optimizer_step(self, batch: Batch, sums: dict[str, float], *, count_kl: bool) -> None:
+        tokens = batch.mask.sum().clamp(min=1.0)
+        small = self._parameters < SMALL_MODEL_PARAMETERS
+        rows = len(batch.advantages) if small else ROWS_PER_MICRO_BATCH
+        for places in torch.arange(len(batch.advantages), device=self._device).split(rows):
+            self._accumulate(batch.rows(places), tokens, sums, count_kl=count_kl)
+            self._channel.progress()
+        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), GRADIENT_CLIP)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        sums["grad_norm"] += float(norm)
+
+    def _accumulate(self, part: Batch, tokens: torch.Tensor, sums: dict[str, float], *, count_kl: bool) -> None:
+        """Forward and backward of one micro-batch. The policy is the model at the rollouts' temperature."""
+        logits = self._model(input_ids=part.token_ids, attention_mask=part.attention, use_cache=False).logits
+        log_softmax = (logits[:, :-1].float() / self._command.temperature).log_softmax(-1)
+        logprobs = log_softmax.gather(2, part.token_ids[:, 1:, None]).squeeze(2)
+        result = clipped_loss(logprobs, part.behaviour, part.advantages, part.mask, tokens)
+        result.loss.backward()
+        with torch.no_grad():
+            sums["loss"] += float(result.loss)
+            sums["entropy"] += float((-(log_softmax.exp() * log_softmax).sum(-1) * part.mask).sum())
+            sums["clip_low"] += float(result.clipped_low)
+            sums["clip_high"] += float(result.clipped_high)
+            sums["ratio"] += float(result.ratio_sum)
+            if count_kl:
+                _count_mismatch(logprobs, part, sums)
+
+
+def _count_mismatch(logprobs: torch.Tensor, part: Batch, sums: dict[str, float]) -> None:
+    """Distance between the engine's and the learner's log-probs where both are of the same version.
+
+    The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). Only the first
+    minibatch counts: after it the learner's weights are no longer those of any published version.
+    """
+    same = part.mask * (part.staleness == 0).unsqueeze(1)
+    log_ratio = logprobs - part.behaviour
+    sums["kl"] += float(((log_ratio.exp() - 1 - log_ratio) * same).sum())
+    sums["kl_tokens"] += float(same.sum())
+
+
+def _bos_token_id(tokenizer: Any) -> int | None:
+    """What a prompt must begin with: the BOS of a tokenizer that names one and does not add it by itself."""
+    if tokenizer.bos_token_id is None or tokenizer.bos_token_id in tokenizer("0")["input_ids"]:
+        return None
+    return int(tokenizer.bos_token_id) if getattr(tokenizer, "add_bos_token", True) is not False else None
+
+
+def _stop_token_ids(model: Any) -> tuple[int, ...]:
+    stops = model.generation_config.eos_token_id
+    if stops is None:
+        stops = model.config.eos_token_id
+    if stops is None:
+        return ()
+    return (int(stops),) if isinstance(stops, int) else tuple(int(stop) for stop in stops)
+
+
+def main() -> None:
+    channel = ChildChannel()
+    trainer: Trainer | None = None
+
+    def handle(command: Command) -> msgspec.Struct:
+        nonlocal trainer
+        if isinstance(command, Prepare):
+            trainer = Trainer(command, channel)
+            return trainer.prepared()
+        assert trainer is not None
+        match command:
+            case Train():
+                return trainer.step(command)
+            case Stage():
+                return trainer.stage()
+            case Save():
+                return trainer.save(command)
+
+    channel.serve(Command, handle)
+
+
+if __name__ == "__main__":
+    main()

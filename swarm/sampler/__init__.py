@@ -1,0 +1,1 @@
+"""The sampler: an engine child that generates, and the worker that feeds it."""

@@ -1,0 +1,30 @@
+"""The engine's process: `python -m swarm.sampler.engine_child`, started by the worker."""
+
+from __future__ import annotations
+
+import msgspec
+
+from swarm.child import ChildChannel
+from swarm.sampler.engine import Command, Engine, Generate, Install, Start
+
+
+def main() -> None:
+    channel = ChildChannel()
+    from swarm.sampler.transformers_engine import TransformersEngine
+
+    engine: Engine = TransformersEngine()
+
+    def handle(command: Command) -> msgspec.Struct:
+        match command:
+            case Start():
+                return engine.start(command)
+            case Install():
+                return engine.install(command, channel.progress)
+            case Generate():
+                return engine.generate(command, channel.progress)
+
+    channel.serve(Command, handle)
+
+
+if __name__ == "__main__":
+    main()

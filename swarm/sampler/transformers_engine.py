@@ -1,0 +1,179 @@
+"""Generation with transformers: works wherever torch does, one batch at a time, a swap between batches."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.initialization import no_init_weights
+
+from swarm.broadcast.codec import tensor_sum
+from swarm.broadcast.manifest import Dtype, Layout
+from swarm.errors import EchoError
+from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
+from swarm.types import Finish, Span, VersionId
+
+SMALL_MODEL_PARAMETERS = 10_000_000
+"""Below this a second thread costs more in synchronisation than it brings."""
+
+TORCH_DTYPES: dict[Dtype, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class WrongWeights(EchoError):
+    """After an install the engine does not hold what the learner signed."""
+
+
+class TransformersEngine:
+    """An Engine over `AutoModelForCausalLM.generate`."""
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._layout: Layout | None = None
+        self._version: VersionId | None = None
+
+    def start(self, command: Start) -> Started:
+        device = pick_device(command.device)
+        # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        config = AutoConfig.from_pretrained(Path(command.directory))
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model.to(device).eval()
+        # The model's own defaults (a repetition penalty, say) would bend the distribution that the lease asks for.
+        model.generation_config = GenerationConfig()
+        if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
+            torch.set_num_threads(1)
+        self._model, self._layout = model, command.layout
+        return Started(engine="transformers", device=str(device), dtype=str(dtype).removeprefix("torch."))
+
+    @torch.no_grad()
+    def install(self, command: Install, progress: Callable[[], None]) -> Installed:
+        assert self._layout is not None
+        began = time.monotonic()
+        self._version = None
+        flat = torch.from_file(command.path, size=self._layout.total_bytes, dtype=torch.uint8)
+        tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        at = 0
+        for spec, expected in zip(self._layout.tensors, command.tensor_sums, strict=True):
+            source = flat[at : at + spec.nbytes].view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
+            held = next((tensors[name] for name in (spec.name, *spec.aliases) if name in tensors), None)
+            if held is None or held.shape != source.shape:
+                raise WrongWeights(f"this model has no tensor {spec.name} of shape {spec.shape}")
+            held.copy_(source)
+            if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
+                raise WrongWeights(f"after the install {spec.name} differs from what the learner signed")
+            at += spec.nbytes
+            progress()
+        self._version = command.version
+        return Installed(seconds=time.monotonic() - began)
+
+    @torch.inference_mode()
+    def generate(self, command: Generate, progress: Callable[[], None]) -> Generated:
+        assert self._version is not None
+        began = time.monotonic()
+        order = sorted(range(len(command.jobs)), key=lambda i: _batch_key(command.jobs[i]))
+        samples: dict[int, Sampled] = {}
+        for _, batch in groupby(order, key=lambda i: _batch_key(command.jobs[i])):
+            places = list(batch)
+            answers = self._generate_batch([command.jobs[i] for i in places], progress)
+            samples.update(zip(places, answers, strict=True))
+        ordered = tuple(samples[i] for i in range(len(command.jobs)))
+        return Generated(samples=ordered, seconds=time.monotonic() - began)
+
+    def _generate_batch(self, jobs: list[Job], progress: Callable[[], None]) -> Iterable[Sampled]:
+        """Jobs of one limit and one set of stop tokens, padded on the left to one length."""
+        rules = jobs[0].rules
+        width = max(len(job.prompt_token_ids) for job in jobs)
+        pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
+        rows = [[pad] * (width - len(job.prompt_token_ids)) + list(job.prompt_token_ids) for job in jobs]
+        mask = [[0] * (width - len(job.prompt_token_ids)) + [1] * len(job.prompt_token_ids) for job in jobs]
+        draw = SeededDraw(jobs, self._model.device, progress)
+        output = self._model.generate(
+            torch.tensor(rows, device=self._model.device),
+            attention_mask=torch.tensor(mask, device=self._model.device),
+            generation_config=GenerationConfig(
+                do_sample=False,
+                max_new_tokens=rules.max_new_tokens,
+                max_time=min(job.time_limit_s for job in jobs),
+                eos_token_id=list(rules.stop_token_ids) or None,
+                pad_token_id=pad,
+            ),
+            logits_processor=LogitsProcessorList([draw]),
+        )
+        completions = output[:, width:].cpu().tolist()
+        logprobs = torch.stack(draw.logprobs, dim=1).cpu().tolist()
+        return [self._sampled(*row) for row in zip(jobs, completions, logprobs, strict=True)]
+
+    def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float]) -> Sampled:
+        assert self._version is not None
+        stops = job.rules.stop_token_ids
+        length = next((i + 1 for i, token in enumerate(token_ids) if token in stops), len(token_ids))
+        finish: Finish = "stop" if token_ids[length - 1] in stops else "length"
+        if finish == "length" and length < job.rules.max_new_tokens:
+            return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
+        return Sampled(
+            token_ids=array("i", token_ids[:length]).tobytes(),
+            logprobs=array("f", logprobs[:length]).tobytes(),
+            spans=(Span(version=self._version, start=0, end=length),),
+            finish=finish,
+        )
+
+
+class SeededDraw(LogitsProcessor):
+    """Draws each row's token with the row's own generator, whatever else is in the batch, and notes its log-prob.
+
+    argmax(logits / T - log q) with q ~ Exp(1) is an exact draw from softmax(logits / T) (the Gumbel-max trick).
+    Temperature 0 is greedy; its log-probs are those at temperature 1. Keeping the chosen log-probs here instead of
+    all logits keeps memory independent of the vocabulary.
+    """
+
+    def __init__(self, jobs: list[Job], device: torch.device, progress: Callable[[], None]) -> None:
+        self._progress = progress
+        self._generators = [torch.Generator(device=device).manual_seed(job.seed) for job in jobs]
+        temperatures = torch.tensor([[job.rules.temperature] for job in jobs], device=device)
+        self._greedy = temperatures == 0
+        self._temperatures = torch.where(self._greedy, torch.ones_like(temperatures), temperatures)
+        self.logprobs: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._progress()
+        scaled = scores.float() / self._temperatures
+        noise = torch.empty_like(scaled)
+        for row, generator in zip(noise, self._generators, strict=True):
+            row.exponential_(generator=generator)
+        drawn = torch.where(self._greedy, scaled, scaled - noise.log())
+        chosen = drawn.argmax(dim=-1, keepdim=True)
+        self.logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1))
+        return drawn
+
+
+def pick_device(wanted: str) -> torch.device:
+    """`auto` is the first CUDA device if there is one."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(wanted)
+
+
+def _batch_key(job: Job) -> tuple[int, tuple[int, ...]]:
+    return (job.rules.max_new_tokens, job.rules.stop_token_ids)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
