@@ -200,7 +200,10 @@ class ChildChannel:
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(os.environ[SOCKET_VARIABLE])
+        try:
+            self._socket.connect(os.environ[SOCKET_VARIABLE])
+        except (FileNotFoundError, ConnectionRefusedError):
+            sys.exit("the node that started this process is gone")
         self._commands: queue.Queue[bytes] = queue.Queue(maxsize=4)
         self._last_progress = 0.0
         threading.Thread(target=self._read, name="parent", daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import Protocol
 
 import aiohttp
 from aiohttp import web
@@ -37,6 +38,14 @@ class Busy(PeerUnreachable):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Peer(Protocol):
+    """Whoever can be asked over HTTP: once (PeerClient), or until it answers (node/link.py)."""
+
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes: ...
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes: ...
 
 
 class PeerClient:
@@ -113,7 +122,7 @@ def binary(body: bytes) -> web.Response:
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse another protocol with 426, and answer a peer's faults with 4xx instead of a stack trace."""
     spoken = request.headers.get(PROTOCOL_HEADER)
-    if request.path.startswith("/v1/") and spoken != str(PROTOCOL):
+    if request.path != "/v1/status" and spoken != str(PROTOCOL):
         return web.Response(status=426, text=_upgrade_line(spoken))
     try:
         return await handler(request)

@@ -48,7 +48,7 @@ class SampleSpec(Message, frozen=True):
     """One sample of a group: its place and the seed of its randomness."""
 
     index: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Lease(Message, frozen=True):

@@ -12,7 +12,7 @@ from aiohttp import web
 from swarm.broadcast.manifest import ChunkTable, Head, Layout, chunk_spans, open_head, open_layout, open_table
 from swarm.broadcast.store import Published, PublishedVersions, WeightMap, read_chunk
 from swarm.errors import ProtocolError
-from swarm.http import PeerClient, binary
+from swarm.http import Peer, binary
 from swarm.signing import SigningKey
 from swarm.types import VersionId
 from swarm.wire import Digest
@@ -97,7 +97,7 @@ class BroadcastService:
 class Fetcher:
     """A sampler's side: newest head, layout once, then the chunks of a version into the weight map."""
 
-    def __init__(self, peer: PeerClient, learner_key: bytes) -> None:
+    def __init__(self, peer: Peer, learner_key: bytes) -> None:
         self._peer = peer
         self._learner_key = learner_key
         self._pool = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec")
@@ -132,9 +132,12 @@ class Fetcher:
                 data = await self._peer.get(path, cap_bytes=table.chunk_bytes, timeout_s=FETCH_S)
                 await asyncio.to_thread(into.store, table, index, data)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(CHUNKS_IN_FLIGHT):
-                group.create_task(fetch_from_list())
+        tasks = [asyncio.create_task(fetch_from_list()) for _ in range(CHUNKS_IN_FLIGHT)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def apply(self, head: Head, table: ChunkTable, into: WeightMap) -> None:
         """Decode what was fetched over the map, off the event loop."""

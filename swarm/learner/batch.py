@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.learner.messages import TrainGroup, TrainRollout
+from swarm.learner.messages import TrainGroup
 from swarm.learner.objective import group_advantages
 
 
@@ -65,12 +65,17 @@ def collate(groups: Sequence[TrainGroup], device: torch.device) -> Batch:
     )
 
 
+def has_variance(group: TrainGroup) -> bool:
+    """False if every rollout got the same reward: such a group teaches nothing and is left out of the step."""
+    return len({rollout.reward for rollout in group.rollouts}) > 1
+
+
 def reward_figures(groups: Sequence[TrainGroup]) -> dict[str, float]:
     """The batch's figures that need no model, by TRL's names."""
     rewards = torch.tensor([[r.reward for r in group.rollouts] for group in groups])
     spread = rewards.std(dim=1, correction=0)
     lengths = [len(r.loss_mask) for group in groups for r in group.rollouts]
-    ages = [r.staleness for r in _all(groups)]
+    ages = [r.staleness for group in groups for r in group.rollouts]
     return {
         "reward": rewards.mean().item(),
         "reward_std": spread.mean().item(),
@@ -80,7 +85,3 @@ def reward_figures(groups: Sequence[TrainGroup]) -> dict[str, float]:
         "staleness/mean": sum(ages) / len(ages),
         "staleness/max": float(max(ages)),
     }
-
-
-def _all(groups: Sequence[TrainGroup]) -> list[TrainRollout]:
-    return [rollout for group in groups for rollout in group.rollouts]

@@ -11,7 +11,7 @@ import torch
 
 from swarm.broadcast.manifest import TensorSpec
 from swarm.child import ChildChannel
-from swarm.learner.batch import Batch, collate, reward_figures
+from swarm.learner.batch import Batch, collate, has_variance, reward_figures
 from swarm.learner.checkpoint import (
     layout_of,
     load_model,
@@ -73,18 +73,18 @@ class Trainer:
     def step(self, command: Train) -> Trained:
         """One learner step: a few optimiser steps over the batch, or none if no group has any variance."""
         began = time.monotonic()
-        batch = collate(command.groups, self._device)
         figures = reward_figures(command.groups)
+        groups = [group for group in command.groups if has_variance(group)]
         sums = dict.fromkeys(("loss", "entropy", "clip_low", "clip_high", "ratio", "grad_norm", "kl", "kl_tokens"), 0.0)
-        useful = batch.advantages.abs().sum(dim=0) > 0
         self._set_learning_rate(command.step)
-        steps = 0
-        if useful:
+        steps, tokens = 0, 1.0
+        if groups:
+            batch = collate(groups, self._device)
+            tokens = max(1.0, batch.mask.sum().item())
             order = torch.randperm(len(batch.advantages), generator=self._shuffle)
             for places in order.chunk(self._command.minibatches):
                 self._optimizer_step(batch.rows(places.to(self._device)), sums, count_kl=steps == 0)
                 steps += 1
-        tokens = max(1.0, batch.mask.sum().item()) if steps else 1.0
         figures |= {
             "loss": sums["loss"] / max(1, steps),
             "grad_norm": sums["grad_norm"] / max(1, steps),

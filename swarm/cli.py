@@ -1,0 +1,245 @@
+"""The command line. Imports no torch, no numpy: `echo-node --help` answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from swarm.errors import EchoError, UserError
+
+DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
+"""Exit statuses."""
+
+R = TypeVar("R")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Reinforcement-learning post-training of language models: one learner, many cheap samplers.",
+)
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]
+WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
+
+@app.command()
+def lead(
+    model: Annotated[str | None, typer.Option(help="Directory, Hugging Face id, or tiny. Default: tiny.")] = None,
+    task: Annotated[str | None, typer.Option(help="What to learn. Default: copy.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default: 7700; 0 takes any free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
+    max_staleness: Annotated[
+        int | None, typer.Option(help="S: 0 is on-policy, 1 and more overlap. Default: 2.")
+    ] = None,
+    publish_every_steps: Annotated[int | None, typer.Option(help="K, at most S + 1. Default: 1.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Learner steps. Default: 200.")] = None,
+    target: Annotated[float | None, typer.Option(help="Stop at this held-out exact match.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Default: runs/TASK-DATE-TIME.")] = None,
+    reward: Annotated[str | None, typer.Option(help="task, or random as a control.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
+    config: ConfigFile = None,
+    stop_with_stdin: WithStdin = False,
+) -> None:
+    """Lead a swarm: train MODEL on TASK with the rollouts of whoever joins."""
+    from swarm.config import LeadConfig, load_config
+    from swarm.node.learner import LearnerNode
+
+    flags = {
+        "model": model,
+        "task": task,
+        "port": port,
+        "host": host,
+        "max_staleness": max_staleness,
+        "publish_every_steps": publish_every_steps,
+        "steps": steps,
+        "target": target,
+        "run_dir": run_dir,
+        "reward": reward,
+        "seed": seed,
+    }
+    node = LearnerNode(load_config(LeadConfig, config, flags), _say)
+
+    async def work() -> bool:
+        return await _until_signalled(node.run(), stop_with_stdin=stop_with_stdin)
+
+    raise typer.Exit(DONE if _run(work()) else NOT_REACHED)
+
+
+@app.command()
+def join(
+    bootstrap: Annotated[str | None, typer.Option(help="host or host:port of the learner.")] = None,
+    role: Annotated[str | None, typer.Option(help="sampler.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Key and weights. Default: under ~/.local/state.")] = None,
+    port: Annotated[int | None, typer.Option(help="For status on this machine. Default: any free one.")] = None,
+    batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
+    config: ConfigFile = None,
+    stop_with_stdin: WithStdin = False,
+) -> None:
+    """Join a swarm and generate rollouts for its learner."""
+    from swarm.config import JoinConfig, load_config
+    from swarm.node.sampler import SamplerNode
+
+    flags = {
+        "bootstrap": bootstrap,
+        "role": role,
+        "state_dir": state_dir,
+        "port": port,
+        "batch_samples": batch_samples,
+        "device": device,
+    }
+    settings = load_config(JoinConfig, config, flags)
+
+    async def work() -> None:
+        node = SamplerNode(settings, _say)
+        await _until_asked_to_stop(node.run(), node.request_stop, stop_with_stdin=stop_with_stdin)
+
+    _run(work())
+
+
+@app.command()
+def demo(
+    samplers: Annotated[int, typer.Option(min=1, max=16, help="Sampler processes.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Learner steps at most.")] = 200,
+    kill_one: Annotated[bool, typer.Option("--kill-one", help="SIGKILL a sampler half-way.")] = False,
+    reward: Annotated[str, typer.Option(help="task, or random as a control that must not learn.")] = "task",
+    max_staleness: Annotated[int, typer.Option(min=0, help="The bound S.")] = 2,
+    run_dir: Annotated[Path | None, typer.Option(help="Default: runs/demo-DATE-TIME.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A learning swarm on this machine: one learner and a few samplers, with a live view."""
+    from swarm.demo import Demo, DemoOptions
+
+    options = DemoOptions(
+        samplers=samplers,
+        steps=steps,
+        kill_one=kill_one,
+        reward=reward,
+        max_staleness=max_staleness,
+        run_dir=run_dir,
+    )
+    summary = _run(_until_signalled(Demo(options, to_stderr=as_json).run(), stop_with_stdin=False))
+    if as_json:
+        typer.echo(json.dumps(summary))
+    raise typer.Exit(DONE if summary["learned"] else NOT_REACHED)
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Argument(help="host:port or URL of a running node.")],
+    as_json: Json = False,
+) -> None:
+    """What a running node says of itself."""
+    from swarm.dashboard.terminal import status_table
+    from swarm.node.sampler import learner_url
+
+    found = _run(_fetch_status(learner_url(url)))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    from rich.console import Console
+
+    Console().print(status_table(found))
+
+
+def run() -> None:
+    """Run a command; every foreseen fault is one line on stderr and an exit status."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        _fail(str(error), BAD_INPUT)
+    except EchoError as error:
+        _fail(str(error), NOT_REACHED)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"echo-node: {message}", err=True)
+    sys.exit(code)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _run(work: Coroutine[Any, Any, R]) -> R:
+    """Run on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: bool) -> R:
+    """`work`, cancelled by SIGINT, SIGTERM or SIGHUP, so that whatever it started is stopped."""
+    task = asyncio.ensure_future(work)
+    _on_stop(task.cancel, stop_with_stdin=stop_with_stdin)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _until_asked_to_stop(
+    work: Coroutine[Any, Any, None], request_stop: Callable[[], None], *, stop_with_stdin: bool
+) -> None:
+    """`work`, asked politely to end by the first signal and cancelled by the second."""
+    task = asyncio.ensure_future(work)
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        if asked:
+            task.cancel()
+        else:
+            asked = True
+            _say("finishing the running batch and leaving (again to leave at once)")
+            request_stop()
+
+    _on_stop(on_signal, stop_with_stdin=stop_with_stdin)
+    try:
+        await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, action)
+    if stop_with_stdin:
+        # The parent holds the other end; when it is gone, however it went, this node goes too.
+        descriptor = sys.stdin.fileno()
+
+        def on_readable() -> None:
+            if not os.read(descriptor, 4096):
+                loop.remove_reader(descriptor)
+                action()
+
+        loop.add_reader(descriptor, on_readable)
+
+
+async def _fetch_status(base_url: str) -> dict[str, Any]:
+    from swarm.errors import PeerUnreachable
+    from swarm.http import PeerClient
+
+    async with PeerClient(base_url) as peer:
+        try:
+            found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
+        except PeerUnreachable as error:
+            raise UserError(f"no node answers: {error}") from error
+        except ValueError as error:
+            raise UserError(f"{base_url} is not an echo-node") from error
+        return found

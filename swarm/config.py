@@ -1,0 +1,114 @@
+"""What a user may set: pydantic models, read from a TOML file and from flags. Unknown keys are refused."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from swarm.errors import UserError
+
+DEFAULT_PORT = 7700
+
+C = TypeVar("C", bound=BaseModel)
+
+
+class LeadConfig(BaseModel):
+    """One run of a learner. Every field can be set in the TOML file; the ones users change most are flags too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = "tiny"
+    task: str = "copy"
+    reward: Literal["task", "random"] = "task"
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT
+    run_dir: Path | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    device: str = "auto"
+
+    max_staleness: Annotated[int, Field(ge=0, le=1024)] = 2
+    publish_every_steps: Annotated[int, Field(ge=1)] = 1
+    steps: Annotated[int, Field(ge=1)] = 200
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    groups_per_step: Annotated[int, Field(ge=1, le=65_536)] = 32
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 16
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
+    minibatches: Annotated[int, Field(ge=1, le=64)] = 2
+
+    eval_every_steps: Annotated[int, Field(ge=1)] = 10
+    eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100
+    checkpoint_every_steps: Annotated[int, Field(ge=1)] = 50
+    beat_s: Annotated[float, Field(ge=0.2, le=60)] = 5.0
+    lease_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    reward_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    trainer_hang_s: Annotated[float, Field(ge=10)] = 600.0
+
+    @model_validator(mode="after")
+    def _period_fits_bound(self) -> Self:
+        if self.publish_every_steps > self.max_staleness + 1:
+            raise ValueError(
+                f"--publish-every-steps {self.publish_every_steps} is above --max-staleness + 1, which is "
+                f"{self.max_staleness + 1}: the learner would wait for ever for rollouts fresh enough; lower the one "
+                "or raise the other"
+                "or raise the other"
+            )
+        return self
+
+    @property
+    def resolved_learning_rate(self) -> float:
+        """1e-3 suits the embedded model; 1e-6 is the usual rate for post-training a real one."""
+        return self.learning_rate or (1e-3 if self.model == "tiny" else 1e-6)
+
+
+class JoinConfig(BaseModel):
+    """One sampler node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["sampler"] = "sampler"
+    bootstrap: str
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    state_dir: Path | None = None
+    device: str = "auto"
+    batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128
+    engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
+
+
+def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:
+    """A `kind` from the TOML `file`, if any, overridden by the flags that were given. UserError in one line."""
+    values = _read_toml(file) if file else {}
+    values.update({name: value for name, value in flags.items() if value is not None})
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise UserError("; ".join(_explain(kind, fault) for fault in error.errors())) from error
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}") from error
+
+
+def _explain(kind: type[BaseModel], fault: Any) -> str:
+    name = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"unknown setting {name!r}; known ones: {', '.join(kind.model_fields)}"
+    if fault["type"] == "missing":
+        return f"{name} has to be given"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if not name:
+        return message
+    flag = "--" + name.replace("_", "-")
+    return f"{flag} {fault['input']}: {message[0].lower() + message[1:]}"

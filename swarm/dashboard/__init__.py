@@ -1,0 +1,1 @@
+"""What people look at: the live view in a terminal, and pictures of a run."""

@@ -1,0 +1,114 @@
+"""Views of a node's status in a terminal. Pure: a status in, something that rich prints out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+SPARKS = " ▁▂▃▄▅▆▇█"
+
+
+def live_view(status: dict[str, Any], rewards: Sequence[float], width: int) -> RenderableType:
+    """The demo's view of a learner."""
+    figures = Table.grid(padding=(0, 3))
+    for _ in range(4):
+        figures.add_column()
+    pairs = live_figures(status)
+    for left, right in zip(pairs[0::2], pairs[1::2], strict=True):
+        figures.add_row(Text(left[0], style="dim"), left[1], Text(right[0], style="dim"), right[1])
+    bar = ProgressBar(total=status["steps"], completed=status["step"], width=max(20, width - 6))
+    curve = Text("shaped reward  ", style="dim") + Text(sparkline(rewards, max(10, width - 24)), style="green")
+    title = f"echo-node demo · {status['state']}"
+    return Panel(Group(figures, Text(), curve, Text(), bar), title=title, width=width)
+
+
+def live_figures(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of the live view, an even number of them."""
+    metrics = status["metrics"]
+    return [
+        ("step", f"{status['step']} / {status['steps']}"),
+        ("version", status["version"] or "-"),
+        ("shaped reward", _number(metrics.get("reward"))),
+        ("exact match", _number(metrics.get("exact_match"))),
+        ("held-out", _held_out(status)),
+        ("rollouts/s", _number(status["rollouts_per_s"], 0)),
+        ("staleness", _staleness(status)),
+        ("samplers", str(len(status["samplers"]))),
+        ("time to install", _seconds(status["broadcast_s"])),
+        ("train step", _seconds(metrics.get("train_step_s"))),
+    ]
+
+
+def plain_line(status: dict[str, Any]) -> str:
+    """The same in one line, for a pipe or a log."""
+    return "  ".join(f"{name} {value}" for name, value in live_figures(status))
+
+
+def status_table(status: dict[str, Any]) -> RenderableType:
+    """Any node's status: plain values first, then the samplers of a learner."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in status.items():
+        if name not in ("samplers", "metrics", "held_out"):
+            table.add_row(name, _plain(value))
+    for name, value in status.get("metrics", {}).items():
+        table.add_row(name, _plain(value))
+    if status.get("held_out"):
+        table.add_row("held_out", _held_out(status))
+    return Group(table, _samplers(status["samplers"])) if status.get("samplers") else table
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last `width` values in 0..1 as block characters."""
+    return "".join(SPARKS[round(min(1.0, max(0.0, v)) * (len(SPARKS) - 1))] for v in values[-width:])
+
+
+def _samplers(samplers: list[dict[str, Any]]) -> Table:
+    table = Table(title="samplers", title_justify="left")
+    for name in ("node", "installed", "samples", "rollouts/s", "silent", "verdicts"):
+        table.add_column(name)
+    for sampler in samplers:
+        table.add_row(
+            sampler["node"][:12],
+            sampler["installed"] or "-",
+            str(sampler["samples"]),
+            f"{sampler['rollouts_per_s']:.0f}",
+            f"{sampler['silent_s']:.1f} s",
+            _plain(sampler["verdicts"]),
+        )
+    return table
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {name}" for name, count in value.items()) or "none"
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def _held_out(status: dict[str, Any]) -> str:
+    if not status["held_out"]:
+        return "-"
+    last = status["held_out"][-1]
+    return f"{last['exact_match']:.3f} (version {last['version']})"
+
+
+def _staleness(status: dict[str, Any]) -> str:
+    mean = status["metrics"].get("staleness/mean")
+    if mean is None:
+        return "-"
+    return f"{mean:.1f} mean, {status['max_staleness_seen']} max of {status['max_staleness']} allowed"

@@ -1,0 +1,239 @@
+"""`echo-node demo`: real `lead` and `join` processes on this machine, a live view, and a verdict at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from swarm.dashboard.chart import Curve, learning_chart
+from swarm.dashboard.terminal import live_view, plain_line
+from swarm.errors import EchoError, PeerUnreachable
+from swarm.http import PeerClient
+
+POLL_S = 0.25
+PLAIN_LINE_S = 2.0
+START_S = 60.0
+STOP_S = 15.0
+"""After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
+
+BEAT_S = 1.0
+"""Beats on one machine cost nothing, and a killed sampler is noticed in three seconds."""
+
+TARGET = 0.95
+"""Held-out exact match at which the demo stops; 0.9 is what it promises."""
+
+LEARNED = 0.9
+VIEW_WIDTH = 88
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    samplers: int
+    steps: int
+    kill_one: bool
+    reward: str
+    max_staleness: int
+    run_dir: Path | None
+
+
+class Demo:
+    """One demonstration. Lines and view go to stderr when stdout is for JSON."""
+
+    def __init__(self, options: DemoOptions, *, to_stderr: bool) -> None:
+        self._options = options
+        self._console = Console(stderr=to_stderr)
+        self._run_dir = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+        self._logs = self._run_dir.with_name(self._run_dir.name + "-logs")
+        self._nodes: list[asyncio.subprocess.Process] = []
+        self._rewards: list[float] = []
+        self._killed = False
+
+    async def run(self) -> dict[str, Any]:
+        """Run to the end; the summary that --json prints."""
+        began = time.monotonic()
+        self._console.print(f"run directory {self._run_dir}, logs {self._logs}", highlight=False)
+        try:
+            learner = await self._start("learner", *self._lead_arguments())
+            url = await self._learner_url(learner)
+            for number in range(self._options.samplers):
+                state = str(self._logs / f"sampler-{number}")
+                await self._start(f"sampler-{number}", "join", "--bootstrap", url, "--state-dir", state)
+            await self._watch(url, learner)
+        finally:
+            await self._stop_all()
+        return self._finish(time.monotonic() - began)
+
+    def _lead_arguments(self) -> list[str]:
+        options = self._options
+        config = self._logs / "lead.toml"
+        self._logs.mkdir(parents=True)
+        config.write_text(f"beat_s = {BEAT_S}\n")
+        values = {
+            "--config": config,
+            "--port": 0,
+            "--steps": options.steps,
+            "--max-staleness": options.max_staleness,
+            "--reward": options.reward,
+            "--target": TARGET,
+            "--run-dir": self._run_dir,
+        }
+        return ["lead", *(str(part) for pair in values.items() for part in pair)]
+
+    async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
+        with (self._logs / f"{name}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "swarm",
+                *arguments,
+                "--stop-with-stdin",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # Several engines share the cores; more threads each would only wait for one another.
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._nodes.append(process)
+        return process
+
+    async def _learner_url(self, learner: asyncio.subprocess.Process) -> str:
+        """What the learner wrote once it listened."""
+        path = self._run_dir / "node.json"
+        until = time.monotonic() + START_S
+        while not path.exists():
+            if learner.returncode is not None or time.monotonic() > until:
+                raise EchoError(f"the learner did not start: {self._log_tail('learner')}")
+            await asyncio.sleep(0.05)
+        return str(json.loads(path.read_text())["url"])
+
+    async def _watch(self, url: str, learner: asyncio.subprocess.Process) -> None:
+        """Show the run until the learner ends."""
+        terminal = self._console.is_terminal
+        last_line = 0.0
+        with Live(console=self._console, auto_refresh=False) if terminal else nullcontext() as live:
+            async with PeerClient(url) as peer:
+                while learner.returncode is None:
+                    self._check_samplers()
+                    status = await _status(peer)
+                    if status is not None:
+                        self._note(status)
+                        if live is not None:
+                            width = min(VIEW_WIDTH, self._console.width)
+                            live.update(live_view(status, self._rewards, width), refresh=True)
+                        elif time.monotonic() - last_line >= PLAIN_LINE_S:
+                            last_line = time.monotonic()
+                            self._console.print(plain_line(status), highlight=False, soft_wrap=True)
+                    await _sleep_unless_ended(learner, POLL_S)
+        if learner.returncode not in (0, 1):
+            raise EchoError(f"the learner failed: {self._log_tail('learner')}")
+        if not (self._run_dir / "summary.json").exists():
+            raise EchoError(f"the learner ended early: {self._log_tail('learner')}")
+
+    def _check_samplers(self) -> None:
+        """Without any sampler the learner would wait for ever, as it should; a demo should not."""
+        if all(process.returncode is not None for process in self._nodes[1:]):
+            raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
+
+    def _note(self, status: dict[str, Any]) -> None:
+        reward = status["metrics"].get("reward")
+        if reward is not None:
+            self._rewards.append(reward)
+        if self._options.kill_one and not self._killed and self._half_way(status):
+            self._killed = True
+            os.kill(self._nodes[1].pid, signal.SIGKILL)
+            self._console.print(f"killed sampler-0 (SIGKILL) at step {status['step']}", highlight=False)
+
+    def _half_way(self, status: dict[str, Any]) -> bool:
+        """In the middle of learning: half of the steps, or half of the reward, whichever comes first."""
+        return bool(status["step"] >= status["steps"] // 2 or status["metrics"].get("reward", 0.0) >= 0.5)
+
+    async def _stop_all(self) -> None:
+        """No node outlives the demo: asked first, killed after STOP_S."""
+        for process in self._nodes:
+            if process.returncode is None:
+                process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await asyncio.gather(*(process.wait() for process in self._nodes))
+        except (TimeoutError, asyncio.CancelledError):
+            for process in self._nodes:
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.gather(*(process.wait() for process in self._nodes))
+
+    def _finish(self, wall_s: float) -> dict[str, Any]:
+        final = json.loads((self._run_dir / "summary.json").read_text())
+        held_out = final["held_out"]
+        learned = held_out[-1]["exact_match"] >= LEARNED
+        picture = self._draw(held_out)
+        self._console.print(
+            f"held-out exact match {held_out[0]['exact_match']:.3f} -> {held_out[-1]['exact_match']:.3f} "
+            f"in {final['step']} steps and {wall_s:.0f} s; learning curves: {picture}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        verdicts = final["verdicts"]
+        return {
+            "learned": learned,
+            "held_out_before": held_out[0]["exact_match"],
+            "held_out_after": held_out[-1]["exact_match"],
+            "steps": final["step"],
+            "wall_s": round(wall_s, 2),
+            "rollouts_accepted": verdicts.get("accepted", 0),
+            "rollouts_stale": verdicts.get("stale", 0) + final["rollouts_dropped"].get("stale", 0),
+            "versions_published": final["versions_published"],
+            "max_staleness_seen": final["max_staleness_seen"],
+            "max_staleness": final["max_staleness"],
+            "samplers": self._options.samplers,
+            "sampler_killed": self._killed,
+            "run_dir": str(self._run_dir),
+            "picture": str(picture),
+        }
+
+    def _draw(self, held_out: list[dict[str, float]]) -> Path:
+        steps = [json.loads(line) for line in (self._run_dir / "metrics.jsonl").read_text().splitlines()]
+        curves = [
+            Curve(name="shaped reward", color="#1f77b4", points=[(s["step"], s["reward"]) for s in steps]),
+            Curve(name="exact match (sampled)", color="#ff7f0e", points=[(s["step"], s["exact_match"]) for s in steps]),
+            Curve(
+                name="held-out (greedy)",
+                color="#2ca02c",
+                points=[(e["version"], e["exact_match"]) for e in held_out],
+                dots=True,
+            ),
+        ]
+        path = self._run_dir / "learning.svg"
+        path.write_text(learning_chart("copy four digits: a random tiny model learns from its samplers", curves))
+        return path
+
+    def _log_tail(self, name: str) -> str:
+        path = self._logs / f"{name}.log"
+        lines = path.read_text(errors="replace").strip().splitlines()
+        return f"{' | '.join(lines[-2:]) or 'it said nothing'} (log: {path})"
+
+
+async def _status(peer: PeerClient) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=5.0))
+        return found
+    except PeerUnreachable:
+        return None
+
+
+async def _sleep_unless_ended(process: asyncio.subprocess.Process, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(process.wait(), seconds)
+    except TimeoutError:
+        pass

@@ -1,0 +1,1 @@
+"""Composition roots: a node of each role, put together from the shells."""

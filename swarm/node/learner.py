@@ -1,0 +1,342 @@
+"""The learner node: HTTP, the rollout plane and the trainer child, and the loop of learner steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from swarm.broadcast.service import BroadcastService
+from swarm.broadcast.tracker import InstallTracker
+from swarm.config import LeadConfig
+from swarm.errors import UserError
+from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
+from swarm.learner.service import TrainerProcess
+from swarm.node.hello import hello_route
+from swarm.node.http import NodeServer
+from swarm.node.identity import load_or_create_key
+from swarm.node.metrics import RunLog, create_run_directory
+from swarm.rollout.admission import staleness
+from swarm.rollout.api import RolloutService, ScoringFailed
+from swarm.rollout.effects import ScoreWanted
+from swarm.rollout.leases import MISSED_BEATS, Group, sample_seed
+from swarm.rollout.plane import PlaneRules, RolloutPlane
+from swarm.signing import swarm_id_of
+from swarm.tasks import load_task
+from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
+from swarm.types import Prompt, SamplingRules, Score, VersionId
+from swarm.wire import PROTOCOL
+
+STALL_S = 30.0
+"""After this long without a batch the learner says what it waits for."""
+
+
+class LearnerNode:
+    """One run. `say` gets lines for the person at the terminal."""
+
+    def __init__(self, config: LeadConfig, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._say = say
+        self._task = load_task(config.task, config.seed)
+        self._run_dir = config.run_dir or Path("runs") / time.strftime(f"{config.task}-%Y%m%d-%H%M%S")
+        self._state = "starting"
+        self._step = 0
+        self._held_out: list[dict[str, float]] = []
+        self._last: dict[str, Any] = {}
+        self._max_staleness_seen = 0
+        self._versions_published = 0
+        self._tracker = InstallTracker()
+        self._url = ""
+
+    async def run(self) -> bool:
+        """Lead the run to its end; False if a target was set and not reached."""
+        create_run_directory(self._run_dir, self._resolved_config())
+        self._log = RunLog(self._run_dir)
+        key = load_or_create_key(self._run_dir / "identity")
+        self._swarm = swarm_id_of(key.public_bytes)
+        self._broadcast = BroadcastService(self._run_dir / "versions", key)
+        self._rollouts = RolloutService(
+            key=key,
+            emit=self._log.event,
+            on_installed=lambda node, version: self._tracker.installed(node, version, now=time.monotonic()),
+            on_gone=lambda node: self._tracker.gone(node, now=time.monotonic()),
+        )
+        self._trainer = TrainerProcess(self._run_dir, hang_s=self._config.trainer_hang_s)
+        routes = [
+            hello_route(key.public_bytes, self._config.beat_s),
+            *self._broadcast.routes(),
+            *self._rollouts.routes(),
+        ]
+        server = NodeServer(routes, self.status)
+        try:
+            port = await server.start(self._config.host, self._config.port)
+            self._announce(port)
+            return await self._lead()
+        finally:
+            await self._trainer.stop()
+            self._broadcast.close()
+            await server.stop()
+            self._log.event("stopped", state=self._state)
+            self._log.close()
+
+    def status(self) -> dict[str, Any]:
+        """What the node says of itself; the keys are described in docs/protocol.md."""
+        newest = self._broadcast.newest
+        return {
+            "role": "learner",
+            "protocol": PROTOCOL,
+            "swarm": self._swarm,
+            "state": self._state,
+            "run_dir": str(self._run_dir),
+            "url": self._url,
+            "step": self._step,
+            "steps": self._config.steps,
+            "version": str(newest.head.version) if newest else None,
+            "max_staleness": self._config.max_staleness,
+            "max_staleness_seen": self._max_staleness_seen,
+            "versions_published": self._versions_published,
+            "broadcast_s": self._tracker.last_broadcast_s,
+            "held_out": self._held_out,
+            "metrics": self._last,
+            **self._rollouts.status(),
+        }
+
+    # -- the run ---------------------------------------------------------------------------------------------
+
+    async def _lead(self) -> bool:
+        prepared = await self._prepare()
+        rewards = RewardPool(
+            task=self._config.task,
+            seed=self._config.seed,
+            reward=self._config.reward,
+            tokenizer=self._trainer.files_dir / "tokenizer.json",
+            timeout_s=self._config.reward_timeout_s,
+        )
+        watch = asyncio.create_task(self._rollouts.watch_silence())
+        try:
+            self._open_plane(prepared, rewards)
+            await self._publish()
+            await self._steps()
+            return await self._finish()
+        finally:
+            watch.cancel()
+            await asyncio.to_thread(rewards.close)
+
+    async def _prepare(self) -> Prepared:
+        self._say("loading the model")
+        prepared = await self._trainer.prepare(self._config)
+        self._broadcast.set_layout(prepared.layout)
+        self._tokenizer = Tokenizer.from_file(str(self._trainer.files_dir / "tokenizer.json"))
+        self._bos = [] if prepared.bos_token_id is None else [prepared.bos_token_id]
+        self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
+        self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
+        return prepared
+
+    def _open_plane(self, prepared: Prepared, rewards: RewardPool) -> None:
+        config = self._config
+        rules = PlaneRules(
+            swarm=self._swarm,
+            run_seed=config.seed,
+            max_staleness=config.max_staleness,
+            groups_per_step=config.groups_per_step,
+            group_size=config.group_size,
+            rules=SamplingRules(
+                temperature=config.temperature,
+                max_new_tokens=config.max_new_tokens or self._task.max_new_tokens,
+                stop_token_ids=prepared.stop_token_ids,
+            ),
+            vocab_size=prepared.vocab_size,
+            beat_s=config.beat_s,
+            lease_time_limit_s=config.lease_time_limit_s,
+        )
+        self._check_room(rules.rules.max_new_tokens, prepared.context_tokens)
+        plane = RolloutPlane(rules, prompts=lambda i: self._encode(self._task.prompt(i)))
+        self._held_out_prompts = [self._encode(p) for p in self._task.held_out(config.eval_prompts)]
+
+        async def score(wanted: Sequence[ScoreWanted]) -> list[Score]:
+            completions = [
+                Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=_control_seed(config.seed, w))
+                for w in wanted
+            ]
+            try:
+                return await rewards.score(completions)
+            except RewardFailed as error:
+                raise ScoringFailed(str(error)) from error
+
+        self._rollouts.open(plane, score)
+
+    async def _steps(self) -> None:
+        """The loop of learner steps, and held-out evaluations beside it."""
+        self._state = "running"
+        before = asyncio.create_task(self._evaluate())
+        evaluation = before
+        publishing: asyncio.Task[None] | None = None
+        try:
+            for step in range(self._config.steps):
+                batch = await self._wait_for_batch()
+                waited = time.monotonic()
+                trained = await self._trainer.train(step, [_train_group(g, step) for g in batch])
+                self._step = step + 1
+                if publishing is not None:
+                    await publishing
+                    publishing = None
+                if self._step % self._config.publish_every_steps == 0 or self._step == self._config.steps:
+                    await self._trainer.stage()
+                    publishing = asyncio.create_task(self._publish())
+                self._record(batch, step, trained.metrics, time.monotonic() - waited)
+                if self._step % self._config.checkpoint_every_steps == 0:
+                    await self._checkpoint()
+                if evaluation.done():
+                    evaluation.result()
+                    if self._reached():
+                        break
+                    if self._step % self._config.eval_every_steps == 0 and self._step < self._config.steps:
+                        evaluation = asyncio.create_task(self._evaluate())
+            if publishing is not None:
+                await publishing
+            await evaluation
+        finally:
+            for task in (evaluation, publishing):
+                if task is not None:
+                    task.cancel()
+
+    async def _finish(self) -> bool:
+        """Measure the last version, keep it, and tell the samplers that the run is over."""
+        self._state = "finishing"
+        await self._rollouts.end("draining")
+        newest = self._broadcast.newest
+        assert newest is not None
+        if self._step > newest.head.version.version:
+            await self._trainer.stage()
+            await self._publish()
+        if not self._held_out or self._held_out[-1]["version"] < self._step:
+            await self._evaluate()
+        if not (self._run_dir / "checkpoints" / f"step-{self._step:06}").exists():
+            await self._checkpoint()
+        self._write_summary()
+        self._state = "finished"
+        await self._rollouts.end("finished")
+        await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
+        return self._reached() or self._config.target is None
+
+    async def _wait_for_batch(self) -> list[Group]:
+        """The next batch, with a word to the user when it takes long."""
+        waiting = asyncio.create_task(self._rollouts.next_batch())
+        try:
+            while not waiting.done():
+                await asyncio.wait({waiting}, timeout=STALL_S)
+                if not waiting.done():
+                    self._say_stall()
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def _publish(self) -> None:
+        version = VersionId(incarnation=0, version=self._step)
+        await self._broadcast.publish(self._trainer.staging, version)
+        self._versions_published += 1
+        self._tracker.published(version, now=time.monotonic())
+        await self._rollouts.published(version)
+
+    async def _evaluate(self) -> None:
+        newest = self._broadcast.newest
+        assert newest is not None
+        result = await self._rollouts.evaluate(newest.head.version, self._held_out_prompts)
+        exact = sum(score.exact for score in result.scores) / len(result.scores)
+        self._held_out.append({"version": result.version, "exact_match": exact})
+        self._log.event("evaluated", version=result.version, exact_match=exact, prompts=len(result.scores))
+        reward = self._last.get("reward")
+        shown = "" if reward is None else f", reward {reward:.3f}"
+        self._say(f"step {self._step}/{self._config.steps}: held-out exact match {exact:.3f}{shown}")
+
+    async def _checkpoint(self) -> None:
+        directory = self._run_dir / "checkpoints" / f"step-{self._step:06}"
+        await self._trainer.save(directory)
+        self._log.event("checkpoint", directory=str(directory))
+
+    # -- words and figures -----------------------------------------------------------------------------------
+
+    def _announce(self, port: int) -> None:
+        host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host
+        self._url = f"http://{host}:{port}"
+        (self._run_dir / "node.json").write_text(json.dumps({"url": self._url}) + "\n")
+        self._say(f"learner of swarm {self._swarm} at {self._url}, run directory {self._run_dir}")
+        self._say(f"a sampler joins with:  echo-node join --role sampler --bootstrap {host}:{port}")
+        if self._config.host in ("0.0.0.0", "::"):
+            self._say(f"(on other machines with this machine's address instead of {host})")
+
+    def _record(self, batch: list[Group], step: int, metrics: dict[str, float], train_step_s: float) -> None:
+        ages = [staleness(group.oldest_version, step) for group in batch]
+        self._max_staleness_seen = max(self._max_staleness_seen, *ages)
+        scores = [s.score for group in batch for s in group.samples if s.score]
+        self._last = {
+            "step": self._step,
+            "exact_match": sum(score.exact for score in scores) / len(scores),
+            "train_step_s": round(train_step_s, 4),
+            "broadcast_s": self._tracker.last_broadcast_s,
+            "rollouts_per_s": round(self._rollouts.rollouts_per_s(), 1),
+            "samplers": len(self._rollouts.samplers),
+            **metrics,
+        }
+        self._log.metrics({**self._last, "time": round(time.time(), 3)})
+
+    def _write_summary(self) -> None:
+        status = self.status()
+        (self._run_dir / "summary.json").write_text(json.dumps({**status, "state": "finished"}, indent=2) + "\n")
+
+    def _say_stall(self) -> None:
+        counts = self._rollouts.status()
+        line = (
+            f"waiting for rollouts: {len(self._rollouts.samplers)} samplers, {counts['samples_leased']} samples leased"
+        )
+        self._say(line)
+        self._log.event("waiting", samplers=len(self._rollouts.samplers), samples_leased=counts["samples_leased"])
+
+    def _reached(self) -> bool:
+        target = self._config.target
+        return target is not None and bool(self._held_out) and self._held_out[-1]["exact_match"] >= target
+
+    def _resolved_config(self) -> dict[str, Any]:
+        values = self._config.model_dump(mode="json")
+        return {**values, "run_dir": str(self._run_dir), "learning_rate": self._config.resolved_learning_rate}
+
+    def _encode(self, prompt: Prompt) -> Prompt:
+        token_ids = self._bos + self._tokenizer.encode(prompt.text).ids
+        return Prompt(prompt_id=prompt.prompt_id, text=prompt.text, answer=prompt.answer, token_ids=tuple(token_ids))
+
+    def _check_room(self, max_new_tokens: int, context_tokens: int) -> None:
+        longest = max(len(self._encode(p).token_ids) for p in self._task.held_out(1))
+        if longest + max_new_tokens > context_tokens:
+            raise UserError(
+                f"a prompt of {longest} tokens and --max-new-tokens {max_new_tokens} do not fit the model's context of "
+                f"{context_tokens}"
+            )
+
+
+def _train_group(group: Group, step: int) -> TrainGroup:
+    rollouts: list[TrainRollout] = []
+    for sample in group.samples:
+        assert sample.rollout is not None
+        assert sample.score is not None
+        oldest = sample.rollout.oldest
+        assert oldest is not None
+        rollouts.append(
+            TrainRollout(
+                token_ids=sample.rollout.token_ids,
+                logprobs=sample.rollout.logprobs,
+                loss_mask=sample.rollout.loss_mask,
+                reward=sample.score.reward,
+                staleness=staleness(oldest.version, step),
+            )
+        )
+    return TrainGroup(prompt_token_ids=group.prompt.token_ids, rollouts=tuple(rollouts))
+
+
+def _control_seed(run_seed: int, wanted: ScoreWanted) -> int:
+    """A seed for the random control reward that depends on the rollout's name alone."""
+    return sample_seed(run_seed + 1, wanted.group_id, wanted.index)

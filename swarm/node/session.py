@@ -1,0 +1,231 @@
+"""A sampler's work for one learner: the tasks between its weights, its engine and the learner's leases.
+
+    refresh   newest head -> chunks -> weight map -> engine (between two batches)
+    ask       leases, one batch ahead of the engine -> work queue
+    generate  work queue -> engine -> answer queue
+    submit    answer queue -> learner
+    beat      a sign of life every beat_s, and after every install
+
+Order that matters: an apply overwrites the weight map and an install reads it; both happen in `refresh` alone, one
+after the other. Leases are in exactly one of: the work queue, `_running`, the answer queue; what is in the first
+two when the node leaves is handed back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swarm.broadcast.manifest import Head, Layout
+from swarm.broadcast.service import Fetcher
+from swarm.broadcast.store import WeightMap
+from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.http import Gone
+from swarm.node.hello import Hello
+from swarm.node.link import LearnerLink
+from swarm.rollout.client import Answer, RolloutClient, SealedLease
+from swarm.sampler.worker import EngineWorker
+from swarm.types import NodeId, VersionId
+
+ASK_WAIT_S = 10.0
+"""How long the learner may hold a request for leases open."""
+
+DRAIN_S = 10.0
+"""After a request to stop, the running batch gets this long to finish."""
+
+FAREWELL_S = 3.0
+"""Time limit for handing leases back: a node that leaves does not wait for a dead learner."""
+
+REFETCH_S = 1.0
+"""Pause after a version that could not be verified, so that a broken learner is not hammered."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerStatus:
+    """What the node shows of itself, filled in by whoever knows."""
+
+    state: str = "starting"
+    swarm: str | None = None
+    fetched: VersionId | None = None
+    verdicts: Counter[str] = field(default_factory=Counter)
+
+
+class Session:
+    """From the learner's hello to its end, our end, or a fault that only a new session mends."""
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        hello: Hello,
+        link: LearnerLink,
+        engine: EngineWorker,
+        directory: Path,
+        capacity: int,
+        status: SamplerStatus,
+        say: Callable[[str], None],
+    ) -> None:
+        self._engine = engine
+        self._capacity = capacity
+        self._beat_s = hello.beat_s
+        self._status = status
+        self._say = say
+        self._directory = directory
+        self._fetcher = Fetcher(link, hello.learner_key)
+        self._client = RolloutClient(link, node, hello.learner_key)
+        self._layout: Layout | None = None
+        self._map: WeightMap | None = None
+        self._prefetch = asyncio.Semaphore(1)
+        self._work: asyncio.Queue[list[SealedLease]] = asyncio.Queue(maxsize=1)
+        self._running: list[SealedLease] = []
+        self._answers: asyncio.Queue[list[Answer]] = asyncio.Queue(maxsize=2)
+        self._idle = asyncio.Event()
+        self._installed = asyncio.Condition()
+        self._over = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> bool:
+        """Work until the learner says that the run is over (True), or until `stop` is set (False)."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(self._ask())
+                rest = [group.create_task(work()) for work in (self._refresh, self._generate, self._submit, self._beat)]
+                await _first_of(stop, self._over)
+                self._status.state = "leaving"
+                asking.cancel()
+                if not self._over.is_set():
+                    await self._drain()
+                for task in rest:
+                    task.cancel()
+        finally:
+            await self._hand_back(leaving=stop.is_set() or self._over.is_set())
+            self._fetcher.close()
+        return self._over.is_set()
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    async def _refresh(self) -> None:
+        while True:
+            head = await self._fetcher.newer_head(self._engine.installed)
+            if head is None:
+                continue
+            try:
+                await self._take(head)
+            except Gone:
+                # Pruned while it was fetched: the next head is newer.
+                await asyncio.sleep(0)
+            except ProtocolError as fault:
+                self._say(f"version {head.version} could not be verified and is fetched again: {fault}")
+                await asyncio.sleep(REFETCH_S)
+
+    async def _take(self, head: Head) -> None:
+        """Fetch, verify, apply and install one version; the engine goes on with the old one until the last step."""
+        if self._layout is None or self._map is None:
+            self._layout = await self._fetcher.layout(head)
+            self._map = await asyncio.to_thread(WeightMap, self._directory, self._layout)
+            started = await self._engine.load(self._layout)
+            self._say(f"engine: {started.engine} on {started.device} in {started.dtype}")
+        table = await self._fetcher.table(head, self._layout)
+        await self._fetcher.chunks(head, table, self._map)
+        await self._fetcher.apply(head, table, self._map)
+        self._status.fetched = head.version
+        await self._engine.install(head, table, self._map.path)
+        async with self._installed:
+            self._installed.notify_all()
+
+    # -- rollouts --------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        while True:
+            await self._prefetch.acquire()
+            self._work.put_nowait(await self._next_leases())
+
+    async def _next_leases(self) -> list[SealedLease]:
+        while True:
+            held = self._engine.installed
+            if held is None:
+                await self._news(self._beat_s)
+                continue
+            answer = await self._client.ask(held, self._capacity, ASK_WAIT_S)
+            if isinstance(answer, list):
+                self._status.state = "sampling"
+                return answer
+            reason, retry_after_s = answer
+            self._status.state = f"waiting ({reason})"
+            if reason == "finished":
+                self._over.set()
+            if self._engine.installed == held and reason != "paced":
+                await self._news(max(0.05, retry_after_s))
+
+    async def _generate(self) -> None:
+        while True:
+            self._running = await self._work.get()
+            self._idle.clear()
+            self._prefetch.release()
+            answers = await self._engine.generate(self._running)
+            await self._answers.put(answers)
+            self._running = []
+            self._idle.set()
+
+    async def _submit(self) -> None:
+        while True:
+            answers = await self._answers.get()
+            try:
+                verdicts = Counter(v.verdict for v in await self._client.submit(answers))
+            except ProtocolError as fault:
+                self._say(f"the learner does not take these rollouts: {fault}")
+                verdicts = Counter({"malformed": sum(len(a.rollouts) for a in answers)})
+            self._status.verdicts += verdicts
+            self._answers.task_done()
+
+    async def _beat(self) -> None:
+        while True:
+            samples = sum(len(sealed.lease.samples) for sealed in self._running)
+            reply = await self._client.beat(self._engine.installed, samples, self._engine.rollouts_per_s)
+            if reply.finished:
+                self._over.set()
+            await self._news(self._beat_s)
+
+    async def _news(self, patience_s: float) -> None:
+        """Until the next install, or for `patience_s`."""
+        try:
+            async with asyncio.timeout(patience_s), self._installed:
+                await self._installed.wait()
+        except TimeoutError:
+            pass
+
+    # -- leaving ---------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Hand back what has not begun, then let the running batch finish and be submitted."""
+        await self._hand_back(leaving=False, running=False)
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                if self._running:
+                    await self._idle.wait()
+                await self._answers.join()
+        except TimeoutError:
+            self._say(f"the running batch did not finish within {DRAIN_S:g} s; its leases are handed back")
+
+    async def _hand_back(self, *, leaving: bool, running: bool = True) -> None:
+        leases = self._running if running else []
+        while not self._work.empty():
+            leases = leases + self._work.get_nowait()
+        if not leases and not leaving:
+            return
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self._client.release(leases, leaving=leaving)
+        except (TimeoutError, PeerUnreachable, ProtocolError):
+            self._say("the learner could not be told; it will lease this node's samples again after three beats")
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

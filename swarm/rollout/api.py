@@ -1,0 +1,366 @@
+"""The learner's HTTP face of the rollout plane: performs the plane's effects, holds questions open, counts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from swarm.errors import ProtocolError
+from swarm.http import binary, read_body
+from swarm.rollout.client import LEASE_CONTEXT
+from swarm.rollout.effects import (
+    Effect,
+    Evaluated,
+    GenerationFailed,
+    Granted,
+    GroupDropped,
+    Judged,
+    NodeSilent,
+    Refused,
+    ScoreWanted,
+)
+from swarm.rollout.leases import MAX_NODES, Group
+from swarm.rollout.messages import (
+    LEASE_TOKEN_BYTES,
+    Beat,
+    BeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Refusal,
+    Release,
+    RolloutVerdict,
+    Submission,
+    SubmissionReply,
+)
+from swarm.rollout.plane import RolloutPlane
+from swarm.signing import SigningKey, unseal
+from swarm.types import Lease, NodeId, Prompt, Score, VersionId
+from swarm.wire import (
+    CONTROL_BODY_BYTES,
+    ROLLOUT_BODY_BYTES,
+    ROLLOUT_MAX_RATIO,
+    ROLLOUT_UNPACKED_BYTES,
+    decode,
+    decompress,
+    encode,
+)
+
+MAX_WAIT_S = 20.0
+"""Longest time that a request for leases is held open."""
+
+RATE_WINDOW_S = 10.0
+"""Accepted rollouts of the last ten seconds make the rate in `status`: a few steps of a fast run."""
+
+Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[list[Score]]]
+Emit = Callable[..., None]
+
+
+class ScoringFailed(Exception):
+    """Raised by a Scorer whose rewards could not be computed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerStats:
+    """What the learner has seen of one sampler."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    installed: VersionId | None = None
+    samples: int = 0
+    rollouts_per_s: float = 0.0
+    heard_at: float = 0.0
+
+
+class RolloutService:
+    """The plane on an event loop. `scorer` computes rewards, `emit(kind, **fields)` writes an event,
+    `on_installed(node, version)` and `on_gone(node)` tell who holds what."""
+
+    def __init__(
+        self,
+        *,
+        key: SigningKey,
+        emit: Emit,
+        on_installed: Callable[[NodeId, VersionId], None],
+        on_gone: Callable[[NodeId], None],
+    ) -> None:
+        self._key = key
+        self._emit = emit
+        self._on_installed = on_installed
+        self._on_gone = on_gone
+        self._plane: RolloutPlane | None = None
+        self._scorer: Scorer | None = None
+        self._changed = asyncio.Condition()
+        self._scoring: set[asyncio.Task[None]] = set()
+        self._accepted: deque[tuple[float, int]] = deque()
+        self._evaluated: asyncio.Future[Evaluated] | None = None
+        self.samplers: dict[NodeId, SamplerStats] = {}
+        self.verdicts: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.finished = False
+
+    def open(self, plane: RolloutPlane, scorer: Scorer) -> None:
+        """Start answering from `plane`; before this every sampler is told that the learner is starting."""
+        self._plane = plane
+        self._scorer = scorer
+        for node in self.samplers:
+            plane.beat(node, now=time.monotonic())
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/leases", self._post_leases),
+            web.post("/v1/beat", self._post_beat),
+            web.post("/v1/rollouts", self._post_rollouts),
+            web.post("/v1/release", self._post_release),
+        ]
+
+    # -- for the learner's loop ------------------------------------------------------------------------------
+
+    async def published(self, version: VersionId) -> None:
+        self._opened.published(version)
+        await self._notify()
+
+    async def next_batch(self) -> list[Group]:
+        """The next batch as soon as there is one."""
+        plane = self._opened
+        async with self._changed:
+            await self._changed.wait_for(plane.can_take)
+            batch, effects = plane.take()
+        self._perform(effects)
+        await self._notify()
+        return batch
+
+    async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
+        """Held-out prompts answered by samplers that hold `version` or newer."""
+        self._evaluated = asyncio.get_running_loop().create_future()
+        self._opened.evaluate(version, prompts)
+        await self._notify()
+        return await self._evaluated
+
+    async def end(self, reason: Refusal) -> None:
+        self._opened.end(reason)
+        self.finished = reason == "finished"
+        await self._notify()
+
+    async def farewell(self, patience_s: float) -> None:
+        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for."""
+        try:
+            async with asyncio.timeout(patience_s), self._changed:
+                await self._changed.wait_for(lambda: not self.samplers)
+        except TimeoutError:
+            pass
+
+    async def watch_silence(self) -> None:
+        """Take the samples of silent nodes, for ever."""
+        while True:
+            due = self._plane.deadline() if self._plane else None
+            await asyncio.sleep(1.0 if due is None else min(1.0, max(0.05, due - time.monotonic())))
+            if self._plane and (effects := self._plane.tick(now=time.monotonic())):
+                self._perform(effects)
+                await self._notify()
+
+    def rollouts_per_s(self) -> float:
+        """Accepted rollouts per second, lately."""
+        now = time.monotonic()
+        while self._accepted and now - self._accepted[0][0] > RATE_WINDOW_S:
+            self._accepted.popleft()
+        return sum(count for _, count in self._accepted) / RATE_WINDOW_S if self._accepted else 0.0
+
+    def status(self) -> dict[str, Any]:
+        """Samplers, verdicts and sizes for `status`."""
+        now = time.monotonic()
+        return {
+            "rollouts_per_s": round(self.rollouts_per_s(), 1),
+            "verdicts": dict(self.verdicts),
+            "rollouts_dropped": dict(self.dropped),
+            "samplers": [_sampler_status(node, stats, now) for node, stats in self.samplers.items()],
+            **(self._plane.counts() if self._plane else {}),
+        }
+
+    # -- handlers --------------------------------------------------------------------------------------------
+
+    async def _post_leases(self, request: web.Request) -> web.Response:
+        ask = decode(await read_body(request, CONTROL_BODY_BYTES), LeaseRequest, cap_bytes=CONTROL_BODY_BYTES)
+        node = NodeId(ask.node)
+        self._hear(node)
+        if self._plane is None:
+            return _refuse("starting", 1.0)
+        self._installed(node, ask.held)
+        until = time.monotonic() + min(ask.wait_s, MAX_WAIT_S)
+        while True:
+            # A beat may have told of a newer install while this question was held open.
+            held = max(ask.held, self._hear(node).installed or ask.held)
+            (answer,) = self._plane.ask(node, held, ask.capacity, now=time.monotonic())
+            if isinstance(answer, Granted):
+                return binary(encode(LeaseReply(leases=tuple(self._seal(lease) for lease in answer.leases))))
+            assert isinstance(answer, Refused)
+            left = until - time.monotonic()
+            if answer.reason != "paced" or left <= 0:
+                return _refuse(answer.reason, answer.retry_after_s)
+            await self._wait_for_change(left)
+
+    async def _post_beat(self, request: web.Request) -> web.Response:
+        beat = decode(await read_body(request, CONTROL_BODY_BYTES), Beat, cap_bytes=CONTROL_BODY_BYTES)
+        node = NodeId(beat.node)
+        stats = self._hear(node)
+        stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
+        newest = None
+        if self._plane is not None:
+            self._plane.beat(node, now=time.monotonic())
+            newest = self._plane.newest
+            if beat.installed is not None:
+                self._installed(node, beat.installed)
+        return binary(encode(BeatReply(newest=newest, finished=self.finished)))
+
+    async def _post_rollouts(self, request: web.Request) -> web.Response:
+        if self._plane is None:
+            return web.Response(status=503, text="the learner is starting", headers={"Retry-After": "1"})
+        body = await read_body(request, ROLLOUT_BODY_BYTES)
+        if len(body) > CONTROL_BODY_BYTES:
+            submission, leases = await asyncio.to_thread(self._open_submission, body)
+        else:
+            submission, leases = self._open_submission(body)
+        node = NodeId(submission.node)
+        self._hear(node)
+        effects: list[Effect] = []
+        for item, lease in zip(submission.items, leases, strict=True):
+            for rollout in item.rollouts:
+                effects += self._plane.submit(node, lease, rollout, now=time.monotonic())
+        self._perform(effects)
+        await self._notify()
+        judged = [effect for effect in effects if isinstance(effect, Judged)]
+        verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
+        return binary(encode(SubmissionReply(verdicts=verdicts)))
+
+    async def _post_release(self, request: web.Request) -> web.Response:
+        release = decode(await read_body(request, CONTROL_BODY_BYTES), Release, cap_bytes=CONTROL_BODY_BYTES)
+        node = NodeId(release.node)
+        if self._plane is not None:
+            for sample in release.samples:
+                self._plane.release(node, sample.group_id, sample.index, now=time.monotonic())
+            if release.leaving:
+                self._plane.leave(node)
+        if release.leaving and self.samplers.pop(node, None) is not None:
+            self._emit("sampler_left", node=node, samples_released=len(release.samples))
+            self._on_gone(node)
+        await self._notify()
+        return binary(b"")
+
+    def _open_submission(self, body: bytes) -> tuple[Submission, list[Lease]]:
+        """Unpack and check the seals; blocking, for large bodies in a thread."""
+        content = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
+        submission = decode(content, Submission, cap_bytes=ROLLOUT_UNPACKED_BYTES)
+        return submission, [self._unseal(item.lease) for item in submission.items]
+
+    def _unseal(self, token: bytes) -> Lease:
+        body = unseal(LEASE_CONTEXT, token, self._key.public_bytes, cap_bytes=LEASE_TOKEN_BYTES)
+        return decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
+
+    def _seal(self, lease: Lease) -> bytes:
+        return self._key.seal(LEASE_CONTEXT, encode(lease))
+
+    # -- effects ---------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        wanted: list[ScoreWanted] = []
+        accepted = 0
+        for effect in effects:
+            match effect:
+                case Judged():
+                    self._count(effect)
+                    accepted += effect.verdict == "accepted"
+                case ScoreWanted():
+                    wanted.append(effect)
+                case GroupDropped():
+                    self.dropped[effect.reason] += effect.rollouts
+                    self._emit("group_dropped", group=effect.group_id, reason=effect.reason, rollouts=effect.rollouts)
+                case NodeSilent():
+                    self.samplers.pop(effect.node, None)
+                    self._on_gone(effect.node)
+                    self._emit("sampler_silent", node=effect.node, samples_released=effect.samples)
+                case GenerationFailed():
+                    self._emit("generation_failed", node=effect.node, rollout=effect.rollout_id, reason=effect.reason)
+                case Evaluated():
+                    if self._evaluated is not None and not self._evaluated.done():
+                        self._evaluated.set_result(effect)
+                case Granted() | Refused():
+                    raise AssertionError("answers to a question are not effects to perform")
+        if accepted:
+            self._accepted.append((time.monotonic(), accepted))
+        if wanted:
+            task = asyncio.create_task(self._score(wanted))
+            self._scoring.add(task)
+            task.add_done_callback(self._scoring.discard)
+
+    async def _score(self, wanted: list[ScoreWanted]) -> None:
+        assert self._scorer is not None
+        effects: list[Effect] = []
+        try:
+            scores = await self._scorer(wanted)
+            for asked, score in zip(wanted, scores, strict=True):
+                effects += self._opened.scored(asked.group_id, asked.index, score)
+        except ScoringFailed as error:
+            self._emit("reward_failed", reason=str(error), rollouts=len(wanted))
+            for group_id in dict.fromkeys(asked.group_id for asked in wanted):
+                effects += self._opened.unscorable(group_id, "reward_failed")
+        self._perform(effects)
+        await self._notify()
+
+    def _count(self, judged: Judged) -> None:
+        self.verdicts[judged.verdict] += 1
+        self.samplers[judged.node].verdicts[judged.verdict] += 1
+        if judged.verdict == "malformed":
+            self._emit("rollout_malformed", node=judged.node, rollout=judged.rollout_id, detail=judged.detail)
+
+    def _hear(self, node: NodeId) -> SamplerStats:
+        stats = self.samplers.get(node)
+        if stats is None:
+            if len(self.samplers) >= MAX_NODES:
+                raise ProtocolError(f"this learner already knows {MAX_NODES} samplers")
+            stats = self.samplers[node] = SamplerStats()
+            self._emit("sampler_joined", node=node)
+        stats.heard_at = time.monotonic()
+        return stats
+
+    def _installed(self, node: NodeId, version: VersionId) -> None:
+        """Note what a sampler holds; a version that was never published is not believed."""
+        plane = self._opened
+        if plane.newest is None or version > plane.newest:
+            raise ProtocolError(f"version {version} was never published")
+        self.samplers[node].installed = version
+        self._on_installed(node, version)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def _opened(self) -> RolloutPlane:
+        assert self._plane is not None
+        return self._plane
+
+
+def _refuse(reason: Refusal, retry_after_s: float) -> web.Response:
+    return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s)))
+
+
+def _sampler_status(node: NodeId, stats: SamplerStats, now: float) -> dict[str, Any]:
+    return {
+        "node": node,
+        "installed": str(stats.installed) if stats.installed else None,
+        "samples": stats.samples,
+        "rollouts_per_s": round(stats.rollouts_per_s, 1),
+        "silent_s": round(now - stats.heard_at, 1),
+        "verdicts": dict(stats.verdicts),
+    }

@@ -1,0 +1,122 @@
+"""A sampler's calls to the learner: ask for leases, beat, submit, hand back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.errors import ProtocolError
+from swarm.http import Peer
+from swarm.rollout.messages import (
+    LEASE_REPLY_BYTES,
+    LEASE_TOKEN_BYTES,
+    Beat,
+    BeatReply,
+    LeasedRollouts,
+    LeaseReply,
+    LeaseRequest,
+    Refusal,
+    Release,
+    RolloutVerdict,
+    SampleName,
+    Submission,
+    SubmissionReply,
+)
+from swarm.signing import unseal
+from swarm.types import Lease, NodeId, Rollout, VersionId
+from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, compress, decode, encode
+
+LEASE_CONTEXT = "lease"
+
+CALL_S = 30.0
+"""Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s."""
+
+PORTION_BYTES = ROLLOUT_BODY_BYTES - 1024 * 1024
+"""Uncompressed rollouts of one submission: even what does not compress fits the body's cap."""
+
+VERDICTS_BYTES = 1024 * 1024
+"""4,096 verdicts with a line each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedLease:
+    """A lease and the learner's own bytes of it, which go back with the rollouts."""
+
+    lease: Lease
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A lease and the rollouts that answer it."""
+
+    lease: SealedLease
+    rollouts: tuple[Rollout, ...]
+
+
+class RolloutClient:
+    """Calls of one node to one learner. They raise what PeerClient raises."""
+
+    def __init__(self, peer: Peer, node: NodeId, learner_key: bytes) -> None:
+        self._peer = peer
+        self._node = node
+        self._learner_key = learner_key
+
+    async def ask(self, held: VersionId, capacity: int, wait_s: float) -> list[SealedLease] | tuple[Refusal, float]:
+        """Leases for up to `capacity` samples, or a reason and the seconds after which to ask again."""
+        request = LeaseRequest(node=self._node, held=held, capacity=capacity, wait_s=wait_s)
+        data = await self._peer.post(
+            "/v1/leases", encode(request), cap_bytes=LEASE_REPLY_BYTES, timeout_s=wait_s + CALL_S
+        )
+        reply = decode(data, LeaseReply, cap_bytes=LEASE_REPLY_BYTES)
+        if reply.refusal is not None:
+            return reply.refusal, reply.retry_after_s
+        return [self._open(token) for token in reply.leases]
+
+    async def beat(self, installed: VersionId | None, samples: int, rollouts_per_s: float) -> BeatReply:
+        """A sign of life."""
+        beat = Beat(node=self._node, installed=installed, samples=samples, rollouts_per_s=rollouts_per_s)
+        data = await self._peer.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+        return decode(data, BeatReply, cap_bytes=CONTROL_BODY_BYTES)
+
+    async def submit(self, answers: Sequence[Answer]) -> list[RolloutVerdict]:
+        """Hand in rollouts. Idempotent: what was accepted before is answered as a duplicate."""
+        verdicts: list[RolloutVerdict] = []
+        for portion in portions(answers, PORTION_BYTES):
+            verdicts += (await self._submit_portion(portion)).verdicts
+        return verdicts
+
+    async def _submit_portion(self, answers: Sequence[Answer]) -> SubmissionReply:
+        items = tuple(LeasedRollouts(lease=answer.lease.token, rollouts=answer.rollouts) for answer in answers)
+        body = compress(encode(Submission(node=self._node, items=items)))
+        data = await self._peer.post("/v1/rollouts", body, cap_bytes=VERDICTS_BYTES, timeout_s=CALL_S)
+        return decode(data, SubmissionReply, cap_bytes=VERDICTS_BYTES)
+
+    async def release(self, leases: Sequence[SealedLease], *, leaving: bool) -> None:
+        """Hand leases back unfinished."""
+        samples = tuple(
+            SampleName(group_id=held.lease.group_id, index=spec.index) for held in leases for spec in held.lease.samples
+        )
+        release = Release(node=self._node, samples=samples, leaving=leaving)
+        await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
+
+    def _open(self, token: bytes) -> SealedLease:
+        body = unseal(LEASE_CONTEXT, token, self._learner_key, cap_bytes=LEASE_TOKEN_BYTES)
+        lease = decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
+        if lease.node != self._node:
+            raise ProtocolError("the learner gave out a lease of another node")
+        return SealedLease(lease=lease, token=token)
+
+
+def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:
+    """`answers` in order, cut so that each part is at most about `cap_bytes`, or a single answer."""
+    parts: list[list[Answer]] = [[]]
+    size = 0
+    for answer in answers:
+        nbytes = len(answer.lease.token) + sum(9 * rollout.length + 400 for rollout in answer.rollouts)
+        if parts[-1] and size + nbytes > cap_bytes:
+            parts.append([])
+            size = 0
+        parts[-1].append(answer)
+        size += nbytes
+    return parts

@@ -1,0 +1,110 @@
+"""The engine child, as the sampler node uses it: leases in, answers out, versions installed between batches."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from swarm.broadcast.manifest import ChunkTable, Head, Layout
+from swarm.child import Child
+from swarm.rollout.client import Answer, SealedLease
+from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
+from swarm.types import Rollout, VersionId
+
+RATE_SMOOTHING = 0.3
+"""Weight of the newest batch in the measured rate: three batches forget a slow start."""
+
+
+class EngineWorker:
+    """One engine process. `installed` is what it holds, proven by the tensor sums; it only rises (I4)."""
+
+    def __init__(self, directory: Path, *, device: str, hang_s: float) -> None:
+        self._files_dir = directory / "model"
+        self._device = device
+        self._child = Child("engine", "swarm.sampler.engine_child", log=directory / "engine.log", hang_s=hang_s)
+        self.installed: VersionId | None = None
+        self.rollouts_per_s = 0.0
+
+    async def launch(self) -> None:
+        """Start the process; it imports its libraries while the node looks for the learner."""
+        await self._child.start()
+
+    async def load(self, layout: Layout) -> Started:
+        """Build the model that the swarm trains, from the files that came with its layout."""
+        self._files_dir.mkdir(parents=True, exist_ok=True)
+        for file in layout.files:
+            (self._files_dir / file.name).write_bytes(file.content)
+        command = Start(directory=str(self._files_dir), layout=layout, device=self._device)
+        return await self._child.call(command, Started)
+
+    async def install(self, head: Head, table: ChunkTable, weights: Path) -> Installed:
+        """Have the engine copy the weights; waits for the running batch. The file must not change meanwhile."""
+        command = Install(version=head.version, path=str(weights), tensor_sums=table.tensor_sums)
+        done = await self._child.call(command, Installed)
+        assert self.installed is None or head.version > self.installed
+        self.installed = head.version
+        return done
+
+    async def generate(self, leases: list[SealedLease]) -> list[Answer]:
+        """Draw every sample of the leases in one call."""
+        jobs = [
+            Job(
+                prompt_token_ids=sealed.lease.prompt_token_ids,
+                seed=spec.seed,
+                rules=sealed.lease.rules,
+                time_limit_s=sealed.lease.time_limit_s,
+            )
+            for sealed in leases
+            for spec in sealed.lease.samples
+        ]
+        began = time.monotonic()
+        generated = await self._child.call(Generate(jobs=tuple(jobs)), Generated)
+        self._measure(len(jobs), time.monotonic() - began)
+        samples = iter(generated.samples)
+        return [
+            Answer(
+                lease=sealed,
+                rollouts=tuple(
+                    _rollout(sealed.lease.group_id, spec.index, next(samples)) for spec in sealed.lease.samples
+                ),
+            )
+            for sealed in leases
+        ]
+
+    async def restart(self) -> None:
+        """Replace the process; it holds no version until the next install."""
+        await self._child.kill()
+        self.installed = None
+        await self._child.start()
+
+    async def stop(self) -> None:
+        await self._child.stop()
+
+    async def kill(self) -> None:
+        await self._child.kill()
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "engine_pid": self._child.pid,
+            "installed": str(self.installed) if self.installed else None,
+            "rollouts_per_s": round(self.rollouts_per_s, 1),
+        }
+
+    def _measure(self, samples: int, seconds: float) -> None:
+        rate = samples / max(seconds, 1e-6)
+        before = self.rollouts_per_s or rate
+        self.rollouts_per_s = before + RATE_SMOOTHING * (rate - before)
+
+
+def _rollout(group_id: str, index: int, sampled: Sampled) -> Rollout:
+    return Rollout(
+        group_id=group_id,
+        index=index,
+        token_ids=sampled.token_ids,
+        logprobs=sampled.logprobs,
+        loss_mask=b"\1" * (len(sampled.token_ids) // 4),
+        spans=sampled.spans,
+        finish=sampled.finish,
+        reason=sampled.fault[:200],
+    )
