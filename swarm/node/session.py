@@ -146,7 +146,7 @@ class Session:
         while True:
             held = self._engine.installed
             if held is None:
-                await self._news(self._beat_s)
+                await self._news(None, self._beat_s)
                 continue
             answer = await self._client.ask(held, self._capacity, ASK_WAIT_S)
             if isinstance(answer, list):
@@ -156,8 +156,8 @@ class Session:
             self._status.state = f"waiting ({reason})"
             if reason == "finished":
                 self._over.set()
-            if self._engine.installed == held and reason != "paced":
-                await self._news(max(0.05, retry_after_s))
+            if reason != "paced":
+                await self._news(held, max(0.05, retry_after_s))
 
     async def _generate(self) -> None:
         while True:
@@ -183,16 +183,17 @@ class Session:
     async def _beat(self) -> None:
         while True:
             samples = sum(len(sealed.lease.samples) for sealed in self._running)
-            reply = await self._client.beat(self._engine.installed, samples, self._engine.rollouts_per_s)
+            installed = self._engine.installed
+            reply = await self._client.beat(installed, samples, self._engine.rollouts_per_s)
             if reply.finished:
                 self._over.set()
-            await self._news(self._beat_s)
+            await self._news(installed, self._beat_s)
 
-    async def _news(self, patience_s: float) -> None:
-        """Until the next install, or for `patience_s`."""
+    async def _news(self, known: VersionId | None, patience_s: float) -> None:
+        """Until another version than `known` is installed, or for `patience_s`."""
         try:
             async with asyncio.timeout(patience_s), self._installed:
-                await self._installed.wait()
+                await self._installed.wait_for(lambda: self._engine.installed != known)
         except TimeoutError:
             pass
 

@@ -212,8 +212,10 @@ class RolloutService:
         if self._plane is not None:
             self._plane.beat(node, now=time.monotonic())
             newest = self._plane.newest
-            if beat.installed is not None:
+            if beat.installed is not None and beat.installed != stats.installed:
                 self._installed(node, beat.installed)
+                # A question that this node has open may now be answered with leases for the newer version.
+                await self._notify()
         return binary(encode(BeatReply(newest=newest, finished=self.finished)))
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:

@@ -55,11 +55,14 @@ class TransformersEngine:
         config = AutoConfig.from_pretrained(Path(command.directory))
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        # Outside of from_pretrained nothing ties the embeddings, and an untied head would keep random weights.
+        model.tie_weights()
         model.to(device).eval()
         # The model's own defaults (a repetition penalty, say) would bend the distribution that the lease asks for.
         model.generation_config = GenerationConfig()
         if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
+        _check_coverage(model, command.layout)
         self._model, self._layout = model, command.layout
         return Started(engine="transformers", device=str(device), dtype=str(dtype).removeprefix("torch."))
 
@@ -69,16 +72,15 @@ class TransformersEngine:
         began = time.monotonic()
         self._version = None
         flat = torch.from_file(command.path, size=self._layout.total_bytes, dtype=torch.uint8)
-        tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        tensors = self._model.state_dict()
         at = 0
         for spec, expected in zip(self._layout.tensors, command.tensor_sums, strict=True):
             source = flat[at : at + spec.nbytes].view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
-            held = next((tensors[name] for name in (spec.name, *spec.aliases) if name in tensors), None)
-            if held is None or held.shape != source.shape:
-                raise WrongWeights(f"this model has no tensor {spec.name} of shape {spec.shape}")
-            held.copy_(source)
-            if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
-                raise WrongWeights(f"after the install {spec.name} differs from what the learner signed")
+            for name in (spec.name, *spec.aliases):
+                held = tensors[name]
+                held.copy_(source)
+                if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
+                    raise WrongWeights(f"after the install {name} differs from what the learner signed")
             at += spec.nbytes
             progress()
         self._version = command.version
@@ -169,6 +171,17 @@ def pick_device(wanted: str) -> torch.device:
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(wanted)
+
+
+def _check_coverage(model: Any, layout: Layout) -> None:
+    """Every tensor of the model comes in the stream, and nothing else does; WrongWeights names one that differs."""
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    sent = {name: spec.shape for spec in layout.tensors for name in (spec.name, *spec.aliases)}
+    for name in sorted(own.keys() | sent.keys()):
+        if own.get(name) != sent.get(name):
+            raise WrongWeights(
+                f"tensor {name} has shape {own.get(name)} in this model and {sent.get(name)} in the swarm"
+            )
 
 
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...]]:
