@@ -21,7 +21,6 @@ DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
 R = TypeVar("R")
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training of language models: one learner, many cheap samplers.",
@@ -155,7 +154,10 @@ def status(
 def run() -> None:
     """Run a command; every foreseen fault is one line on stderr and an exit status."""
     try:
-        app(standalone_mode=True)
+        arguments = sys.argv[1:] or ["--help"]
+        sys.exit(app(arguments, standalone_mode=False) or DONE)
+    except typer.TyperException as error:
+        _fail(error.format_message(), BAD_INPUT)
     except UserError as error:
         _fail(str(error), BAD_INPUT)
     except EchoError as error:
@@ -232,7 +234,7 @@ def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
 
 
 async def _fetch_status(base_url: str) -> dict[str, Any]:
-    from swarm.errors import PeerUnreachable
+    from swarm.errors import PeerUnreachable, ProtocolError
     from swarm.http import PeerClient
 
     async with PeerClient(base_url) as peer:
@@ -240,6 +242,6 @@ async def _fetch_status(base_url: str) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
         except PeerUnreachable as error:
             raise UserError(f"no node answers: {error}") from error
-        except ValueError as error:
-            raise UserError(f"{base_url} is not an echo-node") from error
+        except (ProtocolError, ValueError) as error:
+            raise UserError(f"{base_url} answers, but it is no echo-node") from error
         return found

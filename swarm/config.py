@@ -57,7 +57,6 @@ class LeadConfig(BaseModel):
                 f"--publish-every-steps {self.publish_every_steps} is above --max-staleness + 1, which is "
                 f"{self.max_staleness + 1}: the learner would wait for ever for rollouts fresh enough; lower the one "
                 "or raise the other"
-                "or raise the other"
             )
         return self
 
@@ -106,7 +105,7 @@ def _explain(kind: type[BaseModel], fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         return f"unknown setting {name!r}; known ones: {', '.join(kind.model_fields)}"
     if fault["type"] == "missing":
-        return f"{name} has to be given"
+        return f"--{name.replace('_', '-')} has to be given"
     message = str(fault["msg"]).removeprefix("Value error, ")
     if not name:
         return message

@@ -142,8 +142,8 @@ class Demo:
             raise EchoError(f"the learner ended early: {self._log_tail('learner')}")
 
     def _check_samplers(self) -> None:
-        """Without any sampler the learner would wait for ever, as it should; a demo should not."""
-        if all(process.returncode is not None for process in self._nodes[1:]):
+        """Without any sampler the learner would wait for ever, as it should; a demo should not. 0 is a farewell."""
+        if all(process.returncode for process in self._nodes[1:]):
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
 
     def _note(self, status: dict[str, Any]) -> None:

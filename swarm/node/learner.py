@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,10 +52,13 @@ class LearnerNode:
         self._max_staleness_seen = 0
         self._versions_published = 0
         self._tracker = InstallTracker()
+        self._rewards: RewardPool | None = None
+        self._keep_run_dir = True
         self._url = ""
 
     async def run(self) -> bool:
         """Lead the run to its end; False if a target was set and not reached."""
+        check_model(self._config.model)
         create_run_directory(self._run_dir, self._resolved_config())
         self._log = RunLog(self._run_dir)
         key = load_or_create_key(self._run_dir / "identity")
@@ -73,16 +77,30 @@ class LearnerNode:
             *self._rollouts.routes(),
         ]
         server = NodeServer(routes, self.status)
+        watch = asyncio.create_task(self._rollouts.watch_silence())
         try:
             port = await server.start(self._config.host, self._config.port)
             self._announce(port)
             return await self._lead()
+        except UserError:
+            # Nothing was trained: leave no run directory that refuses the corrected command.
+            if self._state == "starting":
+                self._keep_run_dir = False
+            raise
         finally:
-            await self._trainer.stop()
-            self._broadcast.close()
+            # The server first: its handlers use everything else.
             await server.stop()
-            self._log.event("stopped", state=self._state)
+            watch.cancel()
+            await self._trainer.stop()
+            if self._rewards is not None:
+                await asyncio.to_thread(self._rewards.close)
+            self._broadcast.close()
+            self._log.event("stopped", state=self._state, step=self._step)
             self._log.close()
+            if self._keep_run_dir:
+                self._say(f"{self._state} at step {self._step}; run directory {self._run_dir}")
+            else:
+                shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def status(self) -> dict[str, Any]:
         """What the node says of itself; the keys are described in docs/protocol.md."""
@@ -110,22 +128,17 @@ class LearnerNode:
 
     async def _lead(self) -> bool:
         prepared = await self._prepare()
-        rewards = RewardPool(
+        self._rewards = RewardPool(
             task=self._config.task,
             seed=self._config.seed,
             reward=self._config.reward,
             tokenizer=self._trainer.files_dir / "tokenizer.json",
             timeout_s=self._config.reward_timeout_s,
         )
-        watch = asyncio.create_task(self._rollouts.watch_silence())
-        try:
-            self._open_plane(prepared, rewards)
-            await self._publish()
-            await self._steps()
-            return await self._finish()
-        finally:
-            watch.cancel()
-            await asyncio.to_thread(rewards.close)
+        self._open_plane(prepared, self._rewards)
+        await self._publish()
+        await self._steps()
+        return await self._finish()
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
@@ -316,6 +329,14 @@ class LearnerNode:
                 f"a prompt of {longest} tokens and --max-new-tokens {max_new_tokens} do not fit the model's context of "
                 f"{context_tokens}"
             )
+
+
+def check_model(name: str) -> None:
+    """UserError for a path that cannot be a model, before anything is started."""
+    path = Path(name)
+    looks_like_path = path.is_dir() or name.startswith((".", "/", "~"))
+    if looks_like_path and not (path / "config.json").is_file():
+        raise UserError(f"{name} has no config.json: give a directory in Hugging Face format, a model id, or tiny")
 
 
 def _train_group(group: Group, step: int) -> TrainGroup:

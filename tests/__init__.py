@@ -1,0 +1,1 @@
+"""Rings of tests: unit, property, simulation, integration, netns, gpu."""

@@ -1,0 +1,248 @@
+"""Small valid values for tests: each function fills in what a test does not care about."""
+
+from __future__ import annotations
+
+import random
+import struct
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from swarm.broadcast.manifest import Dtype, Layout, ModelFile, TensorSpec
+from swarm.broadcast.store import Published, PublishedVersions
+from swarm.rollout.effects import Effect, Granted, Judged, Refused, ScoreWanted
+from swarm.rollout.leases import Group, LeaseTable, Sample
+from swarm.rollout.plane import PlaneRules, RolloutPlane
+from swarm.signing import SigningKey, swarm_id_of
+from swarm.types import (
+    Finish,
+    GroupId,
+    Lease,
+    NodeId,
+    Prompt,
+    Purpose,
+    Rollout,
+    SampleSpec,
+    SamplingRules,
+    Score,
+    Span,
+    SwarmId,
+    Verdict,
+    VersionId,
+)
+
+VOCAB = 14
+STOP = 2
+SWARM = SwarmId("swarm")
+ALICE, BOB = NodeId("alice"), NodeId("bob")
+KEY = SigningKey.from_bytes(bytes(range(32)))
+OTHER_KEY = SigningKey.from_bytes(bytes(range(1, 33)))
+RULES = SamplingRules(temperature=1.0, max_new_tokens=6, stop_token_ids=(STOP,))
+
+
+def v(version: int, incarnation: int = 0) -> VersionId:
+    return VersionId(incarnation=incarnation, version=version)
+
+
+def ints(*values: int) -> bytes:
+    return array("i", values).tobytes()
+
+
+def floats(*values: float) -> bytes:
+    return array("f", values).tobytes()
+
+
+def prompt(number: int = 0) -> Prompt:
+    return Prompt(prompt_id=f"p{number}", text=f"{number}=", answer=str(number), token_ids=(1, 3, 13))
+
+
+def lease(
+    *,
+    group_id: str = "t0",
+    indices: Sequence[int] = (0, 1),
+    min_version: VersionId | None = None,
+    purpose: Purpose = "train",
+    node: str = ALICE,
+    swarm: str = SWARM,
+    rules: SamplingRules = RULES,
+) -> Lease:
+    return Lease(
+        swarm=swarm,
+        node=node,
+        purpose=purpose,
+        group_id=group_id,
+        prompt_token_ids=(1, 3, 13),
+        samples=tuple(SampleSpec(index=i, seed=i) for i in indices),
+        rules=rules,
+        min_version=min_version or v(0),
+        time_limit_s=60.0,
+    )
+
+
+def rollout(
+    *,
+    group_id: str = "t0",
+    index: int = 0,
+    tokens: Sequence[int] = (3, 4, 5, STOP),
+    version: int = 0,
+    spans: Sequence[Span] | None = None,
+    finish: Finish = "stop",
+) -> Rollout:
+    """A well-formed answer under `lease()`."""
+    whole = (Span(version=v(version), start=0, end=len(tokens)),)
+    return Rollout(
+        group_id=group_id,
+        index=index,
+        token_ids=ints(*tokens),
+        logprobs=floats(*(-0.5 for _ in tokens)),
+        loss_mask=b"\1" * len(tokens),
+        spans=whole if spans is None else tuple(spans),
+        finish=finish,
+    )
+
+
+def failed_rollout(*, group_id: str = "t0", index: int = 0, reason: str = "out of memory") -> Rollout:
+    return Rollout(
+        group_id=group_id,
+        index=index,
+        token_ids=b"",
+        logprobs=b"",
+        loss_mask=b"",
+        spans=(),
+        finish="failed",
+        reason=reason,
+    )
+
+
+def ready_group(version: int, order: int, *, samples: int = 1) -> Group:
+    """A group of `version` whose samples are all answered and scored."""
+    group_id = GroupId(f"t{order}")
+    done = [
+        Sample(
+            spec=SampleSpec(index=i, seed=i),
+            rollout=rollout(group_id=group_id, index=i, version=version),
+            score=Score(reward=0.5, exact=False),
+        )
+        for i in range(samples)
+    ]
+    return Group(
+        group_id=group_id,
+        order=order,
+        purpose="train",
+        prompt=prompt(order),
+        rules=RULES,
+        min_version=v(version),
+        samples=done,
+    )
+
+
+def open_group(table: LeaseTable, number: int, *, purpose: Purpose = "train", version: int = 0, size: int = 2) -> Group:
+    return table.open(
+        GroupId(f"t{number}"),
+        order=number,
+        purpose=purpose,
+        prompt=prompt(number),
+        rules=RULES,
+        min_version=v(version),
+        size=size,
+    )
+
+
+def new_plane(*, max_staleness: int = 2, groups: int = 2, size: int = 2, newest: int | None = 0) -> RolloutPlane:
+    """A plane that has published `newest`."""
+    rules = PlaneRules(
+        swarm=SWARM,
+        run_seed=7,
+        max_staleness=max_staleness,
+        groups_per_step=groups,
+        group_size=size,
+        rules=RULES,
+        vocab_size=VOCAB,
+        beat_s=1.0,
+        lease_time_limit_s=60.0,
+    )
+    plane = RolloutPlane(rules, prompts=prompt)
+    if newest is not None:
+        plane.published(v(newest))
+    return plane
+
+
+def ask(plane: RolloutPlane, node: NodeId, held: int, capacity: int, *, now: float = 0.0) -> tuple[Lease, ...]:
+    """The leases that the plane grants; fails if it refuses."""
+    (answer,) = plane.ask(node, v(held), capacity, now=now)
+    assert isinstance(answer, Granted), answer
+    return answer.leases
+
+
+def refusal(plane: RolloutPlane, node: NodeId, held: int, capacity: int = 1, *, now: float = 0.0) -> str:
+    """Why the plane grants nothing; fails if it grants something."""
+    (answer,) = plane.ask(node, v(held), capacity, now=now)
+    assert isinstance(answer, Refused), answer
+    return answer.reason
+
+
+def answers(granted: Sequence[Lease], version: int) -> list[tuple[Lease, Rollout]]:
+    """One good rollout by `version` for each sample of the leases."""
+    return [
+        (one, rollout(group_id=one.group_id, index=spec.index, version=version))
+        for one in granted
+        for spec in one.samples
+    ]
+
+
+def verdict_of(effects: Sequence[Effect]) -> Verdict:
+    (judged,) = [effect for effect in effects if isinstance(effect, Judged)]
+    return judged.verdict
+
+
+def submit_and_score(
+    plane: RolloutPlane, node: NodeId, granted: Sequence[Lease], version: int, *, now: float = 0.0
+) -> list[Effect]:
+    """Answer every sample of the leases and score each answer; what the plane said of it."""
+    effects: list[Effect] = []
+    for one, answer in answers(granted, version):
+        said = plane.submit(node, one, answer, now=now)
+        effects += said
+        for wanted in [effect for effect in said if isinstance(effect, ScoreWanted)]:
+            effects += plane.scored(wanted.group_id, wanted.index, Score(reward=1.0, exact=True))
+    return effects
+
+
+def layout(*tensors: tuple[str, Dtype, tuple[int, ...]], files: Sequence[ModelFile] = ()) -> Layout:
+    specs = tuple(TensorSpec(name=name, dtype=dtype, shape=shape) for name, dtype, shape in tensors)
+    return Layout(tensors=specs, files=tuple(files))
+
+
+MIXED_LAYOUT = layout(
+    ("embed", "BF16", (700, 512)),
+    ("layer.0", "BF16", (300, 1024)),
+    ("scale", "F32", (40_000,)),
+    ("steps", "I64", (3,)),
+)
+"""1.5 MB in three dtypes: several regions of each kind, several chunks."""
+
+
+def weights_of(what: Layout, seed: int) -> bytes:
+    """Weights that compress as real ones do: bf16 exponents repeat, everything else is noise."""
+    draw = random.Random(seed)
+    parts: list[bytes] = []
+    for tensor in what.tensors:
+        if tensor.dtype == "BF16":
+            values = struct.pack(f"<{tensor.nbytes // 2}f", *(draw.gauss(0, 0.02) for _ in range(tensor.nbytes // 2)))
+            parts.append(b"".join(values[at + 2 : at + 4] for at in range(0, len(values), 4)))
+        else:
+            parts.append(draw.randbytes(tensor.nbytes))
+    return b"".join(parts)
+
+
+def publish(directory: Path, what: Layout, weights: bytes, *, version: int = 0) -> Published:
+    """`weights` published by KEY from files under `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    staging = directory / "staging.bin"
+    staging.write_bytes(weights)
+    with ThreadPoolExecutor(2) as pool:
+        return PublishedVersions(directory / "versions", KEY, what).publish(staging, v(version), pool)
+
+
+SWARM_OF_KEY = swarm_id_of(KEY.public_bytes)

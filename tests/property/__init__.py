@@ -1,0 +1,1 @@
+"""Claims about all inputs, tried on drawn ones (hypothesis)."""

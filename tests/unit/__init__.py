@@ -1,0 +1,1 @@
+"""One claim a test, no process but this one, no waiting by the clock."""

@@ -1,0 +1,128 @@
+"""Design section 3 as a test: who may import whom, and what a core may never touch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit.source import Module, modules
+
+CORES = (
+    "swarm.rollout.admission",
+    "swarm.rollout.leases",
+    "swarm.rollout.buffer",
+    "swarm.rollout.plane",
+    "swarm.rollout.effects",
+    "swarm.broadcast.manifest",
+    "swarm.broadcast.tracker",
+)
+DATA = ("swarm.types", "swarm.wire", "swarm.errors", "swarm.signing", "swarm.rollout.messages")
+"""Modules without IO that a core may build on."""
+
+PURE = (*DATA, "swarm.broadcast.codec", "swarm.tasks.base", "swarm.tasks.copy")
+"""What a simulation may use besides cores."""
+
+IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
+PEERS = ("gossip", "broadcast", "rollout", "capacity")
+SHARED = ("types", "wire", "signing", "errors", "http")
+ABOVE = ("swarm.node", "swarm.cli", "swarm.demo", "swarm.__main__")
+
+
+def simulation() -> list[Module]:
+    return [m for name, m in modules().items() if _within(name, "swarm.sim") and name != "swarm.sim.__main__"]
+
+
+def cores() -> list[Module]:
+    return [modules()[name] for name in CORES] + simulation()
+
+
+def _within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def _swarm_modules(module: Module) -> set[str]:
+    """Modules of swarm that `module` imports; an imported name counts as the module that holds it."""
+    known = modules()
+    found = {i if i in known else i.rpartition(".")[0] for i in module.uses("swarm")}
+    return {name for name in found if name != "swarm"}
+
+
+def _random_functions(tree: ast.Module) -> list[str]:
+    """Uses of `random` other than the class Random: they share one hidden state."""
+    found = [
+        f"random.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "random"
+        and node.attr != "Random"
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "random":
+            found += [f"random.{alias.name}" for alias in node.names if alias.name != "Random"]
+    return found
+
+
+def test_every_named_core_exists_so_that_a_rename_cannot_empty_this_test() -> None:
+    assert set(CORES) <= set(modules())
+    assert set(PURE) <= set(modules())
+
+
+def test_a_core_imports_no_io() -> None:
+    assert {core.name: core.uses(*IO) for core in cores() if core.uses(*IO)} == {}
+
+
+def test_a_core_builds_only_on_cores_and_plain_data() -> None:
+    allowed = {*CORES, *DATA}
+    above = {name: _swarm_modules(modules()[name]) - allowed for name in CORES}
+    assert {name: extra for name, extra in above.items() if extra} == {}
+
+
+def test_a_core_uses_no_hidden_random_state() -> None:
+    assert {core.name: _random_functions(core.tree) for core in cores() if _random_functions(core.tree)} == {}
+
+
+def test_the_simulation_imports_cores_and_plain_data_but_no_shell() -> None:
+    allowed = {*CORES, *PURE, *(module.name for module in simulation())}
+    above = {module.name: _swarm_modules(module) - allowed for module in simulation()}
+    assert {name: extra for name, extra in above.items() if extra} == {}
+
+
+@pytest.mark.parametrize("package", PEERS)
+def test_the_four_parts_know_one_another_only_through_shared_modules(package: str) -> None:
+    allowed = (f"swarm.{package}", *(f"swarm.{name}" for name in SHARED))
+    for name, module in modules().items():
+        if _within(name, f"swarm.{package}"):
+            assert [i for i in module.uses("swarm") if not _within(i, *allowed)] == [], name
+
+
+@pytest.mark.parametrize(
+    ("library", "homes"),
+    [
+        ("torch", ("swarm.learner", "swarm.sampler.transformers_engine", "swarm.sampler.vllm_engine")),
+        ("transformers", ("swarm.learner", "swarm.sampler.transformers_engine", "swarm.sampler.vllm_engine")),
+        ("numpy", ("swarm.broadcast.codec",)),
+        ("vllm", ("swarm.sampler.vllm_engine", "swarm.sampler.vllm_worker")),
+    ],
+)
+def test_a_heavy_library_has_its_few_homes(library: str, homes: tuple[str, ...]) -> None:
+    users = [name for name, module in modules().items() if module.uses(library)]
+    assert [name for name in users if not _within(name, *homes)] == []
+    assert users or library == "vllm"
+
+
+def test_only_what_is_above_a_node_imports_it() -> None:
+    for name, module in modules().items():
+        if not _within(name, *ABOVE):
+            assert module.uses(*ABOVE) == [], name
+        if _within(name, "swarm.node"):
+            assert module.uses("swarm.cli", "swarm.demo", "swarm.__main__") == [], name
+
+
+def test_the_command_line_loads_no_heavy_library() -> None:
+    program = "import swarm.cli, sys; sys.exit(repr({'torch', 'numpy', 'transformers'} & set(sys.modules) or 0))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
