@@ -25,13 +25,12 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The model is ready. `bos_token_id` is what a prompt must begin with, if anything."""
+    """The model is ready."""
 
     layout: Layout
     parameters: int
     vocab_size: int
     context_tokens: int
-    bos_token_id: int | None
     stop_token_ids: tuple[int, ...]
     device: str
     dtype: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
@@ -17,11 +17,12 @@ CHARACTERS = "0123456789="
 
 
 def tiny_tokenizer() -> Any:
-    """A fast tokenizer: one token a character. It adds no BOS by itself."""
+    """A fast tokenizer: one token a character, and <bos> before a prompt."""
     words = {word: i for i, word in enumerate((*SPECIAL, *CHARACTERS))}
     core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
+    core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", words["<bos>"])])
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", model_max_length=64
     )

@@ -64,7 +64,6 @@ class Trainer:
             parameters=self._parameters,
             vocab_size=config.vocab_size,
             context_tokens=config.max_position_embeddings,
-            bos_token_id=_bos_token_id(self._tokenizer),
             stop_token_ids=_stop_token_ids(self._model),
             device=str(self._device),
             dtype="float32",
@@ -153,13 +152,6 @@ def _count_mismatch(logprobs: torch.Tensor, part: Batch, sums: dict[str, float])
     log_ratio = logprobs - part.behaviour
     sums["kl"] += float(((log_ratio.exp() - 1 - log_ratio) * same).sum())
     sums["kl_tokens"] += float(same.sum())
-
-
-def _bos_token_id(tokenizer: Any) -> int | None:
-    """What a prompt must begin with: the BOS of a tokenizer that names one and does not add it by itself."""
-    if tokenizer.bos_token_id is None or tokenizer.bos_token_id in tokenizer("0")["input_ids"]:
-        return None
-    return int(tokenizer.bos_token_id) if getattr(tokenizer, "add_bos_token", True) is not False else None
 
 
 def _stop_token_ids(model: Any) -> tuple[int, ...]:

@@ -145,7 +145,6 @@ class LearnerNode:
         prepared = await self._trainer.prepare(self._config)
         self._broadcast.set_layout(prepared.layout)
         self._tokenizer = Tokenizer.from_file(str(self._trainer.files_dir / "tokenizer.json"))
-        self._bos = [] if prepared.bos_token_id is None else [prepared.bos_token_id]
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
         return prepared
@@ -319,7 +318,8 @@ class LearnerNode:
         return {**values, "run_dir": str(self._run_dir), "learning_rate": self._config.resolved_learning_rate}
 
     def _encode(self, prompt: Prompt) -> Prompt:
-        token_ids = self._bos + self._tokenizer.encode(prompt.text).ids
+        """With its token ids; whether a BOS comes first is the tokenizer's own affair."""
+        token_ids = self._tokenizer.encode(prompt.text).ids
         return Prompt(prompt_id=prompt.prompt_id, text=prompt.text, answer=prompt.answer, token_ids=tuple(token_ids))
 
     def _check_room(self, max_new_tokens: int, context_tokens: int) -> None:

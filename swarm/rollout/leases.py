@@ -4,7 +4,7 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
 *answered* (its rollout was accepted and is being scored) or *scored*:
 
     waiting -> leased       grant
-    leased  -> waiting      the node released it, failed it, or was silent for three beats
+    leased  -> waiting      the node released it, failed it, was silent for three beats, or says that it has it not
     leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
     answered -> scored      its reward arrived
 
@@ -15,7 +15,7 @@ accepted. A group whose samples are all scored is complete and leaves the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from swarm.rollout.admission import deadline
@@ -178,6 +178,12 @@ class LeaseTable:
             return False
         self._take_back(group, group.samples[index])
         return True
+
+    def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
+        """Put back what `node` holds here and not in its own words: the grant was lost, or a former life had it."""
+        state = self._nodes[node]
+        for group_id, index in sorted(state.held.difference(holding)):
+            self._take_back(self._groups[group_id], self._groups[group_id].samples[index])
 
     def hear(self, node: NodeId, *, now: float) -> bool:
         """Note a sign of life. False if the table of nodes is full."""

@@ -12,7 +12,7 @@ only opened under the pacing rule and closed ids are remembered in a bounded tab
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from swarm.rollout.admission import is_fresh, judge, may_open
@@ -84,10 +84,24 @@ class RolloutPlane:
 
     # -- what samplers do ------------------------------------------------------------------------------------
 
-    def ask(self, node: NodeId, held: VersionId, capacity: int, *, now: float) -> list[Effect]:
-        """A sampler that has installed `held` can take on `capacity` samples."""
+    def ask(
+        self,
+        node: NodeId,
+        held: VersionId,
+        capacity: int,
+        *,
+        now: float,
+        holding: Collection[tuple[str, int]] | None = None,
+    ) -> list[Effect]:
+        """A sampler that has installed `held` can take on `capacity` samples.
+
+        `holding`, when the question arrives: (group id, index) of all that it has in its hands. What it does not name
+        is put back, or an answer that was lost would stay leased for as long as the sampler lives. None: not said.
+        """
         if not self._table.hear(node, now=now):
             return [Refused(reason="draining", retry_after_s=60.0)]
+        if holding is not None:
+            self._table.keep(node, holding)
         if self._ending == "finished" or (self._ending and not self._round):
             return [Refused(reason=self._ending, retry_after_s=self.rules.beat_s)]
         if self.newest is None:

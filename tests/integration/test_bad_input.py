@@ -1,0 +1,84 @@
+"""Bad input: one clear line on stderr that says what to do next, exit status 2, nothing left behind."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import command
+
+
+def _refused(*arguments: str) -> str:
+    """The one line that the command says before it gives up."""
+    done = command(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("echo-node: ")
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--task", "chess"), "known tasks: copy"),
+        (("--max-staleness", "-1"), "greater than or equal to 0"),
+        (("--max-staleness", "1", "--publish-every-steps", "3"), "lower the one or raise the other"),
+        (("--steps", "many"), "valid integer"),
+        (("--steps", "0"), "greater than or equal to 1"),
+        (("--reward", "money"), "'task' or 'random'"),
+        (("--model", "/"), "no config.json"),
+        (("--model", "./no-such-directory"), "no config.json"),
+        (("--config", "/no/such.toml"), "cannot read the configuration"),
+        (("--unknown", "1"), "No such option"),
+    ],
+)
+def test_lead_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    run_dir = tmp_path / "run"
+    assert words in _refused("lead", "--port", "0", "--run-dir", str(run_dir), *arguments)
+    assert not run_dir.exists()
+
+
+def test_lead_refuses_unknown_keys_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "lead.toml").write_text("max_stalenes = 2\n")
+    line = _refused("lead", "--config", str(tmp_path / "lead.toml"))
+    assert "'max_stalenes'" in line
+    assert "max_staleness" in line
+
+
+def test_lead_refuses_a_port_in_use_and_leaves_no_run_directory(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        line = _refused("lead", "--port", port, "--run-dir", str(tmp_path / "run"))
+    assert f"port {port}" in line
+    assert "--port" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_lead_refuses_the_directory_of_another_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert "choose another --run-dir" in _refused("lead", "--port", "0", "--run-dir", str(tmp_path))
+    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--bootstrap has to be given"),
+        (("--bootstrap", "host:port:x"), "is not an address"),
+        (("--bootstrap", "ftp://host"), "is not an address"),
+        (("--bootstrap", "127.0.0.1", "--role", "king"), "'sampler'"),
+    ],
+)
+def test_join_refuses(arguments: tuple[str, ...], words: str) -> None:
+    assert words in _refused("join", *arguments)
+
+
+def test_status_of_nobody_is_one_line() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        assert "no node answers" in _refused("status", f"127.0.0.1:{port}")

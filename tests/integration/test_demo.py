@@ -1,0 +1,104 @@
+"""The front door: `echo-node demo` as real processes. What it promises is checked on what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from swarm.tasks.copy import CopyTask
+from tests.integration.processes import Node, command, eventually
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A demo in which a sampler is killed half-way; the summary that it prints."""
+    run_dir = tmp_path_factory.mktemp("demo") / "run"
+    done = command("demo", "--kill-one", "--json", "--run-dir", str(run_dir), timeout_s=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return summary
+
+
+def test_it_learns_although_a_sampler_is_killed(learned: dict[str, Any]) -> None:
+    assert learned["sampler_killed"]
+    assert learned["held_out_before"] < 0.1
+    assert learned["held_out_after"] >= 0.9
+    assert learned["steps"] <= 200
+    kinds = [json.loads(line)["kind"] for line in (Path(learned["run_dir"]) / "events.jsonl").read_text().splitlines()]
+    assert "sampler_silent" in kinds
+
+
+def test_the_bound_is_kept_in_every_step(learned: dict[str, Any]) -> None:
+    steps = [json.loads(line) for line in (Path(learned["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == learned["steps"]
+    assert max(step["staleness/max"] for step in steps) == learned["max_staleness_seen"] <= learned["max_staleness"]
+    assert learned["rollouts_accepted"] >= learned["steps"] * 32 * 16
+
+
+def test_engine_and_learner_agree_at_equal_version(learned: dict[str, Any]) -> None:
+    steps = [json.loads(line) for line in (Path(learned["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    distances = [step["mismatch_kl"] for step in steps if "mismatch_kl" in step]
+    assert distances
+    assert max(distances) < 1e-3
+
+
+def test_the_run_directory_holds_a_hugging_face_checkpoint(learned: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    directory = Path(learned["run_dir"]) / "checkpoints" / f"step-{learned['steps']:06}"
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    answers = [_complete(model, tokenizer, prompt.text) for prompt in CopyTask(seed=0).held_out(50)]
+    right = sum(answer == prompt.answer for answer, prompt in zip(answers, CopyTask(seed=0).held_out(50), strict=True))
+    assert right >= 40
+
+
+def _complete(model: Any, tokenizer: Any, text: str) -> str:
+    prompt = tokenizer(text, return_tensors="pt")
+    answer = model.generate(**prompt, do_sample=False, max_new_tokens=6)
+    return str(tokenizer.decode(answer[0, prompt.input_ids.shape[1] :], skip_special_tokens=True))
+
+
+def test_configuration_and_picture_are_kept(learned: dict[str, Any]) -> None:
+    run_dir = Path(learned["run_dir"])
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["max_staleness"] == learned["max_staleness"]
+    assert config["learning_rate"] == 1e-3
+    assert ElementTree.parse(learned["picture"]).getroot().tag.endswith("svg")
+
+
+def test_a_random_reward_does_not_teach(tmp_path: Path) -> None:
+    done = command("demo", "--reward", "random", "--steps", "40", "--json", "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 1, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["held_out_after"] < 0.1
+    assert summary["steps"] == 40
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals) -> None:
+    demo = Node(tmp_path, "demo", "demo", "--run-dir", str(tmp_path / "run"))
+    try:
+        # 4 nodes, a trainer and 3 engines at least.
+        eventually(lambda: len(demo.children()) >= 8, demo, "the swarm is up")
+        started = demo.children()
+        demo.signal(number)
+        assert demo.wait() != 0
+        gone, alive = psutil.wait_procs(started, timeout=60)
+        assert not alive, [process.cmdline() for process in alive]
+        assert len(gone) >= 8
+    finally:
+        demo.end()
+
+
+def test_importing_the_command_line_loads_no_numeric_library() -> None:
+    code = "import swarm.cli, sys; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,131 @@
+"""Learner and samplers as real processes: joining, leaving, dying, coming back."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.processes import (
+    Learner,
+    Node,
+    Swarm,
+    accepted_by,
+    command,
+    eventually,
+    free_port,
+    swarm_in,
+)
+
+ENDLESS = ("--steps", "1000000")
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with swarm_in(tmp_path) as processes:
+        yield processes
+
+
+def _contributes(learner: Learner, samplers: int) -> bool:
+    """At least `samplers` of them have accepted rollouts."""
+    return sum(count > 0 for count in accepted_by(learner.status()).values()) >= samplers
+
+
+def _child(node: Node, module: str) -> psutil.Process:
+    """The process of `node` that runs `module`."""
+    return next(child for child in node.children() if any(module in word for word in child.cmdline()))
+
+
+def test_samplers_join_late_leave_politely_and_outlive_their_learner(swarm: Swarm) -> None:
+    """One life in sequential mode: a second sampler joins, the first leaves, the learner dies, another takes over."""
+    port = str(free_port())
+    first = swarm.join(f"127.0.0.1:{port}", name="first")
+    eventually(lambda: first.says("trying again"), first, "a bootstrap that does not answer is said so")
+
+    learner = swarm.lead("--port", port, "--max-staleness", "0", *ENDLESS)
+    eventually(lambda: _contributes(learner, 1), first, "the first sampler is found and contributes")
+
+    late = swarm.join(f"127.0.0.1:{port}", name="late")
+    eventually(lambda: _contributes(learner, 2), late, "the late sampler catches up and contributes")
+
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    assert [event["kind"] for event in learner.events()].count("sampler_left") == 1
+    assert len(learner.status()["samplers"]) == 1
+    step = learner.status()["step"]
+    eventually(lambda: learner.status()["step"] > step + 2, learner, "training goes on without the first sampler")
+    assert learner.status()["max_staleness_seen"] == 0
+
+    trainer = _child(learner, "swarm.learner.trainer")
+    learner.signal(signal.SIGKILL)
+    learner.wait()
+    assert psutil.wait_procs([trainer], timeout=60)[1] == []
+    eventually(lambda: late.says("cannot be reached"), late, "the loss of the learner is said so")
+
+    second = swarm.lead("--port", port, "--max-staleness", "0", *ENDLESS, name="second")
+    eventually(lambda: _contributes(second, 1), late, "the sampler joins the learner that took the address")
+    assert late.says("another swarm")
+
+
+def test_a_killed_engine_is_replaced(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    sampler = swarm.join(learner.url(), name="sampler")
+    eventually(lambda: _contributes(learner, 1), sampler, "the sampler contributes")
+    _child(sampler, "swarm.sampler.engine_child").kill()
+    eventually(lambda: sampler.says("starting again"), sampler, "the node says that its engine died")
+    before = sum(accepted_by(learner.status()).values())
+    eventually(lambda: sum(accepted_by(learner.status()).values()) > before, sampler, "it contributes again")
+    assert sampler.process.poll() is None
+
+
+def test_a_killed_trainer_ends_the_run_with_one_clear_line(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    sampler = swarm.join(learner.url(), name="sampler")
+    eventually(lambda: learner.status()["step"] > 0, sampler, "training has begun")
+    _child(learner, "swarm.learner.trainer").kill()
+    assert learner.wait() == 1
+    assert "echo-node: the trainer died" in learner.output()
+    assert "Traceback" not in learner.output()
+
+
+def test_a_run_ends_and_says_goodbye(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", "--steps", "6", "--publish-every-steps", "3")
+    sampler = swarm.join(learner.url(), name="sampler")
+    eventually(lambda: learner.status()["step"] > 0, sampler, "training has begun")
+
+    table = command("status", learner.url())
+    assert table.returncode == 0
+    assert "max_staleness" in table.stdout
+
+    assert learner.wait() == 0, learner.output()
+    assert sampler.wait() == 0, sampler.output()
+    assert sampler.says("the run is finished")
+    summary = json.loads((learner.run_dir / "summary.json").read_text())
+    assert summary["step"] == 6
+    assert summary["versions_published"] == 3
+    assert [entry["version"] for entry in summary["held_out"]] == [0, 6]
+    assert not list((learner.run_dir / "checkpoints").glob("*.partial"))
+
+
+def test_a_target_that_is_not_reached_is_exit_status_1(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", "--steps", "2", "--target", "0.9")
+    sampler = swarm.join(learner.url(), name="sampler")
+    assert learner.wait() == 1, learner.output()
+    assert sampler.wait() == 0, sampler.output()
+
+
+def test_a_sampler_says_of_itself_what_it_does(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    sampler = swarm.join(learner.url(), name="sampler")
+    eventually(lambda: _contributes(learner, 1), sampler, "the sampler contributes")
+    address = next(line.rpartition(" ")[2] for line in sampler.output().splitlines() if "echo-node status" in line)
+    done = command("status", address, "--json")
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["role"] == "sampler"
+    assert found["node"] in accepted_by(learner.status())
+    assert found["installed"]
+    assert found["verdicts"]["accepted"] > 0
