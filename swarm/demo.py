@@ -57,6 +57,7 @@ class Demo:
         self._logs = self._run_dir.with_name(self._run_dir.name + "-logs")
         self._nodes: list[asyncio.subprocess.Process] = []
         self._rewards: list[float] = []
+        self._seen_step = 0
         self._killed = False
 
     async def run(self) -> dict[str, Any]:
@@ -147,9 +148,9 @@ class Demo:
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
 
     def _note(self, status: dict[str, Any]) -> None:
-        reward = status["metrics"].get("reward")
-        if reward is not None:
-            self._rewards.append(reward)
+        if status["step"] > self._seen_step:
+            self._seen_step = status["step"]
+            self._rewards.append(status["metrics"]["reward"])
         if self._options.kill_one and not self._killed and self._half_way(status):
             self._killed = True
             os.kill(self._nodes[1].pid, signal.SIGKILL)

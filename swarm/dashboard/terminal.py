@@ -47,7 +47,7 @@ def live_figures(status: dict[str, Any]) -> list[tuple[str, str]]:
 
 def plain_line(status: dict[str, Any]) -> str:
     """The same in one line, for a pipe or a log."""
-    return "  ".join(f"{name} {value}" for name, value in live_figures(status))
+    return "  ".join([status["state"], *(f"{name} {value}" for name, value in live_figures(status))])
 
 
 def status_table(status: dict[str, Any]) -> RenderableType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -278,7 +279,8 @@ class LearnerNode:
         self._url = f"http://{host}:{port}"
         (self._run_dir / "node.json").write_text(json.dumps({"url": self._url}) + "\n")
         self._say(f"learner of swarm {self._swarm} at {self._url}, run directory {self._run_dir}")
-        self._say(f"a sampler joins with:  echo-node join --role sampler --bootstrap {host}:{port}")
+        command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
+        self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {host}:{port}")
         if self._config.host in ("0.0.0.0", "::"):
             self._say(f"(on other machines with this machine's address instead of {host})")
 

@@ -96,6 +96,7 @@ class RolloutService:
         self._scorer: Scorer | None = None
         self._changed = asyncio.Condition()
         self._scoring: set[asyncio.Task[None]] = set()
+        self._opened_at = 0.0
         self._accepted: deque[tuple[float, int]] = deque()
         self._evaluated: asyncio.Future[Evaluated] | None = None
         self.samplers: dict[NodeId, SamplerStats] = {}
@@ -107,6 +108,7 @@ class RolloutService:
         """Start answering from `plane`; before this every sampler is told that the learner is starting."""
         self._plane = plane
         self._scorer = scorer
+        self._opened_at = time.monotonic()
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
 
@@ -168,7 +170,11 @@ class RolloutService:
         now = time.monotonic()
         while self._accepted and now - self._accepted[0][0] > RATE_WINDOW_S:
             self._accepted.popleft()
-        return sum(count for _, count in self._accepted) / RATE_WINDOW_S if self._accepted else 0.0
+        if not self._accepted:
+            return 0.0
+        # Young runs have not filled the window yet; a second is the least that gives a rate.
+        window_s = max(1.0, min(RATE_WINDOW_S, now - self._opened_at))
+        return sum(count for _, count in self._accepted) / window_s
 
     def status(self) -> dict[str, Any]:
         """Samplers, verdicts and sizes for `status`."""
