@@ -81,10 +81,6 @@ class Child:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
     async def start(self) -> None:
         """Start the process and wait until it has connected. ChildFailed with the log's tail if it does not."""
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:

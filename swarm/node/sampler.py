@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -107,12 +109,14 @@ class SamplerNode:
                 if self._stop.is_set():
                     return False
                 launch.result()
+                directory = self._state.path / f"swarm-{hello.swarm}"
+                await asyncio.to_thread(_remove_other_swarms, directory)
                 session = Session(
                     node=self._node,
                     hello=hello,
                     link=link,
                     engine=engine,
-                    directory=self._state.path / f"swarm-{hello.swarm}",
+                    directory=directory,
                     capacity=self._config.batch_samples,
                     status=self._status,
                     say=self._say,
@@ -133,6 +137,13 @@ class SamplerNode:
         finally:
             task.cancel()
             stop.cancel()
+
+
+def _remove_other_swarms(directory: Path) -> None:
+    """Weights of swarms that this node has left: gigabytes that nobody will read again."""
+    for old in directory.parent.glob("swarm-*"):
+        if old != directory:
+            shutil.rmtree(old)
 
 
 def learner_url(bootstrap: str) -> str:

@@ -72,17 +72,8 @@ class EngineWorker:
             for sealed in leases
         ]
 
-    async def restart(self) -> None:
-        """Replace the process; it holds no version until the next install."""
-        await self._child.kill()
-        self.installed = None
-        await self._child.start()
-
     async def stop(self) -> None:
         await self._child.stop()
-
-    async def kill(self) -> None:
-        await self._child.kill()
 
     def status(self) -> dict[str, Any]:
         return {

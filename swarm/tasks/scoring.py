@@ -26,6 +26,10 @@ MAX_PENDING = 256
 """Scoring calls under way at once; a call is one POST of rollouts, so this is far above what is leased."""
 
 
+QUEUE_S = 60.0
+"""A call that no process has begun after this long fails too: pebble's limit counts from the beginning."""
+
+
 class RewardFailed(EchoError):
     """A reward function raised, returned no number, or took too long."""
 
@@ -60,7 +64,7 @@ class RewardPool:
         async with self._room:
             future: Future[list[Score]] = self._pool.schedule(_score, args=(completions,), timeout=self._timeout_s)
             try:
-                scores = await asyncio.wrap_future(future)
+                scores = await asyncio.wait_for(asyncio.wrap_future(future), self._timeout_s + QUEUE_S)
             except TimeoutError as error:
                 raise RewardFailed(f"no reward within {self._timeout_s:g} s") from error
             except ProcessExpired as error:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from swarm.tasks.copy import CopyTask
-from tests.integration.processes import Node, command, eventually
+from tests.integration.processes import Node, command, eventually, swarm_in
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,16 @@ def test_the_run_directory_holds_a_hugging_face_checkpoint(learned: dict[str, An
     answers = [_complete(model, tokenizer, prompt.text) for prompt in CopyTask(seed=0).held_out(50)]
     right = sum(answer == prompt.answer for answer, prompt in zip(answers, CopyTask(seed=0).held_out(50), strict=True))
     assert right >= 40
+
+
+def test_a_checkpoint_is_a_model_to_lead_with(learned: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = Path(learned["run_dir"]) / "checkpoints" / f"step-{learned['steps']:06}"
+    with swarm_in(tmp_path) as swarm:
+        learner = swarm.lead("--model", str(checkpoint), "--port", "0", "--steps", "1")
+        swarm.join(learner.url(), name="sampler")
+        assert learner.wait() == 0, learner.output()
+        summary = json.loads((learner.run_dir / "summary.json").read_text())
+    assert summary["held_out"][0]["exact_match"] >= 0.8
 
 
 def _complete(model: Any, tokenizer: Any, text: str) -> str:
