@@ -303,8 +303,11 @@ class RolloutPlane:
         if group is None:
             known = rollout.group_id in self._closed
             return ("duplicate", "this group is closed") if known else ("stale", "this group is long gone")
-        if group.samples[rollout.index].rollout is not None:
+        sample = group.samples[rollout.index]
+        if sample.rollout is not None:
             return "duplicate", "this sample is answered"
+        if rollout.finish == "failed" and sample.node != node:
+            return "duplicate", "this node does not hold this sample any more"
         return verdict, detail
 
     def _failed(self, node: NodeId, group: Group, rollout: Rollout) -> list[Effect]:
