@@ -145,7 +145,12 @@ class LearnerNode:
         self._say("loading the model")
         prepared = await self._trainer.prepare(self._config)
         self._broadcast.set_layout(prepared.layout)
-        self._tokenizer = Tokenizer.from_file(str(self._trainer.files_dir / "tokenizer.json"))
+        tokenizer = self._trainer.files_dir / "tokenizer.json"
+        if not tokenizer.is_file():
+            raise UserError(
+                f"the model {self._config.model!r} has no tokenizer.json: save its fast tokenizer beside it"
+            )
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
         return prepared

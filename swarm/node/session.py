@@ -23,7 +23,6 @@ from swarm.broadcast.manifest import Head, Layout
 from swarm.broadcast.service import Fetcher
 from swarm.broadcast.store import WeightMap
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.http import Gone
 from swarm.node.hello import Hello
 from swarm.node.link import LearnerLink
 from swarm.rollout.client import Answer, RolloutClient, SealedLease
@@ -40,7 +39,7 @@ FAREWELL_S = 3.0
 """Time limit for handing leases back: a node that leaves does not wait for a dead learner."""
 
 REFETCH_S = 1.0
-"""Pause after a version that could not be verified, so that a broken learner is not hammered."""
+"""Pause after a version that could not be taken, so that a broken learner is not hammered."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,11 +112,9 @@ class Session:
                 continue
             try:
                 await self._take(head)
-            except Gone:
-                # Pruned while it was fetched: the next head is newer.
-                await asyncio.sleep(0)
             except ProtocolError as fault:
-                self._say(f"version {head.version} could not be verified and is fetched again: {fault}")
+                # Altered on the way, or pruned while it was fetched; either way the newest head is asked for again.
+                self._say(f"version {head.version} was not taken and the newest is fetched again: {fault}")
                 await asyncio.sleep(REFETCH_S)
 
     async def _take(self, head: Head) -> None:

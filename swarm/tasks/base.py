@@ -29,7 +29,7 @@ class Task(Protocol):
         ...
 
     def held_out(self, count: int) -> list[Prompt]:
-        """`count` prompts that `prompt` never gives."""
+        """Up to `count` prompts that `prompt` never gives: all there are, if there are fewer."""
         ...
 
     def score(self, prompt: Prompt, completion: str) -> Score:

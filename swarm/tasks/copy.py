@@ -34,7 +34,8 @@ class CopyTask:
 
     def held_out(self, count: int) -> list[Prompt]:
         numbers = [n for i in range(10**DIGITS) if is_held_out(n := f"{i:0{DIGITS}}")]
-        return [_prompt(n) for n in random.Random(f"held out/{self._seed}").sample(numbers, count)]
+        random.Random(f"held out/{self._seed}").shuffle(numbers)
+        return [_prompt(n) for n in numbers[:count]]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         right = sum(a == b for a, b in zip(completion, prompt.answer, strict=False))
