@@ -1,0 +1,72 @@
+"""`python -m swarm.sim`: one run by its seed, or many seeds over random scenarios.
+
+    python -m swarm.sim --seed 7 --scenario churn    one run and its figures; --trace prints every event
+    python -m swarm.sim --seeds 1000                 random scenarios of seeds 0..999, up to the first that fails
+
+A breach is printed with the command that replays it, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from swarm.sim.checkers import InvariantBreach
+from swarm.sim.cluster import Cluster
+from swarm.sim.scenario import NAMED, RANDOM, scenario_named
+
+REPORT_EVERY_SEEDS = 100
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m swarm.sim", description="the swarm on a virtual clock")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, metavar="N", help="run this seed")
+    which.add_argument("--seeds", type=int, metavar="N", help="run the random scenarios of seeds 0..N-1")
+    parser.add_argument("--scenario", default=RANDOM, choices=(RANDOM, *NAMED), help="what to simulate")
+    parser.add_argument("--trace", action="store_true", help="print every event")
+    arguments = parser.parse_args()
+    try:
+        if arguments.seed is not None:
+            run_one(arguments.seed, arguments.scenario, trace=arguments.trace)
+        else:
+            run_many(arguments.seeds)
+    except InvariantBreach as breach:
+        print(breach)
+        return 1
+    return 0
+
+
+def run_one(seed: int, name: str, *, trace: bool) -> None:
+    """Run one seed and print its figures."""
+    cluster = Cluster(scenario_named(name, seed), seed, tell=print if trace else None)
+    figures = cluster.run()
+    accepted = figures.trained + sum(figures.dropped.values())
+    print(f"scenario            {name}")
+    print(f"steps               {figures.steps}")
+    print(f"virtual seconds     {cluster.world.now:.1f}")
+    print(f"events              {cluster.world.events}")
+    print(f"learner idle share  {figures.idle_share:.4f}")
+    print(f"mean staleness      {figures.staleness_sum / max(1, figures.trained):.3f}")
+    print(f"max staleness       {figures.staleness_max}")
+    print(f"evaluations         {figures.evaluations}")
+    for verdict, count in sorted(figures.verdicts.items()):
+        print(f"verdict {verdict:<11} {count}")
+    for reason, count in sorted(figures.dropped.items()):
+        print(f"discarded, {reason:<17} {count / max(1, accepted):.4f}")
+    print(f"trace digest        {cluster.world.trace_digest()}")
+
+
+def run_many(seeds: int) -> None:
+    """Run the random scenarios of the seeds; the first breach ends it."""
+    events = 0
+    for seed in range(seeds):
+        cluster = Cluster(scenario_named(RANDOM, seed), seed)
+        cluster.run()
+        events += cluster.world.events
+        if (seed + 1) % REPORT_EVERY_SEEDS == 0 or seed + 1 == seeds:
+            print(f"{seed + 1} seeds, {events} events, no breach", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,405 @@
+"""The rollout plane under watch: every call is passed on, kept account of, and its outcome checked.
+
+Theory of operation. `WatchedPlane` has the plane's methods. It keeps books of its own, from what goes in and what
+comes out and never from the plane's tables or predicates, so that a mistake in those cannot hide itself:
+
+    Entry     one open or ready group: who holds which sample, which rollouts were accepted, which are scored
+    I1        a taken rollout's spans, read again, are no staler than the bound
+    pacing    when a group is opened, the groups by deadline still fit into the batches to come
+    leases    a sample is held by at most one node; only silence, its own word or an answer takes it away
+    I3        a rollout is accepted once, trained once, and else is in a group that was dropped for a true reason
+    I4        the newest version and what a node holds only rise
+    I5        the plane's sizes are those of the books, and under their caps
+    liveness  there is a step or an evaluation within `stall_s` while a connected sampler lives
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from swarm.rollout.effects import (
+    Effect,
+    Evaluated,
+    GenerationFailed,
+    Granted,
+    GroupDropped,
+    Judged,
+    NodeSilent,
+    Refused,
+    ScoreWanted,
+)
+from swarm.rollout.leases import MISSED_BEATS, Group
+from swarm.rollout.messages import Refusal
+from swarm.rollout.plane import MAX_FAILURES, RolloutPlane
+from swarm.sim.scenario import Scenario
+from swarm.types import Lease, NodeId, Prompt, Purpose, Rollout, Score, VersionId
+
+BATCHES_IN_HAND = 5
+"""Batches of samples that one sampler may hold: queued, running, two answered, one being submitted."""
+
+LIVES_IN_TABLE = 2
+"""A sampler that came back may count twice: what its former life held is its own until three beats are missed."""
+
+
+Holding = frozenset[tuple[str, int]]
+"""Samples by group id and index."""
+
+
+class InvariantBreach(Exception):
+    """The swarm did what it must never do. The message says what, when, and how to see it again."""
+
+    def __init__(self, rule: str, what: str, *, scenario: Scenario, seed: int, now: float) -> None:
+        self.rule = rule
+        self.replay = f"python -m swarm.sim --seed {seed} --scenario {scenario.name}"
+        super().__init__(f"{rule}: {what} (seed {seed}, {now:.6f} virtual seconds)\nreplay: {self.replay}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """The books on one group that is open or ready. `born` is the version that it was opened for."""
+
+    purpose: Purpose
+    born: int
+    size: int
+    holders: dict[int, NodeId] = field(default_factory=dict)
+    rollouts: dict[int, Rollout] = field(default_factory=dict)
+    scored: set[int] = field(default_factory=set)
+    failures: Counter[int] = field(default_factory=Counter)
+    unscorable: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return len(self.scored) == self.size
+
+    @property
+    def oldest(self) -> int:
+        """The version of its oldest token, or the opening version while a sample is outstanding."""
+        versions = [oldest_of(rollout) for rollout in self.rollouts.values()]
+        return min(versions if len(versions) == self.size else [*versions, self.born])
+
+
+def oldest_of(rollout: Rollout) -> int:
+    """The version number of the oldest token, from the spans themselves."""
+    return min(span.version.version for span in rollout.spans)
+
+
+class WatchedPlane:
+    """A RolloutPlane whose every call is checked. `now` is the virtual clock."""
+
+    def __init__(self, plane: RolloutPlane, scenario: Scenario, *, seed: int, clock: Callable[[], float]) -> None:
+        self._plane = plane
+        self._scenario = scenario
+        self._seed = seed
+        self._clock = clock
+        self._books: dict[str, Entry] = {}
+        self._closed: set[str] = set()
+        self._trained: set[str] = set()
+        self._heard_at: dict[NodeId, float] = {}
+        self._held: dict[NodeId, VersionId] = {}
+        self._newest: VersionId | None = None
+        self._next_batch = 0
+        self._rounds = 0
+        self._round_open = 0
+        self._accepted = 0
+        self._dropped = 0
+        self._progress_at = 0.0
+
+    @property
+    def next_batch(self) -> int:
+        return self._next_batch
+
+    @property
+    def newest(self) -> VersionId | None:
+        return self._plane.newest
+
+    @property
+    def evaluating(self) -> bool:
+        return self._plane.evaluating
+
+    # -- what samplers do ------------------------------------------------------------------------------------
+
+    def ask(self, node: NodeId, held: VersionId, capacity: int, holding: Holding | None) -> Effect:
+        self._heard_at[node] = self._clock()
+        (answer,) = self._plane.ask(node, held, capacity, now=self._clock(), holding=holding)
+        if holding is not None:
+            self._forget(node, keep=holding)
+        if isinstance(answer, Granted):
+            samples = sum(len(lease.samples) for lease in answer.leases)
+            self._require(0 < samples <= capacity, "leases", f"{samples} samples for a capacity of {capacity}")
+            for lease in answer.leases:
+                self._leased(node, held, lease)
+        return answer
+
+    def beat(self, node: NodeId) -> None:
+        self._heard_at[node] = self._clock()
+        self._plane.beat(node, now=self._clock())
+
+    def submit(self, node: NodeId, lease: Lease, rollout: Rollout) -> list[Effect]:
+        self._heard_at[node] = self._clock()
+        effects = self._plane.submit(node, lease, rollout, now=self._clock())
+        judged = effects[0]
+        assert isinstance(judged, Judged)
+        entry = self._books.get(rollout.group_id)
+        match judged.verdict:
+            case "accepted":
+                self._accept(entry, node, rollout)
+            case "duplicate":
+                self._require(self._is_known(node, rollout), "I3", f"{rollout.rollout_id} is no duplicate")
+                self._let_go(entry, node, rollout.index)
+            case "stale":
+                stale = rollout.finish != "failed" and self._late(oldest_of(rollout))
+                self._require(stale, "I3", f"{rollout.rollout_id} is fresh, yet is called stale")
+                self._let_go(entry, node, rollout.index)
+            case _:
+                self.breach("I3", f"the honest rollout {rollout.rollout_id} is called {judged.verdict}")
+        return self._settled(effects)
+
+    def release(self, node: NodeId, group_id: str, index: int) -> None:
+        self._heard_at[node] = self._clock()
+        self._plane.release(node, group_id, index, now=self._clock())
+        self._let_go(self._books.get(group_id), node, index)
+
+    def leave(self, node: NodeId) -> None:
+        self._plane.leave(node)
+        self._forget(node)
+
+    def tick(self) -> list[Effect]:
+        return self._settled(self._plane.tick(now=self._clock()))
+
+    def deadline(self) -> float | None:
+        return self._plane.deadline()
+
+    # -- what the learner does -------------------------------------------------------------------------------
+
+    def published(self, version: VersionId) -> None:
+        self._plane.published(version)
+
+    def scored(self, group_id: str, index: int, score: Score) -> list[Effect]:
+        entry = self._books.get(group_id)
+        effects = self._plane.scored(group_id, index, score)
+        if entry is not None:
+            entry.scored.add(index)
+            if entry.ready and entry.purpose == "eval":
+                self._close(group_id)
+        return self._settled(effects)
+
+    def unscorable(self, group_id: str, reason: str) -> list[Effect]:
+        entry = self._books.get(group_id)
+        if entry is not None:
+            entry.unscorable = True
+        return self._settled(self._plane.unscorable(group_id, reason))
+
+    def can_take(self) -> bool:
+        return self._plane.can_take()
+
+    def take(self) -> tuple[list[Group], list[Effect]]:
+        due = {name: self._due(e) for name, e in self._books.items() if e.purpose == "train" and e.ready}
+        batch, effects = self._plane.take()
+        size = self._scenario.groups_per_step
+        self._require(len(batch) == size, "I3", f"batch {self._next_batch} has {len(batch)} groups")
+        for group in batch:
+            self._train(group)
+        last = max(due.pop(group.group_id) for group in batch)
+        passed_over = [other for other in due.values() if self._next_batch <= other < last]
+        self._require(not passed_over, "pacing", f"due by {last} was taken before {passed_over[:1]}")
+        self._next_batch += 1
+        self._progress_at = self._clock()
+        return batch, self._settled(effects)
+
+    def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
+        self._plane.evaluate(version, prompts)
+        self._rounds += 1
+        self._round_open = len(prompts)
+        for i in range(len(prompts)):
+            self._books[f"e{self._rounds}-{i}"] = Entry(purpose="eval", born=version.version, size=1)
+
+    def end(self, reason: Refusal) -> None:
+        self._plane.end(reason)
+
+    # -- after every event -----------------------------------------------------------------------------------
+
+    def check(self, held: Sequence[tuple[NodeId, VersionId | None]], *, connected: bool) -> None:
+        """`held`: every live sampler and its installed version; `connected`: no partition stands."""
+        self._check_versions(held)
+        self._check_sizes()
+        if not held or not connected:
+            self._progress_at = self._clock()
+        idle_s = self._clock() - self._progress_at
+        limit_s = self._scenario.stall_s
+        self._require(idle_s <= limit_s, "liveness", f"no step and no evaluation for {limit_s:.0f} s")
+
+    def settle(self) -> None:
+        """At the end: every accepted rollout was trained on, or is accounted for (I3)."""
+        left = sum(len(e.rollouts) for e in self._books.values() if e.purpose == "train")
+        total = len(self._trained) + self._dropped + left
+        self._require(
+            self._accepted == total,
+            "I3",
+            f"{self._accepted} accepted, but {len(self._trained)} trained, {self._dropped} dropped, {left} left",
+        )
+
+    def _check_versions(self, held: Sequence[tuple[NodeId, VersionId | None]]) -> None:
+        newest = self._plane.newest
+        if self._newest is not None:
+            self._require(newest is not None and newest >= self._newest, "I4", f"newest fell to {newest}")
+        self._newest = newest
+        for node, version in held:
+            known = self._held.get(node)
+            if version is not None and version != known:
+                self._require(known is None or version > known, "I4", f"{node} fell from {known} to {version}")
+                self._held[node] = version
+
+    def _check_sizes(self) -> None:
+        scenario, counts = self._scenario, self._plane.counts()
+        ready = sum(entry.ready for entry in self._books.values())
+        leased = sum(len(entry.holders) for entry in self._books.values())
+        books = {"groups_open": len(self._books) - ready, "groups_ready": ready, "samples_leased": leased}
+        for name, count in books.items():
+            self._require(counts[name] == count, "I5", f"the plane has {name} {counts[name]}, the books {count}")
+        in_hand = scenario.samplers * LIVES_IN_TABLE * BATCHES_IN_HAND * scenario.capacity
+        paced = (scenario.max_staleness + 1) * scenario.groups_per_step
+        cap = paced + in_hand + scenario.eval_prompts
+        self._require(len(self._books) <= cap, "I5", f"{len(self._books)} groups are over the cap of {cap}")
+        self._require(leased <= in_hand, "I5", f"{leased} leased samples are over the cap of {in_hand}")
+        self._require(counts["nodes"] <= scenario.samplers, "I5", f"{counts['nodes']} nodes")
+
+    # -- the books -------------------------------------------------------------------------------------------
+
+    def _leased(self, node: NodeId, held: VersionId, lease: Lease) -> None:
+        what = f"{lease.group_id} for {node}"
+        self._require(lease.min_version <= held, "leases", f"{what} needs {lease.min_version}, it holds {held}")
+        entry = self._books.get(lease.group_id)
+        if entry is None:
+            self._require(
+                lease.purpose == "train" and lease.group_id not in self._closed, "leases", f"{what} is closed"
+            )
+            born = lease.min_version.version
+            entry = Entry(purpose="train", born=born, size=self._scenario.group_size)
+            self._books[lease.group_id] = entry
+            self._paced(self._due(entry))
+        if entry.purpose == "train":
+            fresh = not self._late(held.version) and not self._late(entry.oldest)
+            self._require(fresh, "leases", f"{what} could be in no batch from {self._next_batch} on")
+        for spec in lease.samples:
+            free = spec.index not in entry.holders and spec.index not in entry.rollouts
+            self._require(free, "leases", f"sample {spec.index} of {what} is held or answered")
+            entry.holders[spec.index] = node
+
+    def _paced(self, due: int) -> None:
+        """The pacing rule, after a group due by `due` was opened."""
+        n, per_step = self._next_batch, self._scenario.groups_per_step
+        deadlines = [self._due(e) for e in self._books.values() if e.purpose == "train"]
+        self._require(due >= n, "pacing", f"a group due by {due} was opened before batch {n}")
+        for d in range(due, max(deadlines) + 1):
+            count = sum(n <= other <= d for other in deadlines)
+            room = (d - n + 1) * per_step
+            self._require(count <= room, "pacing", f"{count} groups due in {n}..{d}, room for {room}")
+
+    def _accept(self, entry: Entry | None, node: NodeId, rollout: Rollout) -> None:
+        if entry is None:
+            self.breach("I3", f"{rollout.rollout_id} was accepted though its group is closed")
+        if rollout.finish == "failed":
+            self._require(entry.holders.get(rollout.index) == node, "I3", f"{rollout.rollout_id} failed twice over")
+            entry.failures[rollout.index] += 1
+            del entry.holders[rollout.index]
+            return
+        self._require(rollout.index not in entry.rollouts, "I3", f"{rollout.rollout_id} was accepted twice")
+        late = entry.purpose == "train" and self._late(oldest_of(rollout))
+        self._require(not late, "I1", f"{rollout.rollout_id} was accepted though it is stale")
+        entry.holders.pop(rollout.index, None)
+        entry.rollouts[rollout.index] = rollout
+        self._accepted += entry.purpose == "train"
+
+    def _is_known(self, node: NodeId, rollout: Rollout) -> bool:
+        """True if there is an answer already, or if this failure was counted or is no longer the node's to tell."""
+        entry = self._books.get(rollout.group_id)
+        if entry is None:
+            return rollout.group_id in self._closed
+        told = rollout.finish == "failed" and entry.holders.get(rollout.index) != node
+        return told or rollout.index in entry.rollouts
+
+    def _train(self, group: Group) -> None:
+        entry = self._books.get(group.group_id)
+        if entry is None or not entry.ready or entry.purpose != "train":
+            self.breach("I3", f"{group.group_id} is in batch {self._next_batch} but is not ready")
+        for sample in group.samples:
+            rollout = sample.rollout
+            if rollout is None or rollout is not entry.rollouts.get(sample.spec.index):
+                self.breach("I3", f"sample {sample.spec.index} of {group.group_id} is not what was accepted")
+            age = self._next_batch - oldest_of(rollout)
+            bound = self._scenario.max_staleness
+            self._require(age <= bound, "I1", f"{rollout.rollout_id} in batch {self._next_batch} has staleness {age}")
+            self._require(rollout.rollout_id not in self._trained, "I3", f"{rollout.rollout_id} was trained twice")
+            self._trained.add(rollout.rollout_id)
+        self._close(group.group_id)
+
+    def _settled(self, effects: list[Effect]) -> list[Effect]:
+        """Enter effects into the books."""
+        for effect in effects:
+            match effect:
+                case GroupDropped():
+                    self._drop(effect)
+                case NodeSilent():
+                    silent_s = self._clock() - self._heard_at[effect.node]
+                    due = silent_s >= MISSED_BEATS * self._scenario.beat_s
+                    self._require(due, "leases", f"{effect.node} was called silent after {silent_s:.3f} s")
+                    lost = self._forget(effect.node)
+                    self._require(lost == effect.samples, "leases", f"{effect.node} lost {effect.samples}, not {lost}")
+                case Evaluated():
+                    complete = len(effect.scores) == self._round_open
+                    closed = all(entry.purpose == "train" for entry in self._books.values())
+                    self._require(complete and closed, "I3", "an evaluation ended before its prompts were answered")
+                    self._progress_at = self._clock()
+                case Granted() | Refused() | Judged() | ScoreWanted() | GenerationFailed():
+                    pass
+        return effects
+
+    def _drop(self, effect: GroupDropped) -> None:
+        entry = self._books.get(effect.group_id)
+        if entry is None:
+            self.breach("I3", f"{effect.group_id} was dropped but is not in the plane")
+        true_reason = {
+            "stale": entry.purpose == "train" and self._late(entry.oldest),
+            "generation_failed": max(entry.failures.values(), default=0) >= MAX_FAILURES,
+            "reward_failed": entry.unscorable,
+        }
+        self._require(
+            true_reason.get(effect.reason, False), "I3", f"{effect.group_id} was dropped, but is not {effect.reason}"
+        )
+        count = len(entry.rollouts)
+        self._require(effect.rollouts == count, "I3", f"{effect.group_id} had {count}, not {effect.rollouts} rollouts")
+        self._dropped += count if entry.purpose == "train" else 0
+        self._close(effect.group_id)
+
+    def _close(self, group_id: str) -> None:
+        del self._books[group_id]
+        self._closed.add(group_id)
+
+    def _forget(self, node: NodeId, keep: Holding = frozenset()) -> int:
+        """Take from `node` all that it holds but `keep`; how many samples that was."""
+        lost = 0
+        for group_id, entry in self._books.items():
+            for index in [i for i, holder in entry.holders.items() if holder == node and (group_id, i) not in keep]:
+                del entry.holders[index]
+                lost += 1
+        return lost
+
+    def _let_go(self, entry: Entry | None, node: NodeId, index: int) -> None:
+        if entry is not None and entry.holders.get(index) == node:
+            del entry.holders[index]
+
+    def _due(self, entry: Entry) -> int:
+        return entry.oldest + self._scenario.max_staleness
+
+    def _late(self, version: int) -> bool:
+        return self._next_batch - version > self._scenario.max_staleness
+
+    def _require(self, holds: bool, rule: str, what: str) -> None:
+        if not holds:
+            self.breach(rule, what)
+
+    def breach(self, rule: str, what: str, cause: Exception | None = None) -> NoReturn:
+        raise InvariantBreach(rule, what, scenario=self._scenario, seed=self._seed, now=self._clock()) from cause

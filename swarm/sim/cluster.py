@@ -1,0 +1,122 @@
+"""A whole swarm in one process: the learner with the real rollout plane, samplers that join, crash, leave and return.
+
+Theory of operation. `Cluster.run` starts everything, lets the world run until the learner has finished, and has the
+checkers look after every event. An assertion or a lookup that fails inside a core is a breach like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+
+from swarm.rollout.plane import PlaneRules, RolloutPlane
+from swarm.sim.checkers import WatchedPlane
+from swarm.sim.learner import Figures, Learner, prompt
+from swarm.sim.network import LinkShape, Network
+from swarm.sim.sampler import MAX_NEW_TOKENS, STOP_TOKEN, VOCABULARY, Sampler
+from swarm.sim.scenario import Partition, Scenario
+from swarm.sim.world import World
+from swarm.types import NodeId, SamplingRules, SwarmId
+
+
+class Cluster:
+    """One run of `scenario` under `seed`. `tell` gets the lines of the trace."""
+
+    def __init__(self, scenario: Scenario, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
+        self.world = World(Random(seed), tell=tell)
+        self._scenario = scenario
+        self._network = Network(
+            self.world,
+            LinkShape(
+                latency_s=scenario.latency_s,
+                jitter_s=scenario.jitter_s,
+                loss_share=scenario.loss_share,
+                bytes_per_s=scenario.link_bytes_per_s,
+            ),
+        )
+        plane = RolloutPlane(_rules(scenario, seed), prompts=prompt)
+        self._plane = WatchedPlane(plane, scenario, seed=seed, clock=lambda: self.world.now)
+        self._learner = Learner(self.world, scenario, self._plane)
+        self._samplers: list[Sampler] = []
+
+    def run(self) -> Figures:
+        """Run to the end. Raises InvariantBreach."""
+        self.world.watch = self._check
+        try:
+            self._start()
+            self.world.run_until(lambda: self._learner.finished)
+        except (AssertionError, LookupError) as error:
+            self._plane.breach("core", f"{type(error).__name__} {error}", cause=error)
+        if not self._learner.finished:
+            self._plane.breach("liveness", "nothing is left to happen")
+        self._plane.settle()
+        return self._learner.figures
+
+    def _start(self) -> None:
+        self._learner.start()
+        for i in range(self._scenario.samplers):
+            self.world.schedule(i * self._scenario.join_every_s, f"s{i} joins", self._first_life(i))
+        for partition in self._scenario.partitions:
+            self.world.schedule(partition.at_s, "partition", self._cut(partition))
+
+    def _check(self) -> None:
+        held = [(sampler.node, sampler.held) for sampler in self._samplers if sampler.alive]
+        self._plane.check(held, connected=not self._network.partitioned)
+
+    def _cut(self, partition: Partition) -> Callable[[], None]:
+        def cut() -> None:
+            heal = self._network.cut(f"s{i}" for i in range(partition.samplers))
+            self.world.schedule(partition.duration_s, "partition heals", heal)
+
+        return cut
+
+    # -- lives of samplers -----------------------------------------------------------------------------------
+
+    def _first_life(self, number: int) -> Callable[[], None]:
+        slowness, broadcast_s = self._spread(self._scenario.speed_spread), self._scenario.broadcast_s
+        broadcast_s *= self._spread(self._scenario.broadcast_spread)
+        return lambda: self._live(NodeId(f"s{number}"), slowness, broadcast_s)
+
+    def _spread(self, spread: float) -> float:
+        return math.exp(self.world.random.uniform(-spread, spread))
+
+    def _live(self, node: NodeId, slowness: float, broadcast_s: float) -> None:
+        """One life; the next one begins a while after its end."""
+
+        def gone() -> None:
+            self._samplers.remove(sampler)
+            down_s = self.world.random.expovariate(1 / self._scenario.mean_down_s)
+            self.world.schedule(down_s, f"{node} returns", lambda: self._live(node, slowness, broadcast_s))
+
+        sampler = Sampler(
+            world=self.world,
+            network=self._network,
+            scenario=self._scenario,
+            learner=self._learner,
+            node=node,
+            slowness=slowness,
+            broadcast_s=broadcast_s,
+            on_gone=gone,
+        )
+        self._samplers.append(sampler)
+        sampler.start()
+        if self._scenario.mean_up_s:
+            up_s = self.world.random.expovariate(1 / self._scenario.mean_up_s)
+            polite = self.world.random.random() < self._scenario.polite_share
+            end = sampler.leave if polite else sampler.crash
+            self.world.schedule(up_s, f"{node} {'leaves' if polite else 'crashes'}", end)
+
+
+def _rules(scenario: Scenario, seed: int) -> PlaneRules:
+    return PlaneRules(
+        swarm=SwarmId("simulated"),
+        run_seed=seed,
+        max_staleness=scenario.max_staleness,
+        groups_per_step=scenario.groups_per_step,
+        group_size=scenario.group_size,
+        rules=SamplingRules(temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(STOP_TOKEN,)),
+        vocab_size=VOCABULARY,
+        beat_s=scenario.beat_s,
+        lease_time_limit_s=scenario.lease_time_limit_s,
+    )

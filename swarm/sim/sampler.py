@@ -1,0 +1,326 @@
+"""A scripted sampler: what node/session.py does, with an engine that only takes time.
+
+Theory of operation. One life of one sampler is one object; a crash ends it without a word, and callbacks of a dead
+life do nothing. Its parts run beside one another, each a chain of callbacks:
+
+    refresh   question for a newer version -> broadcast delay -> installed between two batches
+    ask       leases, one batch ahead of the engine -> queue of one
+    generate  queue -> the longest of the samples' lognormal times -> answers, at most two batches of them
+    submit    oldest batch of answers, again and again until it is answered
+    beat      every beat_s, and after every install
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from swarm.rollout.effects import Granted, Refused
+from swarm.sim.checkers import Holding
+from swarm.sim.learner import HELD_OPEN_S, LEARNER, REPLY_BYTES, Learner
+from swarm.sim.network import Network, Reply
+from swarm.sim.scenario import Scenario
+from swarm.sim.world import World
+from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, VersionId
+
+VOCABULARY = 100
+STOP_TOKEN = 2
+MAX_NEW_TOKENS = 8
+
+TOKEN_BYTES = 9
+"""Id, log-prob and mask of one token."""
+
+ANSWERS_QUEUED = 2
+"""Batches of answers that wait for submission before the engine waits too; as in node/session.py."""
+
+DRAIN_S = 10.0
+"""After a request to leave, the running batch gets this long; as in node/session.py."""
+
+A = TypeVar("A")
+Answers = list[tuple[Lease, Rollout]]
+
+
+class Sampler:
+    """One life of one sampler. `on_gone` is called once, at its end."""
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        network: Network,
+        scenario: Scenario,
+        learner: Learner,
+        node: NodeId,
+        slowness: float,
+        broadcast_s: float,
+        on_gone: Callable[[], None],
+    ) -> None:
+        self._world = world
+        self._network = network
+        self._scenario = scenario
+        self._learner = learner
+        self._slowness = slowness
+        self._broadcast_s = broadcast_s
+        self._on_gone = on_gone
+        self._fetched: VersionId | None = None
+        self._asking = False
+        self._queued: list[Lease] = []
+        self._running: list[Lease] = []
+        self._answers: deque[Answers] = deque()
+        self._submitting = False
+        self._leaving = False
+        self._parting = False
+        self.node = node
+        self.alive = True
+        self.held: VersionId | None = None
+
+    def start(self) -> None:
+        self._beat_on()
+        self._refresh()
+
+    def crash(self) -> None:
+        """Vanish without a word."""
+        self._gone()
+
+    def leave(self) -> None:
+        """Hand back what has not begun, let the running batch finish and be submitted, say farewell."""
+        if self._leaving or not self.alive:
+            return
+        self._leaving = True
+        queued, self._queued = self._queued, []
+        if queued:
+            self._release(queued, leaving=False, then=lambda: None)
+        self._later(DRAIN_S, f"{self.node} stops draining", self._farewell)
+        self._drained()
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        held = self.held
+        self._request(
+            100,
+            lambda reply: self._learner.newer_version(self.node, held, reply),
+            self._found,
+            self._refresh,
+            timeout_s=HELD_OPEN_S + self._scenario.call_s,
+        )
+
+    def _found(self, version: VersionId | None) -> None:
+        if version is None:
+            self._refresh()
+        else:
+            self._later(self._broadcast_s, f"{self.node} has {version}", lambda: self._fetch(version))
+
+    def _fetch(self, version: VersionId) -> None:
+        self._fetched = version
+        if not self._running:
+            self._install()
+            self._generate()
+
+    def _install(self) -> None:
+        """Between two batches only."""
+        if self._fetched is None:
+            return
+        self.held, self._fetched = self._fetched, None
+        self._beat()
+        self._refresh()
+        self._ask()
+
+    # -- rollouts --------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        held = self.held
+        if held is None or self._asking or self._queued or self._leaving:
+            return
+        self._asking = True
+        holding = self._holding()
+        self._request(
+            100,
+            lambda reply: self._learner.leases(self.node, held, self._scenario.capacity, holding, reply),
+            self._leased,
+            self._ask_again,
+            timeout_s=HELD_OPEN_S + self._scenario.call_s,
+        )
+
+    def _holding(self) -> Holding:
+        """All that is in our hands: what runs, and what was not yet answered for. The queue is empty when we ask."""
+        running = frozenset((lease.group_id, spec.index) for lease in self._running for spec in lease.samples)
+        return running.union((r.group_id, r.index) for answers in self._answers for _, r in answers)
+
+    def _ask_again(self) -> None:
+        self._asking = False
+        self._ask()
+
+    def _leased(self, answer: Granted | Refused) -> None:
+        self._asking = False
+        if self._leaving:
+            return
+        if isinstance(answer, Granted):
+            self._queued = list(answer.leases)
+            self._generate()
+        elif answer.reason == "finished":
+            self.leave()
+        elif answer.reason == "paced":
+            self._ask()
+        else:
+            self._later(answer.retry_after_s, f"{self.node} asks again", self._ask)
+
+    def _generate(self) -> None:
+        if self._running or not self._queued or len(self._answers) >= ANSWERS_QUEUED:
+            return
+        self._running, self._queued = self._queued, []
+        self._ask()
+        jobs = [(lease, spec, self._draw_s()) for lease in self._running for spec in lease.samples]
+        batch_s = max(min(took_s, lease.time_limit_s) for lease, _, took_s in jobs)
+        version = self.held
+        assert version is not None
+        answers = [(lease, self._rollout(lease, spec, took_s, version)) for lease, spec, took_s in jobs]
+        self._later(batch_s, f"{self.node} generated", lambda: self._generated(answers))
+
+    def _generated(self, answers: Answers) -> None:
+        if not self._running:
+            return
+        self._running = []
+        self._answers.append(answers)
+        self._submit()
+        self._install()
+        self._generate()
+
+    def _submit(self) -> None:
+        if self._submitting or not self._answers:
+            return
+        self._submitting = True
+        answers = self._answers[0]
+        nbytes = sum(REPLY_BYTES + TOKEN_BYTES * rollout.length for _, rollout in answers)
+        self._request(
+            nbytes,
+            lambda reply: self._learner.rollouts(self.node, answers, reply),
+            self._submitted,
+            self._submit_again,
+            timeout_s=self._scenario.call_s,
+        )
+
+    def _submit_again(self) -> None:
+        self._submitting = False
+        self._submit()
+
+    def _submitted(self, verdicts: Counter[str]) -> None:
+        self._submitting = False
+        self._answers.popleft()
+        self._submit()
+        self._generate()
+        self._drained()
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def _beat_on(self) -> None:
+        self._beat()
+        self._later(self._scenario.beat_s, f"{self.node} beats", self._beat_on)
+
+    def _beat(self) -> None:
+        held = self.held
+
+        def answered(finished: bool) -> None:
+            if finished:
+                self.leave()
+
+        self._request(
+            50,
+            lambda reply: self._learner.beat(self.node, held, reply),
+            answered,
+            lambda: None,
+            timeout_s=self._scenario.call_s,
+        )
+
+    def _drained(self) -> None:
+        if self._leaving and not self._running and not self._answers:
+            self._farewell()
+
+    def _farewell(self) -> None:
+        """Said once: a node that leaves does not wait for a learner that it cannot reach."""
+        if self._parting:
+            return
+        self._parting = True
+        running, self._running = self._running, []
+        self._release(running, leaving=True, then=self._gone)
+
+    def _gone(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._on_gone()
+
+    def _release(self, leases: list[Lease], *, leaving: bool, then: Callable[[], None]) -> None:
+        samples = [(lease.group_id, spec.index) for lease in leases for spec in lease.samples]
+
+        def answered(_: bool) -> None:
+            then()
+
+        self._request(
+            100,
+            lambda reply: self._learner.release(self.node, samples, leaving, reply),
+            answered,
+            then,
+            timeout_s=self._scenario.call_s,
+        )
+
+    def _request(
+        self,
+        nbytes: int,
+        handler: Callable[[Reply[A]], None],
+        on_answer: Callable[[A], None],
+        on_failure: Callable[[], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """A call to the learner whose outcome a dead life does not hear."""
+
+        def answered(answer: A) -> None:
+            if self.alive:
+                on_answer(answer)
+
+        def failed() -> None:
+            if self.alive:
+                on_failure()
+
+        self._network.request(self.node, LEARNER, nbytes, handler, answered, failed, timeout_s=timeout_s)
+
+    def _later(self, delay_s: float, label: str, callback: Callable[[], None]) -> None:
+        def run() -> None:
+            if self.alive:
+                callback()
+
+        self._world.schedule(delay_s, label, run)
+
+    # -- the engine ------------------------------------------------------------------------------------------
+
+    def _draw_s(self) -> float:
+        """Lognormal, with the scenario's mean for a node of ordinary speed."""
+        sigma = self._scenario.generation_sigma
+        factor = math.exp(self._world.random.gauss(-sigma * sigma / 2, sigma))
+        return self._scenario.generation_s * self._slowness * factor
+
+    def _rollout(self, lease: Lease, spec: SampleSpec, took_s: float, version: VersionId) -> Rollout:
+        if took_s > lease.time_limit_s or self._world.random.random() < self._scenario.generation_failure_share:
+            return Rollout(
+                group_id=lease.group_id,
+                index=spec.index,
+                token_ids=b"",
+                logprobs=b"",
+                loss_mask=b"",
+                spans=(),
+                finish="failed",
+                reason="simulated",
+            )
+        length = 1 + spec.seed % (MAX_NEW_TOKENS - 1)
+        return Rollout(
+            group_id=lease.group_id,
+            index=spec.index,
+            token_ids=array("i", [*([5] * (length - 1)), STOP_TOKEN]).tobytes(),
+            logprobs=array("f", [-0.5] * length).tobytes(),
+            loss_mask=b"\1" * length,
+            spans=(Span(version=version, start=0, end=length),),
+            finish="stop",
+        )

@@ -1,0 +1,189 @@
+"""What a simulated swarm is like: one frozen record, the named ones, and the random ones of a seed.
+
+Times are virtual seconds. A node's own speed and broadcast delay are drawn once per node around the scenario's means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from types import MappingProxyType
+
+from swarm.rollout.leases import MISSED_BEATS
+
+RANDOM = "random"
+"""The name of the scenario that a seed draws for itself."""
+
+PATIENCE = 4.0
+"""The liveness limit is this many times the slowest honest step: retries and crashes may double it twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """From `at_s` for `duration_s` the first `samplers` samplers cannot reach anybody."""
+
+    at_s: float
+    duration_s: float
+    samplers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run. Shares are probabilities; `mean_up_s` 0 means that no sampler ever goes."""
+
+    name: str
+    max_staleness: int = 2
+    publish_every_steps: int = 1
+    groups_per_step: int = 4
+    group_size: int = 4
+    steps: int = 40
+    train_step_s: float = 2.0
+    eval_every_steps: int = 10
+    eval_prompts: int = 8
+    samplers: int = 3
+    join_every_s: float = 0.0
+    capacity: int = 8
+    generation_s: float = 1.5
+    generation_sigma: float = 0.5
+    speed_spread: float = 0.3
+    generation_failure_share: float = 0.0
+    lease_time_limit_s: float = 30.0
+    reward_s: float = 0.05
+    reward_failure_share: float = 0.0
+    broadcast_s: float = 0.6
+    broadcast_spread: float = 0.3
+    beat_s: float = 5.0
+    call_s: float = 3.0
+    latency_s: float = 0.02
+    jitter_s: float = 0.01
+    loss_share: float = 0.0
+    link_bytes_per_s: float = 10e6
+    mean_up_s: float = 0.0
+    mean_down_s: float = 30.0
+    polite_share: float = 0.0
+    partitions: tuple[Partition, ...] = ()
+
+    @property
+    def stall_s(self) -> float:
+        """Longest time without a learner step or an evaluation while a live sampler is connected.
+
+        The slowest honest step: samples of a lost node come free after three beats, a version is fetched, and one
+        sampler alone generates the batch in rounds that may each reach the time limit of a lease.
+        """
+        work = max(self.groups_per_step * self.group_size, self.eval_prompts)
+        round_s = self.slowest_generation_s + self.reward_s + 4 * self.call_s
+        rounds = math.ceil(work / self.capacity) + 1
+        fetch_s = self.broadcast_s * math.exp(self.broadcast_spread) + 4 * self.call_s
+        return PATIENCE * (MISSED_BEATS * self.beat_s + fetch_s + self.train_step_s + rounds * round_s)
+
+    @property
+    def slowest_generation_s(self) -> float:
+        """The engine cuts what exceeds the lease's time limit; four sigma of the slowest node otherwise."""
+        slowest = self.generation_s * math.exp(self.speed_spread + 4 * self.generation_sigma)
+        return min(self.lease_time_limit_s, slowest)
+
+    @staticmethod
+    def random(seed: int) -> Scenario:
+        """The scenario that `seed` draws; everything is scaled by its step time."""
+        draw = Random(seed)
+        staleness = draw.randint(0, 6)
+        group_size = draw.randint(1, 6)
+        step_s = math.exp(draw.uniform(math.log(0.5), math.log(10)))
+        generation_s = step_s * math.exp(draw.uniform(math.log(0.1), math.log(3)))
+        broadcast_s = step_s * math.exp(draw.uniform(math.log(0.02), math.log(3)))
+        samplers = draw.randint(1, 8)
+        return Scenario(
+            name=RANDOM,
+            max_staleness=staleness,
+            publish_every_steps=draw.randint(1, staleness + 1),
+            groups_per_step=draw.randint(1, 6),
+            group_size=group_size,
+            steps=draw.randint(10, 30),
+            train_step_s=step_s,
+            eval_every_steps=draw.randint(2, 10),
+            eval_prompts=draw.randint(1, 16),
+            samplers=samplers,
+            join_every_s=draw.choice((0.0, 0.0, 3 * step_s)),
+            capacity=draw.randint(1, 2 * group_size),
+            generation_s=generation_s,
+            generation_sigma=draw.choice((0.0, 0.5, 1.0)),
+            speed_spread=draw.choice((0.0, 1.0)),
+            generation_failure_share=draw.choice((0.0, 0.0, 0.1)),
+            lease_time_limit_s=8 * generation_s,
+            reward_s=step_s * draw.uniform(0.0, 0.2),
+            reward_failure_share=draw.choice((0.0, 0.0, 0.05)),
+            broadcast_s=broadcast_s,
+            beat_s=draw.uniform(1.0, 5.0),
+            call_s=draw.uniform(0.5, 3.0),
+            latency_s=draw.uniform(0.001, 0.2),
+            jitter_s=draw.uniform(0.0, 0.2),
+            loss_share=draw.choice((0.0, 0.0, 0.01, 0.05)),
+            mean_up_s=draw.choice((0.0, 30 * (generation_s + broadcast_s + step_s))),
+            mean_down_s=draw.uniform(1.0, 60.0),
+            polite_share=draw.choice((0.0, 0.5, 1.0)),
+            partitions=tuple(
+                Partition(
+                    at_s=draw.uniform(0.0, 20 * step_s),
+                    duration_s=draw.uniform(1.0, 60.0),
+                    samplers=draw.randint(1, samplers),
+                )
+                for _ in range(draw.choice((0, 0, 1, 2)))
+            ),
+        )
+
+
+DEFAULT = Scenario(name="default")
+
+_PACED = replace(
+    DEFAULT,
+    name="paced",
+    steps=60,
+    max_staleness=3,
+    train_step_s=10.0,
+    eval_every_steps=1000,
+    eval_prompts=1,
+    samplers=9,
+    capacity=1,
+    generation_s=5.0,
+    generation_sigma=0.0,
+    speed_spread=0.0,
+    broadcast_s=3.0,
+    broadcast_spread=0.0,
+    link_bytes_per_s=100e6,
+)
+"""Constant lengths, one slot a sampler: S 3, kappa 1, T_bcast 0.3 T_train, T_gen 0.5 T_train of design.md section 9.
+R / T_train is 1.6 rollouts a second; a sampler makes 0.2 less its round trips, so that 1.05 mu_min is 9 samplers."""
+
+NAMED: Mapping[str, Scenario] = MappingProxyType(
+    {
+        scenario.name: scenario
+        for scenario in (
+            DEFAULT,
+            replace(DEFAULT, name="sequential-one", max_staleness=0, samplers=1),
+            replace(DEFAULT, name="sequential-three", max_staleness=0),
+            *(
+                replace(DEFAULT, name=f"period-{s + 1}", max_staleness=s, publish_every_steps=s + 1, steps=6 * (s + 1))
+                for s in range(5)
+            ),
+            replace(DEFAULT, name="slow-broadcast", broadcast_s=6.0),
+            replace(DEFAULT, name="churn", steps=60, samplers=6, mean_up_s=20.0, mean_down_s=10.0, polite_share=0.3),
+            replace(DEFAULT, name="lossy", steps=60, loss_share=0.08, call_s=1.0, reward_s=2.0),
+            replace(DEFAULT, name="lossy-sequential", max_staleness=0, samplers=1, loss_share=0.08, call_s=1.0),
+            replace(DEFAULT, name="partition", partitions=(Partition(at_s=20.0, duration_s=40.0, samplers=2),)),
+            replace(DEFAULT, name="failing-generations", generation_failure_share=0.3),
+            replace(DEFAULT, name="failing-calls", generation_failure_share=0.3, loss_share=0.08, call_s=1.0),
+            replace(DEFAULT, name="failing-rewards", reward_failure_share=0.1),
+            replace(DEFAULT, name="polite", samplers=6, mean_up_s=30.0, polite_share=1.0, generation_s=4.0),
+            replace(DEFAULT, name="late-joiners", join_every_s=15.0),
+            _PACED,
+        )
+    }
+)
+"""Scenarios that the command line and the tests know by name."""
+
+
+def scenario_named(name: str, seed: int) -> Scenario:
+    """The scenario called `name`; KeyError if there is none."""
+    return Scenario.random(seed) if name == RANDOM else NAMED[name]

@@ -1,0 +1,217 @@
+"""The checkers see what they are for: cores broken on purpose are caught, and the message replays the breach."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import swarm.rollout.admission
+import swarm.rollout.buffer
+import swarm.rollout.plane
+from swarm.rollout.buffer import Buffer
+from swarm.rollout.effects import Effect, GroupDropped
+from swarm.rollout.leases import Group, LeaseTable, Sample
+from swarm.rollout.plane import RolloutPlane
+from swarm.sim.__main__ import main
+from swarm.sim.checkers import InvariantBreach, WatchedPlane
+from swarm.sim.cluster import Cluster
+from swarm.sim.scenario import NAMED, scenario_named
+from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
+
+Breakage = Callable[[pytest.MonkeyPatch], None]
+
+
+def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
+    def completed(plane: RolloutPlane, group: Group) -> list[Effect]:
+        if group.purpose == "train":
+            plane._close(group)
+            plane._buffer.add(group)
+            return []
+        return honest(plane, group)
+
+    def take(plane: RolloutPlane) -> tuple[list[Group], list[Effect]]:
+        batch = plane._buffer.take(plane.next_batch, plane.rules.max_staleness)
+        plane.next_batch += 1
+        return batch, []
+
+    honest = RolloutPlane._completed
+    patch.setattr(swarm.rollout.buffer, "is_fresh", lambda *_: True)
+    patch.setattr(RolloutPlane, "_completed", completed)
+    patch.setattr(RolloutPlane, "take", take)
+
+
+def _admission_ignores_freshness(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(swarm.rollout.admission, "is_fresh", lambda *_: True)
+
+
+def _leases_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RolloutPlane, "_fresh", lambda *_: True)
+
+
+def _pacing_always_allows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(swarm.rollout.plane, "may_open", lambda *_: True)
+
+
+def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:
+    taken = Buffer.take
+
+    def take(buffer: Buffer, next_batch: int, max_staleness: int) -> list[Group]:
+        batch = taken(buffer, next_batch, max_staleness)
+        if buffer._ready:
+            last = max(range(len(buffer._ready)), key=lambda i: buffer._ready[i].oldest_version)
+            batch[0], buffer._ready[last] = buffer._ready[last], batch[0]
+        return batch
+
+    patch.setattr(Buffer, "take", take)
+
+
+def _answers_are_accepted_twice(patch: pytest.MonkeyPatch) -> None:
+    judge = RolloutPlane._judge
+
+    def lenient(plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout) -> tuple[Verdict, str]:
+        verdict, detail = judge(plane, node, lease, rollout)
+        return ("accepted", "") if detail == "this sample is answered" else (verdict, detail)
+
+    patch.setattr(RolloutPlane, "_judge", lenient)
+
+
+def _failures_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    judge = RolloutPlane._judge
+
+    def lenient(plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout) -> tuple[Verdict, str]:
+        verdict, detail = judge(plane, node, lease, rollout)
+        return ("accepted", "") if detail.startswith("this node does not hold") else (verdict, detail)
+
+    patch.setattr(RolloutPlane, "_judge", lenient)
+
+
+def _batches_stay_in_the_buffer(patch: pytest.MonkeyPatch) -> None:
+    taken = Buffer.take
+
+    def take(buffer: Buffer, next_batch: int, max_staleness: int) -> list[Group]:
+        batch = taken(buffer, next_batch, max_staleness)
+        buffer._ready += batch
+        return batch
+
+    patch.setattr(Buffer, "take", take)
+
+
+def _groups_are_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Buffer, "add", lambda *_: None)
+
+
+def _fresh_groups_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    def expire(plane: RolloutPlane) -> list[Effect]:
+        dropped: list[Effect] = []
+        for group in list(plane._table.groups())[:1]:
+            plane._table.close(group)
+            dropped = [GroupDropped(group_id=group.group_id, reason="stale", rollouts=group.answered)]
+        return dropped
+
+    patch.setattr(RolloutPlane, "_expire", expire)
+
+
+def _slow_nodes_count_as_silent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseTable, "silent", lambda table, *, now: list(table.nodes()))
+
+
+def _samples_are_leased_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sample, "waiting", property(lambda sample: sample.rollout is None))
+
+
+def _lost_grants_stay_leased(patch: pytest.MonkeyPatch) -> None:
+    def ask(plane: RolloutPlane, node: NodeId, held: VersionId, capacity: int, *, now: float, **_: object) -> object:
+        return asked(plane, node, held, capacity, now=now)
+
+    asked = RolloutPlane.ask
+    patch.setattr(RolloutPlane, "ask", ask)
+    patch.setattr(WatchedPlane, "_forget", lambda *_, **__: 0)
+
+
+def _batches_are_never_ready(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RolloutPlane, "can_take", lambda _: False)
+
+
+def _versions_fall(patch: pytest.MonkeyPatch) -> None:
+    def published(plane: RolloutPlane, version: VersionId) -> None:
+        plane.newest = VersionId(incarnation=0, version=version.version % 3)
+
+    patch.setattr(RolloutPlane, "published", published)
+
+
+def _a_core_raises(patch: pytest.MonkeyPatch) -> None:
+    def claim(*_: object) -> None:
+        raise KeyError("t0")
+
+    patch.setattr(LeaseTable, "claim", claim)
+
+
+BREAKAGES: dict[Breakage, tuple[str, str]] = {
+    _batches_ignore_freshness: ("failing-generations", "I1: .* has staleness 3"),
+    _admission_ignores_freshness: ("default", "I1: .* accepted though it is stale"),
+    _leases_ignore_freshness: ("slow-broadcast", "leases: .* could be in no batch"),
+    _pacing_always_allows: ("default", "pacing: .* groups due in .* room for"),
+    _latest_deadline_first: ("default", "pacing: due by .* was taken before"),
+    _answers_are_accepted_twice: ("lossy", "I3: .* was accepted twice"),
+    _failures_are_counted_twice: ("failing-calls", "I3: .* failed twice over"),
+    _batches_stay_in_the_buffer: ("default", "I5: the plane has groups_ready"),
+    _groups_are_lost: ("default", "I5: the plane has groups_ready 0, the books"),
+    _fresh_groups_are_dropped: ("default", "I3: .* is not stale"),
+    _slow_nodes_count_as_silent: ("default", "leases: .* was called silent after"),
+    _samples_are_leased_twice: ("default", "leases: sample .* is held or answered"),
+    _lost_grants_stay_leased: ("lossy-sequential", "liveness: no step and no evaluation"),
+    _batches_are_never_ready: ("default", "liveness: no step and no evaluation"),
+    _versions_fall: ("default", "I4: newest fell"),
+    _a_core_raises: ("default", "core: KeyError 't0'"),
+}
+
+
+def _breach(name: str, seed: int) -> InvariantBreach:
+    with pytest.raises(InvariantBreach) as caught:
+        Cluster(scenario_named(name, seed), seed).run()
+    return caught.value
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.__name__.strip("_"))
+def test_a_broken_core_is_caught(breakage: Breakage, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, said = BREAKAGES[breakage]
+    breakage(monkeypatch)
+    breach = _breach(name, 1)
+    assert breach.args[0].startswith(said.partition(":")[0])
+    with pytest.raises(InvariantBreach, match=said):
+        raise breach
+
+
+@pytest.mark.parametrize(("name", "seed"), [("default", 1), ("random", 5)])
+def test_the_message_ends_with_the_command_that_breaks_it_again(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _pacing_always_allows(monkeypatch)
+    breach = _breach(name, seed)
+    assert str(breach).endswith(f"\nreplay: python -m swarm.sim --seed {seed} --scenario {name}")
+    python, _, module, *arguments = shlex.split(breach.replay)
+    assert (python, module) == ("python", "swarm.sim")
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    assert main() == 1
+    assert capsys.readouterr().out == f"{breach}\n"
+
+
+def test_many_seeds_stop_at_the_first_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _batches_are_never_ready(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["swarm.sim", "--seeds", "3"])
+    assert main() == 1
+    assert capsys.readouterr().out.endswith("replay: python -m swarm.sim --seed 0 --scenario random\n")
+
+
+def test_a_sampler_whose_version_falls_is_caught() -> None:
+    cluster = Cluster(NAMED["default"], 0)
+    cluster.run()
+    node, three, two = NodeId("s0"), VersionId(incarnation=0, version=43), VersionId(incarnation=0, version=42)
+    cluster._plane.check([(node, three)], connected=True)
+    with pytest.raises(InvariantBreach, match=r"I4: s0 fell from 0\.43 to 0\.42"):
+        cluster._plane.check([(node, two)], connected=True)
