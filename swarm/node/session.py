@@ -7,8 +7,8 @@
     beat      a sign of life every beat_s, and after every install
 
 Order that matters: an apply overwrites the weight map and an install reads it; both happen in `refresh` alone, one
-after the other. Leases are in exactly one of: the work queue, `_running`, the answer queue; what is in the first
-two when the node leaves is handed back.
+after the other. A sample is in `_in_hand` from its lease to its verdict; every question names these, so that the
+learner knows of leases that were lost on the way, and what is left of them at the end is handed back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from swarm.broadcast.store import WeightMap
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.node.hello import Hello
 from swarm.node.link import LearnerLink
-from swarm.rollout.client import Answer, RolloutClient, SealedLease
+from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
 from swarm.sampler.worker import EngineWorker
 from swarm.types import NodeId, VersionId
 
@@ -79,7 +79,8 @@ class Session:
         self._map: WeightMap | None = None
         self._prefetch = asyncio.Semaphore(1)
         self._work: asyncio.Queue[list[SealedLease]] = asyncio.Queue(maxsize=1)
-        self._running: list[SealedLease] = []
+        self._in_hand: set[SampleName] = set()
+        self._running = 0
         self._answers: asyncio.Queue[list[Answer]] = asyncio.Queue(maxsize=2)
         self._idle = asyncio.Event()
         self._installed = asyncio.Condition()
@@ -99,7 +100,7 @@ class Session:
                 for task in rest:
                     task.cancel()
         finally:
-            await self._hand_back(leaving=stop.is_set() or self._over.is_set())
+            await self._hand_back(set(self._in_hand), leaving=stop.is_set() or self._over.is_set())
             self._fetcher.close()
         return self._over.is_set()
 
@@ -137,7 +138,9 @@ class Session:
     async def _ask(self) -> None:
         while True:
             await self._prefetch.acquire()
-            self._work.put_nowait(await self._next_leases())
+            leases = await self._next_leases()
+            self._in_hand |= _names(leases)
+            self._work.put_nowait(leases)
 
     async def _next_leases(self) -> list[SealedLease]:
         while True:
@@ -145,7 +148,7 @@ class Session:
             if held is None:
                 await self._news(None, self._beat_s)
                 continue
-            answer = await self._client.ask(held, self._capacity, ASK_WAIT_S)
+            answer = await self._client.ask(held, self._capacity, ASK_WAIT_S, holding=self._in_hand)
             if isinstance(answer, list):
                 self._status.state = "sampling"
                 return answer
@@ -158,12 +161,12 @@ class Session:
 
     async def _generate(self) -> None:
         while True:
-            self._running = await self._work.get()
+            leases = await self._work.get()
+            self._running = len(_names(leases))
             self._idle.clear()
             self._prefetch.release()
-            answers = await self._engine.generate(self._running)
-            await self._answers.put(answers)
-            self._running = []
+            await self._answers.put(await self._engine.generate(leases))
+            self._running = 0
             self._idle.set()
 
     async def _submit(self) -> None:
@@ -175,13 +178,15 @@ class Session:
                 self._say(f"the learner does not take these rollouts: {fault}")
                 verdicts = Counter({"malformed": sum(len(a.rollouts) for a in answers)})
             self._status.verdicts += verdicts
+            self._in_hand -= _names([answer.lease for answer in answers])
             self._answers.task_done()
 
     async def _beat(self) -> None:
+        # Whatever a former life of this node held is void.
+        await self._client.release((), leaving=True)
         while True:
-            samples = sum(len(sealed.lease.samples) for sealed in self._running)
             installed = self._engine.installed
-            reply = await self._client.beat(installed, samples, self._engine.rollouts_per_s)
+            reply = await self._client.beat(installed, self._running, self._engine.rollouts_per_s)
             if reply.finished:
                 self._over.set()
             await self._news(installed, self._beat_s)
@@ -198,7 +203,10 @@ class Session:
 
     async def _drain(self) -> None:
         """Hand back what has not begun, then let the running batch finish and be submitted."""
-        await self._hand_back(leaving=False, running=False)
+        waiting: set[SampleName] = set()
+        while not self._work.empty():
+            waiting |= _names(self._work.get_nowait())
+        await self._hand_back(waiting, leaving=False)
         try:
             async with asyncio.timeout(DRAIN_S):
                 if self._running:
@@ -207,17 +215,19 @@ class Session:
         except TimeoutError:
             self._say(f"the running batch did not finish within {DRAIN_S:g} s; its leases are handed back")
 
-    async def _hand_back(self, *, leaving: bool, running: bool = True) -> None:
-        leases = self._running if running else []
-        while not self._work.empty():
-            leases = leases + self._work.get_nowait()
-        if not leases and not leaving:
+    async def _hand_back(self, samples: set[SampleName], *, leaving: bool) -> None:
+        self._in_hand -= samples
+        if not samples and not leaving:
             return
         try:
             async with asyncio.timeout(FAREWELL_S):
-                await self._client.release(leases, leaving=leaving)
+                await self._client.release(samples, leaving=leaving)
         except (TimeoutError, PeerUnreachable, ProtocolError):
             self._say("the learner could not be told; it will lease this node's samples again after three beats")
+
+
+def _names(leases: list[SealedLease]) -> set[SampleName]:
+    return {name for sealed in leases for name in sealed.samples()}
 
 
 async def _first_of(*events: asyncio.Event) -> None:

@@ -74,6 +74,7 @@ class SamplerStats:
     samples: int = 0
     rollouts_per_s: float = 0.0
     heard_at: float = 0.0
+    questions: int = 0
 
 
 class RolloutService:
@@ -192,15 +193,21 @@ class RolloutService:
     async def _post_leases(self, request: web.Request) -> web.Response:
         ask = decode(await read_body(request, CONTROL_BODY_BYTES), LeaseRequest, cap_bytes=CONTROL_BODY_BYTES)
         node = NodeId(ask.node)
-        self._hear(node)
+        stats = self._hear(node)
         if self._plane is None:
             return _refuse("starting", 1.0)
         self._installed(node, ask.held)
-        until = time.monotonic() + min(ask.wait_s, MAX_WAIT_S)
-        while True:
+        stats.questions += 1
+        question = stats.questions
+        asked_at = time.monotonic()
+        holding: set[tuple[str, int]] | None = {(group.group_id, i) for group in ask.holding for i in group.indices}
+        until = asked_at + min(ask.wait_s, MAX_WAIT_S)
+        # A node that left, fell silent or asked anew does not hear this answer: leases in it would be lost.
+        while self.samplers.get(node) is stats and stats.questions == question:
             # A beat may have told of a newer install while this question was held open.
-            held = max(ask.held, self._hear(node).installed or ask.held)
-            (answer,) = self._plane.ask(node, held, ask.capacity, now=time.monotonic())
+            held = max(ask.held, stats.installed or ask.held)
+            (answer,) = self._plane.ask(node, held, ask.capacity, now=asked_at, holding=holding)
+            holding = None
             if isinstance(answer, Granted):
                 return binary(encode(LeaseReply(leases=tuple(self._seal(lease) for lease in answer.leases))))
             assert isinstance(answer, Refused)
@@ -208,6 +215,7 @@ class RolloutService:
             if answer.reason != "paced" or left <= 0:
                 return _refuse(answer.reason, answer.retry_after_s)
             await self._wait_for_change(left)
+        return _refuse("paced", self._plane.rules.beat_s)
 
     async def _post_beat(self, request: web.Request) -> web.Response:
         beat = decode(await read_body(request, CONTROL_BODY_BYTES), Beat, cap_bytes=CONTROL_BODY_BYTES)
@@ -248,12 +256,13 @@ class RolloutService:
         release = decode(await read_body(request, CONTROL_BODY_BYTES), Release, cap_bytes=CONTROL_BODY_BYTES)
         node = NodeId(release.node)
         if self._plane is not None:
-            for sample in release.samples:
-                self._plane.release(node, sample.group_id, sample.index, now=time.monotonic())
+            for held in release.samples:
+                for index in held.indices:
+                    self._plane.release(node, held.group_id, index, now=time.monotonic())
             if release.leaving:
                 self._plane.leave(node)
         if release.leaving and self.samplers.pop(node, None) is not None:
-            self._emit("sampler_left", node=node, samples_released=len(release.samples))
+            self._emit("sampler_left", node=node, samples_released=sum(len(held.indices) for held in release.samples))
             self._on_gone(node)
         await self._notify()
         return binary(b"")

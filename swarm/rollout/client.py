@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from swarm.errors import ProtocolError
 from swarm.http import Peer
@@ -12,13 +13,13 @@ from swarm.rollout.messages import (
     LEASE_TOKEN_BYTES,
     Beat,
     BeatReply,
+    HeldSamples,
     LeasedRollouts,
     LeaseReply,
     LeaseRequest,
     Refusal,
     Release,
     RolloutVerdict,
-    SampleName,
     Submission,
     SubmissionReply,
 )
@@ -38,12 +39,19 @@ VERDICTS_BYTES = 1024 * 1024
 """4,096 verdicts with a line each."""
 
 
+SampleName = tuple[str, int]
+"""Group id and index of one sample."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedLease:
     """A lease and the learner's own bytes of it, which go back with the rollouts."""
 
     lease: Lease
     token: bytes
+
+    def samples(self) -> list[SampleName]:
+        return [(self.lease.group_id, spec.index) for spec in self.lease.samples]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +70,11 @@ class RolloutClient:
         self._node = node
         self._learner_key = learner_key
 
-    async def ask(self, held: VersionId, capacity: int, wait_s: float) -> list[SealedLease] | tuple[Refusal, float]:
+    async def ask(
+        self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName]
+    ) -> list[SealedLease] | tuple[Refusal, float]:
         """Leases for up to `capacity` samples, or a reason and the seconds after which to ask again."""
-        request = LeaseRequest(node=self._node, held=held, capacity=capacity, wait_s=wait_s)
+        request = LeaseRequest(node=self._node, held=held, holding=by_group(holding), capacity=capacity, wait_s=wait_s)
         data = await self._peer.post(
             "/v1/leases", encode(request), cap_bytes=LEASE_REPLY_BYTES, timeout_s=wait_s + CALL_S
         )
@@ -92,12 +102,9 @@ class RolloutClient:
         data = await self._peer.post("/v1/rollouts", body, cap_bytes=VERDICTS_BYTES, timeout_s=CALL_S)
         return decode(data, SubmissionReply, cap_bytes=VERDICTS_BYTES)
 
-    async def release(self, leases: Sequence[SealedLease], *, leaving: bool) -> None:
-        """Hand leases back unfinished."""
-        samples = tuple(
-            SampleName(group_id=held.lease.group_id, index=spec.index) for held in leases for spec in held.lease.samples
-        )
-        release = Release(node=self._node, samples=samples, leaving=leaving)
+    async def release(self, samples: Iterable[SampleName], *, leaving: bool) -> None:
+        """Hand samples back unfinished."""
+        release = Release(node=self._node, samples=by_group(samples), leaving=leaving)
         await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
 
     def _open(self, token: bytes) -> SealedLease:
@@ -106,6 +113,14 @@ class RolloutClient:
         if lease.node != self._node:
             raise ProtocolError("the learner gave out a lease of another node")
         return SealedLease(lease=lease, token=token)
+
+
+def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
+    """Sample names, short: the group's id once, and the indices."""
+    return tuple(
+        HeldSamples(group_id=group_id, indices=tuple(index for _, index in names))
+        for group_id, names in groupby(sorted(samples), key=lambda name: name[0])
+    )
 
 
 def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:

@@ -189,7 +189,7 @@ class LeaseTable:
         """Note a sign of life. False if the table of nodes is full."""
         state = self._nodes.get(node)
         if state is not None:
-            state.heard_at = now
+            state.heard_at = max(state.heard_at, now)
             return True
         if len(self._nodes) >= MAX_NODES:
             return False

@@ -21,11 +21,23 @@ LEASE_REPLY_BYTES = 8 * 1024 * 1024
 Refusal = Literal["starting", "behind", "paced", "draining", "finished"]
 
 
+class HeldSamples(Message, frozen=True):
+    """Samples of one group that a sampler has in its hands."""
+
+    group_id: Id
+    indices: Annotated[tuple[Count, ...], msgspec.Meta(max_length=65_536)]
+
+
 class LeaseRequest(Message, frozen=True):
-    """`held` is what the sampler's engine has installed, `capacity` how many samples it takes on now."""
+    """`held` is what the sampler's engine has installed, `capacity` how many samples it takes on now.
+
+    `holding` is all that it has in its hands. What the learner believes it to hold besides was lost on the way, or
+    belonged to a former life of the node, and is put back.
+    """
 
     node: Id
     held: VersionId
+    holding: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
     capacity: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_ASK)]
     wait_s: Seconds
 
@@ -54,18 +66,11 @@ class BeatReply(Message, frozen=True):
     finished: bool
 
 
-class SampleName(Message, frozen=True):
-    """One sample of one group."""
-
-    group_id: Id
-    index: Count
-
-
 class Release(Message, frozen=True):
-    """Samples handed back unfinished; `leaving` says that the node is about to go."""
+    """Samples handed back unfinished. `leaving`: the node holds nothing any more, because it goes or has just come."""
 
     node: Id
-    samples: Annotated[tuple[SampleName, ...], msgspec.Meta(max_length=MAX_SAMPLES_PER_ASK)]
+    samples: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
     leaving: bool
 
 

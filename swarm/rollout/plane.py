@@ -96,7 +96,8 @@ class RolloutPlane:
         """A sampler that has installed `held` can take on `capacity` samples.
 
         `holding`, when the question arrives: (group id, index) of all that it has in its hands. What it does not name
-        is put back, or an answer that was lost would stay leased for as long as the sampler lives. None: not said.
+        is put back, or an answer that was lost would stay leased for as long as the sampler lives. None on later tries
+        of a question that was held open, when the list may be outdated; `now` is when the question arrived.
         """
         if not self._table.hear(node, now=now):
             return [Refused(reason="draining", retry_after_s=60.0)]
