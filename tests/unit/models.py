@@ -1,0 +1,75 @@
+"""A tiny model as learner and engine hold it, for tests that need torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swarm.broadcast.codec import tensor_sum
+from swarm.broadcast.manifest import Layout
+from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors, write_staging
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.sampler.engine import Install, Start
+from tests.builders import v
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A learner's model and what its samplers get of it."""
+
+    model: Any
+    layout: Layout
+    files_dir: Path
+    staging: Path
+    sums: tuple[int, ...]
+
+    def start(self) -> Start:
+        return Start(directory=str(self.files_dir), layout=self.layout, device="cpu")
+
+    def install(self, version: int = 0) -> Install:
+        return Install(version=v(version), path=str(self.staging), tensor_sums=self.sums)
+
+
+def stage(directory: Path, *, seed: int = 0) -> Staged:
+    """A tiny model with its small files and its bf16 weights under `directory`."""
+    model = tiny_model(seed)
+    tensors = stream_tensors(model)
+    layout = layout_of(tensors, save_small_files(model, tiny_tokenizer(), directory / "model"))
+    staging = directory / "staging.bin"
+    write_staging(tensors, staging)
+    return Staged(
+        model=model, layout=layout, files_dir=directory / "model", staging=staging, sums=sums_of(staging, layout)
+    )
+
+
+def sums_of(staging: Path, layout: Layout) -> tuple[int, ...]:
+    """The sum of each tensor in a staging file."""
+    data, at, sums = staging.read_bytes(), 0, list[int]()
+    for tensor in layout.tensors:
+        sums.append(tensor_sum(data[at : at + tensor.nbytes]))
+        at += tensor.nbytes
+    return tuple(sums)
+
+
+def rounded(model: Any) -> Any:
+    """A copy of `model` whose weights are rounded to bf16, as published."""
+    twin = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16).float())
+    return twin
+
+
+@torch.no_grad()
+def logprobs_of(
+    model: Any, prompt: Sequence[int], completion: Sequence[int], *, temperature: float = 1.0
+) -> list[float]:
+    """The log-prob of each token of a completion, one sequence at a time and without any padding."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0] / temperature
+    table = logits.log_softmax(-1)
+    return [float(table[len(prompt) - 1 + i, token]) for i, token in enumerate(completion)]

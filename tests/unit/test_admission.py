@@ -1,0 +1,217 @@
+"""The staleness bound, the pacing rule, and every verdict on an answer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarm.rollout.admission import (
+    LOGPROB_SLACK,
+    MIN_LOGPROB,
+    deadline,
+    is_fresh,
+    judge,
+    malformation,
+    may_open,
+    staleness,
+)
+from swarm.types import Lease, Rollout, Span
+from tests.builders import STOP, VOCAB, failed_rollout, floats, ints, lease, rollout, v
+
+
+@pytest.mark.parametrize(
+    ("version", "next_batch", "bound", "age", "fresh", "last"),
+    [
+        (0, 0, 0, 0, True, 0),
+        (0, 1, 0, 1, False, 0),
+        (1, 1, 0, 0, True, 1),
+        (0, 2, 2, 2, True, 2),
+        (0, 3, 2, 3, False, 2),
+        (5, 7, 1, 2, False, 6),
+        (5, 6, 1, 1, True, 6),
+        (6, 5, 0, -1, True, 6),
+    ],
+)
+def test_staleness_bound_and_deadline_agree(
+    version: int, next_batch: int, bound: int, age: int, fresh: bool, last: int
+) -> None:
+    assert staleness(version, next_batch) == age
+    assert is_fresh(version, next_batch, bound) is fresh
+    assert deadline(version, bound) == last
+    assert is_fresh(version, last, bound)
+    assert not is_fresh(version, last + 1, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """A state of the pacing rule."""
+
+    by_deadline: dict[int, int]
+    next_batch: int
+    batch_groups: int
+
+    def room_for_all(self, horizon: int = 12) -> bool:
+        """For every d >= n the groups due n..d number at most (d - n + 1) * B. Said as plainly as it can be."""
+        n, size = self.next_batch, self.batch_groups
+        return all(
+            sum(self.by_deadline.get(e, 0) for e in range(n, d + 1)) <= (d - n + 1) * size for d in range(n, horizon)
+        )
+
+    def with_one_more(self, due: int) -> Pacing:
+        counts = Counter(self.by_deadline)
+        counts[due] += 1
+        return Pacing(dict(counts), self.next_batch, self.batch_groups)
+
+
+def test_a_group_may_be_opened_exactly_if_all_stay_trainable_in_time() -> None:
+    tried = Counter[bool]()
+    for n, size in itertools.product((0, 2), (1, 2)):
+        for counts in itertools.product(range(4), repeat=4):
+            state = Pacing({n + i: count for i, count in enumerate(counts)}, n, size)
+            if not state.room_for_all():
+                continue
+            for due in range(n, n + 5):
+                allowed = may_open(due, state.by_deadline, n, size)
+                assert allowed is state.with_one_more(due).room_for_all(), (state, due)
+                tried[allowed] += 1
+    assert min(tried[True], tried[False]) > 50
+
+
+def test_a_group_that_is_due_before_the_next_batch_is_never_opened() -> None:
+    assert not may_open(2, {}, 3, 8)
+    assert may_open(3, {}, 3, 8)
+
+
+def test_groups_past_their_deadline_take_no_room() -> None:
+    assert may_open(5, {0: 100, 3: 100}, 5, 1)
+
+
+def test_a_later_group_blocks_an_earlier_one_when_both_do_not_fit() -> None:
+    # Two batches of one group until deadline 1, and both places are taken by what is due at 1.
+    assert not may_open(0, {1: 2}, 0, 1)
+    assert may_open(0, {1: 1}, 0, 1)
+
+
+def test_the_rule_opens_s_plus_one_batches_and_not_one_group_more() -> None:
+    opened = Counter[int]()
+    while may_open(2, opened, 0, 4):
+        opened[2] += 1
+    assert opened[2] == 12
+
+
+def verdict(answer: Rollout, given: Lease, *, newest: int = 3, next_batch: int = 3, bound: int = 2) -> tuple[str, str]:
+    return judge(answer, given, newest=v(newest), next_batch=next_batch, max_staleness=bound, vocab_size=VOCAB)
+
+
+def test_an_answer_within_the_bound_is_accepted() -> None:
+    assert verdict(rollout(version=1), lease()) == ("accepted", "")
+
+
+def test_an_answer_past_the_bound_is_stale_and_the_sampler_hears_by_how_much() -> None:
+    kind, why = verdict(rollout(version=0), lease())
+    assert kind == "stale"
+    assert "version 0.0 is 1 step(s) past the bound of 2" in why
+
+
+def test_the_oldest_token_decides() -> None:
+    mixed = (Span(version=v(3), start=0, end=2), Span(version=v(0), start=2, end=4))
+    assert verdict(rollout(spans=mixed), lease())[0] == "stale"
+
+
+def test_an_answer_by_an_unpublished_version_is_of_the_future() -> None:
+    mixed = (Span(version=v(3), start=0, end=2), Span(version=v(4), start=2, end=4))
+    assert verdict(rollout(spans=mixed), lease())[0] == "future"
+    assert verdict(rollout(version=3), lease())[0] == "accepted"
+
+
+def test_a_held_out_answer_does_not_become_stale() -> None:
+    assert verdict(rollout(version=0), lease(purpose="eval"), next_batch=100)[0] == "accepted"
+
+
+def test_a_failed_generation_is_well_formed() -> None:
+    assert verdict(failed_rollout(), lease()) == ("accepted", "")
+
+
+def test_a_fault_of_shape_comes_before_everything_else() -> None:
+    assert verdict(rollout(index=9, version=0), lease())[0] == "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A change to a good answer, and what the refusal has to speak of."""
+
+    name: str
+    reason: str
+    change: dict[str, Any]
+    lease: Lease = field(default_factory=lease)
+
+
+def _spans(*bounds: tuple[int, int], version: int = 0) -> tuple[Span, ...]:
+    return tuple(Span(version=v(version), start=start, end=end) for start, end in bounds)
+
+
+def _logprob(value: float) -> dict[str, Any]:
+    return {"logprobs": floats(-0.5, value, -0.5, -0.5)}
+
+
+FAULTS = [
+    Fault("another group", "not in the lease", {"group_id": "t1"}),
+    Fault("another sample", "not in the lease", {"index": 2}),
+    Fault("a hole in the lease", "not in the lease", {"index": 1}, lease(indices=(0, 2))),
+    Fault("failed with tokens", "carries no tokens", {"finish": "failed"}),
+    Fault("failed with spans", "carries no tokens", {"finish": "failed", "token_ids": b""}),
+    Fault("no tokens", "token ids", {"token_ids": b"", "logprobs": b"", "loss_mask": b"", "spans": ()}),
+    Fault("ragged tokens", "token ids", {"token_ids": ints(3, 4, 5, STOP)[:-1]}),
+    Fault("too long", "do not fit the lease", {"token_ids": ints(*[3] * 7)}),
+    Fault("too few log-probs", "differ in length", {"logprobs": floats(-1, -1, -1)}),
+    Fault("ragged log-probs", "differ in length", {"logprobs": floats(-1, -1, -1, -1)[:-1]}),
+    Fault("too long a mask", "differ in length", {"loss_mask": b"\1" * 5}),
+    Fault("a mask of twos", "zeros and ones", {"loss_mask": b"\0\2\1\1"}),
+    Fault("a negative id", "outside the vocabulary", {"token_ids": ints(3, -1, 5, STOP)}),
+    Fault("an id too large", "outside the vocabulary", {"token_ids": ints(3, VOCAB, 5, STOP)}),
+    Fault("no stop token", "stop token", {"token_ids": ints(3, 4, 5, 6)}),
+    Fault("length not reached", "before the length", {"finish": "length"}),
+    Fault("NaN", "finite", _logprob(math.nan)),
+    Fault("+inf", "finite", _logprob(math.inf)),
+    Fault("-inf", "finite", _logprob(-math.inf)),
+    Fault("+inf and -inf", "finite", {"logprobs": floats(math.inf, -math.inf, -1, -1)}),
+    Fault("hugely unlikely", "finite", _logprob(-1e30)),
+    Fault("a little under the floor", "finite", _logprob(MIN_LOGPROB * 1.001)),
+    Fault("more than certain", "finite", _logprob(2 * LOGPROB_SLACK)),
+    Fault("no spans", "without gaps", {"spans": ()}),
+    Fault("a gap", "without gaps", {"spans": _spans((0, 1), (2, 4))}),
+    Fault("an overlap", "without gaps", {"spans": _spans((0, 3), (2, 4))}),
+    Fault("a late start", "without gaps", {"spans": _spans((1, 4))}),
+    Fault("an early end", "without gaps", {"spans": _spans((0, 3))}),
+    Fault("a late end", "without gaps", {"spans": _spans((0, 5))}),
+    Fault("an empty span", "without gaps", {"spans": _spans((0, 0), (0, 4))}),
+    Fault(
+        "older than the lease", "below the lease's 0.2", {"spans": _spans((0, 4), version=1)}, lease(min_version=v(2))
+    ),
+    Fault("of an older incarnation", "below the lease's 1.0", {}, lease(min_version=v(0, incarnation=1))),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_malformed_answer_is_refused_with_its_reason(fault: Fault) -> None:
+    good = rollout()
+    bad = msgspec.structs.replace(good, **fault.change)
+    assert malformation(good, lease(), vocab_size=VOCAB) == ""
+    assert fault.reason in malformation(bad, fault.lease, vocab_size=VOCAB)
+    assert verdict(bad, fault.lease)[0] == "malformed"
+
+
+@pytest.mark.parametrize("value", [0.0, LOGPROB_SLACK / 2, -1e-30, MIN_LOGPROB])
+def test_honest_extremes_of_log_probs_pass(value: float) -> None:
+    good = msgspec.structs.replace(rollout(), **_logprob(value))
+    assert malformation(good, lease(), vocab_size=VOCAB) == ""
+
+
+def test_an_answer_of_full_length_and_the_last_word_of_the_vocabulary_passes() -> None:
+    assert malformation(rollout(tokens=[VOCAB - 1] * 6, finish="length"), lease(), vocab_size=VOCAB) == ""

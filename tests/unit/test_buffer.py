@@ -1,0 +1,60 @@
+"""Ready groups: the earliest deadline first, nothing stale ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.rollout.buffer import Buffer
+from swarm.types import Score
+from tests.builders import ready_group
+
+
+def filled(*versions: int, batch_groups: int = 2) -> Buffer:
+    """A buffer with ready groups of these versions, in this order of completion."""
+    buffer = Buffer(batch_groups=batch_groups)
+    for order, version in enumerate(versions):
+        buffer.add(ready_group(version, order))
+    return buffer
+
+
+def test_a_batch_is_the_groups_that_expire_first() -> None:
+    batch = filled(4, 2, 3, 2, batch_groups=3).take(4, 2)
+    assert [g.oldest_version for g in batch] == [2, 2, 3]
+
+
+def test_among_equals_the_one_opened_first_is_taken_first() -> None:
+    buffer = Buffer(batch_groups=2)
+    for order in (5, 1, 3):
+        buffer.add(ready_group(0, order))
+    assert [g.order for g in buffer.take(0, 2)] == [1, 3]
+
+
+def test_what_was_taken_is_gone() -> None:
+    buffer = filled(0, 0, 0)
+    buffer.take(0, 2)
+    assert len(buffer) == 1
+    assert not buffer.can_take(1, 2)
+
+
+def test_a_stale_group_neither_fills_a_batch_nor_is_in_it() -> None:
+    buffer = filled(0, 1, 1)
+    assert [g.oldest_version for g in buffer.take(3, 2)] == [1, 1]
+    assert not filled(0, 1).can_take(3, 2)
+    with pytest.raises(AssertionError):
+        filled(0, 1).take(3, 2)
+
+
+def test_expiry_removes_exactly_what_is_in_no_later_batch() -> None:
+    buffer = filled(0, 1, 2, 3)
+    assert [g.oldest_version for g in buffer.expire(3, 1)] == [0, 1]
+    assert buffer.by_deadline(1) == {3: 1, 4: 1}
+    assert buffer.expire(3, 1) == []
+
+
+def test_an_incomplete_group_is_not_taken_in() -> None:
+    group = ready_group(0, 0, samples=2)
+    group.samples[1].score = None
+    with pytest.raises(AssertionError):
+        Buffer(batch_groups=1).add(group)
+    group.samples[1].score = Score(reward=0.0, exact=False)
+    Buffer(batch_groups=1).add(group)

@@ -1,0 +1,198 @@
+"""Weights in the stream, checkpoints on disk, and the trainer's steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swarm.child import ChildChannel
+from swarm.errors import UserError
+from swarm.learner.checkpoint import layout_of, load_model, save_checkpoint, stream_tensors, write_staging
+from swarm.learner.messages import Prepare, Save, Train, TrainGroup, TrainRollout
+from swarm.learner.tiny import CHARACTERS, tiny_model, tiny_tokenizer
+from swarm.learner.trainer import Trainer
+from tests.builders import floats, ints
+from tests.unit.models import Staged, logprobs_of, rounded, stage
+
+IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Staged:
+    return stage(tmp_path_factory.mktemp("learner"))
+
+
+def loaded_from(directory: Path) -> Any:
+    """A checkpoint as anybody would load it, widened to float32."""
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return model.eval()
+
+
+def test_tied_tensors_are_in_the_stream_once(staged: Staged) -> None:
+    specs = {spec.name: spec for spec in staged.layout.tensors}
+    assert specs["model.embed_tokens.weight"].aliases == ("lm_head.weight",)
+    assert "lm_head.weight" not in specs
+    parameters = sum(p.numel() for p in staged.model.parameters())
+    assert staged.layout.total_bytes == 2 * parameters
+
+
+def test_every_name_of_the_model_is_in_the_stream(staged: Staged) -> None:
+    names = {name for spec in staged.layout.tensors for name in (spec.name, *spec.aliases)}
+    assert names == set(staged.model.state_dict())
+
+
+def test_the_stream_is_the_weights_rounded_to_bf16_bit_for_bit(staged: Staged) -> None:
+    data, at = staged.staging.read_bytes(), 0
+    state = staged.model.state_dict()
+    assert len(data) == staged.layout.total_bytes
+    for spec in staged.layout.tensors:
+        bits = state[spec.name].to(torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
+        assert data[at : at + spec.nbytes] == bits, spec.name
+        at += spec.nbytes
+
+
+class Odd(torch.nn.Module):
+    """Tensors of sizes that fall between the alignments of their dtypes, one of them a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.5, -2.0, 0.25]))
+        self.register_buffer("flags", torch.tensor([True, False, True]))
+        self.register_buffer("steps", torch.arange(4))
+        self.register_buffer("table", torch.arange(6, dtype=torch.int32).reshape(2, 3).T)
+
+
+def test_tensors_of_odd_sizes_and_mixed_dtypes_can_be_staged(tmp_path: Path) -> None:
+    tensors = stream_tensors(Odd())
+    write_staging(tensors, tmp_path / "staging.bin")
+    data, at = (tmp_path / "staging.bin").read_bytes(), 0
+    assert len(data) == layout_of(tensors, ()).total_bytes == 6 + 3 + 32 + 24
+    for spec, tensor in tensors.items():
+        stored = tensor.detach().to(torch.bfloat16) if spec.dtype == "BF16" else tensor
+        expected = stored.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        assert data[at : at + spec.nbytes] == expected, spec.name
+        at += spec.nbytes
+
+
+def test_a_checkpoint_loads_with_transformers_and_is_the_published_model(staged: Staged, tmp_path: Path) -> None:
+    save_checkpoint(staged.model, tiny_tokenizer(), tmp_path / "step-1")
+    loaded = loaded_from(tmp_path / "step-1")
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=IDS).logits, rounded(staged.model)(input_ids=IDS).logits)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "step-1", dtype="auto").dtype == torch.bfloat16
+    assert json.loads((tmp_path / "step-1" / "config.json").read_text())["dtype"] == "bfloat16"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "step-1")
+    text = f"{CHARACTERS}x 3141="
+    assert tokenizer(text)["input_ids"] == tiny_tokenizer()(text)["input_ids"]
+
+
+def test_a_checkpoint_leaves_nothing_half_written_behind(staged: Staged, tmp_path: Path) -> None:
+    (tmp_path / "step-1.partial").mkdir()
+    (tmp_path / "step-1.partial" / "left over").write_text("by a crash")
+    save_checkpoint(staged.model, tiny_tokenizer(), tmp_path / "step-1")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert not (tmp_path / "step-1" / "left over").exists()
+
+
+def test_the_small_files_are_those_that_the_layout_names(staged: Staged) -> None:
+    files = {file.name: file.content for file in staged.layout.files}
+    assert {"config.json", "tokenizer.json"} <= set(files)
+    assert all((staged.files_dir / name).read_bytes() == content for name, content in files.items())
+
+
+def test_a_seed_makes_the_same_model_again() -> None:
+    def weights(seed: int) -> list[float]:
+        return list(tiny_model(seed).state_dict()["model.embed_tokens.weight"].flatten().tolist())
+
+    assert weights(3) == weights(3) != weights(4)
+
+
+def test_a_model_that_is_not_there_is_one_line_for_the_user(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        load_model(str(tmp_path), 0)
+    assert "\n" not in str(caught.value)
+
+
+# -- steps ---------------------------------------------------------------------------------------------------
+
+
+class NoParent(ChildChannel):
+    """A channel without a parent at its other end."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+    def progress(self, note: str = "") -> None:
+        self.beats += 1
+
+
+PROMPT, GOOD, BAD = (1, 3, 13), (3, 2), (4, 2)
+
+
+def trainer_in(directory: Path, *, minibatches: int = 1) -> Trainer:
+    command = Prepare(
+        model="tiny",
+        files_dir=str(directory / "model"),
+        staging=str(directory / "staging.bin"),
+        seed=0,
+        device="cpu",
+        learning_rate=1e-2,
+        warmup_steps=0,
+        minibatches=minibatches,
+        temperature=1.0,
+    )
+    return Trainer(command, NoParent())
+
+
+def batch_of(good_reward: float, *, copies: int = 1) -> tuple[TrainGroup, ...]:
+    """GOOD and BAD, answered by the tiny model of seed 0 itself; BAD has reward 0."""
+    model = tiny_model(0)
+    rollouts = tuple(
+        TrainRollout(
+            token_ids=ints(*tokens),
+            logprobs=floats(*logprobs_of(model, PROMPT, tokens)),
+            loss_mask=b"\1\1",
+            reward=reward,
+            staleness=0,
+        )
+        for tokens, reward in ((GOOD, good_reward), (BAD, 0.0))
+    )
+    return (TrainGroup(prompt_token_ids=PROMPT, rollouts=rollouts),) * copies
+
+
+def saved(trainer: Trainer, directory: Path) -> dict[str, torch.Tensor]:
+    trainer.stage()
+    trainer.save(Save(directory=str(directory)))
+    return dict(loaded_from(directory).state_dict())
+
+
+def test_a_step_makes_the_better_answer_likelier_and_the_worse_one_less_likely(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    trained = trainer.step(Train(step=0, groups=batch_of(1.0)))
+    trainer.save(Save(directory=str(tmp_path / "after")))
+    before = tiny_model(0)
+    after = loaded_from(tmp_path / "after")
+    assert sum(logprobs_of(after, PROMPT, GOOD)) > sum(logprobs_of(before, PROMPT, GOOD)) + 0.1
+    assert sum(logprobs_of(after, PROMPT, BAD)) < sum(logprobs_of(before, PROMPT, BAD)) - 0.1
+    assert trained.metrics["optimizer_steps"] == 1
+    assert trained.metrics["mismatch_kl"] == pytest.approx(0, abs=1e-6)
+    assert trained.metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_batch_without_variance_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    before = saved(trainer, tmp_path / "before")
+    trained = trainer.step(Train(step=0, groups=batch_of(0.0, copies=2)))
+    after = saved(trainer, tmp_path / "after")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (trained.metrics["optimizer_steps"], trained.metrics["frac_reward_zero_std"]) == (0, 1)
+
+
+def test_minibatches_are_optimiser_steps(tmp_path: Path) -> None:
+    trained = trainer_in(tmp_path, minibatches=2).step(Train(step=0, groups=batch_of(1.0, copies=2)))
+    assert trained.metrics["optimizer_steps"] == 2

@@ -1,0 +1,102 @@
+"""What a user may set, and the one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.config import JoinConfig, LeadConfig, load_config
+from swarm.errors import UserError
+
+
+def fault(kind: type[LeadConfig | JoinConfig], file: Path | None = None, **flags: Any) -> str:
+    """The line that refuses these settings."""
+    with pytest.raises(UserError) as caught:
+        load_config(kind, file, flags)
+    line = str(caught.value)
+    assert line
+    assert "\n" not in line
+    return line
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "swarm.toml"
+
+
+def test_everything_has_a_default_that_fits_together() -> None:
+    config = load_config(LeadConfig, None, {})
+    assert (config.max_staleness, config.publish_every_steps, config.port) == (2, 1, 7700)
+
+
+def test_a_flag_overrides_the_file_and_a_flag_not_given_does_not(file: Path) -> None:
+    file.write_text("steps = 7\nseed = 3\n")
+    config = load_config(LeadConfig, file, {"steps": 9, "seed": None})
+    assert (config.steps, config.seed) == (9, 3)
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones(file: Path) -> None:
+    file.write_text("max_stalenes = 2\n")
+    line = fault(LeadConfig, file)
+    assert "unknown setting 'max_stalenes'" in line
+    assert all(name in line for name in LeadConfig.model_fields)
+
+
+def test_a_publication_period_that_would_deadlock_is_refused() -> None:
+    line = fault(LeadConfig, max_staleness=1, publish_every_steps=3)
+    assert "--publish-every-steps 3 is above --max-staleness + 1, which is 2" in line
+    assert line.endswith("lower the one or raise the other")
+    assert load_config(LeadConfig, None, {"max_staleness": 1, "publish_every_steps": 2}).publish_every_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("max_staleness", -1),
+        ("publish_every_steps", 0),
+        ("steps", 0),
+        ("port", 65_536),
+        ("group_size", 1),
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
+        ("learning_rate", -1.0),
+        ("target", 1.5),
+        ("seed", -1),
+        ("reward", "bribe"),
+        ("port", "seven"),
+        ("port", "a\nb"),
+        ("beat_s", float("inf")),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_the_name_of_its_flag(setting: str, value: object) -> None:
+    values: dict[str, Any] = {setting: value}
+    assert fault(LeadConfig, **values).startswith("--" + setting.replace("_", "-"))
+
+
+def test_every_fault_is_named_at_once() -> None:
+    line = fault(LeadConfig, steps=0, port=-1)
+    assert "--steps 0" in line
+    assert "--port -1" in line
+
+
+def test_a_setting_that_has_to_be_given_is_named_as_its_flag() -> None:
+    assert fault(JoinConfig) == "--bootstrap has to be given"
+    assert "--role" in fault(JoinConfig, bootstrap="host", role="relay")
+
+
+def test_a_file_that_is_missing_or_broken_is_named(file: Path) -> None:
+    assert str(file) in fault(LeadConfig, file)
+    file.write_text("steps = = 3\n")
+    assert f"{file} is not valid TOML" in fault(LeadConfig, file)
+    file.write_bytes(b"model = '\xff'\n")
+    assert f"{file} is not valid TOML" in fault(LeadConfig, file)
+    file.write_text("steps = 1\nsteps = 2\n")
+    assert f"{file} is not valid TOML" in fault(LeadConfig, file)
+
+
+def test_the_learning_rate_suits_the_model_unless_it_is_given() -> None:
+    rates = [load_config(LeadConfig, None, flags).resolved_learning_rate for flags in ({}, {"model": "some/model"})]
+    assert rates == [1e-3, 1e-6]
+    assert load_config(LeadConfig, None, {"learning_rate": 0.5}).resolved_learning_rate == 0.5

@@ -1,0 +1,207 @@
+"""The transformers engine in this process: what it holds, what it draws, and what it says of its draws."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from swarm.broadcast.manifest import Layout
+from swarm.errors import EchoError
+from swarm.sampler.engine import Generate, Job, Sampled
+from swarm.sampler.transformers_engine import SeededDraw, TransformersEngine, WrongWeights
+from swarm.types import SamplingRules, Span
+from tests.builders import STOP, v
+from tests.unit.models import Staged, logprobs_of, rounded, stage
+
+SHORT, LONG = (1, 3, 13), (1, 3, 4, 5, 6, 13)
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Staged:
+    return stage(tmp_path_factory.mktemp("learner"))
+
+
+@pytest.fixture(scope="module")
+def engine(staged: Staged) -> TransformersEngine:
+    return installed(staged)
+
+
+def installed(staged: Staged) -> TransformersEngine:
+    engine = TransformersEngine()
+    engine.start(staged.start())
+    engine.install(staged.install(), lambda: None)
+    return engine
+
+
+def job(
+    seed: int,
+    *,
+    prompt: tuple[int, ...] = SHORT,
+    temperature: float = 1.0,
+    limit: int = 6,
+    stops: tuple[int, ...] = (STOP,),
+    time_limit_s: float = 60.0,
+) -> Job:
+    rules = SamplingRules(temperature=temperature, max_new_tokens=limit, stop_token_ids=stops)
+    return Job(prompt_token_ids=prompt, seed=seed, rules=rules, time_limit_s=time_limit_s)
+
+
+def draw(engine: TransformersEngine, *jobs: Job) -> tuple[Sampled, ...]:
+    return engine.generate(Generate(jobs=jobs), lambda: None).samples
+
+
+def tokens(sampled: Sampled) -> list[int]:
+    return array("i", sampled.token_ids).tolist()
+
+
+def logprobs(sampled: Sampled) -> list[float]:
+    return array("f", sampled.logprobs).tolist()
+
+
+# -- weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_learner_finds_the_engines_log_probs(
+    engine: TransformersEngine, staged: Staged, temperature: float
+) -> None:
+    learner = rounded(staged.model)
+    jobs = [job(seed, temperature=temperature, prompt=(SHORT, LONG)[seed % 2]) for seed in range(24)]
+    for asked, sampled in zip(jobs, draw(engine, *jobs), strict=True):
+        expected = logprobs_of(learner, asked.prompt_token_ids, tokens(sampled), temperature=temperature)
+        assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
+
+
+def test_tied_embeddings_are_one_tensor_in_the_engine_too(engine: TransformersEngine) -> None:
+    model = engine._model
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert head.data_ptr() == embedding.data_ptr()
+
+
+def test_an_install_replaces_every_tensor_exactly(staged: Staged, tmp_path: Path) -> None:
+    engine = installed(stage(tmp_path, seed=9))
+    engine.install(staged.install(version=1), lambda: None)
+    held, wanted = engine._model.state_dict(), rounded(staged.model).state_dict()
+    assert all(torch.equal(held[name], wanted[name]) for name in wanted)
+    assert draw(engine, job(0))[0].spans[0].version == v(1)
+
+
+def test_an_engine_with_a_wrong_sum_does_not_go_on(staged: Staged) -> None:
+    engine = installed(staged)
+    wrong = (staged.sums[0] ^ 1, *staged.sums[1:])
+    with pytest.raises(WrongWeights, match=r"model\.embed_tokens\.weight differs"):
+        engine.install(msgspec.structs.replace(staged.install(1), tensor_sums=wrong), lambda: None)
+    with pytest.raises(AssertionError):
+        draw(engine, job(0))
+
+
+def test_one_flipped_bit_of_the_weights_is_noticed(staged: Staged, tmp_path: Path) -> None:
+    data = bytearray(staged.staging.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped = tmp_path / "flipped.bin"
+    flipped.write_bytes(data)
+    with pytest.raises(WrongWeights):
+        installed(staged).install(msgspec.structs.replace(staged.install(1), path=str(flipped)), lambda: None)
+
+
+def test_the_engine_copies_the_weights_and_never_aliases_the_file(staged: Staged, tmp_path: Path) -> None:
+    mapped = tmp_path / "weights.bin"
+    mapped.write_bytes(staged.staging.read_bytes())
+    engine = TransformersEngine()
+    engine.start(staged.start())
+    engine.install(msgspec.structs.replace(staged.install(), path=str(mapped)), lambda: None)
+    before = draw(engine, job(3))
+    with mapped.open("r+b") as file:
+        file.write(bytes(staged.layout.total_bytes))
+    assert draw(engine, job(3)) == before
+
+
+def test_a_layout_of_another_model_is_refused_by_the_name_of_a_tensor(staged: Staged) -> None:
+    tensors = staged.layout.tensors
+    missing = Layout(tensors=tensors[1:], files=())
+    reshaped = Layout(tensors=(msgspec.structs.replace(tensors[0], shape=(1, 2)), *tensors[1:]), files=())
+    for other in (missing, reshaped):
+        with pytest.raises(EchoError, match=r"model\.embed_tokens\.weight|lm_head\.weight"):
+            TransformersEngine().start(msgspec.structs.replace(staged.start(), layout=other))
+
+
+# -- draws ---------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(engine: TransformersEngine) -> None:
+    (alone,) = draw(engine, job(5, prompt=LONG))
+    crowd = draw(engine, job(1), job(2, temperature=0.3), job(5, prompt=LONG), job(6, limit=3), job(7, prompt=LONG))
+    assert tokens(crowd[2]) == tokens(alone)
+    assert logprobs(crowd[2]) == pytest.approx(logprobs(alone), abs=1e-5)
+    assert len({tuple(tokens(one)) for one in draw(engine, *(job(seed) for seed in range(20)))}) > 10
+
+
+def test_padding_on_the_left_changes_no_log_prob(engine: TransformersEngine) -> None:
+    together = draw(engine, job(1, prompt=SHORT), job(2, prompt=LONG), job(3, prompt=(1,)))
+    alone = [draw(engine, one)[0] for one in (job(1, prompt=SHORT), job(2, prompt=LONG), job(3, prompt=(1,)))]
+    for one, other in zip(together, alone, strict=True):
+        assert tokens(one) == tokens(other)
+        assert logprobs(one) == pytest.approx(logprobs(other), abs=1e-5)
+
+
+def test_answers_come_in_the_order_of_the_jobs(engine: TransformersEngine) -> None:
+    jobs = [job(seed, limit=2 + seed % 3, stops=()) for seed in range(9)]
+    assert [len(tokens(sampled)) for sampled in draw(engine, *jobs)] == [2 + seed % 3 for seed in range(9)]
+
+
+def test_temperature_zero_takes_the_likeliest_token_every_time(engine: TransformersEngine, staged: Staged) -> None:
+    first, second = draw(engine, job(1, temperature=0.0), job(2, temperature=0.0))
+    assert tokens(first) == tokens(second)
+    learner, context = rounded(staged.model), list(SHORT)
+    for token in tokens(first):
+        with torch.no_grad():
+            assert int(learner(input_ids=torch.tensor([context])).logits[0, -1].argmax()) == token
+        context.append(token)
+    assert logprobs(first) == pytest.approx(logprobs_of(learner, SHORT, tokens(first)), abs=1e-4)
+
+
+def test_every_completion_ends_for_the_reason_it_names(engine: TransformersEngine) -> None:
+    samples = draw(engine, *(job(seed) for seed in range(60)))
+    ends = Counter(sampled.finish for sampled in samples)
+    assert set(ends) == {"stop", "length"}
+    for sampled in samples:
+        drawn = tokens(sampled)
+        assert (drawn[-1] == STOP) is (sampled.finish == "stop")
+        assert STOP not in drawn[:-1]
+        assert len(drawn) == 6 or sampled.finish == "stop"
+        assert len(logprobs(sampled)) == len(drawn)
+        assert sampled.spans == (Span(version=v(0), start=0, end=len(drawn)),)
+
+
+def test_a_completion_cut_off_by_time_is_failed_and_carries_nothing(engine: TransformersEngine) -> None:
+    (sampled,) = draw(engine, job(0, stops=(), time_limit_s=0.0))
+    assert (sampled.finish, sampled.fault) == ("failed", "time limit")
+    assert (sampled.token_ids, sampled.logprobs, sampled.spans) == (b"", b"", ())
+
+
+def test_work_shows_progress(engine: TransformersEngine, staged: Staged) -> None:
+    beats: list[int] = []
+    engine.generate(Generate(jobs=(job(0, stops=()),)), lambda: beats.append(1))
+    assert len(beats) == 6
+    beats.clear()
+    engine.install(staged.install(), lambda: beats.append(1))
+    assert len(beats) == len(staged.layout.tensors)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_draws_follow_the_softmax(temperature: float) -> None:
+    rows, logits = 8_000, torch.tensor([2.0, 1.0, 0.5, 0.0, 0.0, -0.5, -1.0, -2.0])
+    jobs = [job(seed, temperature=temperature) for seed in range(rows)]
+    seeded = SeededDraw(jobs, torch.device("cpu"), lambda: None)
+    drawn = seeded(torch.zeros((rows, 1), dtype=torch.long), logits.repeat(rows, 1)).argmax(-1)
+    seen = torch.bincount(drawn, minlength=8).double()
+    expected = (logits.double() / temperature).softmax(-1) * rows
+    # 0.999 quantile of chi-square with 7 degrees of freedom.
+    assert float(((seen - expected) ** 2 / expected).sum()) < 24.3
+    (noted,) = seeded.logprobs
+    assert torch.allclose(noted, (logits / temperature).log_softmax(-1)[drawn], atol=1e-5)

@@ -1,0 +1,214 @@
+"""The little HTTP that every part shares, over a real server on loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
+from swarm.http import Busy, Gone, PeerClient, binary, read_body
+from swarm.node.hello import hello_route, say_hello
+from swarm.node.http import NodeServer
+from swarm.types import VersionId
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
+from tests.builders import KEY, SWARM_OF_KEY, v
+
+CAP = 1000
+OURS = {PROTOCOL_HEADER: str(PROTOCOL)}
+
+
+async def echo(request: web.Request) -> web.Response:
+    """The version that was sent."""
+    body = await read_body(request, CAP)
+    return binary(encode(decode(body, VersionId, cap_bytes=CAP)))
+
+
+async def large(request: web.Request) -> web.StreamResponse:
+    """CAP bytes, in parts and without a length."""
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    for _ in range(10):
+        await answer.write(b"x" * (CAP // 10))
+    return answer
+
+
+def answering(status: int, **headers: str) -> web.RouteDef:
+    async def answer(request: web.Request) -> web.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.Response(status=status, text=f"status {status}", headers=named)
+
+    return web.get(f"/{status}", answer)
+
+
+ROUTES = [
+    web.post("/echo", echo),
+    web.get("/large", large),
+    hello_route(KEY.public_bytes, 5.0),
+    answering(404),
+    answering(410),
+    answering(400),
+    answering(302, Location="/large"),
+    answering(429, Retry_After="7"),
+    answering(503, Retry_After="soon"),
+    answering(500),
+]
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[str]:
+    """A node's server; its base URL."""
+    server = NodeServer(ROUTES, lambda: {"role": "test"})
+    port = await server.start("127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop()
+
+
+async def status_and_text(
+    url: str, headers: dict[str, str], body: bytes | AsyncIterator[bytes] | None = None
+) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request("GET" if body is None else "POST", url, data=body, headers=headers) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("spoken", "says"),
+    [
+        (str(PROTOCOL - 1), "your node has to be upgraded"),
+        (str(PROTOCOL + 1), "this node, the one you called, has to be upgraded"),
+        (None, "use the echo-node client"),
+        ("latest", "use the echo-node client"),
+    ],
+    ids=["older", "newer", "none", "words"],
+)
+async def test_another_protocol_is_told_which_side_to_upgrade(spoken: str | None, says: str) -> None:
+    async with serving() as url:
+        status, text = await status_and_text(url + "/large", {} if spoken is None else {PROTOCOL_HEADER: spoken})
+    assert status == 426
+    assert says in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("spoken", ["²", "9" * 5000, "-1", "1.0", "", "1, 1"], ids=lambda spoken: spoken[:5] or "empty")
+async def test_a_number_that_is_none_is_another_protocol(spoken: str) -> None:
+    async with serving() as url:
+        status, text = await status_and_text(url + "/large", {PROTOCOL_HEADER: spoken})
+    assert status == 426
+    assert len(text) < 200
+
+
+async def test_status_answers_whoever_asks() -> None:
+    async with serving() as url:
+        status, text = await status_and_text(url + "/v1/status", {})
+    assert (status, text) == (200, '{"role": "test"}')
+
+
+async def in_parts(body: bytes) -> AsyncIterator[bytes]:
+    """`body` without a Content-Length."""
+    for at in range(0, len(body), 100):
+        yield body[at : at + 100]
+
+
+async def test_a_body_over_the_cap_is_refused_with_and_without_its_length_stated() -> None:
+    async with serving() as url:
+        stated = await status_and_text(url + "/echo", OURS, b"x" * (CAP + 1))
+        chunked = await status_and_text(url + "/echo", OURS, in_parts(b"x" * (CAP + 1)))
+    assert stated == (413, f"a body of {CAP + 1} bytes is over the cap of {CAP}")
+    assert chunked == (413, f"a body is over the cap of {CAP} bytes")
+
+
+async def test_a_body_of_junk_is_the_senders_fault() -> None:
+    async with serving() as url:
+        status, text = await status_and_text(url + "/echo", OURS, b"x" * CAP)
+    assert status == 400
+    assert text.startswith("not a VersionId")
+
+
+async def test_a_call_brings_the_body_back() -> None:
+    async with serving() as url, PeerClient(url) as peer:
+        body = await peer.post("/echo", encode(v(3)), cap_bytes=CAP, timeout_s=5)
+        whole = await peer.get("/large", cap_bytes=CAP, timeout_s=5)
+    assert decode(body, VersionId, cap_bytes=CAP) == v(3)
+    assert whole == b"x" * CAP
+
+
+async def test_a_client_reads_no_more_than_its_cap() -> None:
+    async with serving() as url, PeerClient(url) as peer:
+        with pytest.raises(TooLarge):
+            await peer.get("/large", cap_bytes=CAP - 1, timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, Gone),
+        (410, Gone),
+        (400, ProtocolError),
+        (302, ProtocolError),
+        (429, Busy),
+        (503, Busy),
+        (500, PeerUnreachable),
+    ],
+)
+async def test_the_error_says_whose_fault_it_was(status: int, kind: type[Exception]) -> None:
+    async with serving() as url, PeerClient(url) as peer:
+        with pytest.raises(kind, match=f"status {status}") as caught:
+            await peer.get(f"/{status}", cap_bytes=CAP, timeout_s=5)
+    assert type(caught.value) is kind
+
+
+async def test_a_busy_peer_says_when_to_come_back() -> None:
+    async with serving() as url, PeerClient(url) as peer:
+        waits: list[float] = []
+        for path in ("/429", "/503"):
+            with pytest.raises(Busy) as caught:
+                await peer.get(path, cap_bytes=CAP, timeout_s=5)
+            waits.append(caught.value.retry_after_s)
+    assert waits == [7.0, 1.0]
+
+
+async def test_nobody_listening_is_unreachable_not_a_fault() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with PeerClient(f"http://127.0.0.1:{port}") as peer:
+        with pytest.raises(PeerUnreachable, match="cannot be reached"):
+            await peer.get("/", cap_bytes=CAP, timeout_s=5)
+
+
+async def test_no_answer_in_time_is_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        async with PeerClient(f"http://127.0.0.1:{deaf.getsockname()[1]}") as peer:
+            with pytest.raises(PeerUnreachable, match="did not answer within"):
+                await peer.get("/", cap_bytes=CAP, timeout_s=0.05)
+
+
+async def test_a_client_of_another_protocol_is_told_by_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.http.PROTOCOL", PROTOCOL + 1)
+    async with PeerClient("http://127.0.0.1:1") as newer:
+        monkeypatch.undo()
+        async with serving() as newer.base_url:
+            with pytest.raises(UserError, match="has to be upgraded"):
+                await newer.get("/large", cap_bytes=CAP, timeout_s=5)
+
+
+async def test_a_learner_says_hello() -> None:
+    async with serving() as url, PeerClient(url) as peer:
+        hello = await say_hello(peer)
+    assert (hello.swarm, hello.learner_key, hello.beat_s) == (SWARM_OF_KEY, KEY.public_bytes, 5.0)
+
+
+async def test_a_taken_port_is_one_line_that_says_what_to_do() -> None:
+    async with serving() as url:
+        port = int(url.rpartition(":")[2])
+        with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
+            await NodeServer([], dict).start("127.0.0.1", port)

@@ -1,0 +1,150 @@
+"""The states of a sample, its seed, and the nodes that work on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.rollout.leases import MAX_NODES, MISSED_BEATS, LeaseTable, sample_seed
+from swarm.types import GroupId, NodeId, Score
+from tests.builders import ALICE, BOB, open_group, rollout, v
+
+
+@pytest.fixture
+def table() -> LeaseTable:
+    """A table that has heard Alice and Bob at time 0; a beat is a second."""
+    table = LeaseTable(run_seed=7, beat_s=1.0)
+    table.hear(ALICE, now=0.0)
+    table.hear(BOB, now=0.0)
+    return table
+
+
+def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=1)
+    (sample,) = group.samples
+    assert sample.waiting
+    table.claim(group, ALICE, 1)
+    assert (sample.node, sample.waiting, group.leased, table.samples_of(ALICE)) == (ALICE, False, 1, 1)
+    assert table.answer(group, rollout(group_id="t0"))
+    assert (sample.node, sample.waiting, group.leased, table.samples_of(ALICE)) == (None, False, 0, 0)
+    assert (group.answered, group.complete) == (1, False)
+    sample.score = Score(reward=1.0, exact=True)
+    assert group.complete
+
+
+def test_a_claim_takes_no_more_than_there_is_and_no_sample_twice(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=3)
+    first, second = table.claim(group, ALICE, 2), table.claim(group, BOB, 5)
+    assert [s.index for s in first.specs] == [0, 1]
+    assert [s.index for s in second.specs] == [2]
+    assert table.claimable(v(0)) == []
+
+
+def test_only_one_answer_is_taken(table: LeaseTable) -> None:
+    group = open_group(table, 0)
+    table.claim(group, ALICE, 2)
+    assert table.answer(group, rollout(tokens=(3, 2)))
+    assert not table.answer(group, rollout(tokens=(4, 2)))
+    kept = group.samples[0].rollout
+    assert kept is not None
+    assert kept.tokens()[0] == 3
+
+
+def test_only_the_holder_can_release_a_sample(table: LeaseTable) -> None:
+    group = open_group(table, 0)
+    table.claim(group, ALICE, 1)
+    assert not table.release(BOB, "t0", 0)
+    assert not table.release(ALICE, "t0", 1)
+    assert not table.release(ALICE, "t0", 65_535)
+    assert not table.release(ALICE, "unknown", 0)
+    assert group.samples[0].node == ALICE
+    assert table.release(ALICE, "t0", 0)
+    assert group.samples[0].waiting
+    assert table.samples_of(ALICE) == 0
+
+
+def test_a_released_sample_keeps_its_place_and_its_seed(table: LeaseTable) -> None:
+    group = open_group(table, 0)
+    first = table.claim(group, ALICE, 1)
+    table.release(ALICE, "t0", 0)
+    assert table.claim(group, BOB, 1).specs == first.specs
+
+
+def test_three_missed_beats_are_silence_and_less_is_not(table: LeaseTable) -> None:
+    table.hear(BOB, now=2.0)
+    assert table.silence_due() == MISSED_BEATS
+    assert table.silent(now=2.999) == []
+    assert table.silent(now=3.0) == [ALICE]
+    table.hear(ALICE, now=3.5)
+    assert table.silent(now=4.5) == []
+    assert table.silence_due() == 2.0 + MISSED_BEATS
+
+
+def test_forgetting_a_node_puts_back_exactly_its_samples(table: LeaseTable) -> None:
+    group, other = open_group(table, 0, size=3), open_group(table, 1, size=1)
+    table.claim(group, ALICE, 2)
+    table.claim(group, BOB, 1)
+    table.claim(other, ALICE, 1)
+    assert table.forget(ALICE) == 3
+    assert [s.node for s in (*group.samples, *other.samples)] == [None, None, BOB, None]
+    assert list(table.nodes()) == [BOB]
+    assert table.forget(ALICE) == 0
+
+
+def test_closing_a_group_takes_its_samples_from_their_holders(table: LeaseTable) -> None:
+    group = open_group(table, 0)
+    table.claim(group, ALICE, 2)
+    table.close(group)
+    assert (len(table), table.samples_of(ALICE), table.forget(ALICE)) == (0, 0, 0)
+
+
+def test_no_nodes_no_deadline() -> None:
+    assert LeaseTable(run_seed=0, beat_s=1.0).silence_due() is None
+
+
+def test_the_table_of_nodes_is_bounded_and_keeps_those_it_knows() -> None:
+    table = LeaseTable(run_seed=0, beat_s=1.0)
+    assert all(table.hear(NodeId(f"n{i}"), now=0.0) for i in range(MAX_NODES))
+    assert not table.hear(NodeId("one too many"), now=0.0)
+    assert table.hear(NodeId("n0"), now=1.0)
+    table.forget(NodeId("n1"))
+    assert table.hear(NodeId("one too many"), now=1.0)
+
+
+def test_held_out_prompts_are_offered_first_then_the_oldest_groups(table: LeaseTable) -> None:
+    open_group(table, 3, version=1)
+    open_group(table, 2, version=0)
+    open_group(table, 1, version=0)
+    open_group(table, 9, version=1, purpose="eval")
+    assert [g.group_id for g in table.claimable(v(1))] == ["t9", "t1", "t2", "t3"]
+
+
+def test_a_node_is_offered_nothing_newer_than_it_holds(table: LeaseTable) -> None:
+    open_group(table, 0, version=2)
+    assert table.claimable(v(1)) == []
+    assert len(table.claimable(v(2))) == 1
+
+
+def test_a_group_is_as_old_as_its_opening_until_all_have_answered(table: LeaseTable) -> None:
+    group = open_group(table, 0, version=1)
+    table.answer(group, rollout(index=0, version=3))
+    assert (group.oldest_version, group.deadline(2)) == (1, 3)
+    table.answer(group, rollout(index=1, version=2))
+    assert (group.oldest_version, group.deadline(2)) == (2, 4)
+
+
+def test_seeds_are_the_same_in_every_process_and_differ_by_run_group_and_place() -> None:
+    assert sample_seed(7, GroupId("t0"), 0) == 8872825424519278814
+    places = [(run, GroupId(f"t{g}"), i) for run in (0, 1) for g in range(40) for i in range(40)]
+    seeds = {sample_seed(*place) for place in places}
+    assert len(seeds) == len(places)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_what_a_node_says_it_does_not_have_is_put_back(table: LeaseTable) -> None:
+    group, other = open_group(table, 0, size=2), open_group(table, 1, size=1)
+    table.claim(group, ALICE, 2)
+    table.claim(other, BOB, 1)
+    table.keep(ALICE, {("t0", 1), ("t1", 0), ("unknown", 3)})
+    assert [sample.node for sample in group.samples] == [None, ALICE]
+    assert other.samples[0].node == BOB
+    assert table.samples_of(ALICE) == 1

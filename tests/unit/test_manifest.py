@@ -1,0 +1,281 @@
+"""Heads, layouts and chunk tables: what is cut where, and that no other bytes pass for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarm.broadcast.manifest import (
+    HEAD_BYTES,
+    HEAD_CONTEXT,
+    MAX_REGION_BYTES,
+    MIN_REGION_BYTES,
+    ChunkTable,
+    Dtype,
+    Head,
+    Layout,
+    ModelFile,
+    RegionEntry,
+    Span,
+    TensorSpec,
+    chunk_spans,
+    open_head,
+    open_layout,
+    open_table,
+    region_bytes,
+    regions_of,
+    sign_head,
+)
+from swarm.broadcast.store import Published
+from swarm.errors import ProtocolError
+from swarm.types import VersionId
+from swarm.wire import digest, encode
+from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, SWARM_OF_KEY, layout, publish, v, weights_of
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return publish(tmp_path_factory.mktemp("learner"), MIXED_LAYOUT, weights_of(MIXED_LAYOUT, 0))
+
+
+def head_of(*, layout_bytes: bytes = b"?", table_bytes: bytes = b"?", version: VersionId | None = None) -> Head:
+    """A head that truly names these two objects."""
+    return Head(
+        swarm=SWARM_OF_KEY,
+        learner_key=KEY.public_bytes,
+        version=version or v(0),
+        base=None,
+        layout_digest=digest(layout_bytes),
+        layout_bytes=len(layout_bytes),
+        table_digest=digest(table_bytes),
+        table_bytes=len(table_bytes),
+    )
+
+
+# -- regions and chunks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        (1, MIN_REGION_BYTES),
+        (64 << 20, MIN_REGION_BYTES),
+        ((64 << 20) + 1, MIN_REGION_BYTES + 8),
+        (1 << 30, 1 << 20),
+        (8 << 30, MAX_REGION_BYTES),
+        (1 << 40, MAX_REGION_BYTES),
+    ],
+)
+def test_a_region_is_a_1024th_between_its_bounds_and_holds_whole_items(total: int, expected: int) -> None:
+    assert region_bytes(total) == expected
+    assert region_bytes(total) % 8 == 0
+
+
+def test_regions_cover_the_stream_and_never_cross_from_one_dtype_to_another() -> None:
+    spans = regions_of(MIXED_LAYOUT)
+    ends = [span.start + span.nbytes for span in spans]
+    assert [span.start for span in spans] == [0, *ends[:-1]]
+    assert ends[-1] == MIXED_LAYOUT.total_bytes
+    assert {1_331_200, 1_491_200} <= set(ends)
+    assert len(spans) == 21 + 3 + 1
+
+
+def test_regions_pass_over_tensors_of_one_dtype() -> None:
+    assert regions_of(layout(("a", "BF16", (3,)), ("b", "BF16", (5,)))) == [Span(start=0, nbytes=16)]
+
+
+def test_empty_tensors_make_no_regions() -> None:
+    tensors: tuple[tuple[str, Dtype, tuple[int, ...]], ...] = (
+        ("none", "F32", (0, 7)),
+        ("some", "BF16", (4,)),
+        ("none again", "I64", (0,)),
+        ("more", "BF16", (4,)),
+    )
+    assert sum(span.nbytes for span in regions_of(layout(*tensors))) == 16
+    assert all(span.nbytes for span in regions_of(layout(*tensors)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "nbytes"),
+    [("BF16", (2, 3), 12), ("F64", (), 8), ("BOOL", (7,), 7), ("I64", (0,), 0), ("F32", (2, 2, 2), 32)],
+)
+def test_a_tensors_size_follows_from_shape_and_dtype(dtype: Dtype, shape: tuple[int, ...], nbytes: int) -> None:
+    assert TensorSpec(name="t", dtype=dtype, shape=shape).nbytes == nbytes
+
+
+def test_chunks_cut_the_encodings_at_equal_places(published: Published) -> None:
+    table = published.table
+    spans = chunk_spans(table)
+    assert [span.start for span in spans] == [i * table.chunk_bytes for i in range(len(spans))]
+    assert {span.nbytes for span in spans[:-1]} == {table.chunk_bytes}
+    assert sum(span.nbytes for span in spans) == table.encoded_bytes == published.path.stat().st_size
+
+
+# -- heads ---------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_head_is_under_a_kilobyte() -> None:
+    most = 2**53
+    largest = msgspec.structs.replace(
+        head_of(version=v(most, incarnation=most)),
+        base=v(most, incarnation=most),
+        layout_bytes=32 << 20,
+        table_bytes=8 << 20,
+    )
+    sealed = sign_head(largest, KEY)
+    assert len(sealed) < HEAD_BYTES
+    assert open_head(sealed, KEY.public_bytes) == largest
+
+
+def test_a_head_by_another_key_or_of_another_swarm_is_refused() -> None:
+    head = head_of()
+    with pytest.raises(ProtocolError):
+        open_head(sign_head(head, OTHER_KEY), KEY.public_bytes)
+    for change in ({"swarm": "another"}, {"learner_key": OTHER_KEY.public_bytes}):
+        with pytest.raises(ProtocolError, match="another swarm"):
+            open_head(sign_head(msgspec.structs.replace(head, **change), KEY), KEY.public_bytes)
+
+
+def test_a_sealed_body_that_is_no_head_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        open_head(KEY.seal(HEAD_CONTEXT, encode(v(0))), KEY.public_bytes)
+    with pytest.raises(ProtocolError):
+        open_head(KEY.seal(HEAD_CONTEXT, bytes(HEAD_BYTES)), KEY.public_bytes)
+
+
+# -- layouts -------------------------------------------------------------------------------------------------
+
+
+def opened_layout(data: bytes) -> Layout:
+    """`data` opened under a head that truly names it."""
+    return open_layout(data, head_of(layout_bytes=data))
+
+
+def test_a_layout_opens_from_exactly_the_bytes_that_the_head_names() -> None:
+    data = encode(MIXED_LAYOUT)
+    head = head_of(layout_bytes=data)
+    assert open_layout(data, head) == MIXED_LAYOUT
+    for other in (data + b"\0", data[:-1], bytes([data[0] ^ 1]) + data[1:], encode(layout(("a", "U8", (1,)))), b""):
+        with pytest.raises(ProtocolError, match="not the one that the head names"):
+            open_layout(other, head)
+
+
+def raw_layout(**changes: Any) -> bytes:
+    """A layout with one tensor and one file, as bytes; `changes` need not be valid."""
+    name, file = changes.get("name", "w"), changes.get("file", "config.json")
+    tensor = [name, changes.get("dtype", "U8"), changes.get("shape", [1]), changes.get("aliases", [])]
+    return msgspec.msgpack.encode([changes.get("tensors", [tensor]), changes.get("files", [[file, b"{}"]])])
+
+
+def test_the_raw_layout_of_these_tests_is_valid() -> None:
+    assert opened_layout(raw_layout()).files == (ModelFile(name="config.json", content=b"{}"),)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../config.json",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        ".hidden",
+        "C:evil",
+        "nul\0byte",
+        "config.json\n",
+        "\nconfig.json",
+        "spa ce",
+        "é.json",
+        "x" * 101,
+    ],
+)
+def test_a_file_name_that_could_leave_its_directory_is_refused(name: str) -> None:
+    with pytest.raises(ProtocolError):
+        opened_layout(raw_layout(file=name))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "merges.txt", "1.model", "_x", "a..b"])
+def test_a_plain_file_name_passes(name: str) -> None:
+    assert opened_layout(raw_layout(file=name)).files[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("why", "changes"),
+    [
+        ("no tensors", {"tensors": []}),
+        ("an unknown dtype", {"dtype": "F8"}),
+        ("a negative extent", {"shape": [-1]}),
+        ("too many axes", {"shape": [1] * 17}),
+        ("a nameless tensor", {"name": ""}),
+        ("a name without end", {"name": "x" * 301}),
+        ("too many files", {"files": [[f"f{i}", b""] for i in range(65)]}),
+        ("a tensor twice", {"tensors": [["a", "U8", [1], []], ["a", "U8", [1], []]]}),
+        ("an alias that is a tensor", {"tensors": [["a", "U8", [1], []], ["b", "U8", [1], ["a"]]]}),
+        ("an alias twice", {"aliases": ["x", "x"]}),
+        ("a file twice", {"files": [["f", b"1"], ["f", b"2"]]}),
+        ("more bytes than any model has", {"shape": [2**53] * 16}),
+    ],
+)
+def test_a_layout_that_makes_no_sense_is_refused(why: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        opened_layout(raw_layout(**changes))
+
+
+# -- chunk tables --------------------------------------------------------------------------------------------
+
+
+def opened_table(table: ChunkTable) -> ChunkTable:
+    """`table` opened under a head that truly names it."""
+    data = encode(table)
+    return open_table(data, head_of(table_bytes=data), MIXED_LAYOUT)
+
+
+def test_a_table_opens_from_exactly_the_bytes_that_the_head_names(published: Published) -> None:
+    head, data = published.head, published.table_bytes
+    assert open_table(data, head, MIXED_LAYOUT) == published.table
+    for other in (data + b"\0", data[:-1], data[:-1] + bytes([data[-1] ^ 1])):
+        with pytest.raises(ProtocolError, match="not the one that the head names"):
+            open_table(other, head, MIXED_LAYOUT)
+
+
+def _resized(table: ChunkTable, nbytes: int) -> tuple[RegionEntry, ...]:
+    first = msgspec.structs.replace(table.regions[0], encoded_bytes=nbytes)
+    return (first, *table.regions[1:])
+
+
+def test_a_table_that_does_not_fit_the_layout_is_refused(published: Published) -> None:
+    table = published.table
+    assert opened_table(table) == table
+    digests, regions = table.chunk_digests, table.regions
+    changes: list[dict[str, Any]] = [
+        {"regions": regions[:-1]},
+        {"regions": (*regions, regions[0])},
+        {"tensor_sums": table.tensor_sums[:-1]},
+        {"tensor_sums": (*table.tensor_sums, 1)},
+        {"chunk_digests": digests[:-1]},
+        {"chunk_digests": (*digests, digests[0])},
+        {"chunk_digests": ()},
+        {"chunk_bytes": 1 << 20},
+        {"regions": _resized(table, MIN_REGION_BYTES + 1)},
+        {"regions": _resized(table, 2**53)},
+    ]
+    for change in changes:
+        with pytest.raises(ProtocolError):
+            opened_table(msgspec.structs.replace(table, **change))
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 1, 16 * 1024 - 1, 4 * 1024 * 1024 + 1])
+def test_a_chunk_size_out_of_bounds_is_refused(published: Published, chunk_bytes: int) -> None:
+    with pytest.raises(ProtocolError):
+        opened_table(msgspec.structs.replace(published.table, chunk_bytes=chunk_bytes))
+
+
+def test_two_versions_of_one_layout_share_its_digest(published: Published, tmp_path: Path) -> None:
+    later = publish(tmp_path, MIXED_LAYOUT, weights_of(MIXED_LAYOUT, 1), version=1)
+    assert later.head.layout_digest == published.head.layout_digest
+    assert later.head.table_digest != published.head.table_digest

@@ -1,0 +1,177 @@
+"""What a node keeps on disk, the addresses it understands, and its small pure parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import ChildFailed, ProtocolError, UserError
+from swarm.node.identity import StateDirectory, load_or_create_key
+from swarm.node.learner import LearnerNode, _control_seed, _train_group, check_model
+from swarm.node.metrics import RunLog, create_run_directory
+from swarm.node.sampler import _first, learner_url
+from swarm.rollout.client import Answer, SealedLease, portions
+from swarm.rollout.effects import ScoreWanted
+from swarm.types import GroupId, Score
+from tests.builders import lease, prompt, ready_group, rollout
+
+# -- identity ------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_made_once_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        first = load_or_create_key(tmp_path / "identity")
+    finally:
+        os.umask(old)
+    path = tmp_path / "identity" / "node.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_or_create_key(tmp_path / "identity").node_id == first.node_id
+    assert load_or_create_key(tmp_path / "another").node_id != first.node_id
+
+
+def test_a_file_that_is_no_key_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "node.key").write_bytes(b"short")
+    with pytest.raises(UserError, match="is not a node key"):
+        load_or_create_key(tmp_path)
+    assert (tmp_path / "node.key").read_bytes() == b"short"
+
+
+def test_a_state_directory_has_one_holder_at_a_time(tmp_path: Path) -> None:
+    first = StateDirectory.claim(tmp_path / "state")
+    with pytest.raises(UserError, match=r"another node uses .*--state-dir"):
+        StateDirectory.claim(tmp_path / "state")
+    first.release()
+    StateDirectory.claim(tmp_path / "state").release()
+
+
+def test_without_a_wish_a_node_takes_the_next_free_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("swarm.node.identity.MAX_DEFAULT_STATES", 3)
+    held = [StateDirectory.claim(None) for _ in range(3)]
+    assert [state.path for state in held] == [tmp_path / "echo-node" / f"sampler-{i}" for i in range(3)]
+    with pytest.raises(UserError, match="pass --state-dir"):
+        StateDirectory.claim(None)
+    held[1].release()
+    again = StateDirectory.claim(None)
+    assert again.path.name == "sampler-1"
+    for state in (held[0], again, held[2]):
+        state.release()
+
+
+def test_a_state_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot use the state directory"):
+        StateDirectory.claim(tmp_path / "file")
+
+
+# -- addresses -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("learner", "http://learner:7700"),
+        ("learner:80", "http://learner:80"),
+        ("10.0.0.7:7701", "http://10.0.0.7:7701"),
+        ("http://learner", "http://learner:7700"),
+        ("http://learner:1/", "http://learner:1"),
+        ("[::1]:7700", "http://[::1]:7700"),
+        ("[::1]", "http://[::1]:7700"),
+    ],
+)
+def test_an_address_is_a_host_a_host_and_port_or_a_url(text: str, url: str) -> None:
+    assert learner_url(text) == url
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":7700", "learner:port", "learner:99999", "https://learner", "http://", "learner/path", "[::1", "a b"]
+)
+def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UserError, match="is not an address like host or host:7700"):
+        learner_url(text)
+
+
+# -- runs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_directory_is_never_used_twice(tmp_path: Path) -> None:
+    create_run_directory(tmp_path / "run", {"seed": 3})
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == {"seed": 3}
+    with pytest.raises(UserError, match="already holds a run"):
+        create_run_directory(tmp_path / "run", {})
+
+
+def test_every_line_of_a_log_is_on_disk_when_it_was_written(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.event("evaluated", version=3)
+    log.metrics({"step": 1})
+    assert json.loads((tmp_path / "events.jsonl").read_text())["version"] == 3
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    log.close()
+
+
+def test_a_path_that_holds_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        check_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    check_model(str(tmp_path))
+    check_model("tiny")
+    check_model("Qwen/Qwen3-4B")
+
+
+def test_an_unknown_task_is_refused_when_the_node_is_made() -> None:
+    from swarm.config import LeadConfig
+
+    with pytest.raises(UserError, match="known tasks: copy"):
+        LearnerNode(LeadConfig(task="fly"), lambda line: None)
+
+
+def test_the_trainer_gets_every_rollout_with_its_reward_and_its_age() -> None:
+    group = ready_group(3, 0, samples=2)
+    group.samples[1].score = Score(reward=0.25, exact=False)
+    trained = _train_group(group, 5)
+    assert trained.prompt_token_ids == prompt().token_ids
+    assert [(r.reward, r.staleness) for r in trained.rollouts] == [(0.5, 2), (0.25, 2)]
+    answer = group.samples[0].rollout
+    assert answer is not None
+    sent = trained.rollouts[0]
+    assert (sent.token_ids, sent.logprobs, sent.loss_mask) == (answer.token_ids, answer.logprobs, answer.loss_mask)
+
+
+def test_the_control_reward_of_a_rollout_depends_on_its_name_alone() -> None:
+    def seed(tokens: tuple[int, ...], index: int) -> int:
+        answer = rollout(index=index, tokens=tokens)
+        wanted = ScoreWanted(group_id=GroupId("t0"), index=index, prompt=prompt(), rollout=answer)
+        return _control_seed(7, wanted)
+
+    assert seed((3, 2), 0) == seed((4, 5, 2), 0) != seed((3, 2), 1)
+
+
+# -- a sampler's small parts ---------------------------------------------------------------------------------
+
+
+def test_the_first_plain_fault_of_a_group_is_found() -> None:
+    inner = ExceptionGroup("inner", [ChildFailed("first"), ProtocolError("second")])
+    assert str(_first(ExceptionGroup("outer", [inner, ValueError()]))) == "first"
+    assert str(_first(ProtocolError("alone"))) == "alone"
+
+
+def answer_of(tokens: int, *, token_bytes: int = 100) -> Answer:
+    sealed = SealedLease(lease=lease(indices=(0,)), token=bytes(token_bytes))
+    return Answer(lease=sealed, rollouts=(rollout(tokens=[3] * tokens),))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parts"),
+    [([1000] * 5, [2, 2, 1]), ([3000, 1, 1], [1, 2]), ([1], [1]), ([9000, 9000], [1, 1]), ([1] * 30, [30])],
+)
+def test_a_submission_is_cut_at_its_cap_in_order(tokens: list[int], parts: list[int]) -> None:
+    given = [answer_of(count) for count in tokens]
+    found = portions(given, 20_000)
+    assert [len(part) for part in found] == parts
+    assert [answer for part in found for answer in part] == given

@@ -1,0 +1,394 @@
+"""The rollout plane: what is leased to whom, what happens to an answer, and when a batch is ready."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.rollout.effects import (
+    Effect,
+    Evaluated,
+    GenerationFailed,
+    Granted,
+    GroupDropped,
+    Judged,
+    NodeSilent,
+    ScoreWanted,
+)
+from swarm.rollout.leases import MAX_NODES
+from swarm.rollout.plane import MAX_CLOSED, MAX_FAILURES, RolloutPlane
+from swarm.types import GroupId, Lease, NodeId, Score
+from tests.builders import (
+    ALICE,
+    BOB,
+    answers,
+    ask,
+    failed_rollout,
+    lease,
+    new_plane,
+    prompt,
+    refusal,
+    rollout,
+    submit_and_score,
+    v,
+    verdict_of,
+)
+
+SCORE = Score(reward=1.0, exact=True)
+
+
+def fill_batch(plane: RolloutPlane, version: int) -> None:
+    """Two groups of two samples, answered and scored by Alice."""
+    submit_and_score(plane, ALICE, ask(plane, ALICE, version, 4), version)
+
+
+def spend_batch(plane: RolloutPlane, version: int) -> None:
+    """One whole step: batch `version` is generated, taken, and its successor published."""
+    fill_batch(plane, version)
+    plane.take()
+    plane.published(v(version + 1))
+
+
+def test_a_lease_says_all_that_a_sampler_needs() -> None:
+    (one,) = ask(new_plane(), ALICE, 0, 2)
+    assert (one.node, one.purpose, one.group_id, one.min_version) == (ALICE, "train", "t0", v(0))
+    assert one.prompt_token_ids == prompt(0).token_ids
+    assert [s.index for s in one.samples] == [0, 1]
+    assert len({s.seed for s in one.samples}) == 2
+    assert one.rules.temperature == 1.0
+
+
+def test_prompts_are_opened_in_order() -> None:
+    plane = new_plane()
+    assert [one.group_id for one in ask(plane, ALICE, 0, 4)] == ["t0", "t1"]
+    assert [one.group_id for one in ask(plane, BOB, 0, 2)] == ["t2"]
+
+
+def test_several_samplers_fill_one_group() -> None:
+    plane = new_plane(groups=1)
+    first, second = ask(plane, ALICE, 0, 1), ask(plane, BOB, 0, 1)
+    assert first[0].group_id == second[0].group_id
+    assert {first[0].samples[0].index, second[0].samples[0].index} == {0, 1}
+    submit_and_score(plane, ALICE, first, 0)
+    assert not plane.can_take()
+    submit_and_score(plane, BOB, second, 0)
+    assert plane.can_take()
+
+
+def test_no_grant_exceeds_the_capacity() -> None:
+    assert sum(len(one.samples) for one in ask(new_plane(), ALICE, 0, 3)) == 3
+
+
+def test_before_the_first_version_every_sampler_is_told_to_wait() -> None:
+    assert refusal(new_plane(newest=None), ALICE, 0) == "starting"
+
+
+def test_pacing_stops_at_s_plus_one_batches() -> None:
+    plane = new_plane(max_staleness=2, groups=2, size=2)
+    granted = ask(plane, ALICE, 0, 100)
+    assert len(granted) == 6
+    assert refusal(plane, ALICE, 0) == "paced"
+
+
+def test_a_taken_batch_makes_room_for_one_more() -> None:
+    plane = new_plane(max_staleness=1, groups=1, size=1)
+    granted = ask(plane, ALICE, 0, 100)
+    assert len(granted) == 2
+    submit_and_score(plane, ALICE, granted[:1], 0)
+    assert refusal(plane, ALICE, 0) == "paced"
+    plane.take()
+    plane.published(v(1))
+    assert len(ask(plane, ALICE, 1, 100)) == 1
+
+
+def test_a_sampler_with_old_weights_is_behind_not_paced() -> None:
+    plane = new_plane(max_staleness=0)
+    spend_batch(plane, 0)
+    assert refusal(plane, BOB, 0) == "behind"
+    assert ask(plane, BOB, 1, 1)
+
+
+def test_a_sampler_that_claims_an_unpublished_version_gets_nothing() -> None:
+    plane = new_plane(newest=0)
+    assert refusal(plane, ALICE, 1) == "behind"
+    assert plane.counts()["groups_open"] == 0
+
+
+def test_draining_hands_out_held_out_prompts_only_and_finished_nothing() -> None:
+    plane = new_plane()
+    ask(plane, ALICE, 0, 1)
+    plane.end("draining")
+    assert refusal(plane, ALICE, 0) == "draining"
+    plane.evaluate(v(0), [prompt(0)])
+    (one,) = ask(plane, ALICE, 0, 10)
+    assert one.purpose == "eval"
+    plane.end("finished")
+    assert refusal(plane, ALICE, 0) == "finished"
+
+
+def test_held_out_prompts_come_first_and_are_greedy() -> None:
+    plane = new_plane()
+    plane.evaluate(v(0), [prompt(0), prompt(1)])
+    granted = ask(plane, ALICE, 0, 3)
+    assert [one.purpose for one in granted] == ["eval", "eval", "train"]
+    assert [one.rules.temperature for one in granted] == [0.0, 0.0, 1.0]
+
+
+def test_a_sampler_with_older_weights_answers_no_held_out_prompt() -> None:
+    plane = new_plane()
+    spend_batch(plane, 0)
+    plane.evaluate(v(1), [prompt(0)])
+    assert {one.purpose for one in ask(plane, BOB, 0, 100)} == {"train"}
+    assert ask(plane, ALICE, 1, 1)[0].purpose == "eval"
+
+
+def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wrong() -> None:
+    plane = new_plane()
+    plane.evaluate(v(0), [prompt(0), prompt(1)])
+    granted = ask(plane, ALICE, 0, 2)
+    submit_and_score(plane, ALICE, granted[:1], 0)
+    assert plane.evaluating
+    (one, answer), *_ = answers(granted[1:], 0)
+    plane.submit(ALICE, one, answer, now=0.0)
+    dropped, over = plane.unscorable(one.group_id, "reward_failed")
+    assert isinstance(dropped, GroupDropped)
+    assert over == Evaluated(version=0, scores=(SCORE, Score(reward=0.0, exact=False)))
+    assert not plane.evaluating
+
+
+def test_a_released_sample_is_leased_again_before_a_new_group_is_opened() -> None:
+    plane = new_plane()
+    (one,) = ask(plane, ALICE, 0, 2)
+    plane.release(ALICE, one.group_id, 1, now=0.0)
+    (again,) = ask(plane, BOB, 0, 1)
+    assert (again.group_id, again.samples) == (one.group_id, one.samples[1:])
+
+
+def test_a_grant_that_was_lost_on_the_way_is_granted_again_to_the_same_node() -> None:
+    plane = new_plane()
+    lost = ask(plane, ALICE, 0, 2)
+    (again,) = plane.ask(ALICE, v(0), 2, now=0.0, holding=set())
+    assert again == Granted(leases=lost)
+    (more,) = plane.ask(ALICE, v(0), 2, now=0.0, holding={("t0", 0), ("t0", 1)})
+    assert isinstance(more, Granted)
+    assert [one.group_id for one in more.leases] == ["t1"]
+
+
+def test_only_a_holder_can_hand_a_sample_back() -> None:
+    plane = new_plane()
+    ask(plane, ALICE, 0, 2)
+    plane.release(BOB, "t0", 0, now=0.0)
+    assert plane.counts()["samples_leased"] == 2
+
+
+def test_a_silent_nodes_sample_is_leased_again_with_the_same_id_and_seed() -> None:
+    plane = new_plane()
+    (one,) = ask(plane, ALICE, 0, 2, now=0.0)
+    plane.beat(ALICE, now=1.0)
+    assert plane.deadline() == 4.0
+    assert plane.tick(now=3.9) == []
+    assert plane.tick(now=4.0) == [NodeSilent(node=ALICE, samples=2)]
+    (again,) = ask(plane, BOB, 0, 2, now=4.0)
+    assert (again.group_id, again.samples) == (one.group_id, one.samples)
+
+
+def test_a_node_that_leaves_gives_its_samples_back_at_once() -> None:
+    plane = new_plane()
+    ask(plane, ALICE, 0, 2)
+    plane.leave(ALICE)
+    assert (plane.counts()["samples_leased"], plane.counts()["nodes"]) == (0, 0)
+
+
+def test_a_late_answer_of_a_node_thought_silent_is_accepted_once() -> None:
+    plane = new_plane()
+    granted = ask(plane, ALICE, 0, 1)
+    plane.tick(now=10.0)
+    taken_over = ask(plane, BOB, 0, 1, now=10.0)
+    assert taken_over[0].samples == granted[0].samples
+    ((given, answer),) = answers(granted, 0)
+    assert verdict_of(plane.submit(ALICE, given, answer, now=11.0)) == "accepted"
+    assert verdict_of(plane.submit(ALICE, given, answer, now=12.0)) == "duplicate"
+    ((given, answer),) = answers(taken_over, 0)
+    late = plane.submit(BOB, given, answer, now=13.0)
+    assert verdict_of(late) == "duplicate"
+    assert [type(effect) for effect in late] == [Judged]
+
+
+def test_an_answer_to_a_closed_group_is_a_duplicate() -> None:
+    plane = new_plane(size=1)
+    granted = ask(plane, ALICE, 0, 1)
+    submit_and_score(plane, ALICE, granted, 0)
+    ((given, answer),) = answers(granted, 0)
+    assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "duplicate"
+
+
+def test_an_answer_to_a_group_nobody_remembers_is_stale() -> None:
+    given = lease(group_id="t77")
+    assert verdict_of(new_plane().submit(ALICE, given, rollout(group_id="t77"), now=0.0)) == "stale"
+
+
+def test_the_memory_of_closed_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_CLOSED > 10_000
+    monkeypatch.setattr("swarm.rollout.plane.MAX_CLOSED", 1)
+    plane = new_plane(size=1)
+    first, second = ask(plane, ALICE, 0, 1), ask(plane, ALICE, 0, 1)
+    for granted in (first, second):
+        submit_and_score(plane, ALICE, granted, 0)
+    verdicts = [verdict_of(plane.submit(ALICE, *answers(g, 0)[0], now=0.0)) for g in (first, second)]
+    assert verdicts == ["stale", "duplicate"]
+
+
+def test_a_lease_counts_only_for_the_node_and_the_swarm_it_was_given_to() -> None:
+    plane = new_plane()
+    ((given, answer),) = answers(ask(plane, ALICE, 0, 1), 0)
+    assert verdict_of(plane.submit(BOB, given, answer, now=0.0)) == "malformed"
+    foreign = lease(swarm="another")
+    assert verdict_of(plane.submit(ALICE, foreign, rollout(), now=0.0)) == "malformed"
+
+
+def test_a_refused_answer_puts_its_sample_back() -> None:
+    plane = new_plane()
+    (one,) = ask(plane, ALICE, 0, 1)
+    bad = rollout(group_id=one.group_id, index=0, tokens=(99, 2))
+    assert verdict_of(plane.submit(ALICE, one, bad, now=0.0)) == "malformed"
+    assert plane.counts()["samples_leased"] == 0
+    assert ask(plane, BOB, 0, 1)[0].samples == one.samples
+
+
+def test_an_accepted_answer_is_to_be_scored_with_its_own_prompt() -> None:
+    plane = new_plane()
+    ((given, answer), *_) = answers(ask(plane, ALICE, 0, 2), 0)
+    _, wanted = plane.submit(ALICE, given, answer, now=0.0)
+    assert isinstance(wanted, ScoreWanted)
+    assert (wanted.group_id, wanted.index, wanted.prompt, wanted.rollout) == ("t0", 0, prompt(0), answer)
+
+
+def fail_once(plane: RolloutPlane, *, now: float = 0.0) -> list[Effect]:
+    """Alice takes sample 0 of group 0 and fails it."""
+    (one,) = ask(plane, ALICE, 0, 1, now=now)
+    return plane.submit(ALICE, one, failed_rollout(group_id=one.group_id), now=now)
+
+
+def test_a_failed_generation_is_leased_again_and_never_scored() -> None:
+    plane = new_plane(size=1)
+    effects = fail_once(plane)
+    assert [type(effect) for effect in effects] == [Judged, GenerationFailed]
+    assert plane.counts()["samples_leased"] == 0
+    assert ask(plane, BOB, 0, 1)[0].group_id == "t0"
+
+
+def test_a_group_that_fails_eight_times_is_dropped_and_its_room_is_freed() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=1)
+    for _ in range(MAX_FAILURES - 1):
+        assert not any(isinstance(effect, GroupDropped) for effect in fail_once(plane))
+    assert fail_once(plane)[-1] == GroupDropped(group_id=GroupId("t0"), reason="generation_failed", rollouts=0)
+    assert ask(plane, ALICE, 0, 1)[0].group_id == "t1"
+
+
+def test_the_same_failed_answer_sent_twice_counts_once() -> None:
+    plane = new_plane(size=1)
+    (one,) = ask(plane, ALICE, 0, 1)
+    for _ in range(MAX_FAILURES):
+        plane.submit(ALICE, one, failed_rollout(group_id=one.group_id), now=0.0)
+    assert plane.counts()["groups_open"] == 1
+
+
+def test_a_reward_that_fails_drops_the_group_and_frees_its_room() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=2)
+    granted = ask(plane, ALICE, 0, 2)
+    for given, answer in answers(granted, 0):
+        plane.submit(ALICE, given, answer, now=0.0)
+    assert refusal(plane, ALICE, 0) == "paced"
+    dropped = plane.unscorable("t0", "reward_failed")
+    assert dropped == [GroupDropped(group_id=GroupId("t0"), reason="reward_failed", rollouts=2)]
+    assert plane.scored("t0", 0, SCORE) == []
+    assert plane.unscorable("t0", "reward_failed") == []
+    assert ask(plane, ALICE, 0, 1)[0].group_id == "t1"
+
+
+def test_on_policy_every_batch_waits_for_its_own_version() -> None:
+    plane = new_plane(max_staleness=0)
+    for step in range(3):
+        granted = ask(plane, ALICE, step, 100)
+        assert len(granted) == 2
+        assert refusal(plane, BOB, step) == "paced"
+        submit_and_score(plane, ALICE, granted, step)
+        batch, dropped = plane.take()
+        assert (dropped, {g.oldest_version for g in batch}) == ([], {step})
+        assert refusal(plane, ALICE, step) == "behind"
+        plane.published(v(step + 1))
+
+
+def test_a_batch_is_ready_only_when_all_of_it_is_scored() -> None:
+    plane = new_plane(groups=1, size=2)
+    (first, second) = answers(ask(plane, ALICE, 0, 2), 0)
+    plane.submit(ALICE, *first, now=0.0)
+    plane.submit(ALICE, *second, now=0.0)
+    plane.scored("t0", 0, SCORE)
+    assert not plane.can_take()
+    plane.scored("t0", 1, SCORE)
+    assert plane.can_take()
+
+
+def test_a_ready_group_that_can_be_in_no_later_batch_is_dropped_and_counted() -> None:
+    plane = new_plane(max_staleness=2, groups=1, size=1)
+    first, *late = ask(plane, ALICE, 0, 3)
+    submit_and_score(plane, ALICE, [first], 0)
+    plane.take()
+    plane.published(v(1))
+    submit_and_score(plane, BOB, ask(plane, BOB, 1, 1), 1)
+    plane.take()
+    submit_and_score(plane, ALICE, late, 0)
+    batch, dropped = plane.take()
+    assert [group.group_id for group in batch] == [late[0].group_id]
+    assert dropped == [GroupDropped(group_id=GroupId(late[1].group_id), reason="stale", rollouts=1)]
+
+
+def slow_group(plane: RolloutPlane) -> tuple[list[Effect], Lease]:
+    """Alice holds t0; Bob's t1 is trained on; t0's opening version has expired."""
+    (slow,) = ask(plane, ALICE, 0, 1)
+    submit_and_score(plane, BOB, ask(plane, BOB, 0, 1), 0)
+    plane.take()
+    plane.published(v(1))
+    submit_and_score(plane, BOB, ask(plane, BOB, 1, 1), 1)
+    _, dropped = plane.take()
+    plane.published(v(2))
+    return dropped, slow
+
+
+def test_a_group_past_its_opening_deadline_is_kept_for_an_answer_by_newer_weights() -> None:
+    plane = new_plane(max_staleness=1, groups=1, size=1)
+    dropped, given = slow_group(plane)
+    assert dropped == []
+    answer = rollout(group_id="t0", version=1)
+    assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "accepted"
+
+
+def test_a_group_that_lost_its_node_after_its_deadline_is_dropped() -> None:
+    plane = new_plane(max_staleness=1, groups=1, size=1)
+    slow_group(plane)
+    plane.release(ALICE, "t0", 0, now=0.0)
+    submit_and_score(plane, BOB, ask(plane, BOB, 2, 1), 2)
+    _, dropped = plane.take()
+    assert dropped == [GroupDropped(group_id=GroupId("t0"), reason="stale", rollouts=0)]
+
+
+def test_a_late_stale_answer_closes_nothing_and_is_called_stale() -> None:
+    plane = new_plane(max_staleness=1, groups=1, size=1)
+    _, given = slow_group(plane)
+    assert verdict_of(plane.submit(ALICE, given, rollout(group_id="t0", version=0), now=0.0)) == "stale"
+    assert not plane.can_take()
+
+
+def test_a_full_table_of_nodes_refuses_one_more_politely() -> None:
+    plane = new_plane()
+    for number in range(MAX_NODES):
+        plane.beat(NodeId(f"n{number}"), now=0.0)
+    assert refusal(plane, ALICE, 0) == "draining"
+    ((given, answer),) = answers([lease(indices=(0,))], 0)
+    assert verdict_of(plane.submit(ALICE, given, answer, now=0.0)) == "stale"
+
+
+def test_versions_are_published_in_order() -> None:
+    plane = new_plane(newest=3)
+    with pytest.raises(AssertionError):
+        plane.published(v(3))

@@ -1,0 +1,63 @@
+"""How long a version takes to be installed everywhere."""
+
+from __future__ import annotations
+
+from swarm.broadcast.tracker import MAX_OPEN, InstallTracker
+from tests.builders import ALICE, BOB, v
+
+
+def test_a_version_is_broadcast_when_the_last_sampler_holds_it() -> None:
+    tracker = InstallTracker()
+    tracker.installed(ALICE, v(0), now=0.0)
+    tracker.installed(BOB, v(0), now=0.0)
+    tracker.published(v(1), now=10.0)
+    tracker.installed(ALICE, v(1), now=11.0)
+    assert tracker.last_broadcast_s is None
+    tracker.installed(BOB, v(1), now=13.5)
+    assert tracker.last_broadcast_s == 3.5
+
+
+def test_a_newer_version_counts_for_the_older_ones() -> None:
+    tracker = InstallTracker()
+    tracker.published(v(1), now=0.0)
+    tracker.published(v(2), now=5.0)
+    tracker.installed(ALICE, v(2), now=6.0)
+    assert tracker.last_broadcast_s == 1.0
+
+
+def test_a_sampler_that_goes_is_no_longer_waited_for() -> None:
+    tracker = InstallTracker()
+    tracker.installed(BOB, v(0), now=0.0)
+    tracker.published(v(1), now=10.0)
+    tracker.installed(ALICE, v(1), now=11.0)
+    tracker.gone(BOB, now=12.0)
+    assert tracker.last_broadcast_s == 2.0
+    assert tracker.version_of(BOB) is None
+
+
+def test_nobody_installed_is_not_everybody() -> None:
+    tracker = InstallTracker()
+    tracker.published(v(1), now=0.0)
+    tracker.installed(ALICE, v(0), now=0.5)
+    tracker.gone(ALICE, now=1.0)
+    tracker.gone(BOB, now=1.0)
+    assert tracker.last_broadcast_s is None
+
+
+def test_an_installed_version_never_goes_back() -> None:
+    tracker = InstallTracker()
+    tracker.installed(ALICE, v(3), now=0.0)
+    tracker.installed(ALICE, v(2), now=1.0)
+    assert tracker.version_of(ALICE) == v(3)
+    tracker.installed(ALICE, v(0, incarnation=1), now=2.0)
+    assert tracker.version_of(ALICE) == v(0, incarnation=1)
+
+
+def test_the_oldest_of_too_many_open_versions_is_given_up() -> None:
+    tracker = InstallTracker()
+    for number in range(MAX_OPEN + 1):
+        tracker.published(v(number), now=float(number))
+    tracker.installed(ALICE, v(0), now=100.0)
+    assert tracker.last_broadcast_s is None
+    tracker.installed(ALICE, v(1), now=101.0)
+    assert tracker.last_broadcast_s == 100.0

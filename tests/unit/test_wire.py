@@ -1,0 +1,156 @@
+"""Caps before decoding, one shape per message, and compressed bodies that cannot grow without end."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import zstandard
+
+from swarm.errors import ProtocolError, TooLarge
+from swarm.rollout.messages import LeaseRequest
+from swarm.types import VersionId
+from swarm.wire import ZSTD_WINDOW_BYTES, compress, decode, decompress, digest, encode
+from tests.builders import lease, v
+
+CAP = 1 << 20
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Most memory that Python and its extensions held for `call`, which must raise ProtocolError."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def unpack(data: bytes, *, cap_bytes: int = CAP, max_ratio: float = 1e9) -> bytes:
+    return decompress(data, cap_bytes=cap_bytes, max_ratio=max_ratio)
+
+
+def test_a_message_is_an_array_without_keys() -> None:
+    assert encode(v(3, incarnation=1)) == b"\x92\x01\x03"
+
+
+def test_a_body_over_its_cap_is_refused_before_it_is_decoded() -> None:
+    junk = b"\xc1" * 11
+    with pytest.raises(TooLarge, match="11 bytes is over the cap of 10"):
+        decode(junk, VersionId, cap_bytes=10)
+    with pytest.raises(ProtocolError, match="not a VersionId"):
+        decode(junk, VersionId, cap_bytes=11)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x92\x01",
+        b"\x91\x01",
+        b"\x92\x01\xff",
+        b"\x92\x01\xa1x",
+        encode(v(1)) + b"\0",
+        encode(v(1)) * 2,
+        msgspec.msgpack.encode({"incarnation": 0, "version": 1}),
+        msgspec.msgpack.encode([0, 2**53 + 1]),
+        msgspec.msgpack.encode([0, 1.5]),
+        msgspec.msgpack.encode(None),
+    ],
+    ids=lambda body: body.hex() or "empty",
+)
+def test_anything_but_exactly_one_message_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(body, VersionId, cap_bytes=100)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
+def test_no_number_outside_its_range_passes(number: float) -> None:
+    body = msgspec.msgpack.encode(["node", [0, 0], 1, number])
+    with pytest.raises(ProtocolError):
+        decode(body, LeaseRequest, cap_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"\x80" * 65_536,
+        b"\xdc\xff\xff" + b"\x80" * 65_533,
+        b"\x91" * 65_536,
+        b"\x81\xa1a" * 21_845,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xde\x7f\xff" + b"\xa1a\x01" * 21_844,
+    ],
+    ids=["maps", "array of maps", "nested arrays", "nested maps", "huge array", "huge map", "duplicate keys"],
+)
+@pytest.mark.parametrize("kind", [type(lease()), LeaseRequest, VersionId])
+def test_64_kib_of_hostile_msgpack_are_refused_with_flat_memory(bomb: bytes, kind: type[object]) -> None:
+    assert peak_bytes(lambda: decode(bomb, kind, cap_bytes=65_536)) < 64 * 1024
+
+
+def test_what_was_compressed_comes_back() -> None:
+    for content in (b"", b"x", b"abc" * 10_000, bytes(range(256)) * 40):
+        assert unpack(compress(content)) == content
+
+
+def test_a_header_that_claims_too_much_is_refused_before_a_byte_is_allocated() -> None:
+    bomb = compress(bytes(512 << 20))
+    assert len(bomb) < 64 * 1024
+    assert peak_bytes(lambda: unpack(bomb)) < 64 * 1024
+    with pytest.raises(TooLarge):
+        unpack(bomb)
+
+
+def test_a_ratio_no_honest_body_has_is_refused() -> None:
+    body = compress(bytes(1 << 19))
+    assert len(unpack(body)) == 1 << 19
+    with pytest.raises(TooLarge):
+        unpack(body, max_ratio=50)
+
+
+def lying_frame(stated: int, blocks: int) -> bytes:
+    """A frame that states `stated` bytes and holds `blocks` run-length blocks of 128 KiB, four bytes each."""
+    header = struct.pack("<I", zstandard.MAGIC_NUMBER) + bytes([0b1000_0000, 7 << 3]) + struct.pack("<I", stated)
+    body = [struct.pack("<I", (i == blocks - 1) | 1 << 1 | (128 * 1024) << 3)[:3] + b"\0" for i in range(blocks)]
+    return header + b"".join(body)
+
+
+def test_a_frame_of_more_than_it_states_is_cut_off_before_it_fills_the_memory() -> None:
+    honest = lying_frame(1 << 19, 4)
+    assert unpack(honest) == bytes(1 << 19)
+    # 4 KB that would become 128 MiB: over the network 8 MiB would become 256 GiB.
+    assert peak_bytes(lambda: unpack(lying_frame(1 << 19, 1024))) < 4 << 20
+
+
+def test_an_unknown_size_is_refused() -> None:
+    body = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 100)
+    with pytest.raises(ProtocolError, match="state its content size"):
+        unpack(body)
+
+
+def test_a_large_window_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=200 << 20)
+    body = stream.compress(b"x" * 100)
+    body += stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    assert zstandard.get_frame_parameters(body).window_size > ZSTD_WINDOW_BYTES
+    with pytest.raises(TooLarge, match="window"):
+        unpack(body, cap_bytes=1 << 30)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 1000])
+def test_exactly_one_whole_frame_is_taken(content: bytes) -> None:
+    one = compress(content)
+    assert unpack(one) == content
+    for body in (one + one, one + b"junk", one[:-1], one[:5], b"", b"junk" * 20):
+        with pytest.raises(ProtocolError):
+            unpack(body)
+
+
+def test_a_digest_is_blake3() -> None:
+    assert digest(b"").hex().startswith("af1349b9f5f9a1a6a0404dea36dcc949")
