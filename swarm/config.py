@@ -110,4 +110,6 @@ def _explain(kind: type[BaseModel], fault: Any) -> str:
     if not name:
         return message
     flag = "--" + name.replace("_", "-")
-    return f"{flag} {fault['input']}: {message[0].lower() + message[1:]}"
+    given = fault["input"]
+    shown = given if isinstance(given, int | float) or str(given).isprintable() else repr(given)
+    return f"{flag} {shown}: {message[0].lower() + message[1:]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Protocol
@@ -133,7 +134,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _upgrade_line(spoken: str | None) -> str:
-    if spoken is None or not spoken.isdigit():
+    if spoken is None or not re.fullmatch(r"[0-9]{1,9}", spoken):
         return f"this is an echo-node that speaks protocol {PROTOCOL}; use the echo-node client"
     side = "this node, the one you called," if int(spoken) > PROTOCOL else "your node"
     return f"protocol {spoken} met protocol {PROTOCOL}: {side} has to be upgraded"

@@ -80,20 +80,24 @@ def decompress(data: bytes | memoryview, *, cap_bytes: int, max_ratio: float) ->
     """The content of exactly one zstd frame of at most `cap_bytes`.
 
     The header's content size is checked before a byte is allocated, because zstandard ignores max_output_size when
-    the header states a size; what follows the first frame is refused, because zstandard drops it silently.
+    the header states a size. The one-shot call then allocates exactly that size, so a frame that holds more than it
+    states ends there (a streaming decoder unpacks all of it first), and it refuses whatever follows the frame.
     """
     try:
         frame = zstandard.get_frame_parameters(bytes(data[:64]))
         if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
             raise ProtocolError("a zstd frame must state its content size")
+        if frame.content_size == 0:
+            # zstandard looks at nothing behind an empty frame, and no message is empty.
+            raise ProtocolError("an empty zstd frame is no message")
         if frame.content_size > cap_bytes or frame.content_size > max_ratio * len(data) + 1024:
             raise TooLarge(f"{len(data)} bytes claim to unpack to {frame.content_size}")
         if frame.window_size > max(ZSTD_WINDOW_BYTES, 1024):
             raise TooLarge(f"zstd window of {frame.window_size} bytes")
-        stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
-        content = stream.decompress(data)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
+        content = decompressor.decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ProtocolError(f"not a zstd frame: {error}") from error
-    if not stream.eof or stream.unused_data or len(content) != frame.content_size:
-        raise ProtocolError("a body must be exactly one whole zstd frame")
+    if len(content) != frame.content_size:
+        raise ProtocolError("a zstd frame holds another size than it states")
     return content

@@ -1,9 +1,9 @@
 """Regions of weights to encodings and back, bit-exact, and the sums that prove what an engine holds.
 
 Two codecs so far: "full" splits 16-bit items into a plane of low and a plane of high bytes and compresses each with
-zstd (exponents repeat, mantissas do not: 68 % instead of 78 % for N(0, 0.02)); "raw" is the bytes themselves, where
-that is not smaller. Deltas come with the relay. numpy and zstd release the interpreter lock, so that several
-regions are coded at a time by threads.
+zstd in a frame of its own (exponents repeat, mantissas do not: 68 % instead of 78 % for N(0, 0.02)); "raw" is the bytes
+themselves, where that is not smaller. Deltas come with the relay. numpy and zstd release the interpreter lock, so that
+several regions are coded at a time by threads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ ZSTD_LEVEL = 1
 PLANES_MAX_RATIO = 1e9
 """Zero weights compress without bound; the caller's exact size is the cap."""
 
+LENGTH_BYTES = 4
+"""Before the frames stands the first one's length, little-endian."""
+
 PLANED_DTYPES: frozenset[Dtype] = frozenset({"BF16", "F16", "I16"})
 
 Buffer = bytes | bytearray | memoryview
@@ -30,21 +33,43 @@ Buffer = bytes | bytearray | memoryview
 def encode_region(data: Buffer, dtype: Dtype) -> tuple[Codec, bytes]:
     """The smaller of "full" and "raw" for `data`."""
     flat = np.frombuffer(data, dtype=np.uint8)
-    planes = np.ascontiguousarray(flat.reshape(-1, 2).T) if dtype in PLANED_DTYPES else flat
-    packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(planes.data)
+    frames = [_compressed(plane) for plane in _planes(flat, dtype)]
+    packed = b"".join([len(frames[0]).to_bytes(LENGTH_BYTES, "little"), *frames])
     return ("full", packed) if len(packed) < flat.nbytes else ("raw", flat.tobytes())
 
 
-def decode_region(codec: Codec, encoded: Buffer, nbytes: int, dtype: Dtype) -> Buffer:
+def decode_region(codec: Codec, encoded: bytes, nbytes: int, dtype: Dtype) -> Buffer:
     """The `nbytes` bytes of a region. ProtocolError if `encoded` does not decode to exactly as many."""
-    content: Buffer = encoded
-    if codec == "full":
-        content = decompress(memoryview(encoded), cap_bytes=nbytes, max_ratio=PLANES_MAX_RATIO)
+    if codec == "raw":
+        if len(encoded) != nbytes:
+            raise ProtocolError(f"a raw region has {len(encoded)} bytes instead of {nbytes}")
+        return encoded
+    first = LENGTH_BYTES + int.from_bytes(encoded[:LENGTH_BYTES], "little")
+    if dtype not in PLANED_DTYPES:
+        return _decompressed(encoded[LENGTH_BYTES:], nbytes)
+    planes = np.empty((nbytes // 2, 2), dtype=np.uint8)
+    for plane, frame in enumerate((encoded[LENGTH_BYTES:first], encoded[first:])):
+        planes[:, plane] = np.frombuffer(_decompressed(frame, nbytes // 2), dtype=np.uint8)
+    return planes.reshape(-1).data
+
+
+def _planes(flat: npt.NDArray[np.uint8], dtype: Dtype) -> list[npt.NDArray[np.uint8]]:
+    """Low and high bytes apart; each gets a frame of its own, because one frame shares its code tables between them
+    (a 64 KiB region of N(0, 0.02): 77.8 % in one frame, 69 % in two)."""
+    if dtype not in PLANED_DTYPES:
+        return [flat]
+    return [np.ascontiguousarray(flat[0::2]), np.ascontiguousarray(flat[1::2])]
+
+
+def _compressed(plane: npt.NDArray[np.uint8]) -> bytes:
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(plane.data)
+
+
+def _decompressed(frame: bytes, nbytes: int) -> bytes:
+    content = decompress(frame, cap_bytes=nbytes, max_ratio=PLANES_MAX_RATIO)
     if len(content) != nbytes:
-        raise ProtocolError(f"a region decodes to {len(content)} bytes instead of {nbytes}")
-    if codec == "raw" or dtype not in PLANED_DTYPES:
-        return content
-    return np.ascontiguousarray(np.frombuffer(content, dtype=np.uint8).reshape(2, -1).T).data.cast("B", (nbytes,))
+        raise ProtocolError(f"a region's frame has {len(content)} bytes instead of {nbytes}")
+    return content
 
 
 def tensor_sum(data: Buffer) -> int:

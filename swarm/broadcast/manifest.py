@@ -33,6 +33,9 @@ MAX_REGION_BYTES = 4 * 1024 * 1024
 REGIONS_AIMED_AT = 1024
 """Regions are independent units of coding: enough of them to spread over cores, large enough to compress."""
 
+MODEL_BYTES = 4 * 1024**4
+"""Largest model: 2 trillion parameters in bf16. A layout that claims more would only cost memory for its regions."""
+
 MIN_CHUNK_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -55,7 +58,7 @@ ITEM_BYTES: dict[Dtype, int] = {
 
 HEAD_CONTEXT = "head"
 
-FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]
 """A plain file name: no separator, nothing hidden, so that it cannot leave the directory it is written to."""
 
 
@@ -157,9 +160,7 @@ def region_bytes(total_bytes: int) -> int:
 
 def chunk_spans(table: ChunkTable) -> list[Span]:
     """Where each chunk lies in the encoded stream."""
-    total = table.encoded_bytes
-    step = table.chunk_bytes
-    return [Span(start=at, nbytes=min(step, total - at)) for at in range(0, total, step)]
+    return _cut(0, table.encoded_bytes, table.chunk_bytes)
 
 
 def sign_head(head: Head, key: SigningKey) -> bytes:
@@ -182,6 +183,8 @@ def open_layout(data: bytes, head: Head) -> Layout:
     """The layout that `head` names."""
     _check_object(data, head.layout_digest, head.layout_bytes, "layout")
     layout = decode(data, Layout, cap_bytes=LAYOUT_BYTES)
+    if not 0 < layout.total_bytes <= MODEL_BYTES:
+        raise ProtocolError(f"a layout of {layout.total_bytes} bytes of weights is no model")
     names = [name for tensor in layout.tensors for name in (tensor.name, *tensor.aliases)]
     if len(set(names)) != len(names) or len({file.name for file in layout.files}) != len(layout.files):
         raise ProtocolError("a layout names a tensor or a file twice")

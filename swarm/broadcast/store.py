@@ -50,6 +50,7 @@ class Published:
     sealed_head: bytes
     table: ChunkTable
     table_bytes: bytes
+    chunks: tuple[Span, ...]
     path: Path
 
 
@@ -104,7 +105,12 @@ class PublishedVersions:
             table_bytes=len(table_bytes),
         )
         return Published(
-            head=head, sealed_head=sign_head(head, self._key), table=table, table_bytes=table_bytes, path=path
+            head=head,
+            sealed_head=sign_head(head, self._key),
+            table=table,
+            table_bytes=table_bytes,
+            chunks=tuple(chunk_spans(table)),
+            path=path,
         )
 
     def _prune(self) -> None:
@@ -115,12 +121,11 @@ class PublishedVersions:
 
 def read_chunk(published: Published, index: int) -> bytes | None:
     """Chunk `index` of a version; None if there is no such chunk or the version was pruned meanwhile."""
-    spans = chunk_spans(published.table)
-    if not 0 <= index < len(spans):
+    if not 0 <= index < len(published.chunks):
         return None
     try:
         with published.path.open("rb") as file:
-            return os.pread(file.fileno(), spans[index].nbytes, spans[index].start)
+            return os.pread(file.fileno(), published.chunks[index].nbytes, published.chunks[index].start)
     except FileNotFoundError:
         return None
 
@@ -138,17 +143,19 @@ class WeightMap:
         self.path = directory / "weights.bin"
         self.version: VersionId | None = None
         self._incoming = directory / "incoming.chunks"
+        self._chunks: list[Span] = []
         with self.path.open("wb") as file:
             file.truncate(layout.total_bytes)
 
     def start(self, table: ChunkTable) -> None:
         """Make room for the chunks of a version."""
+        self._chunks = chunk_spans(table)
         with self._incoming.open("wb") as file:
             file.truncate(table.encoded_bytes)
 
     def store(self, table: ChunkTable, index: int, data: bytes) -> None:
         """Keep chunk `index` of the version that was started; ProtocolError unless it is the signed one (I2)."""
-        span = chunk_spans(table)[index]
+        span = self._chunks[index]
         if len(data) != span.nbytes or digest(data) != table.chunk_digests[index]:
             raise ProtocolError(f"chunk {index} is not the one that the chunk table names")
         with self._incoming.open("r+b") as file:
@@ -157,10 +164,9 @@ class WeightMap:
     def apply(self, head: Head, table: ChunkTable, pool: Executor) -> None:
         """Decode the stored chunks over the map. Every region is checked before it is written (I2)."""
         self.version = None
-        with mapped(self._incoming, table.encoded_bytes) as encoded, self.path.open("r+b") as file:
-            jobs = _decode_jobs(table, self.layout)
-            for spans in _windows(jobs):
-                list(pool.map(lambda job: _apply_region(job, encoded, file.fileno()), spans))
+        with self._incoming.open("rb") as encoded, self.path.open("r+b") as weights:
+            for jobs in _windows(_decode_jobs(table, self.layout)):
+                list(pool.map(lambda job: _apply_region(job, encoded.fileno(), weights.fileno()), jobs))
         self._incoming.unlink()
         self.version = head.version
 
@@ -203,12 +209,12 @@ def _encode_one(weights: memoryview, span: Span, dtype: Dtype) -> tuple[RegionEn
     return entry, encoded
 
 
-def _apply_region(job: _DecodeJob, encoded: memoryview, fileno: int) -> None:
-    with encoded[job.encoded.start : job.encoded.start + job.encoded.nbytes] as data:
-        content = decode_region(job.entry.codec, data, job.decoded.nbytes, job.dtype)
-        if digest(content) != job.entry.decoded_digest:
-            raise ProtocolError(f"the region at {job.decoded.start} does not decode to what the learner signed")
-        os.pwrite(fileno, content, job.decoded.start)
+def _apply_region(job: _DecodeJob, encoded: int, weights: int) -> None:
+    data = os.pread(encoded, job.encoded.nbytes, job.encoded.start)
+    content = decode_region(job.entry.codec, data, job.decoded.nbytes, job.dtype)
+    if digest(content) != job.entry.decoded_digest:
+        raise ProtocolError(f"the region at {job.decoded.start} does not decode to what the learner signed")
+    os.pwrite(weights, content, job.decoded.start)
 
 
 def _decode_jobs(table: ChunkTable, layout: Layout) -> list[_DecodeJob]:

@@ -57,9 +57,9 @@ def status_table(status: dict[str, Any]) -> RenderableType:
     table.add_column()
     for name, value in status.items():
         if name not in ("samplers", "metrics", "held_out"):
-            table.add_row(name, _plain(value))
+            table.add_row(_text(name), _text(_plain(value)))
     for name, value in status.get("metrics", {}).items():
-        table.add_row(name, _plain(value))
+        table.add_row(_text(name), _text(_plain(value)))
     if status.get("held_out"):
         table.add_row("held_out", _held_out(status))
     return Group(table, _samplers(status["samplers"])) if status.get("samplers") else table
@@ -76,14 +76,19 @@ def _samplers(samplers: list[dict[str, Any]]) -> Table:
         table.add_column(name)
     for sampler in samplers:
         table.add_row(
-            sampler["node"][:12],
-            sampler["installed"] or "-",
+            _text(sampler["node"][:12]),
+            _text(sampler["installed"] or "-"),
             str(sampler["samples"]),
             f"{sampler['rollouts_per_s']:.0f}",
             f"{sampler['silent_s']:.1f} s",
-            _plain(sampler["verdicts"]),
+            _text(_plain(sampler["verdicts"])),
         )
     return table
+
+
+def _text(words: str) -> Text:
+    """Words of a remote node as they are: no markup, no control characters."""
+    return Text("".join(c if c.isprintable() else "?" for c in words))
 
 
 def _plain(value: Any) -> str:

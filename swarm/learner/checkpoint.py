@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarm.broadcast.manifest import Dtype, Layout, ModelFile, TensorSpec
+from swarm.broadcast.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
 from swarm.errors import UserError
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 
@@ -69,7 +69,10 @@ def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[Model
 
 
 def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
-    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once."""
+    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once.
+
+    Wide dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in place.
+    """
     aliases: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     first: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -85,7 +88,7 @@ def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
         ): tensor
         for key, tensor in first.items()
     }
-    return dict(sorted(specs.items(), key=lambda item: item[0].dtype))
+    return dict(sorted(specs.items(), key=lambda item: (-ITEM_BYTES[item[0].dtype], item[0].dtype)))
 
 
 def layout_of(tensors: dict[TensorSpec, torch.Tensor], files: tuple[ModelFile, ...]) -> Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -154,7 +155,8 @@ def learner_url(bootstrap: str) -> str:
         port = parts.port or DEFAULT_PORT
     except ValueError as error:
         raise UserError(f"{bootstrap!r} is not an address like host or host:7700 ({error})") from error
-    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+    known = parts.scheme == "http" and parts.path in ("", "/")
+    if not known or not parts.hostname or not re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname):
         raise UserError(f"{bootstrap!r} is not an address like host or host:7700")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"http://{host}:{port}"

@@ -289,7 +289,7 @@ class RolloutService:
             match effect:
                 case Judged():
                     self._count(effect)
-                    accepted += effect.verdict == "accepted"
+                    accepted += effect.verdict == "accepted" and not effect.failed
                 case ScoreWanted():
                     wanted.append(effect)
                 case GroupDropped():
@@ -328,8 +328,9 @@ class RolloutService:
         await self._notify()
 
     def _count(self, judged: Judged) -> None:
-        self.verdicts[judged.verdict] += 1
-        self.samplers[judged.node].verdicts[judged.verdict] += 1
+        counted_as = "failed" if judged.failed and judged.verdict == "accepted" else judged.verdict
+        self.verdicts[counted_as] += 1
+        self.samplers[judged.node].verdicts[counted_as] += 1
         if judged.verdict == "malformed":
             self._emit("rollout_malformed", node=judged.node, rollout=judged.rollout_id, detail=judged.detail)
 

@@ -125,11 +125,11 @@ def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
 
 def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:
     """`answers` in order, cut so that each part is at most about `cap_bytes`, or a single answer."""
-    parts: list[list[Answer]] = [[]]
+    parts: list[list[Answer]] = []
     size = 0
     for answer in answers:
         nbytes = len(answer.lease.token) + sum(9 * rollout.length + 400 for rollout in answer.rollouts)
-        if parts[-1] and size + nbytes > cap_bytes:
+        if not parts or size + nbytes > cap_bytes:
             parts.append([])
             size = 0
         parts[-1].append(answer)

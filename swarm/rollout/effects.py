@@ -25,12 +25,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdict on one submitted rollout."""
+    """The verdict on one submitted rollout. `failed`: what was accepted is the news that a generation failed."""
 
     rollout_id: str
     node: NodeId
     verdict: Verdict
     detail: str
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

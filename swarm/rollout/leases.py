@@ -46,7 +46,10 @@ class Sample:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """One prompt and its samples. `min_version` is the version that it was opened for."""
+    """One prompt and its samples. `min_version` is the version that it was opened for.
+
+    `answered` and `oldest_answer` (a version) sum up the samples' rollouts; LeaseTable.answer keeps them.
+    """
 
     group_id: GroupId
     order: int
@@ -55,23 +58,19 @@ class Group:
     rules: SamplingRules
     min_version: VersionId
     samples: list[Sample]
+    answered: int = 0
+    oldest_answer: int | None = None
 
     @property
     def oldest_version(self) -> int:
-        """The version of its oldest token; the opening version while samples are outstanding."""
-        versions = [s.rollout.oldest.version for s in self.samples if s.rollout and s.rollout.oldest]
-        if len(versions) < len(self.samples):
-            versions.append(self.min_version.version)
-        return min(versions)
+        """The version of its oldest token; the opening version, below which no answer is, while any is outstanding."""
+        if self.answered < len(self.samples) or self.oldest_answer is None:
+            return self.min_version.version
+        return self.oldest_answer
 
     @property
     def complete(self) -> bool:
         return all(sample.score is not None for sample in self.samples)
-
-    @property
-    def answered(self) -> int:
-        """Samples whose rollout was accepted."""
-        return sum(sample.rollout is not None for sample in self.samples)
 
     @property
     def leased(self) -> int:
@@ -169,6 +168,12 @@ class LeaseTable:
             return False
         self._take_back(group, sample)
         sample.rollout = rollout
+        oldest = rollout.oldest
+        assert oldest is not None
+        group.answered += 1
+        group.oldest_answer = min(
+            oldest.version, oldest.version if group.oldest_answer is None else group.oldest_answer
+        )
         return True
 
     def release(self, node: NodeId, group_id: str, index: int) -> bool:

@@ -121,13 +121,16 @@ class RolloutPlane:
         """An answer under a lease whose seal was checked."""
         self._table.hear(node, now=now)
         verdict, detail = self._judge(node, lease, rollout)
-        effects: list[Effect] = [Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail)]
+        failed = rollout.finish == "failed"
+        effects: list[Effect] = [
+            Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, failed=failed)
+        ]
         if verdict != "accepted":
             self._table.release(node, rollout.group_id, rollout.index)
             return effects
         group = self._table.group(rollout.group_id)
         assert group is not None
-        if rollout.finish == "failed":
+        if failed:
             return effects + self._failed(node, group, rollout)
         self._table.answer(group, rollout)
         return [
@@ -364,7 +367,7 @@ class RolloutPlane:
         for group in list(self._table.groups()):
             if group.purpose != "train" or self._fresh(group.oldest_version):
                 continue
-            answers = [s.rollout.oldest for s in group.samples if s.rollout and s.rollout.oldest]
-            if not group.leased or not all(self._fresh(oldest.version) for oldest in answers):
+            spoilt = group.oldest_answer is not None and not self._fresh(group.oldest_answer)
+            if spoilt or not group.leased:
                 effects += self._drop(group, "stale")
         return effects

@@ -39,7 +39,7 @@ class CopyTask:
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         right = sum(a == b for a, b in zip(completion, prompt.answer, strict=False))
-        well_formed = len(completion) == DIGITS and completion.isdecimal()
+        well_formed = len(completion) == DIGITS and completion.isascii() and completion.isdecimal()
         exact = completion == prompt.answer
         return Score(reward=0.2 * well_formed + 0.5 * right / DIGITS + 0.3 * exact, exact=exact)
 

@@ -38,9 +38,9 @@ def test_prompts_are_a_pure_function_of_seed_and_index() -> None:
     assert [CopyTask(3).prompt(i) for i in range(9)] != [CopyTask(4).prompt(i) for i in range(9)]
 
 
-def test_more_held_out_prompts_than_there_are_is_the_users_to_mend() -> None:
-    with pytest.raises(UserError):
-        TASK.held_out(10_000)
+def test_asked_for_more_held_out_prompts_than_there_are_it_gives_all() -> None:
+    numbers = {prompt.answer for prompt in TASK.held_out(10_000)}
+    assert numbers == {f"{i:04}" for i in range(10_000) if is_held_out(f"{i:04}")}
 
 
 def test_a_prompt_asks_for_what_its_answer_is() -> None:

@@ -94,7 +94,7 @@ def test_64_kib_of_hostile_msgpack_are_refused_with_flat_memory(bomb: bytes, kin
 
 
 def test_what_was_compressed_comes_back() -> None:
-    for content in (b"", b"x", b"abc" * 10_000, bytes(range(256)) * 40):
+    for content in (b"x", b"abc" * 10_000, bytes(range(256)) * 40):
         assert unpack(compress(content)) == content
 
 
@@ -143,11 +143,10 @@ def test_a_large_window_is_refused() -> None:
         unpack(body, cap_bytes=1 << 30)
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 1000])
-def test_exactly_one_whole_frame_is_taken(content: bytes) -> None:
-    one = compress(content)
-    assert unpack(one) == content
-    for body in (one + one, one + b"junk", one[:-1], one[:5], b"", b"junk" * 20):
+def test_exactly_one_whole_frame_with_something_in_it_is_taken() -> None:
+    one = compress(b"x" * 1000)
+    assert unpack(one) == b"x" * 1000
+    for body in (one + one, one + b"junk", one[:-1], one[:5], b"", b"junk" * 20, compress(b"")):
         with pytest.raises(ProtocolError):
             unpack(body)
 
