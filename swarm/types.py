@@ -101,9 +101,12 @@ class Rollout(Message, frozen=True):
         return len(self.token_ids) // 4
 
     @property
-    def oldest(self) -> VersionId | None:
-        """The version that drew the oldest token; None for a failed generation."""
-        return min((span.version for span in self.spans), default=None)
+    def oldest(self) -> int | None:
+        """The version number of its oldest token; None for a failed generation.
+
+        Staleness counts versions and ignores the incarnation: a version lost and made again is as old as before.
+        """
+        return min((span.version.version for span in self.spans), default=None)
 
     def tokens(self) -> array[int]:
         """The token ids, unpacked."""

@@ -359,7 +359,7 @@ def _train_group(group: Group, step: int) -> TrainGroup:
                 logprobs=sample.rollout.logprobs,
                 loss_mask=sample.rollout.loss_mask,
                 reward=sample.score.reward,
-                staleness=staleness(oldest.version, step),
+                staleness=staleness(oldest, step),
             )
         )
     return TrainGroup(prompt_token_ids=group.prompt.token_ids, rollouts=tuple(rollouts))

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from swarm.types import Lease, Rollout, Verdict, VersionId
 
 MIN_LOGPROB = -1e4
-"""No honest sample is less likely than this; -inf and -1e30 would turn importance ratios into infinities."""
+"""Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do."""
 
 LOGPROB_SLACK = 1e-3
 """A log-prob may exceed 0 by the rounding of a bf16 softmax."""
@@ -41,8 +41,9 @@ def is_fresh(version: int, next_batch: int, max_staleness: int) -> bool:
 def may_open(new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
     """The pacing rule: may one more group with `new_deadline` be opened?
 
-    `by_deadline` counts the groups that are leased or ready, by deadline. With the new group, for every d >= n the
-    groups with deadlines n..d must number at most (d - n + 1) * B, so that earliest deadline first can train all.
+    `by_deadline` counts the groups that are leased or ready, by deadline. With the new group, for every d from its own
+    deadline on, the groups with deadlines n..d must number at most (d - n + 1) * B, so that earliest deadline first can
+    train all. Earlier d are not asked: if too many are due there already, keeping this one back would not help them.
     """
     if new_deadline < next_batch:
         return False
@@ -71,10 +72,10 @@ def judge(
     oldest = rollout.oldest
     if oldest is None:
         return "accepted", ""
-    if max(span.version for span in rollout.spans) > newest:
+    if any(span.version > newest or span.version.version > newest.version for span in rollout.spans):
         return "future", f"version {newest} is the newest"
-    if lease.purpose == "train" and not is_fresh(oldest.version, next_batch, max_staleness):
-        late = staleness(oldest.version, next_batch) - max_staleness
+    if lease.purpose == "train" and not is_fresh(oldest, next_batch, max_staleness):
+        late = staleness(oldest, next_batch) - max_staleness
         return "stale", f"version {oldest} is {late} step(s) past the bound of {max_staleness}"
     return "accepted", ""
 

@@ -62,6 +62,14 @@ class NodeSilent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOverdue:
+    """A node kept these samples, by group and index, past their time limit; they may be leased again."""
+
+    node: NodeId
+    samples: tuple[tuple[GroupId, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFailed:
     """A sampler returned a sample as failed; it may be leased again."""
 
@@ -78,4 +86,6 @@ class Evaluated:
     scores: tuple[Score, ...]
 
 
-Effect = Granted | Refused | Judged | ScoreWanted | GroupDropped | NodeSilent | GenerationFailed | Evaluated
+Effect = (
+    Granted | Refused | Judged | ScoreWanted | GroupDropped | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated
+)

@@ -8,9 +8,10 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
     leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
     answered -> scored      its reward arrived
 
-A sample keeps its id and its seed over all of this, and only silence takes it from a node that works on it, never
-slowness: leasing a slow sample twice and taking the first answer would favour short answers. One answer is
-accepted. A group whose samples are all scored is complete and leaves the table.
+A sample keeps its id and its seed over all of this, and nothing takes it from a node that is at work on it within its
+limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest sampler answers
+within the limit, if only to say that it failed; a lease past it belongs to one that beats and never answers. One answer
+is accepted. A group whose samples are all scored is complete and leaves the table.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from swarm.wire import digest
 
 MISSED_BEATS = 3
 """Beats after which a node counts as gone: one may be lost and one late."""
+
+LEASE_SLACK_S = 60.0
+"""Added to a lease's time limit on this side: the sampler counts from receipt and has to hand its answer in."""
+
+MAX_HELD = 8192
+"""Samples that one node may hold: twice what it may ask for at once, since it asks one batch ahead of its engine."""
 
 MAX_NODES = 4096
 """Samplers that the table remembers; the same bound as the table of publics."""
@@ -84,10 +91,10 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """What the table knows of one sampler."""
+    """What the table knows of one sampler: the samples that it holds and when each is overdue, oldest lease first."""
 
     heard_at: float
-    held: set[tuple[GroupId, int]] = field(default_factory=set)
+    held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +108,9 @@ class Share:
 class LeaseTable:
     """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
 
-    def __init__(self, *, run_seed: int, beat_s: float) -> None:
+    def __init__(self, *, run_seed: int, beat_s: float, time_limit_s: float) -> None:
         self._run_seed = run_seed
+        self._overdue_s = time_limit_s + LEASE_SLACK_S
         self._silence_s = MISSED_BEATS * beat_s
         self._groups: dict[GroupId, Group] = {}
         self._nodes: dict[NodeId, NodeState] = {}
@@ -153,12 +161,16 @@ class LeaseTable:
         open_to_it = [g for g in self._groups.values() if g.min_version <= held and any(s.waiting for s in g.samples)]
         return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, g.order))
 
-    def claim(self, group: Group, node: NodeId, capacity: int) -> Share:
+    def room(self, node: NodeId) -> int:
+        """How many more samples `node`, which was heard before, may hold."""
+        return MAX_HELD - len(self._nodes[node].held)
+
+    def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
         """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
         taken = [sample for sample in group.samples if sample.waiting][:capacity]
         for sample in taken:
             sample.node = node
-            self._nodes[node].held.add((group.group_id, sample.spec.index))
+            self._nodes[node].held[group.group_id, sample.spec.index] = now + self._overdue_s
         return Share(group=group, specs=tuple(sample.spec for sample in taken))
 
     def answer(self, group: Group, rollout: Rollout) -> bool:
@@ -171,9 +183,7 @@ class LeaseTable:
         oldest = rollout.oldest
         assert oldest is not None
         group.answered += 1
-        group.oldest_answer = min(
-            oldest.version, oldest.version if group.oldest_answer is None else group.oldest_answer
-        )
+        group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
         return True
 
     def release(self, node: NodeId, group_id: str, index: int) -> bool:
@@ -187,7 +197,7 @@ class LeaseTable:
     def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
         """Put back what `node` holds here and not in its own words: the grant was lost, or a former life had it."""
         state = self._nodes[node]
-        for group_id, index in sorted(state.held.difference(holding)):
+        for group_id, index in [name for name in state.held if name not in holding]:
             self._take_back(self._groups[group_id], self._groups[group_id].samples[index])
 
     def hear(self, node: NodeId, *, now: float) -> bool:
@@ -206,7 +216,7 @@ class LeaseTable:
         state = self._nodes.pop(node, None)
         if state is None:
             return 0
-        for group_id, index in sorted(state.held):
+        for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
         return len(state.held)
 
@@ -214,9 +224,22 @@ class LeaseTable:
         """Nodes that were not heard for three beats."""
         return [node for node, state in self._nodes.items() if now - state.heard_at >= self._silence_s]
 
-    def silence_due(self) -> float | None:
-        """When the next node will count as silent if nothing is heard."""
-        return min((state.heard_at + self._silence_s for state in self._nodes.values()), default=None)
+    def take_overdue(self, *, now: float) -> list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]]:
+        """Put back what is past its time limit: the nodes that kept it, and which samples each."""
+        taken: list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]] = []
+        for node, state in self._nodes.items():
+            overdue = tuple(name for name, due in state.held.items() if due <= now)
+            for group_id, index in overdue:
+                self._take_back(self._groups[group_id], self._groups[group_id].samples[index])
+            if overdue:
+                taken.append((node, overdue))
+        return taken
+
+    def next_due(self) -> float | None:
+        """When the next node will count as silent, or the next lease as overdue, if nothing is heard."""
+        silences = [state.heard_at + self._silence_s for state in self._nodes.values()]
+        limits = [next(iter(state.held.values())) for state in self._nodes.values() if state.held]
+        return min((*silences, *limits), default=None)
 
     def samples_of(self, node: NodeId) -> int:
         """Samples that `node` holds."""
@@ -228,7 +251,7 @@ class LeaseTable:
 
     def _take_back(self, group: Group, sample: Sample) -> None:
         if sample.node is not None:
-            self._nodes[sample.node].held.discard((group.group_id, sample.spec.index))
+            self._nodes[sample.node].held.pop((group.group_id, sample.spec.index), None)
             sample.node = None
 
 

@@ -24,6 +24,7 @@ from swarm.rollout.effects import (
     Granted,
     GroupDropped,
     Judged,
+    LeaseOverdue,
     NodeSilent,
     Refused,
     ScoreWanted,
@@ -73,7 +74,7 @@ class RolloutPlane:
         self.next_batch = 0
         self.newest: VersionId | None = None
         self._prompts = prompts
-        self._table = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s)
+        self._table = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s)
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._closed: dict[str, None] = {}
         self._opened = 0
@@ -107,7 +108,7 @@ class RolloutPlane:
             return [Refused(reason=self._ending, retry_after_s=self.rules.beat_s)]
         if self.newest is None:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
-        shares = self._claim(node, held, capacity) if held <= self.newest else []
+        shares = self._claim(node, held, capacity, now=now) if held <= self.newest else []
         if shares:
             return [Granted(leases=tuple(self._lease(share, node) for share in shares))]
         behind = held > self.newest or not self._fresh(held.version)
@@ -148,12 +149,15 @@ class RolloutPlane:
         self._table.forget(node)
 
     def tick(self, *, now: float) -> list[Effect]:
-        """Take the samples of nodes that missed three beats."""
-        return [NodeSilent(node=node, samples=self._table.forget(node)) for node in self._table.silent(now=now)]
+        """Take the samples of nodes that missed three beats, and those that are past their time limit."""
+        return [
+            *(NodeSilent(node=node, samples=self._table.forget(node)) for node in self._table.silent(now=now)),
+            *(LeaseOverdue(node=node, samples=names) for node, names in self._table.take_overdue(now=now)),
+        ]
 
     def deadline(self) -> float | None:
-        """When `tick` has something to do if no node is heard before."""
-        return self._table.silence_due()
+        """When `tick` has something to do if nothing is heard before."""
+        return self._table.next_due()
 
     # -- what the learner does -------------------------------------------------------------------------------
 
@@ -233,14 +237,15 @@ class RolloutPlane:
     def _fresh(self, version: int) -> bool:
         return is_fresh(version, self.next_batch, self.rules.max_staleness)
 
-    def _claim(self, node: NodeId, held: VersionId, capacity: int) -> list[Share]:
+    def _claim(self, node: NodeId, held: VersionId, capacity: int, *, now: float) -> list[Share]:
         shares: list[Share] = []
+        capacity = min(capacity, self._table.room(node))
         for group in self._table.claimable(held):
             if capacity == 0:
                 break
             if group.purpose == "train" and not self._trainable(group, held):
                 continue
-            shares.append(self._table.claim(group, node, capacity))
+            shares.append(self._table.claim(group, node, capacity, now=now))
             capacity -= len(shares[-1].specs)
         if self._ending or not self._fresh(held.version):
             return shares
@@ -248,7 +253,7 @@ class RolloutPlane:
         due = held.version + self.rules.max_staleness
         while capacity > 0 and may_open(due, by_deadline, self.next_batch, self.rules.groups_per_step):
             by_deadline[due] += 1
-            shares.append(self._table.claim(self._open(held), node, capacity))
+            shares.append(self._table.claim(self._open(held), node, capacity, now=now))
             capacity -= len(shares[-1].specs)
         return shares
 

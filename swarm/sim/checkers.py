@@ -27,6 +27,7 @@ from swarm.rollout.effects import (
     Granted,
     GroupDropped,
     Judged,
+    LeaseOverdue,
     NodeSilent,
     Refused,
     ScoreWanted,
@@ -348,6 +349,11 @@ class WatchedPlane:
                     self._require(due, "leases", f"{effect.node} was called silent after {silent_s:.3f} s")
                     lost = self._forget(effect.node)
                     self._require(lost == effect.samples, "leases", f"{effect.node} lost {effect.samples}, not {lost}")
+                case LeaseOverdue():
+                    for group_id, index in effect.samples:
+                        held = group_id in self._books and self._books[group_id].holders.get(index) == effect.node
+                        self._require(held, "leases", f"{effect.node} lost {group_id}/{index}, which it did not hold")
+                        self._let_go(self._books[group_id], effect.node, index)
                 case Evaluated():
                     complete = len(effect.scores) == self._round_open
                     closed = all(entry.purpose == "train" for entry in self._books.values())

@@ -18,6 +18,7 @@ from swarm.rollout.effects import (
     Granted,
     GroupDropped,
     Judged,
+    LeaseOverdue,
     NodeSilent,
     Refused,
     ScoreWanted,
@@ -231,7 +232,7 @@ class Learner:
                     self._installed.pop(effect.node, None)
                 case Evaluated():
                     self._evaluated(effect)
-                case GenerationFailed():
+                case GenerationFailed() | LeaseOverdue():
                     pass
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")

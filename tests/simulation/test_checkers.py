@@ -11,6 +11,7 @@ import pytest
 import swarm.rollout.admission
 import swarm.rollout.buffer
 import swarm.rollout.plane
+from swarm.rollout import leases
 from swarm.rollout.buffer import Buffer
 from swarm.rollout.effects import Effect, GroupDropped
 from swarm.rollout.leases import Group, LeaseTable, Sample
@@ -129,6 +130,7 @@ def _lost_grants_stay_leased(patch: pytest.MonkeyPatch) -> None:
     asked = RolloutPlane.ask
     patch.setattr(RolloutPlane, "ask", ask)
     patch.setattr(WatchedPlane, "_forget", lambda *_, **__: 0)
+    patch.setattr(leases, "LEASE_SLACK_S", 1e9)
 
 
 def _batches_are_never_ready(patch: pytest.MonkeyPatch) -> None:
@@ -143,7 +145,7 @@ def _versions_fall(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_core_raises(patch: pytest.MonkeyPatch) -> None:
-    def claim(*_: object) -> None:
+    def claim(*_: object, **__: object) -> None:
         raise KeyError("t0")
 
     patch.setattr(LeaseTable, "claim", claim)

@@ -116,12 +116,23 @@ def test_an_answer_within_the_bound_is_accepted() -> None:
 def test_an_answer_past_the_bound_is_stale_and_the_sampler_hears_by_how_much() -> None:
     kind, why = verdict(rollout(version=0), lease())
     assert kind == "stale"
-    assert "version 0.0 is 1 step(s) past the bound of 2" in why
+    assert "version 0 is 1 step(s) past the bound of 2" in why
 
 
 def test_the_oldest_token_decides() -> None:
     mixed = (Span(version=v(3), start=0, end=2), Span(version=v(0), start=2, end=4))
     assert verdict(rollout(spans=mixed), lease())[0] == "stale"
+
+
+def test_age_counts_versions_whatever_their_incarnation() -> None:
+    """A learner came back as incarnation 1: 1.5 is five steps older than 0.10, and 0.11 was lost with the old one."""
+    mixed = (Span(version=v(10), start=0, end=2), Span(version=v(5, incarnation=1), start=2, end=4))
+    assert rollout(spans=mixed).oldest == 5
+    made_up = rollout(version=11)
+    assert (
+        judge(made_up, lease(), newest=v(10, incarnation=1), next_batch=10, max_staleness=2, vocab_size=VOCAB)[0]
+        == "future"
+    )
 
 
 def test_an_answer_by_an_unpublished_version_is_of_the_future() -> None:

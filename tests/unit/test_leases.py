@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.rollout.leases import MAX_NODES, MISSED_BEATS, LeaseTable, sample_seed
+from swarm.rollout.leases import LEASE_SLACK_S, MAX_HELD, MAX_NODES, MISSED_BEATS, LeaseTable, sample_seed
 from swarm.types import GroupId, NodeId, Score
 from tests.builders import ALICE, BOB, open_group, rollout, v
+
+TIME_LIMIT_S = 600.0
 
 
 @pytest.fixture
 def table() -> LeaseTable:
     """A table that has heard Alice and Bob at time 0; a beat is a second."""
-    table = LeaseTable(run_seed=7, beat_s=1.0)
+    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     table.hear(ALICE, now=0.0)
     table.hear(BOB, now=0.0)
     return table
@@ -22,7 +24,7 @@ def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseT
     group = open_group(table, 0, size=1)
     (sample,) = group.samples
     assert sample.waiting
-    table.claim(group, ALICE, 1)
+    table.claim(group, ALICE, 1, now=0.0)
     assert (sample.node, sample.waiting, group.leased, table.samples_of(ALICE)) == (ALICE, False, 1, 1)
     assert table.answer(group, rollout(group_id="t0"))
     assert (sample.node, sample.waiting, group.leased, table.samples_of(ALICE)) == (None, False, 0, 0)
@@ -33,7 +35,7 @@ def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseT
 
 def test_a_claim_takes_no_more_than_there_is_and_no_sample_twice(table: LeaseTable) -> None:
     group = open_group(table, 0, size=3)
-    first, second = table.claim(group, ALICE, 2), table.claim(group, BOB, 5)
+    first, second = table.claim(group, ALICE, 2, now=0.0), table.claim(group, BOB, 5, now=0.0)
     assert [s.index for s in first.specs] == [0, 1]
     assert [s.index for s in second.specs] == [2]
     assert table.claimable(v(0)) == []
@@ -41,7 +43,7 @@ def test_a_claim_takes_no_more_than_there_is_and_no_sample_twice(table: LeaseTab
 
 def test_only_one_answer_is_taken(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    table.claim(group, ALICE, 2)
+    table.claim(group, ALICE, 2, now=0.0)
     assert table.answer(group, rollout(tokens=(3, 2)))
     assert not table.answer(group, rollout(tokens=(4, 2)))
     kept = group.samples[0].rollout
@@ -51,7 +53,7 @@ def test_only_one_answer_is_taken(table: LeaseTable) -> None:
 
 def test_only_the_holder_can_release_a_sample(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    table.claim(group, ALICE, 1)
+    table.claim(group, ALICE, 1, now=0.0)
     assert not table.release(BOB, "t0", 0)
     assert not table.release(ALICE, "t0", 1)
     assert not table.release(ALICE, "t0", 65_535)
@@ -64,26 +66,26 @@ def test_only_the_holder_can_release_a_sample(table: LeaseTable) -> None:
 
 def test_a_released_sample_keeps_its_place_and_its_seed(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    first = table.claim(group, ALICE, 1)
+    first = table.claim(group, ALICE, 1, now=0.0)
     table.release(ALICE, "t0", 0)
-    assert table.claim(group, BOB, 1).specs == first.specs
+    assert table.claim(group, BOB, 1, now=0.0).specs == first.specs
 
 
 def test_three_missed_beats_are_silence_and_less_is_not(table: LeaseTable) -> None:
     table.hear(BOB, now=2.0)
-    assert table.silence_due() == MISSED_BEATS
+    assert table.next_due() == MISSED_BEATS
     assert table.silent(now=2.999) == []
     assert table.silent(now=3.0) == [ALICE]
     table.hear(ALICE, now=3.5)
     assert table.silent(now=4.5) == []
-    assert table.silence_due() == 2.0 + MISSED_BEATS
+    assert table.next_due() == 2.0 + MISSED_BEATS
 
 
 def test_forgetting_a_node_puts_back_exactly_its_samples(table: LeaseTable) -> None:
     group, other = open_group(table, 0, size=3), open_group(table, 1, size=1)
-    table.claim(group, ALICE, 2)
-    table.claim(group, BOB, 1)
-    table.claim(other, ALICE, 1)
+    table.claim(group, ALICE, 2, now=0.0)
+    table.claim(group, BOB, 1, now=0.0)
+    table.claim(other, ALICE, 1, now=0.0)
     assert table.forget(ALICE) == 3
     assert [s.node for s in (*group.samples, *other.samples)] == [None, None, BOB, None]
     assert list(table.nodes()) == [BOB]
@@ -92,17 +94,17 @@ def test_forgetting_a_node_puts_back_exactly_its_samples(table: LeaseTable) -> N
 
 def test_closing_a_group_takes_its_samples_from_their_holders(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    table.claim(group, ALICE, 2)
+    table.claim(group, ALICE, 2, now=0.0)
     table.close(group)
     assert (len(table), table.samples_of(ALICE), table.forget(ALICE)) == (0, 0, 0)
 
 
 def test_no_nodes_no_deadline() -> None:
-    assert LeaseTable(run_seed=0, beat_s=1.0).silence_due() is None
+    assert LeaseTable(run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S).next_due() is None
 
 
 def test_the_table_of_nodes_is_bounded_and_keeps_those_it_knows() -> None:
-    table = LeaseTable(run_seed=0, beat_s=1.0)
+    table = LeaseTable(run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     assert all(table.hear(NodeId(f"n{i}"), now=0.0) for i in range(MAX_NODES))
     assert not table.hear(NodeId("one too many"), now=0.0)
     assert table.hear(NodeId("n0"), now=1.0)
@@ -142,9 +144,27 @@ def test_seeds_are_the_same_in_every_process_and_differ_by_run_group_and_place()
 
 def test_what_a_node_says_it_does_not_have_is_put_back(table: LeaseTable) -> None:
     group, other = open_group(table, 0, size=2), open_group(table, 1, size=1)
-    table.claim(group, ALICE, 2)
-    table.claim(other, BOB, 1)
+    table.claim(group, ALICE, 2, now=0.0)
+    table.claim(other, BOB, 1, now=0.0)
     table.keep(ALICE, {("t0", 1), ("t1", 0), ("unknown", 3)})
     assert [sample.node for sample in group.samples] == [None, ALICE]
     assert other.samples[0].node == BOB
     assert table.samples_of(ALICE) == 1
+
+
+def test_a_lease_past_its_limit_is_taken_from_a_node_that_only_beats(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=3)
+    table.claim(group, ALICE, 2, now=0.0)
+    table.claim(group, ALICE, 1, now=10.0)
+    overdue_s = TIME_LIMIT_S + LEASE_SLACK_S
+    table.hear(ALICE, now=overdue_s)
+    assert table.take_overdue(now=overdue_s - 0.1) == []
+    assert table.take_overdue(now=overdue_s) == [(ALICE, (("t0", 0), ("t0", 1)))]
+    assert [sample.node for sample in group.samples] == [None, None, ALICE]
+
+
+def test_one_node_may_hold_only_so_much(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=10)
+    assert table.room(ALICE) == MAX_HELD
+    table.claim(group, ALICE, 4, now=0.0)
+    assert table.room(ALICE) == MAX_HELD - 4

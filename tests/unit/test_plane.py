@@ -11,10 +11,11 @@ from swarm.rollout.effects import (
     Granted,
     GroupDropped,
     Judged,
+    LeaseOverdue,
     NodeSilent,
     ScoreWanted,
 )
-from swarm.rollout.leases import MAX_NODES
+from swarm.rollout.leases import LEASE_SLACK_S, MAX_NODES
 from swarm.rollout.plane import MAX_CLOSED, MAX_FAILURES, RolloutPlane
 from swarm.types import GroupId, Lease, NodeId, Score
 from tests.builders import (
@@ -392,3 +393,16 @@ def test_versions_are_published_in_order() -> None:
     plane = new_plane(newest=3)
     with pytest.raises(AssertionError):
         plane.published(v(3))
+
+
+def test_a_sampler_that_beats_and_never_answers_does_not_stall_the_run() -> None:
+    plane = new_plane()
+    taken = ask(plane, ALICE, 0, 4096)
+    assert refusal(plane, BOB, 0, now=1.0) == "paced"
+    due = plane.rules.lease_time_limit_s + LEASE_SLACK_S
+    plane.beat(ALICE, now=due)
+    plane.beat(BOB, now=due)
+    (overdue,) = plane.tick(now=due)
+    assert isinstance(overdue, LeaseOverdue)
+    assert (overdue.node, len(overdue.samples)) == (ALICE, sum(len(one.samples) for one in taken))
+    assert len(ask(plane, BOB, 0, 4096, now=due)) == len(taken)
