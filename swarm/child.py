@@ -20,7 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,7 +115,7 @@ class Child:
             try:
                 body = msgspec.msgpack.encode(command)
                 self._writer.write(struct.pack(">I", len(body)) + body)
-                await self._writer.drain()
+                await asyncio.wait_for(self._writer.drain(), self._hang_s)
                 while True:
                     frame = await asyncio.wait_for(_read_frame(self._reader), self._hang_s)
                     answer = msgspec.msgpack.decode(frame, type=Progress | Reply | Failure)
@@ -202,6 +203,7 @@ class ChildChannel:
             sys.exit("the node that started this process is gone")
         self._commands: queue.Queue[bytes] = queue.Queue(maxsize=4)
         self._last_progress = 0.0
+        self._sending = threading.Lock()
         threading.Thread(target=self._read, name="parent", daemon=True).start()
 
     def progress(self, note: str = "") -> None:
@@ -210,6 +212,23 @@ class ChildChannel:
         if now - self._last_progress >= PROGRESS_S:
             self._last_progress = now
             self._send(Progress(note))
+
+    @contextmanager
+    def alive(self, note: str) -> Iterator[None]:
+        """Tell the parent of progress while a call that cannot do so itself (a download) is under way."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(PROGRESS_S):
+                self.progress(note)
+
+        beating = threading.Thread(target=beat, daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beating.join()
 
     def serve(self, kind: Any, handle: Callable[[Any], msgspec.Struct]) -> None:
         """Answer commands of the union `kind` with `handle(command)` until the parent goes."""
@@ -228,7 +247,8 @@ class ChildChannel:
 
     def _send(self, answer: Progress | Reply | Failure) -> None:
         body = msgspec.msgpack.encode(answer)
-        self._socket.sendall(struct.pack(">I", len(body)) + body)
+        with self._sending:
+            self._socket.sendall(struct.pack(">I", len(body)) + body)
 
     def _read(self) -> None:
         with self._socket.makefile("rb") as stream:

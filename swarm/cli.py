@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from swarm.errors import EchoError, UserError
+from swarm.errors import EchoError, UserError, first_fault
 
 DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
 """Exit statuses."""
@@ -158,12 +158,16 @@ def run() -> None:
         sys.exit(app(arguments, standalone_mode=False) or DONE)
     except typer.TyperException as error:
         _fail(error.format_message(), BAD_INPUT)
-    except UserError as error:
-        _fail(str(error), BAD_INPUT)
-    except EchoError as error:
-        _fail(str(error), NOT_REACHED)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except (EchoError, OSError, ExceptionGroup) as error:
+        match first_fault(error):
+            case UserError() as fault:
+                _fail(str(fault), BAD_INPUT)
+            case EchoError() | OSError() as fault:
+                _fail(str(fault), NOT_REACHED)
+            case _:
+                raise
 
 
 def _fail(message: str, code: int) -> None:

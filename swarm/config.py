@@ -12,6 +12,9 @@ from swarm.errors import UserError
 
 DEFAULT_PORT = 7700
 
+TINY = "tiny"
+"""The name of the embedded model."""
+
 C = TypeVar("C", bound=BaseModel)
 
 
@@ -20,7 +23,7 @@ class LeadConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = "tiny"
+    model: str = TINY
     task: str = "copy"
     reward: Literal["task", "random"] = "task"
     host: str = "127.0.0.1"
@@ -63,7 +66,7 @@ class LeadConfig(BaseModel):
     @property
     def resolved_learning_rate(self) -> float:
         """1e-3 suits the embedded model; 1e-6 is the usual rate for post-training a real one."""
-        return self.learning_rate or (1e-3 if self.model == "tiny" else 1e-6)
+        return self.learning_rate or (1e-3 if self.model == TINY else 1e-6)
 
 
 class JoinConfig(BaseModel):

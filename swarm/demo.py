@@ -18,7 +18,7 @@ from rich.live import Live
 
 from swarm.dashboard.chart import Curve, learning_chart
 from swarm.dashboard.terminal import live_view, plain_line
-from swarm.errors import EchoError, PeerUnreachable
+from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.http import PeerClient
 
 POLL_S = 0.25
@@ -62,6 +62,8 @@ class Demo:
 
     async def run(self) -> dict[str, Any]:
         """Run to the end; the summary that --json prints."""
+        if self._options.kill_one and self._options.samplers < 2:
+            raise UserError("--kill-one needs a second sampler that goes on: --samplers 2 or more")
         began = time.monotonic()
         self._console.print(f"run directory {self._run_dir}, logs {self._logs}", highlight=False)
         try:
@@ -78,7 +80,10 @@ class Demo:
     def _lead_arguments(self) -> list[str]:
         options = self._options
         config = self._logs / "lead.toml"
-        self._logs.mkdir(parents=True)
+        try:
+            self._logs.mkdir(parents=True)
+        except FileExistsError as error:
+            raise UserError(f"{self._logs} holds the logs of another demo: choose another --run-dir") from error
         config.write_text(f"beat_s = {BEAT_S}\n")
         values = {
             "--config": config,

@@ -23,3 +23,10 @@ class ChildFailed(EchoError):
 
 class PeerUnreachable(EchoError):
     """A peer did not answer in time. Try again later."""
+
+
+def first_fault(error: BaseException) -> BaseException:
+    """The first plain exception of a group, or the exception itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -21,7 +21,7 @@ CONNECT_S = 5.0
 """Longest wait for a TCP connection: three SYN retries on a home line."""
 
 MAX_CONNECTIONS = 8
-"""Connections that one client opens to one peer; the server's own cap per address."""
+"""Connections that one client opens to one peer: a question held open, a beat, a submission, four chunks, one spare."""
 
 ERROR_TEXT_BYTES = 500
 """How much of a peer's error text is read and shown."""
@@ -87,7 +87,7 @@ class PeerClient:
                 return await read_capped(answer.content, cap_bytes)
         except TimeoutError as error:
             raise PeerUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:
             raise PeerUnreachable(f"{self.base_url} cannot be reached ({_reason(error)})") from error
 
 
@@ -112,6 +112,8 @@ async def read_body(request: web.Request, cap_bytes: int) -> bytes:
             return await read_capped(request.content, cap_bytes)
     except TimeoutError as error:
         raise ProtocolError(f"the body did not arrive within {BODY_READ_S:g} s") from error
+    except web.RequestPayloadError as error:
+        raise ProtocolError(f"the body is broken: {error}") from error
 
 
 def binary(body: bytes) -> web.Response:

@@ -30,7 +30,10 @@ ROLLOUT_UNPACKED_BYTES = 32 * 1024 * 1024
 """Largest body of rollouts after decompression: 400 rollouts of 8,192 tokens at 9 bytes a token."""
 
 ROLLOUT_MAX_RATIO = 50
-"""Honest rollouts compress about tenfold; a body that claims more than this is a bomb."""
+"""Honest rollouts compress about tenfold; a large body that claims more than this is a bomb."""
+
+RATIO_FREE_BYTES = 4 * 1024 * 1024
+"""Up to this size any ratio is allowed: a policy that repeats one token compresses a hundredfold, honestly."""
 
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 """Largest window that a decoder allocates for a peer."""
@@ -90,7 +93,7 @@ def decompress(data: bytes | memoryview, *, cap_bytes: int, max_ratio: float) ->
         if frame.content_size == 0:
             # zstandard looks at nothing behind an empty frame, and no message is empty.
             raise ProtocolError("an empty zstd frame is no message")
-        if frame.content_size > cap_bytes or frame.content_size > max_ratio * len(data) + 1024:
+        if frame.content_size > cap_bytes or frame.content_size > max(RATIO_FREE_BYTES, max_ratio * len(data)):
             raise TooLarge(f"{len(data)} bytes claim to unpack to {frame.content_size}")
         if frame.window_size > max(ZSTD_WINDOW_BYTES, 1024):
             raise TooLarge(f"zstd window of {frame.window_size} bytes")

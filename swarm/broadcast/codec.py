@@ -22,6 +22,9 @@ ZSTD_LEVEL = 1
 PLANES_MAX_RATIO = 1e9
 """Zero weights compress without bound; the caller's exact size is the cap."""
 
+SUM_BLOCK_BYTES = 4 * 1024 * 1024
+"""Words summed at a time: bincount widens them to eight bytes each, and an embedding may have a gigabyte."""
+
 LENGTH_BYTES = 4
 """Before the frames stands the first one's length, little-endian."""
 
@@ -79,8 +82,10 @@ def tensor_sum(data: Buffer) -> int:
     widths count as their 16-bit words; an odd last byte as a word of its own.
     """
     flat = np.frombuffer(data, dtype=np.uint8)
-    words = flat[: flat.size // 2 * 2].view("<u2")
-    counts = np.bincount(words, minlength=1 << 16).astype(np.uint64)
+    counts = np.zeros(1 << 16, dtype=np.uint64)
+    for start in range(0, flat.size // 2 * 2, SUM_BLOCK_BYTES):
+        words = flat[start : min(start + SUM_BLOCK_BYTES, flat.size // 2 * 2)].view("<u2")
+        counts += np.bincount(words, minlength=1 << 16).astype(np.uint64)
     if flat.size % 2:
         counts[flat[-1]] += np.uint64(1)
     return int((counts * _MIX).sum(dtype=np.uint64))

@@ -198,16 +198,12 @@ def open_table(data: bytes, head: Head, layout: Layout) -> ChunkTable:
     spans = regions_of(layout)
     if len(table.regions) != len(spans) or len(table.tensor_sums) != len(layout.tensors):
         raise ProtocolError("the chunk table does not fit the layout")
-    if any(e.encoded_bytes > max_encoded_bytes(s.nbytes) for e, s in zip(table.regions, spans, strict=True)):
+    # An encoder falls back to "raw", which adds nothing.
+    if any(entry.encoded_bytes > span.nbytes for entry, span in zip(table.regions, spans, strict=True)):
         raise ProtocolError("a region's encoding is larger than any encoder makes it")
     if len(chunk_spans(table)) != len(table.chunk_digests):
         raise ProtocolError("the chunk table names another number of chunks than its regions fill")
     return table
-
-
-def max_encoded_bytes(decoded_bytes: int) -> int:
-    """No encoding is larger: "raw" adds nothing, and an encoder falls back to it."""
-    return decoded_bytes
 
 
 def _check_object(data: bytes, expected: bytes, nbytes: int, what: str) -> None:

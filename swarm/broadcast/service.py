@@ -67,7 +67,7 @@ class BroadcastService:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _get_head(self, request: web.Request) -> web.Response:
-        """The newest sealed head; with `newer_than`, held open until there is one, 204 if none comes."""
+        """The newest sealed head; with `newer_than`, held open until there is one; empty if none comes."""
         known = request.query.get("newer_than")
         than = parse_version(known) if known else None
         try:

@@ -11,10 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.broadcast.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
+from swarm.config import TINY
 from swarm.errors import UserError
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
-
-TINY = "tiny"
 
 STREAM_DTYPES: dict[torch.dtype, Dtype] = {
     torch.float64: "BF16",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,10 @@ import torch
 CLIP_LOW = 0.2
 CLIP_HIGH = 0.28
 """Asymmetric clip of DAPO (arXiv 2503.14476): rare tokens may rise further than frequent ones may fall."""
+
+RATIO_CAP = 10.0
+"""Largest importance ratio, on both signs of the advantage. min() leaves the ratio of a bad token unbounded, and
+behaviour log-probs are claims of samplers: one of -10,000 would make every weight NaN."""
 
 ADVANTAGE_EPSILON = 1e-4
 """Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value."""
@@ -40,13 +45,15 @@ def clipped_loss(
     mask: torch.Tensor,
     tokens_in_batch: torch.Tensor | float,
 ) -> ClippedLoss:
-    """-sum(mask * min(ratio * A, clip(ratio) * A)) / tokens_in_batch, with ratio = pi / behaviour per token.
+    """-sum(mask * min(ratio * A, clip(ratio) * A)) / tokens_in_batch, with ratio = min(pi / behaviour, RATIO_CAP).
 
     logprobs, behaviour_logprobs, mask: [rows, tokens]; advantages: [rows]. Dividing by the tokens of the whole
     batch makes every token count the same (DAPO's token-level loss), however the batch is cut.
     """
     weight = advantages.unsqueeze(1)
-    ratio = (logprobs - behaviour_logprobs).exp()
+    # Masked and capped before exp: an infinity times a mask of zero would be NaN.
+    log_ratio = torch.where(mask.bool(), logprobs - behaviour_logprobs, 0.0)
+    ratio = log_ratio.clamp(max=math.log(RATIO_CAP)).exp()
     bounded = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     per_token = -torch.minimum(ratio * weight, bounded * weight)
     return ClippedLoss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from swarm.learner.checkpoint import (
     stream_tensors,
     write_staging,
 )
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
 from swarm.learner.messages import Command, Done, Prepare, Prepared, Save, Stage, Train, Trained
 from swarm.learner.objective import clipped_loss
 
@@ -29,8 +31,12 @@ GRADIENT_CLIP = 1.0
 ROWS_PER_MICRO_BATCH = 64
 """Rows of one forward pass on a large model; gradients are accumulated over them."""
 
-SMALL_MODEL_PARAMETERS = 10_000_000
-"""Below this one thread and one micro-batch are fastest: overhead decides, not arithmetic."""
+MAX_LOG_RATIO = 20.0
+"""Bound of one token's part in mismatch_kl."""
+
+
+SUMS = ("loss", "entropy", "clip_low", "clip_high", "ratio", "grad_norm", "skipped", "kl", "kl_tokens")
+"""What is summed over the micro-batches of a step."""
 
 
 class Trainer:
@@ -39,10 +45,9 @@ class Trainer:
     def __init__(self, command: Prepare, channel: ChildChannel) -> None:
         self._channel = channel
         self._command = command
-        self._device = torch.device("cuda" if command.device == "auto" and torch.cuda.is_available() else "cpu")
-        if command.device not in ("auto", "cpu"):
-            self._device = torch.device(command.device)
-        self._model, self._tokenizer = load_model(command.model, command.seed)
+        self._device = pick_device(command.device)
+        with channel.alive("loading the model"):
+            self._model, self._tokenizer = load_model(command.model, command.seed)
         self._parameters = sum(p.numel() for p in self._model.parameters())
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
@@ -74,7 +79,7 @@ class Trainer:
         began = time.monotonic()
         figures = reward_figures(command.groups)
         groups = [group for group in command.groups if has_variance(group)]
-        sums = dict.fromkeys(("loss", "entropy", "clip_low", "clip_high", "ratio", "grad_norm", "kl", "kl_tokens"), 0.0)
+        sums = dict.fromkeys(SUMS, 0.0)
         self._set_learning_rate(command.step)
         steps, tokens = 0, 1.0
         if groups:
@@ -92,7 +97,8 @@ class Trainer:
             "clip_ratio/high_mean": sums["clip_high"] / tokens,
             "sampling/importance_sampling_ratio/mean": sums["ratio"] / tokens,
             "learning_rate": self._optimizer.param_groups[0]["lr"],
-            "optimizer_steps": float(steps),
+            "optimizer_steps": steps - sums["skipped"],
+            "optimizer_steps_skipped": sums["skipped"],
         }
         if sums["kl_tokens"]:
             figures["mismatch_kl"] = sums["kl"] / sums["kl_tokens"]
@@ -120,10 +126,14 @@ class Trainer:
         for places in torch.arange(len(batch.advantages), device=self._device).split(rows):
             self._accumulate(batch.rows(places), tokens, sums, count_kl=count_kl)
             self._channel.progress()
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), GRADIENT_CLIP)
-        self._optimizer.step()
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), GRADIENT_CLIP))
+        # One step on a gradient that is not finite would make every weight NaN, and publish that.
+        if math.isfinite(norm):
+            self._optimizer.step()
+            sums["grad_norm"] += norm
+        else:
+            sums["skipped"] += 1
         self._optimizer.zero_grad(set_to_none=True)
-        sums["grad_norm"] += float(norm)
 
     def _accumulate(self, part: Batch, tokens: torch.Tensor, sums: dict[str, float], *, count_kl: bool) -> None:
         """Forward and backward of one micro-batch. The policy is the model at the rollouts' temperature."""
@@ -145,11 +155,12 @@ class Trainer:
 def _count_mismatch(logprobs: torch.Tensor, part: Batch, sums: dict[str, float]) -> None:
     """Distance between the engine's and the learner's log-probs where both are of the same version.
 
-    The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). Only the first
-    minibatch counts: after it the learner's weights are no longer those of any published version.
+    Bounded, since one claim must not drown the others. The estimator r - 1 - log r of KL(behaviour, learner) is never
+    negative (Schulman's k3). Only the first minibatch counts: after it the learner's weights are no longer those of any
+    published version.
     """
     same = part.mask * (part.staleness == 0).unsqueeze(1)
-    log_ratio = logprobs - part.behaviour
+    log_ratio = (logprobs - part.behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     sums["kl"] += float(((log_ratio.exp() - 1 - log_ratio) * same).sum())
     sums["kl_tokens"] += float(same.sum())
 

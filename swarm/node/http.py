@@ -10,7 +10,6 @@ from aiohttp import web
 
 from swarm.errors import UserError
 from swarm.http import guard
-from swarm.wire import CONTROL_BODY_BYTES
 
 SHUTDOWN_S = 1.0
 """Open requests get this long when the node stops: held questions would otherwise keep it for their whole wait."""
@@ -20,11 +19,19 @@ class NodeServer:
     """One listening socket with the routes of the node's shells."""
 
     def __init__(self, routes: Iterable[web.RouteDef], status: Callable[[], dict[str, Any]]) -> None:
-        self._app = web.Application(middlewares=[guard], client_max_size=CONTROL_BODY_BYTES)
+        self._app = web.Application(middlewares=[guard])
         self._app.add_routes(routes)
         self._app.router.add_get("/v1/status", self._get_status)
         self._status = status
-        self._runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
+        self._runner = web.AppRunner(
+            self._app,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+            # Who has gone does not hear the answer to a question that was held open.
+            handler_cancellation=True,
+            # Bodies state their own compression; nothing is unpacked before its caps are checked.
+            auto_decompress=False,
+        )
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port in use, which differs from `port` only if that is 0."""

@@ -9,13 +9,14 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
+from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.tracker import InstallTracker
-from swarm.config import LeadConfig
+from swarm.config import TINY, LeadConfig
 from swarm.errors import UserError
 from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
 from swarm.learner.service import TrainerProcess
@@ -32,7 +33,9 @@ from swarm.signing import swarm_id_of
 from swarm.tasks import load_task
 from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
 from swarm.types import Prompt, SamplingRules, Score, VersionId
-from swarm.wire import PROTOCOL
+from swarm.wire import PROTOCOL, encode
+
+R = TypeVar("R")
 
 STALL_S = 30.0
 """After this long without a batch the learner says what it waits for."""
@@ -55,6 +58,7 @@ class LearnerNode:
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
         self._keep_run_dir = True
+        self._target_reached = False
         self._url = ""
 
     async def run(self) -> bool:
@@ -78,12 +82,15 @@ class LearnerNode:
             *self._rollouts.routes(),
         ]
         server = NodeServer(routes, self.status)
-        watch = asyncio.create_task(self._rollouts.watch_silence())
         try:
             port = await server.start(self._config.host, self._config.port)
             self._announce(port)
-            return await self._lead()
-        except UserError:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._rollouts.watch_silence())
+                reached = await self._lead()
+                watch.cancel()
+            return reached
+        except* UserError:
             # Nothing was trained: leave no run directory that refuses the corrected command.
             if self._state == "starting":
                 self._keep_run_dir = False
@@ -91,7 +98,6 @@ class LearnerNode:
         finally:
             # The server first: its handlers use everything else.
             await server.stop()
-            watch.cancel()
             await self._trainer.stop()
             if self._rewards is not None:
                 await asyncio.to_thread(self._rewards.close)
@@ -137,13 +143,15 @@ class LearnerNode:
             timeout_s=self._config.reward_timeout_s,
         )
         self._open_plane(prepared, self._rewards)
-        await self._publish()
+        await self._publish(0)
         await self._steps()
         return await self._finish()
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
         prepared = await self._trainer.prepare(self._config)
+        if (nbytes := len(encode(prepared.layout))) > LAYOUT_BYTES:
+            raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
         self._broadcast.set_layout(prepared.layout)
         tokenizer = self._trainer.files_dir / "tokenizer.json"
         if not tokenizer.is_file():
@@ -189,39 +197,34 @@ class LearnerNode:
         self._rollouts.open(plane, score)
 
     async def _steps(self) -> None:
-        """The loop of learner steps, and held-out evaluations beside it."""
+        """The loop of learner steps; publications and held-out evaluations go on beside it."""
         self._state = "running"
-        before = asyncio.create_task(self._evaluate())
-        evaluation = before
-        publishing: asyncio.Task[None] | None = None
+        evaluation = asyncio.create_task(self._evaluate())
+        publication = asyncio.create_task(asyncio.sleep(0))
         try:
             for step in range(self._config.steps):
-                batch = await self._wait_for_batch()
-                waited = time.monotonic()
+                batch = await self._wait_for_batch(publication)
+                began = time.monotonic()
                 trained = await self._trainer.train(step, [_train_group(g, step) for g in batch])
-                self._step = step + 1
-                if publishing is not None:
-                    await publishing
-                    publishing = None
+                self._record(batch, step, trained.metrics, time.monotonic() - began)
+                # The staging file must not change while the last publication is read from it.
+                await publication
                 if self._step % self._config.publish_every_steps == 0 or self._step == self._config.steps:
                     await self._trainer.stage()
-                    publishing = asyncio.create_task(self._publish())
-                self._record(batch, step, trained.metrics, time.monotonic() - waited)
+                    publication = asyncio.create_task(self._publish(self._step))
                 if self._step % self._config.checkpoint_every_steps == 0:
                     await self._checkpoint()
                 if evaluation.done():
                     evaluation.result()
-                    if self._reached():
+                    if self._target_reached:
                         break
                     if self._step % self._config.eval_every_steps == 0 and self._step < self._config.steps:
                         evaluation = asyncio.create_task(self._evaluate())
-            if publishing is not None:
-                await publishing
-            await evaluation
+            await publication
+            await self._patiently(evaluation)
         finally:
-            for task in (evaluation, publishing):
-                if task is not None:
-                    task.cancel()
+            evaluation.cancel()
+            publication.cancel()
 
     async def _finish(self) -> bool:
         """Measure the last version, keep it, and tell the samplers that the run is over."""
@@ -231,31 +234,40 @@ class LearnerNode:
         assert newest is not None
         if self._step > newest.head.version.version:
             await self._trainer.stage()
-            await self._publish()
-        if not self._held_out or self._held_out[-1]["version"] < self._step:
-            await self._evaluate()
+            await self._publish(self._step)
+        if self._held_out[-1]["version"] < self._step:
+            await self._patiently(asyncio.create_task(self._evaluate()))
         if not (self._run_dir / "checkpoints" / f"step-{self._step:06}").exists():
             await self._checkpoint()
         self._write_summary()
         self._state = "finished"
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
-        return self._reached() or self._config.target is None
+        return self._target_reached or self._config.target is None
 
-    async def _wait_for_batch(self) -> list[Group]:
-        """The next batch, with a word to the user when it takes long."""
-        waiting = asyncio.create_task(self._rollouts.next_batch())
+    async def _wait_for_batch(self, publication: asyncio.Task[None]) -> list[Group]:
+        """The next batch. A publication that failed is raised here: without it no batch may ever come."""
+        batch = asyncio.create_task(self._rollouts.next_batch())
         try:
-            while not waiting.done():
-                await asyncio.wait({waiting}, timeout=STALL_S)
-                if not waiting.done():
-                    self._say_stall()
-            return waiting.result()
+            await asyncio.wait({batch, publication}, return_when=asyncio.FIRST_COMPLETED)
+            if publication.done():
+                publication.result()
+            elif not batch.done():
+                await publication
+            return await self._patiently(batch)
         finally:
-            waiting.cancel()
+            batch.cancel()
 
-    async def _publish(self) -> None:
-        version = VersionId(incarnation=0, version=self._step)
+    async def _patiently(self, task: asyncio.Task[R]) -> R:
+        """The result of what samplers have to bring about, with a word to the user when it takes long."""
+        while not task.done():
+            await asyncio.wait({task}, timeout=STALL_S)
+            if not task.done():
+                self._say_stall()
+        return task.result()
+
+    async def _publish(self, step: int) -> None:
+        version = VersionId(incarnation=0, version=step)
         await self._broadcast.publish(self._trainer.staging, version)
         self._versions_published += 1
         self._tracker.published(version, now=time.monotonic())
@@ -267,6 +279,8 @@ class LearnerNode:
         result = await self._rollouts.evaluate(newest.head.version, self._held_out_prompts)
         exact = sum(score.exact for score in result.scores) / len(result.scores)
         self._held_out.append({"version": result.version, "exact_match": exact})
+        target = self._config.target
+        self._target_reached |= target is not None and exact >= target
         self._log.event("evaluated", version=result.version, exact_match=exact, prompts=len(result.scores))
         reward = self._last.get("reward")
         shown = "" if reward is None else f", reward {reward:.3f}"
@@ -280,16 +294,23 @@ class LearnerNode:
     # -- words and figures -----------------------------------------------------------------------------------
 
     def _announce(self, port: int) -> None:
-        host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host
-        self._url = f"http://{host}:{port}"
-        (self._run_dir / "node.json").write_text(json.dumps({"url": self._url}) + "\n")
+        everywhere = self._config.host in ("0.0.0.0", "::")
+        host = "127.0.0.1" if everywhere else self._config.host
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._url = f"http://{address}"
+        # Renamed into place: whoever waits for the file must never read half of it.
+        partial = self._run_dir / "node.json.partial"
+        partial.write_text(json.dumps({"url": self._url}) + "\n")
+        partial.rename(self._run_dir / "node.json")
         self._say(f"learner of swarm {self._swarm} at {self._url}, run directory {self._run_dir}")
         command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
-        self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {host}:{port}")
-        if self._config.host in ("0.0.0.0", "::"):
+        self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {address}")
+        if everywhere:
             self._say(f"(on other machines with this machine's address instead of {host})")
 
     def _record(self, batch: list[Group], step: int, metrics: dict[str, float], train_step_s: float) -> None:
+        """Count the step. All of it at once: `status` may be asked at every await."""
+        self._step = step + 1
         ages = [staleness(group.oldest_version, step) for group in batch]
         self._max_staleness_seen = max(self._max_staleness_seen, *ages)
         scores = [s.score for group in batch for s in group.samples if s.score]
@@ -316,10 +337,6 @@ class LearnerNode:
         self._say(line)
         self._log.event("waiting", samplers=len(self._rollouts.samplers), samples_leased=counts["samples_leased"])
 
-    def _reached(self) -> bool:
-        target = self._config.target
-        return target is not None and bool(self._held_out) and self._held_out[-1]["exact_match"] >= target
-
     def _resolved_config(self) -> dict[str, Any]:
         values = self._config.model_dump(mode="json")
         return {**values, "run_dir": str(self._run_dir), "learning_rate": self._config.resolved_learning_rate}
@@ -341,7 +358,7 @@ class LearnerNode:
 def check_model(name: str) -> None:
     """UserError for a path that cannot be a model, before anything is started."""
     path = Path(name)
-    looks_like_path = path.is_dir() or name.startswith((".", "/", "~"))
+    looks_like_path = name != TINY and (path.is_dir() or name.startswith((".", "/")))
     if looks_like_path and not (path / "config.json").is_file():
         raise UserError(f"{name} has no config.json: give a directory in Hugging Face format, a model id, or tiny")
 

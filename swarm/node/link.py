@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -47,9 +48,11 @@ class LearnerLink:
         """`attempt`, repeated while the learner cannot be reached. SwarmChanged if another one came back."""
         try:
             return await attempt()
+        except Busy as error:
+            await asyncio.sleep(error.retry_after_s)
         except PeerUnreachable as error:
             self._note_loss(error)
-        await self._check_identity()
+            await self._check_identity()
         return await self._patiently(attempt)
 
     async def _check_identity(self) -> None:

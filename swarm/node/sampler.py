@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from swarm.config import DEFAULT_PORT, JoinConfig
-from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
+from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError, first_fault
 from swarm.http import PeerClient
 from swarm.node.http import NodeServer
 from swarm.node.identity import StateDirectory, load_or_create_key
@@ -81,7 +81,7 @@ class SamplerNode:
                     return
                 continue
             except (EchoError, ExceptionGroup) as error:
-                fault = _first(error)
+                fault = first_fault(error)
             if isinstance(fault, SwarmChanged):
                 self._say(f"{fault}; joining it")
                 continue
@@ -110,7 +110,7 @@ class SamplerNode:
                 if self._stop.is_set():
                     return False
                 launch.result()
-                directory = self._state.path / f"swarm-{hello.swarm}"
+                directory = self._state.path / "swarms" / hello.swarm
                 await asyncio.to_thread(_remove_other_swarms, directory)
                 session = Session(
                     node=self._node,
@@ -125,7 +125,7 @@ class SamplerNode:
                 return await session.run(self._stop)
         finally:
             launch.cancel()
-            await asyncio.wait({launch})
+            await asyncio.gather(launch, return_exceptions=True)
             await engine.stop()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
@@ -142,7 +142,7 @@ class SamplerNode:
 
 def _remove_other_swarms(directory: Path) -> None:
     """Weights of swarms that this node has left: gigabytes that nobody will read again."""
-    for old in directory.parent.glob("swarm-*"):
+    for old in directory.parent.glob("*"):
         if old != directory:
             shutil.rmtree(old)
 
@@ -153,6 +153,7 @@ def learner_url(bootstrap: str) -> str:
     try:
         parts = urlsplit(text)
         port = parts.port or DEFAULT_PORT
+        (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise UserError(f"{bootstrap!r} is not an address like host or host:7700 ({error})") from error
     known = parts.scheme == "http" and parts.path in ("", "/")
@@ -160,10 +161,3 @@ def learner_url(bootstrap: str) -> str:
         raise UserError(f"{bootstrap!r} is not an address like host or host:7700")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"http://{host}:{port}"
-
-
-def _first(error: Exception) -> Exception:
-    """The first plain exception of a group, or the exception itself."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -38,6 +38,9 @@ DRAIN_S = 10.0
 FAREWELL_S = 3.0
 """Time limit for handing leases back: a node that leaves does not wait for a dead learner."""
 
+LEAST_BEAT_S = 0.2
+"""A learner may ask for no more than five beats a second."""
+
 REFETCH_S = 1.0
 """Pause after a version that could not be taken, so that a broken learner is not hammered."""
 
@@ -69,13 +72,14 @@ class Session:
     ) -> None:
         self._engine = engine
         self._capacity = capacity
-        self._beat_s = hello.beat_s
+        self._beat_s = max(LEAST_BEAT_S, hello.beat_s)
         self._status = status
         self._say = say
         self._directory = directory
         self._fetcher = Fetcher(link, hello.learner_key)
         self._client = RolloutClient(link, node, hello.learner_key)
         self._layout: Layout | None = None
+        self._layout_digest = b""
         self._map: WeightMap | None = None
         self._prefetch = asyncio.Semaphore(1)
         self._work: asyncio.Queue[list[SealedLease]] = asyncio.Queue(maxsize=1)
@@ -100,7 +104,7 @@ class Session:
                 for task in rest:
                     task.cancel()
         finally:
-            await self._hand_back(set(self._in_hand), leaving=stop.is_set() or self._over.is_set())
+            await self._hand_back(set(self._in_hand), forget=stop.is_set() or self._over.is_set())
             self._fetcher.close()
         return self._over.is_set()
 
@@ -120,7 +124,10 @@ class Session:
 
     async def _take(self, head: Head) -> None:
         """Fetch, verify, apply and install one version; the engine goes on with the old one until the last step."""
+        if self._layout is not None and head.layout_digest != self._layout_digest:
+            raise ProtocolError("the layout changed within one run")
         if self._layout is None or self._map is None:
+            self._layout_digest = head.layout_digest
             self._layout = await self._fetcher.layout(head)
             self._map = await asyncio.to_thread(WeightMap, self._directory, self._layout)
             started = await self._engine.load(self._layout)
@@ -183,7 +190,7 @@ class Session:
 
     async def _beat(self) -> None:
         # Whatever a former life of this node held is void.
-        await self._client.release((), leaving=True)
+        await self._client.release((), forget=True)
         while True:
             installed = self._engine.installed
             reply = await self._client.beat(installed, self._running, self._engine.rollouts_per_s)
@@ -206,7 +213,7 @@ class Session:
         waiting: set[SampleName] = set()
         while not self._work.empty():
             waiting |= _names(self._work.get_nowait())
-        await self._hand_back(waiting, leaving=False)
+        await self._hand_back(waiting, forget=False)
         try:
             async with asyncio.timeout(DRAIN_S):
                 if self._running:
@@ -215,13 +222,13 @@ class Session:
         except TimeoutError:
             self._say(f"the running batch did not finish within {DRAIN_S:g} s; its leases are handed back")
 
-    async def _hand_back(self, samples: set[SampleName], *, leaving: bool) -> None:
+    async def _hand_back(self, samples: set[SampleName], *, forget: bool) -> None:
         self._in_hand -= samples
-        if not samples and not leaving:
+        if not samples and not forget:
             return
         try:
             async with asyncio.timeout(FAREWELL_S):
-                await self._client.release(samples, leaving=leaving)
+                await self._client.release(samples, forget=forget)
         except (TimeoutError, PeerUnreachable, ProtocolError):
             self._say("the learner could not be told; it will lease this node's samples again after three beats")
 

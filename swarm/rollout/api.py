@@ -7,11 +7,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from aiohttp import web
 
-from swarm.errors import ProtocolError
+from swarm.errors import ProtocolError, TooLarge
 from swarm.http import binary, read_body
 from swarm.rollout.client import LEASE_CONTEXT
 from swarm.rollout.effects import (
@@ -21,6 +22,7 @@ from swarm.rollout.effects import (
     Granted,
     GroupDropped,
     Judged,
+    LeaseOverdue,
     NodeSilent,
     Refused,
     ScoreWanted,
@@ -28,6 +30,7 @@ from swarm.rollout.effects import (
 from swarm.rollout.leases import MAX_NODES, Group
 from swarm.rollout.messages import (
     LEASE_TOKEN_BYTES,
+    MAX_SUBMITTED,
     Beat,
     BeatReply,
     LeaseReply,
@@ -97,6 +100,7 @@ class RolloutService:
         self._scorer: Scorer | None = None
         self._changed = asyncio.Condition()
         self._scoring: set[asyncio.Task[None]] = set()
+        self._fault: BaseException | None = None
         self._opened_at = 0.0
         self._accepted: deque[tuple[float, int]] = deque()
         self._evaluated: asyncio.Future[Evaluated] | None = None
@@ -158,13 +162,14 @@ class RolloutService:
             pass
 
     async def watch_silence(self) -> None:
-        """Take the samples of silent nodes, for ever."""
-        while True:
+        """Take the samples of silent nodes, for ever. Raises what scoring in the background raised."""
+        while self._fault is None:
             due = self._plane.deadline() if self._plane else None
             await asyncio.sleep(1.0 if due is None else min(1.0, max(0.05, due - time.monotonic())))
             if self._plane and (effects := self._plane.tick(now=time.monotonic())):
                 self._perform(effects)
                 await self._notify()
+        raise self._fault
 
     def rollouts_per_s(self) -> float:
         """Accepted rollouts per second, lately."""
@@ -236,10 +241,7 @@ class RolloutService:
         if self._plane is None:
             return web.Response(status=503, text="the learner is starting", headers={"Retry-After": "1"})
         body = await read_body(request, ROLLOUT_BODY_BYTES)
-        if len(body) > CONTROL_BODY_BYTES:
-            submission, leases = await asyncio.to_thread(self._open_submission, body)
-        else:
-            submission, leases = self._open_submission(body)
+        submission, leases = await asyncio.to_thread(self._open_submission, body)
         node = NodeId(submission.node)
         self._hear(node)
         effects: list[Effect] = []
@@ -259,18 +261,20 @@ class RolloutService:
             for held in release.samples:
                 for index in held.indices:
                     self._plane.release(node, held.group_id, index, now=time.monotonic())
-            if release.leaving:
+            if release.forget:
                 self._plane.leave(node)
-        if release.leaving and self.samplers.pop(node, None) is not None:
+        if release.forget and self.samplers.pop(node, None) is not None:
             self._emit("sampler_left", node=node, samples_released=sum(len(held.indices) for held in release.samples))
             self._on_gone(node)
         await self._notify()
         return binary(b"")
 
     def _open_submission(self, body: bytes) -> tuple[Submission, list[Lease]]:
-        """Unpack and check the seals; blocking, for large bodies in a thread."""
+        """Unpack and check the seals; blocking. A small body may unpack to a large one."""
         content = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
         submission = decode(content, Submission, cap_bytes=ROLLOUT_UNPACKED_BYTES)
+        if sum(len(item.rollouts) for item in submission.items) > MAX_SUBMITTED:
+            raise TooLarge(f"a submission of more than {MAX_SUBMITTED} rollouts")
         return submission, [self._unseal(item.lease) for item in submission.items]
 
     def _unseal(self, token: bytes) -> Lease:
@@ -299,6 +303,8 @@ class RolloutService:
                     self.samplers.pop(effect.node, None)
                     self._on_gone(effect.node)
                     self._emit("sampler_silent", node=effect.node, samples_released=effect.samples)
+                case LeaseOverdue():
+                    self._emit("lease_overdue", node=effect.node, samples_released=len(effect.samples))
                 case GenerationFailed():
                     self._emit("generation_failed", node=effect.node, rollout=effect.rollout_id, reason=effect.reason)
                 case Evaluated():
@@ -308,12 +314,26 @@ class RolloutService:
                     raise AssertionError("answers to a question are not effects to perform")
         if accepted:
             self._accepted.append((time.monotonic(), accepted))
-        if wanted:
-            task = asyncio.create_task(self._score(wanted))
+        self._tell_malformed([e for e in effects if isinstance(e, Judged) and e.verdict == "malformed"])
+        for _, group in groupby(wanted, key=lambda asked: asked.group_id):
+            task = asyncio.create_task(self._score(list(group)))
             self._scoring.add(task)
-            task.add_done_callback(self._scoring.discard)
+            task.add_done_callback(self._scored)
+
+    def _tell_malformed(self, judged: list[Judged]) -> None:
+        """One event a submission: its sender decides how many rollouts it has."""
+        if judged:
+            first = judged[0]
+            self._emit("rollouts_malformed", node=first.node, rollouts=len(judged), first=first.detail)
+
+    def _scored(self, task: asyncio.Task[None]) -> None:
+        """A fault of scoring that is not the reward's (a full disk, say) ends the run through watch_silence."""
+        self._scoring.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._fault = fault
 
     async def _score(self, wanted: list[ScoreWanted]) -> None:
+        """Rewards of rollouts of one group; if one of them fails, the group is dropped."""
         assert self._scorer is not None
         effects: list[Effect] = []
         try:
@@ -321,9 +341,8 @@ class RolloutService:
             for asked, score in zip(wanted, scores, strict=True):
                 effects += self._opened.scored(asked.group_id, asked.index, score)
         except ScoringFailed as error:
-            self._emit("reward_failed", reason=str(error), rollouts=len(wanted))
-            for group_id in dict.fromkeys(asked.group_id for asked in wanted):
-                effects += self._opened.unscorable(group_id, "reward_failed")
+            self._emit("reward_failed", group=wanted[0].group_id, reason=str(error), rollouts=len(wanted))
+            effects += self._opened.unscorable(wanted[0].group_id, "reward_failed")
         self._perform(effects)
         await self._notify()
 
@@ -331,8 +350,6 @@ class RolloutService:
         counted_as = "failed" if judged.failed and judged.verdict == "accepted" else judged.verdict
         self.verdicts[counted_as] += 1
         self.samplers[judged.node].verdicts[counted_as] += 1
-        if judged.verdict == "malformed":
-            self._emit("rollout_malformed", node=judged.node, rollout=judged.rollout_id, detail=judged.detail)
 
     def _hear(self, node: NodeId) -> SamplerStats:
         stats = self.samplers.get(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,6 +12,7 @@ from swarm.http import Peer
 from swarm.rollout.messages import (
     LEASE_REPLY_BYTES,
     LEASE_TOKEN_BYTES,
+    MAX_SUBMITTED,
     Beat,
     BeatReply,
     HeldSamples,
@@ -25,15 +27,18 @@ from swarm.rollout.messages import (
 )
 from swarm.signing import unseal
 from swarm.types import Lease, NodeId, Rollout, VersionId
-from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, compress, decode, encode
+from swarm.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
 
 LEASE_CONTEXT = "lease"
 
 CALL_S = 30.0
 """Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s."""
 
-PORTION_BYTES = ROLLOUT_BODY_BYTES - 1024 * 1024
-"""Uncompressed rollouts of one submission: even what does not compress fits the body's cap."""
+PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES
+"""Unpacked size of one submission: whatever it compresses to, it is no bomb, and it fits the body's cap."""
+
+ROLLOUT_OVERHEAD_BYTES = 400
+"""What a rollout takes besides its tokens: ids, a few spans, a reason."""
 
 VERDICTS_BYTES = 1024 * 1024
 """4,096 verdicts with a line each."""
@@ -45,10 +50,11 @@ SampleName = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedLease:
-    """A lease and the learner's own bytes of it, which go back with the rollouts."""
+    """A lease, the learner's own bytes of it, which go back with the rollouts, and its end by our monotonic clock."""
 
     lease: Lease
     token: bytes
+    deadline: float
 
     def samples(self) -> list[SampleName]:
         return [(self.lease.group_id, spec.index) for spec in self.lease.samples]
@@ -81,7 +87,10 @@ class RolloutClient:
         reply = decode(data, LeaseReply, cap_bytes=LEASE_REPLY_BYTES)
         if reply.refusal is not None:
             return reply.refusal, reply.retry_after_s
-        return [self._open(token) for token in reply.leases]
+        leases = [self._open(token) for token in reply.leases]
+        if sum(len(sealed.lease.samples) for sealed in leases) > capacity:
+            raise ProtocolError("the learner gave out more samples than were asked for")
+        return leases
 
     async def beat(self, installed: VersionId | None, samples: int, rollouts_per_s: float) -> BeatReply:
         """A sign of life."""
@@ -102,9 +111,9 @@ class RolloutClient:
         data = await self._peer.post("/v1/rollouts", body, cap_bytes=VERDICTS_BYTES, timeout_s=CALL_S)
         return decode(data, SubmissionReply, cap_bytes=VERDICTS_BYTES)
 
-    async def release(self, samples: Iterable[SampleName], *, leaving: bool) -> None:
+    async def release(self, samples: Iterable[SampleName], *, forget: bool) -> None:
         """Hand samples back unfinished."""
-        release = Release(node=self._node, samples=by_group(samples), leaving=leaving)
+        release = Release(node=self._node, samples=by_group(samples), forget=forget)
         await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
 
     def _open(self, token: bytes) -> SealedLease:
@@ -112,7 +121,7 @@ class RolloutClient:
         lease = decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
         if lease.node != self._node:
             raise ProtocolError("the learner gave out a lease of another node")
-        return SealedLease(lease=lease, token=token)
+        return SealedLease(lease=lease, token=token, deadline=time.monotonic() + lease.time_limit_s)
 
 
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
@@ -124,14 +133,20 @@ def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
 
 
 def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:
-    """`answers` in order, cut so that each part is at most about `cap_bytes`, or a single answer."""
+    """`answers` in order, cut between rollouts so that each part stays under `cap_bytes` and under the sample cap."""
     parts: list[list[Answer]] = []
-    size = 0
+    size = count = 0
     for answer in answers:
-        nbytes = len(answer.lease.token) + sum(9 * rollout.length + 400 for rollout in answer.rollouts)
-        if not parts or size + nbytes > cap_bytes:
-            parts.append([])
-            size = 0
-        parts[-1].append(answer)
-        size += nbytes
+        for rollout in answer.rollouts:
+            nbytes = len(answer.lease.token) + 9 * rollout.length + ROLLOUT_OVERHEAD_BYTES
+            if not parts or size + nbytes > cap_bytes or count == MAX_SUBMITTED:
+                parts.append([])
+                size = count = 0
+            last = parts[-1][-1] if parts[-1] else None
+            if last is not None and last.lease is answer.lease:
+                parts[-1][-1] = Answer(lease=answer.lease, rollouts=(*last.rollouts, rollout))
+            else:
+                parts[-1].append(Answer(lease=answer.lease, rollouts=(rollout,)))
+            size += nbytes
+            count += 1
     return parts

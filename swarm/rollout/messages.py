@@ -18,6 +18,9 @@ LEASE_TOKEN_BYTES = 768 * 1024
 LEASE_REPLY_BYTES = 8 * 1024 * 1024
 """What a sampler reads of an answer to a lease request: the learner is trusted further than a peer, not without end."""
 
+MAX_SUBMITTED = 1024
+"""Rollouts of one submission: each costs the learner's event loop some 60 microseconds."""
+
 Refusal = Literal["starting", "behind", "paced", "draining", "finished"]
 
 
@@ -67,25 +70,25 @@ class BeatReply(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Samples handed back unfinished. `leaving`: the node holds nothing any more, because it goes or has just come."""
+    """Samples handed back unfinished. `forget`: the node holds nothing any more, since it goes or has just come."""
 
     node: Id
     samples: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
-    leaving: bool
+    forget: bool
 
 
 class LeasedRollouts(Message, frozen=True):
     """One lease, as it was sealed, and rollouts that answer it."""
 
     lease: bytes
-    rollouts: Annotated[tuple[Rollout, ...], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES_PER_ASK)]
+    rollouts: Annotated[tuple[Rollout, ...], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
 
 
 class Submission(Message, frozen=True):
     """What one POST of rollouts carries."""
 
     node: Id
-    items: Annotated[tuple[LeasedRollouts, ...], msgspec.Meta(max_length=MAX_SAMPLES_PER_ASK)]
+    items: Annotated[tuple[LeasedRollouts, ...], msgspec.Meta(max_length=MAX_SUBMITTED)]
 
 
 class RolloutVerdict(Message, frozen=True):

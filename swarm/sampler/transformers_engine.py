@@ -16,11 +16,9 @@ from transformers.initialization import no_init_weights
 from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.manifest import Dtype, Layout
 from swarm.errors import EchoError
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
 from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
 from swarm.types import Finish, Span, VersionId
-
-SMALL_MODEL_PARAMETERS = 10_000_000
-"""Below this a second thread costs more in synchronisation than it brings."""
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {
     "BF16": torch.bfloat16,
@@ -164,13 +162,6 @@ class SeededDraw(LogitsProcessor):
         chosen = drawn.argmax(dim=-1, keepdim=True)
         self.logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1))
         return drawn
-
-
-def pick_device(wanted: str) -> torch.device:
-    """`auto` is the first CUDA device if there is one."""
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(wanted)
 
 
 def _check_coverage(model: Any, layout: Layout) -> None:

@@ -48,19 +48,19 @@ class EngineWorker:
 
     async def generate(self, leases: list[SealedLease]) -> list[Answer]:
         """Draw every sample of the leases in one call."""
+        now = time.monotonic()
         jobs = [
             Job(
                 prompt_token_ids=sealed.lease.prompt_token_ids,
                 seed=spec.seed,
                 rules=sealed.lease.rules,
-                time_limit_s=sealed.lease.time_limit_s,
+                time_limit_s=max(0.0, sealed.deadline - now),
             )
             for sealed in leases
             for spec in sealed.lease.samples
         ]
-        began = time.monotonic()
         generated = await self._child.call(Generate(jobs=tuple(jobs)), Generated)
-        self._measure(len(jobs), time.monotonic() - began)
+        self._measure(len(jobs), time.monotonic() - now)
         samples = iter(generated.samples)
         return [
             Answer(

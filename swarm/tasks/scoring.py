@@ -23,7 +23,7 @@ from swarm.tasks.base import RewardKind, Task, random_score
 from swarm.types import Prompt, Score
 
 MAX_PENDING = 256
-"""Scoring calls under way at once; a call is one POST of rollouts, so this is far above what is leased."""
+"""Scoring calls under way at once; a call is one group's rollouts of one POST. More wait their turn."""
 
 
 QUEUE_S = 60.0
@@ -60,13 +60,14 @@ class RewardPool:
         )
 
     async def score(self, completions: list[Completion]) -> list[Score]:
-        """Scores in order; RewardFailed for the whole call if one of them fails or the time is up."""
+        """Scores in order; RewardFailed for the whole call if one of them fails or the time of all is up."""
+        limit_s = self._timeout_s * len(completions)
         async with self._room:
-            future: Future[list[Score]] = self._pool.schedule(_score, args=(completions,), timeout=self._timeout_s)
+            future: Future[list[Score]] = self._pool.schedule(_score, args=(completions,), timeout=limit_s)
             try:
-                scores = await asyncio.wait_for(asyncio.wrap_future(future), self._timeout_s + QUEUE_S)
+                scores = await asyncio.wait_for(asyncio.wrap_future(future), limit_s + QUEUE_S)
             except TimeoutError as error:
-                raise RewardFailed(f"no reward within {self._timeout_s:g} s") from error
+                raise RewardFailed(f"no {len(completions)} rewards within {limit_s:g} s") from error
             except ProcessExpired as error:
                 raise RewardFailed("the reward process died") from error
             except Exception as error:

@@ -82,3 +82,18 @@ def test_status_of_nobody_is_one_line() -> None:
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         assert "no node answers" in _refused("status", f"127.0.0.1:{port}")
+
+
+def test_demo_refuses_the_directory_of_another_demo(tmp_path: Path) -> None:
+    (tmp_path / "run-logs").mkdir()
+    assert "choose another --run-dir" in _refused("demo", "--run-dir", str(tmp_path / "run"))
+
+
+def test_demo_refuses_to_kill_its_only_sampler(tmp_path: Path) -> None:
+    assert "--samplers 2" in _refused("demo", "--samplers", "1", "--kill-one", "--run-dir", str(tmp_path / "run"))
+
+
+def test_an_unknown_device_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "lead.toml").write_text('device = "abacus"\n')
+    arguments = ("lead", "--port", "0", "--run-dir", str(tmp_path / "run"), "--config", str(tmp_path / "lead.toml"))
+    assert "--device abacus" in _refused(*arguments)

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from swarm.errors import ChildFailed, ProtocolError, UserError
+from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.node.identity import StateDirectory, load_or_create_key
 from swarm.node.learner import LearnerNode, _control_seed, _train_group, check_model
 from swarm.node.metrics import RunLog, create_run_directory
-from swarm.node.sampler import _first, learner_url
-from swarm.rollout.client import Answer, SealedLease, portions
+from swarm.node.sampler import _remove_other_swarms, learner_url
+from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.effects import ScoreWanted
+from swarm.rollout.messages import LeasedRollouts, Submission
 from swarm.types import GroupId, Score
+from swarm.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
 from tests.builders import lease, prompt, ready_group, rollout
 
 # -- identity ------------------------------------------------------------------------------------------------
@@ -157,12 +159,20 @@ def test_the_control_reward_of_a_rollout_depends_on_its_name_alone() -> None:
 
 def test_the_first_plain_fault_of_a_group_is_found() -> None:
     inner = ExceptionGroup("inner", [ChildFailed("first"), ProtocolError("second")])
-    assert str(_first(ExceptionGroup("outer", [inner, ValueError()]))) == "first"
-    assert str(_first(ProtocolError("alone"))) == "alone"
+    assert str(first_fault(ExceptionGroup("outer", [inner, ValueError()]))) == "first"
+    assert str(first_fault(ProtocolError("alone"))) == "alone"
+
+
+def test_only_weights_of_swarms_that_were_left_are_removed(tmp_path: Path) -> None:
+    for kept in ("swarms/now", "swarm-photos"):
+        (tmp_path / kept).mkdir(parents=True)
+    (tmp_path / "swarms" / "before").mkdir()
+    _remove_other_swarms(tmp_path / "swarms" / "now")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["now", "swarm-photos", "swarms"]
 
 
 def answer_of(tokens: int, *, token_bytes: int = 100) -> Answer:
-    sealed = SealedLease(lease=lease(indices=(0,)), token=bytes(token_bytes))
+    sealed = SealedLease(lease=lease(indices=(0,)), token=bytes(token_bytes), deadline=600.0)
     return Answer(lease=sealed, rollouts=(rollout(tokens=[3] * tokens),))
 
 
@@ -175,3 +185,22 @@ def test_a_submission_is_cut_at_its_cap_in_order(tokens: list[int], parts: list[
     found = portions(given, 20_000)
     assert [len(part) for part in found] == parts
     assert [answer for part in found for answer in part] == given
+
+
+def test_a_lease_too_large_for_one_submission_is_cut_between_its_rollouts() -> None:
+    whole = answer_of(1)
+    many = Answer(lease=whole.lease, rollouts=tuple(rollout(tokens=[3] * 1000) for _ in range(5)))
+    parts = portions([many], 20_000)
+    assert [[len(answer.rollouts) for answer in part] for part in parts] == [[2], [2], [1]]
+    assert all(answer.lease is whole.lease for part in parts for answer in part)
+
+
+def test_rollouts_that_repeat_one_token_are_no_bomb() -> None:
+    """A policy that collapsed compresses a hundredfold; its rollouts have to pass all the same."""
+    size = 300_000
+    answers = [answer_of(16_000) for _ in range(size // 16_000)]
+    for part in portions(answers, PORTION_BYTES):
+        items = tuple(LeasedRollouts(lease=a.lease.token, rollouts=a.rollouts) for a in part)
+        body = compress(encode(Submission(node="alice", items=items)))
+        unpacked = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
+        assert len(unpacked) > ROLLOUT_MAX_RATIO * len(body)

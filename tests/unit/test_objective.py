@@ -9,7 +9,7 @@ import torch
 
 from swarm.learner.batch import collate, has_variance, reward_figures
 from swarm.learner.messages import TrainGroup, TrainRollout
-from swarm.learner.objective import CLIP_HIGH, CLIP_LOW, clipped_loss, group_advantages
+from swarm.learner.objective import CLIP_HIGH, CLIP_LOW, RATIO_CAP, clipped_loss, group_advantages
 from tests.builders import floats, ints
 
 CPU = torch.device("cpu")
@@ -18,11 +18,11 @@ CPU = torch.device("cpu")
 def plain_loss(
     now: list[list[float]], before: list[list[float]], advantages: list[float], mask: list[list[int]], tokens: float
 ) -> float:
-    """min(ratio * A, clip(ratio) * A), token by token, as the papers write it."""
+    """min(ratio * A, clip(ratio) * A), token by token, as the papers write it, with our cap on the ratio."""
     total = 0.0
     for row, advantage in enumerate(advantages):
         for at, counts in enumerate(mask[row]):
-            ratio = math.exp(now[row][at] - before[row][at])
+            ratio = min(math.exp(now[row][at] - before[row][at]), RATIO_CAP)
             bounded = min(max(ratio, 1 - CLIP_LOW), 1 + CLIP_HIGH)
             total += counts * min(ratio * advantage, bounded * advantage)
     return -total / tokens
@@ -47,6 +47,18 @@ def test_the_loss_of_one_token_is_the_papers_on_both_sides_of_both_clips(advanta
         assert pull.item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+@pytest.mark.parametrize("claim", [-50.0, -1e4])
+def test_no_claimed_log_prob_makes_a_gradient_large_or_infinite(advantage: float, claim: float) -> None:
+    """The second token is masked, the first one counts: behaviour log-probs are what a sampler says they are."""
+    now = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    behaviour = torch.tensor([[claim, claim]])
+    found = clipped_loss(now, behaviour, torch.tensor([advantage]), torch.tensor([[1.0, 0.0]]), 1.0)
+    (pull,) = torch.autograd.grad(found.loss, now)
+    assert abs(found.loss.item()) <= RATIO_CAP * 1.001
+    assert pull.tolist() == [[0.0, 0.0]]
+
+
 def test_the_loss_of_a_batch_is_the_papers_whatever_is_masked() -> None:
     draw = torch.Generator().manual_seed(0)
     before = torch.rand((6, 9), generator=draw) * -3
@@ -56,7 +68,9 @@ def test_the_loss_of_a_batch_is_the_papers_whatever_is_masked() -> None:
     found = clipped_loss(now, before, advantages, mask, 17.0)
     expected = plain_loss(now.tolist(), before.tolist(), advantages.tolist(), mask.int().tolist(), 17.0)
     assert found.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert found.ratio_sum.item() == pytest.approx(float(((now - before).double().exp() * mask).sum()), rel=1e-5)
+    assert found.ratio_sum.item() == pytest.approx(
+        float(((now - before).double().exp().clamp(max=RATIO_CAP) * mask).sum()), rel=1e-5
+    )
 
 
 def test_a_masked_token_is_neither_counted_nor_pulled() -> None:

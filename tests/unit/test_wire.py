@@ -13,7 +13,7 @@ import zstandard
 from swarm.errors import ProtocolError, TooLarge
 from swarm.rollout.messages import LeaseRequest
 from swarm.types import VersionId
-from swarm.wire import ZSTD_WINDOW_BYTES, compress, decode, decompress, digest, encode
+from swarm.wire import RATIO_FREE_BYTES, ZSTD_WINDOW_BYTES, compress, decode, decompress, digest, encode
 from tests.builders import lease, v
 
 CAP = 1 << 20
@@ -107,10 +107,10 @@ def test_a_header_that_claims_too_much_is_refused_before_a_byte_is_allocated() -
 
 
 def test_a_ratio_no_honest_body_has_is_refused() -> None:
-    body = compress(bytes(1 << 19))
-    assert len(unpack(body)) == 1 << 19
-    with pytest.raises(TooLarge):
-        unpack(body, max_ratio=50)
+    assert len(unpack(compress(bytes(1 << 19)))) == 1 << 19
+    body = compress(bytes(2 * RATIO_FREE_BYTES))
+    with pytest.raises(TooLarge, match="claim to unpack"):
+        decompress(body, cap_bytes=4 * RATIO_FREE_BYTES, max_ratio=50)
 
 
 def lying_frame(stated: int, blocks: int) -> bytes:

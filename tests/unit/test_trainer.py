@@ -1,0 +1,88 @@
+"""A learner step on the tiny model, in this process."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm.learner.messages import Prepare, Train, TrainGroup, TrainRollout
+from swarm.learner.trainer import Trainer
+from tests.builders import floats, ints
+
+
+class SilentChannel:
+    """Stands where the socket to the node would be."""
+
+    def progress(self, note: str = "") -> None: ...
+
+    def alive(self, note: str) -> nullcontext[None]:
+        return nullcontext()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    command = Prepare(
+        model="tiny",
+        files_dir=str(tmp_path / "model"),
+        staging=str(tmp_path / "staging.bin"),
+        seed=0,
+        device="cpu",
+        learning_rate=1e-3,
+        warmup_steps=1,
+        minibatches=2,
+        temperature=1.0,
+    )
+    return Trainer(command, SilentChannel())  # type: ignore[arg-type]
+
+
+def group(rewards: list[float], *, logprob: float = -2.6) -> TrainGroup:
+    rollouts = tuple(
+        TrainRollout(
+            token_ids=ints(3 + i, 2),
+            logprobs=floats(logprob, logprob),
+            loss_mask=b"\1\1",
+            reward=reward,
+            staleness=0,
+        )
+        for i, reward in enumerate(rewards)
+    )
+    return TrainGroup(prompt_token_ids=(1, 4, 13), rollouts=rollouts)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer._model.parameters()])
+
+
+def test_a_step_makes_rewarded_tokens_likelier(trainer: Trainer) -> None:
+    def likelihood() -> float:
+        logits = trainer._model(input_ids=torch.tensor([[1, 4, 13]])).logits[0, -1]
+        return float(logits.log_softmax(-1)[3].detach())
+
+    before = likelihood()
+    done = trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0, 0.0]),)))
+    assert likelihood() > before
+    assert done.metrics["optimizer_steps"] == 2
+    assert done.metrics["reward"] == 0.25
+
+
+def test_a_batch_without_variance_changes_nothing_and_counts(trainer: Trainer) -> None:
+    before = weights(trainer)
+    done = trainer.step(Train(step=0, groups=(group([0.5, 0.5]), group([1.0, 1.0]))))
+    assert torch.equal(weights(trainer), before)
+    assert done.metrics["optimizer_steps"] == 0
+    assert done.metrics["frac_reward_zero_std"] == 1.0
+
+
+def test_a_gradient_that_is_not_finite_is_left_out(trainer: Trainer) -> None:
+    before = weights(trainer)
+    done = trainer.step(Train(step=0, groups=(group([float("nan"), 1.0]),)))
+    assert torch.equal(weights(trainer), before)
+    assert done.metrics["optimizer_steps_skipped"] == 2
+
+
+def test_a_group_of_hostile_log_probs_leaves_finite_weights(trainer: Trainer) -> None:
+    trainer.step(Train(step=0, groups=(group([1.0, 0.0], logprob=-1e4), group([0.0, 1.0]))))
+    assert torch.isfinite(weights(trainer)).all()
