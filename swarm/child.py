@@ -49,8 +49,6 @@ R = TypeVar("R")
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The child is alive and at work."""
 
-    note: str = ""
-
 
 class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The encoded result of a call."""
@@ -206,21 +204,21 @@ class ChildChannel:
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="parent", daemon=True).start()
 
-    def progress(self, note: str = "") -> None:
+    def progress(self) -> None:
         """Tell the parent that work goes on; cheap to call often."""
         now = time.monotonic()
         if now - self._last_progress >= PROGRESS_S:
             self._last_progress = now
-            self._send(Progress(note))
+            self._send(Progress())
 
     @contextmanager
-    def alive(self, note: str) -> Iterator[None]:
+    def alive(self) -> Iterator[None]:
         """Tell the parent of progress while a call that cannot do so itself (a download) is under way."""
         over = threading.Event()
 
         def beat() -> None:
             while not over.wait(PROGRESS_S):
-                self.progress(note)
+                self.progress()
 
         beating = threading.Thread(target=beat, daemon=True)
         beating.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -34,7 +35,12 @@ CHUNK_BYTES = 256 * 1024
 """Unit of transfer: 20 ms of a 100 Mbit/s link. The planner will choose it per version."""
 
 KEEP_VERSIONS = 4
-"""Published versions that stay on the learner's disk: a sampler in the middle of a fetch is rarely further behind."""
+"""Published versions that stay on the learner's disk in any case."""
+
+IN_USE_S = 30.0
+MOST_VERSIONS = 16
+"""A version that was asked for within half a minute stays too, up to so many: a slow sampler that began to fetch it
+would otherwise never come to the end of any."""
 
 T = TypeVar("T")
 
@@ -62,6 +68,7 @@ class PublishedVersions:
         self._directory = directory
         self._key = key
         self._versions: dict[VersionId, Published] = {}
+        self._asked_at: dict[VersionId, float] = {}
         self.layout = layout
         self.layout_bytes = encode(layout)
         self.layout_digest = digest(self.layout_bytes)
@@ -84,6 +91,9 @@ class PublishedVersions:
         return published
 
     def find(self, version: VersionId) -> Published | None:
+        """The version, if it is still kept; asking keeps it."""
+        if version in self._versions:
+            self._asked_at[version] = time.monotonic()
         return self._versions.get(version)
 
     def object(self, wanted: Digest) -> bytes | None:
@@ -114,9 +124,11 @@ class PublishedVersions:
         )
 
     def _prune(self) -> None:
-        while len(self._versions) > KEEP_VERSIONS:
-            oldest = min(self._versions)
-            self._versions.pop(oldest).path.unlink()
+        now = time.monotonic()
+        self._asked_at = {version: at for version, at in self._asked_at.items() if now - at < IN_USE_S}
+        for version in sorted(self._versions)[:-KEEP_VERSIONS]:
+            if version not in self._asked_at or len(self._versions) > MOST_VERSIONS:
+                self._versions.pop(version).path.unlink()
 
 
 def read_chunk(published: Published, index: int) -> bytes | None:

@@ -33,9 +33,6 @@ class InstallTracker:
         if self._installed.pop(node, None) is not None:
             self._settle(now)
 
-    def version_of(self, node: NodeId) -> VersionId | None:
-        return self._installed.get(node)
-
     def _settle(self, now: float) -> None:
         if not self._installed:
             return

@@ -61,7 +61,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """Figures of the step, by TRL's names where TRL has one."""
+    """Figures of the step, by TRL's names where TRL has one, and how long it took."""
 
     metrics: dict[str, float]
     seconds: float
@@ -79,8 +79,6 @@ class Save(msgspec.Struct, frozen=True, tag=True):
 
 class Done(msgspec.Struct, frozen=True):
     """The command was carried out."""
-
-    seconds: float
 
 
 Command = Prepare | Train | Stage | Save

@@ -46,7 +46,7 @@ class Trainer:
         self._channel = channel
         self._command = command
         self._device = pick_device(command.device)
-        with channel.alive("loading the model"):
+        with channel.alive():
             self._model, self._tokenizer = load_model(command.model, command.seed)
         self._parameters = sum(p.numel() for p in self._model.parameters())
         if self._parameters < SMALL_MODEL_PARAMETERS:
@@ -105,14 +105,12 @@ class Trainer:
         return Trained(metrics=figures, seconds=time.monotonic() - began)
 
     def stage(self) -> Done:
-        began = time.monotonic()
         write_staging(self._tensors, Path(self._command.staging))
-        return Done(seconds=time.monotonic() - began)
+        return Done()
 
     def save(self, command: Save) -> Done:
-        began = time.monotonic()
         save_checkpoint(self._model, self._tokenizer, Path(command.directory))
-        return Done(seconds=time.monotonic() - began)
+        return Done()
 
     def _set_learning_rate(self, step: int) -> None:
         warm = min(1.0, (step + 1) / max(1, self._command.warmup_steps))

@@ -18,7 +18,7 @@ from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.tracker import InstallTracker
 from swarm.config import TINY, LeadConfig
 from swarm.errors import UserError
-from swarm.learner.messages import Prepared, TrainGroup, TrainRollout
+from swarm.learner.messages import Prepared, Trained, TrainGroup, TrainRollout
 from swarm.learner.service import TrainerProcess
 from swarm.node.hello import hello_route
 from swarm.node.http import NodeServer
@@ -204,9 +204,8 @@ class LearnerNode:
         try:
             for step in range(self._config.steps):
                 batch = await self._wait_for_batch(publication)
-                began = time.monotonic()
                 trained = await self._trainer.train(step, [_train_group(g, step) for g in batch])
-                self._record(batch, step, trained.metrics, time.monotonic() - began)
+                self._record(batch, step, trained)
                 # The staging file must not change while the last publication is read from it.
                 await publication
                 if self._step % self._config.publish_every_steps == 0 or self._step == self._config.steps:
@@ -308,7 +307,7 @@ class LearnerNode:
         if everywhere:
             self._say(f"(on other machines with this machine's address instead of {host})")
 
-    def _record(self, batch: list[Group], step: int, metrics: dict[str, float], train_step_s: float) -> None:
+    def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
         """Count the step. All of it at once: `status` may be asked at every await."""
         self._step = step + 1
         ages = [staleness(group.oldest_version, step) for group in batch]
@@ -317,11 +316,11 @@ class LearnerNode:
         self._last = {
             "step": self._step,
             "exact_match": sum(score.exact for score in scores) / len(scores),
-            "train_step_s": round(train_step_s, 4),
+            "train_step_s": round(trained.seconds, 4),
             "broadcast_s": self._tracker.last_broadcast_s,
             "rollouts_per_s": round(self._rollouts.rollouts_per_s(), 1),
             "samplers": len(self._rollouts.samplers),
-            **metrics,
+            **trained.metrics,
         }
         self._log.metrics({**self._last, "time": round(time.time(), 3)})
 

@@ -241,11 +241,6 @@ class LeaseTable:
         limits = [next(iter(state.held.values())) for state in self._nodes.values() if state.held]
         return min((*silences, *limits), default=None)
 
-    def samples_of(self, node: NodeId) -> int:
-        """Samples that `node` holds."""
-        state = self._nodes.get(node)
-        return len(state.held) if state else 0
-
     def nodes(self) -> Iterator[NodeId]:
         return iter(self._nodes)
 

@@ -25,6 +25,7 @@ class EngineWorker:
         self._child = Child("engine", "swarm.sampler.engine_child", log=directory / "engine.log", hang_s=hang_s)
         self.installed: VersionId | None = None
         self.rollouts_per_s = 0.0
+        self._install_s = 0.0
 
     async def launch(self) -> None:
         """Start the process; it imports its libraries while the node looks for the learner."""
@@ -38,13 +39,13 @@ class EngineWorker:
         command = Start(directory=str(self._files_dir), layout=layout, device=self._device)
         return await self._child.call(command, Started)
 
-    async def install(self, head: Head, table: ChunkTable, weights: Path) -> Installed:
+    async def install(self, head: Head, table: ChunkTable, weights: Path) -> None:
         """Have the engine copy the weights; waits for the running batch. The file must not change meanwhile."""
         command = Install(version=head.version, path=str(weights), tensor_sums=table.tensor_sums)
         done = await self._child.call(command, Installed)
         assert self.installed is None or head.version > self.installed
         self.installed = head.version
-        return done
+        self._install_s = done.seconds
 
     async def generate(self, leases: list[SealedLease]) -> list[Answer]:
         """Draw every sample of the leases in one call."""
@@ -60,7 +61,7 @@ class EngineWorker:
             for spec in sealed.lease.samples
         ]
         generated = await self._child.call(Generate(jobs=tuple(jobs)), Generated)
-        self._measure(len(jobs), time.monotonic() - now)
+        self._measure(len(jobs), generated.seconds)
         samples = iter(generated.samples)
         return [
             Answer(
@@ -79,6 +80,7 @@ class EngineWorker:
         return {
             "engine_pid": self._child.pid,
             "installed": str(self.installed) if self.installed else None,
+            "install_s": round(self._install_s, 4),
             "rollouts_per_s": round(self.rollouts_per_s, 1),
         }
 

@@ -11,7 +11,7 @@ import pytest
 
 from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.manifest import ChunkTable, chunk_spans, open_head, open_layout, open_table, regions_of
-from swarm.broadcast.store import KEEP_VERSIONS, Published, PublishedVersions, WeightMap, read_chunk
+from swarm.broadcast.store import KEEP_VERSIONS, MOST_VERSIONS, Published, PublishedVersions, WeightMap, read_chunk
 from swarm.errors import ProtocolError
 from swarm.types import VersionId
 from swarm.wire import Digest, digest, encode
@@ -143,7 +143,10 @@ def test_there_is_no_chunk_outside_a_version(published: Published) -> None:
 SMALL = layout(("w", "BF16", (100,)), ("nothing", "F32", (0,)), ("odd", "U8", (3,)), ("flag", "BOOL", ()))
 
 
-def publish_many(directory: Path, count: int) -> tuple[PublishedVersions, list[Published]]:
+def publish_many(
+    directory: Path, count: int, *, fetched: range = range(0)
+) -> tuple[PublishedVersions, list[Published]]:
+    """Versions 0..count - 1; somebody begins to fetch those in `fetched` as soon as they are there."""
     staging = directory / "staging.bin"
     versions = PublishedVersions(directory / "versions", KEY, SMALL)
     done: list[Published] = []
@@ -151,6 +154,8 @@ def publish_many(directory: Path, count: int) -> tuple[PublishedVersions, list[P
         for number in range(count):
             staging.write_bytes(weights_of(SMALL, number))
             done.append(versions.publish(staging, v(number), pool))
+            if number in fetched:
+                versions.find(v(number))
     return versions, done
 
 
@@ -160,6 +165,14 @@ def test_the_last_four_versions_are_kept(tmp_path: Path) -> None:
     assert len(list((tmp_path / "versions").iterdir())) == KEEP_VERSIONS
     assert read_chunk(done[0], 0) is None
     assert read_chunk(done[5], 0) == done[5].path.read_bytes()
+
+
+def test_a_version_that_is_being_fetched_stays_but_not_any_number_of_them(tmp_path: Path) -> None:
+    versions, _ = publish_many(tmp_path, KEEP_VERSIONS + 3, fetched=range(1))
+    assert [versions.find(v(i)) is not None for i in range(7)] == [True, False, False, True, True, True, True]
+    (tmp_path / "more").mkdir()
+    publish_many(tmp_path / "more", MOST_VERSIONS + 3, fetched=range(MOST_VERSIONS))
+    assert len(list((tmp_path / "more" / "versions").iterdir())) == MOST_VERSIONS
 
 
 def test_objects_are_found_by_their_digests(tmp_path: Path) -> None:

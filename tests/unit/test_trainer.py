@@ -16,9 +16,9 @@ from tests.builders import floats, ints
 class SilentChannel:
     """Stands where the socket to the node would be."""
 
-    def progress(self, note: str = "") -> None: ...
+    def progress(self) -> None: ...
 
-    def alive(self, note: str) -> nullcontext[None]:
+    def alive(self) -> nullcontext[None]:
         return nullcontext()
 
 
