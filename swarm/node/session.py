@@ -124,14 +124,12 @@ class Session:
 
     async def _take(self, head: Head) -> None:
         """Fetch, verify, apply and install one version; the engine goes on with the old one until the last step."""
-        if self._layout is not None and head.layout_digest != self._layout_digest:
-            raise ProtocolError("the layout changed within one run")
         if self._layout is None or self._map is None:
-            self._layout_digest = head.layout_digest
-            self._layout = await self._fetcher.layout(head)
-            self._map = await asyncio.to_thread(WeightMap, self._directory, self._layout)
-            started = await self._engine.load(self._layout)
-            self._say(f"engine: {started.engine} on {started.device} in {started.dtype}")
+            await self._load(head)
+            # Meanwhile other versions were published, and this one may be gone: ask for the newest again.
+            return
+        if head.layout_digest != self._layout_digest:
+            raise ProtocolError("the layout changed within one run")
         table = await self._fetcher.table(head, self._layout)
         await self._fetcher.chunks(head, table, self._map)
         await self._fetcher.apply(head, table, self._map)
@@ -139,6 +137,14 @@ class Session:
         await self._engine.install(head, table, self._map.path)
         async with self._installed:
             self._installed.notify_all()
+
+    async def _load(self, head: Head) -> None:
+        """Build the model that the swarm trains, and room for its weights."""
+        layout = await self._fetcher.layout(head)
+        started = await self._engine.load(layout)
+        self._map = await asyncio.to_thread(WeightMap, self._directory, layout)
+        self._layout, self._layout_digest = layout, head.layout_digest
+        self._say(f"engine: {started.engine} on {started.device} in {started.dtype}")
 
     # -- rollouts --------------------------------------------------------------------------------------------
 
