@@ -249,8 +249,11 @@ class ChildChannel:
             self._socket.sendall(struct.pack(">I", len(body)) + body)
 
     def _read(self) -> None:
-        with self._socket.makefile("rb") as stream:
-            while len(size := stream.read(4)) == 4:
-                self._commands.put(stream.read(struct.unpack(">I", size)[0]))
-        # The parent is gone: whatever is being computed is of no use to anybody.
-        os._exit(0)
+        try:
+            with self._socket.makefile("rb") as stream:
+                while len(size := stream.read(4)) == 4:
+                    self._commands.put(stream.read(struct.unpack(">I", size)[0]))
+        finally:
+            # The parent is gone, by end of file or, if it died with an answer unread, by a reset: whatever is being
+            # computed is of no use to anybody.
+            os._exit(0)

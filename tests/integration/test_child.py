@@ -1,0 +1,78 @@
+"""Child processes: answers, faults, a child that hangs, and one whose parent is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarm.child import SOCKET_VARIABLE, Child
+from swarm.errors import ChildFailed, UserError
+from tests.integration.echo_child import Echo, Said
+
+MODULE = "tests.integration.echo_child"
+
+
+@pytest.fixture
+async def child(tmp_path: Path) -> AsyncIterator[Child]:
+    child = Child("echo", MODULE, log=tmp_path / "echo.log", hang_s=60.0)
+    await child.start()
+    yield child
+    await child.stop()
+
+
+async def test_commands_are_answered_in_turn(child: Child) -> None:
+    assert [await child.call(Echo(words=word), Said) for word in "ab"] == [Said("a"), Said("b")]
+
+
+async def test_a_fault_is_told_with_the_log_and_the_child_goes_on(child: Child) -> None:
+    with pytest.raises(ChildFailed, match=r"RuntimeError: too hot.*echo.log"):
+        await child.call(Echo(words="too hot", fault="any"), Said)
+    with pytest.raises(UserError, match=r"^no such model$"):
+        await child.call(Echo(words="no such model", fault="user"), Said)
+    assert await child.call(Echo(words="still here"), Said) == Said("still here")
+
+
+async def test_a_child_without_progress_is_killed(tmp_path: Path) -> None:
+    child = Child("echo", MODULE, log=tmp_path / "echo.log", hang_s=0.2)
+    await child.start()
+    with pytest.raises(ChildFailed, match="no progress"):
+        await child.call(Echo(words="", hang=True), Said)
+    with pytest.raises(ChildFailed, match="died"):
+        await child.call(Echo(words=""), Said)
+
+
+async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
+    child = Child("ghost", "tests.integration.no_such_module", log=tmp_path / "ghost.log", hang_s=1.0)
+    with pytest.raises(ChildFailed, match=r"did not start.*no_such_module"):
+        await child.start()
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_child_ends_with_its_parent_even_with_an_answer_unread(tmp_path: Path, unread: bool) -> None:
+    """A parent that is killed with an answer in its socket's buffer resets the connection instead of closing it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE], env={**os.environ, SOCKET_VARIABLE: str(tmp_path / "s")}
+        )
+        try:
+            parent, _ = listener.accept()
+            if unread:
+                body = msgspec.msgpack.encode(Echo(words="nobody reads this"))
+                parent.sendall(struct.pack(">I", len(body)) + body)
+                select.select([parent], [], [], 60)
+            parent.close()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
