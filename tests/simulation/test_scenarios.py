@@ -39,7 +39,7 @@ def test_a_random_swarm_holds_every_invariant(seed: int) -> None:
 @pytest.mark.parametrize("first", range(SEEDS_QUICK, SEEDS_LONG, SEEDS_PER_TEST))
 def test_many_random_swarms_hold_every_invariant(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
-        run(RANDOM, seed)
+        assert run(RANDOM, seed).steps == Scenario.random(seed).steps
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
