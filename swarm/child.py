@@ -2,7 +2,7 @@
 
 The parent (asyncio) starts `python -m MODULE` with the socket's path in the environment, so that the same child
 runs alone or as rank 0 under torchrun. A child that shows no progress for `hang_s` is killed; the caller gets
-ChildFailed and decides. The child ends by itself when its parent is gone: it reads end of file.
+ChildFailed and decides. The child ends by itself when its parent is gone: its end of the socket is closed or reset.
 
 Frames are a 4-byte big-endian length and msgpack. Parent to child: a command. Child to parent: Progress frames,
 then one Reply or Failure. Weights never travel here; they cross through memory-mapped files.

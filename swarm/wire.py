@@ -21,7 +21,7 @@ PROTOCOL = 1
 PROTOCOL_HEADER = "Echo-Protocol"
 
 CONTROL_BODY_BYTES = 256 * 1024
-"""Largest control message: leases, beats, hellos. 256 leases of a 1,000-byte prompt still fit."""
+"""Largest control message. The longest is a question that names 8,192 held samples: 98 kB in groups of one."""
 
 ROLLOUT_BODY_BYTES = 8 * 1024 * 1024
 """Largest compressed body of rollouts."""
@@ -30,7 +30,7 @@ ROLLOUT_UNPACKED_BYTES = 32 * 1024 * 1024
 """Largest body of rollouts after decompression: 400 rollouts of 8,192 tokens at 9 bytes a token."""
 
 ROLLOUT_MAX_RATIO = 50
-"""Honest rollouts compress about tenfold; a large body that claims more than this is a bomb."""
+"""Varied rollouts compress about twofold; a large body that claims more than this is a bomb."""
 
 RATIO_FREE_BYTES = 4 * 1024 * 1024
 """Up to this size any ratio is allowed: a policy that repeats one token compresses a hundredfold, honestly."""

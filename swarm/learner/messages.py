@@ -33,7 +33,6 @@ class Prepared(msgspec.Struct, frozen=True):
     context_tokens: int
     stop_token_ids: tuple[int, ...]
     device: str
-    dtype: str
 
 
 class TrainRollout(msgspec.Struct, frozen=True):

@@ -34,7 +34,6 @@ ROWS_PER_MICRO_BATCH = 64
 MAX_LOG_RATIO = 20.0
 """Bound of one token's part in mismatch_kl."""
 
-
 SUMS = ("loss", "entropy", "clip_low", "clip_high", "ratio", "grad_norm", "skipped", "kl", "kl_tokens")
 """What is summed over the micro-batches of a step."""
 
@@ -71,7 +70,6 @@ class Trainer:
             context_tokens=config.max_position_embeddings,
             stop_token_ids=_stop_token_ids(self._model),
             device=str(self._device),
-            dtype="float32",
         )
 
     def step(self, command: Train) -> Trained:

@@ -19,7 +19,7 @@ LEASE_REPLY_BYTES = 8 * 1024 * 1024
 """What a sampler reads of an answer to a lease request: the learner is trusted further than a peer, not without end."""
 
 MAX_SUBMITTED = 1024
-"""Rollouts of one submission: each costs the learner's event loop some 60 microseconds."""
+"""Rollouts of one submission: judging them takes the learner's event loop 5 ms (4.5 microseconds each)."""
 
 Refusal = Literal["starting", "behind", "paced", "draining", "finished"]
 

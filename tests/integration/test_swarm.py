@@ -59,6 +59,14 @@ def test_samplers_join_late_leave_politely_and_outlive_their_learner(swarm: Swar
     step = learner.status()["step"]
     eventually(lambda: learner.status()["step"] > step + 2, learner, "training goes on without the first sampler")
     assert learner.status()["max_staleness_seen"] == 0
+    # At S = 0 every rollout is of the learner's own version: engine and learner must agree in every step that trained
+    # on anything (a batch without variance does not). The last line may still be on its way.
+    lines = (learner.run_dir / "metrics.jsonl").read_text().splitlines()[:-1]
+    steps = [json.loads(line) for line in lines]
+    assert all(("mismatch_kl" in step) == (step["frac_reward_zero_std"] < 1) for step in steps)
+    distances = [step["mismatch_kl"] for step in steps if "mismatch_kl" in step]
+    assert distances
+    assert max(distances) < 1e-3
 
     children = learner.children()
     learner.signal(signal.SIGKILL)
