@@ -36,6 +36,23 @@ class VersionId(Message, frozen=True, order=True):
         return f"{self.incarnation}.{self.version}"
 
 
+class Address(Message, frozen=True):
+    """Where a node listens. `fingerprint` is the SHA-256 of its TLS certificate; empty means plain HTTP."""
+
+    host: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,253}\Z")]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    fingerprint: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+
+    @property
+    def authority(self) -> str:
+        """host:port, with brackets around an IPv6 host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.fingerprint else 'http'}://{self.authority}"
+
+
 class SamplingRules(Message, frozen=True):
     """How a completion must be drawn. top_p 1 and no truncation, so that log-probs are the policy's own."""
 
