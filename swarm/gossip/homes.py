@@ -1,0 +1,85 @@
+"""A leaf's side: which publics it polls, and when.
+
+Each slot has one poll under way at a time. A poll that failed is repeated after a short back-off; a home that failed
+three times in a row, or has no room, is exchanged for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from swarm.gossip.rules import GossipRules
+from swarm.types import NodeId
+
+MAX_FAILURES = 4
+"""At 10 % loss each way a poll fails one time in five, four in a row do one time in 800."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Home:
+    """One slot. `told` is the order of our record that this home is known to have; `ticket` its poll under way."""
+
+    node: NodeId
+    next_at: float
+    ticket: int | None = None
+    failures: int = 0
+    told: int = -1
+    served: bool = False
+
+
+class Homes:
+    """The homes of a leaf."""
+
+    def __init__(self, rules: GossipRules, random: Random) -> None:
+        self._rules = rules
+        self._random = random
+        self.homes: list[Home] = []
+
+    def choose(self, candidates: Sequence[NodeId], *, last_resort: NodeId | None, now: float) -> None:
+        """Fill every slot from `candidates`, and give up the last resort once there are others.
+
+        The first polls are spread over the time of a call, so that they do not come round together.
+        """
+        if last_resort not in candidates:
+            self.homes = [home for home in self.homes if home.node != last_resort]
+        taken = {home.node for home in self.homes}
+        free = [node for node in candidates if node not in taken]
+        self._random.shuffle(free)
+        for node in free[: max(0, self._rules.homes - len(self.homes))]:
+            soon = self._random.uniform(0.0, self._rules.call_s) if self.homes else 0.0
+            self.homes.append(Home(node=node, next_at=now + soon))
+
+    def keep(self, alive: Sequence[NodeId]) -> None:
+        """Give up homes that are no longer known."""
+        known = set(alive)
+        self.homes = [home for home in self.homes if home.node in known]
+
+    def due(self, *, now: float) -> list[Home]:
+        return [home for home in self.homes if home.ticket is None and home.next_at <= now]
+
+    def deadline(self) -> float | None:
+        return min((home.next_at for home in self.homes if home.ticket is None), default=None)
+
+    def of_ticket(self, ticket: int) -> Home | None:
+        return next((home for home in self.homes if home.ticket == ticket), None)
+
+    def answered(self, home: Home, *, full: bool, held_s: float, now: float) -> None:
+        """Poll again at once; not faster than a quarter of a hold, whatever the home answers."""
+        home.ticket, home.failures, home.served = None, 0, True
+        home.next_at = now + max(0.0, self._rules.hold_s / 4 - held_s)
+        if full:
+            self.homes.remove(home)
+
+    def failed(self, home: Home, *, took_s: float, now: float) -> bool:
+        """True if the home is given up."""
+        home.ticket = None
+        home.failures += 1
+        # The home may have lost what it knew of us.
+        home.told = -1 if home.failures > 1 else home.told
+        home.next_at = now + max(0.0, self._rules.round_s * home.failures - took_s)
+        if home.failures >= MAX_FAILURES:
+            self.homes.remove(home)
+            return True
+        return False

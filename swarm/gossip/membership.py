@@ -1,0 +1,455 @@
+"""Who is in the swarm: the core of gossip, for publics and leaves alike.
+
+Theory of operation. A *public* keeps a table of all publics. Every round it calls a few of them at random with a digest
+of the table; the answer holds what it lacks (records, younger beats) and names what the other lacks, which is sent in
+a second call. What is new (a node, an address, a head, a refutation) is pushed on at once besides; a record that is
+merely issued anew travels with the rounds. A *leaf* only dials out: it polls its homes, which hold the poll open and
+answer when there is a newer head or the learner has moved, and now and then asks a random public for others.
+
+Order that matters: a caller is heard (authenticated, so its beat is now) before its digest is merged; records are
+admitted before ages, since an age without a record is of no use; the answer is made last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+
+import msgspec
+
+from swarm.errors import ProtocolError
+from swarm.gossip.answers import fitting, news_for, seen_in, wanted_of
+from swarm.gossip.calls import Calls, Pending, Purpose
+from swarm.gossip.effects import Call, Effect, Greet, HeadLearned, Rejected, Wake
+from swarm.gossip.homes import Home, Homes
+from swarm.gossip.messages import AGE_UNIT_S, Exchange, ExchangeReply, pack_digest, unpack_digest
+from swarm.gossip.owner import Owner
+from swarm.gossip.records import Profile, Reachability, SignedRecord, prefix_of
+from swarm.gossip.rules import GossipRules
+from swarm.gossip.table import Peer
+from swarm.gossip.view import View
+from swarm.types import Address, NodeId, VersionId
+
+FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0
+"""Between two tries to reach a bootstrap while nobody is known, doubled each time."""
+
+MAX_BACK_OFF = 5
+"""A public that does not answer is called again after 2, 4, ... 32 rounds; its own calls end the wait."""
+
+
+class Membership:
+    """One node's view. `open_record` and `open_head` check signatures and raise ProtocolError; `dialable` says
+    whether this node may call an address that somebody else named."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        rules: GossipRules,
+        *,
+        open_record: Callable[[bytes], SignedRecord],
+        open_head: Callable[[bytes], VersionId],
+        dialable: Callable[[Address], bool],
+        random: Random,
+        now: float,
+    ) -> None:
+        self.view = View(owner, rules)
+        self.homes = Homes(rules, random)
+        self._owner = owner
+        self._rules = rules
+        self._table = self.view.table
+        self._leases = self.view.leases
+        self._calls = Calls(rules, random)
+        self._open_record = open_record
+        self._open_head = open_head
+        self._dialable = dialable
+        self._random = random
+        self._fresh: dict[bytes, SignedRecord] = {}
+        self._push_at: float | None = None
+        self._late_until = 0.0
+        self._planned: float | None = None
+        self._greet_wait_s = FIRST_GREET_S
+        self._round_at = now
+        self._greet_at = now
+        self._reissue_at = now + self._period(rules.reissue_rounds)
+        self._revive_at = now + self._period(rules.dead_try_rounds)
+        self._refresh_at = now + self._period(rules.refresh_rounds)
+
+    # -- what the shell looks at -----------------------------------------------------------------------------
+
+    def deadline(self) -> float:
+        """When to call `tick` next."""
+        times = [self._round_at, self._reissue_at, self._greet_at, self._push_at]
+        times += [self._revive_at] if self.view.is_public else [self._refresh_at, self.homes.deadline()]
+        self._planned = min(time for time in times if time is not None)
+        return self._planned
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def tick(self, *, now: float) -> list[Effect]:
+        """Do what is due."""
+        rules = self._rules
+        if self._planned is not None and now - self._planned > rules.round_s:
+            # Beats may lie unread in our own sockets: for the time of a death everybody gets twice as long.
+            self._late_until = now + rules.dead_rounds * rules.round_s
+        effects: list[Effect] = []
+        if now >= self._reissue_at:
+            self._reissue_at = now + self._period(rules.reissue_rounds)
+            effects += self._owner.issue()
+        if now >= self._round_at:
+            self._round_at = now + self._period(1)
+            effects += self._round(now)
+        if now >= self._greet_at:
+            self._greet_at = now + self._greet_period()
+            # A leaf that knows publics asks them instead: thousands of leaves would wear the bootstraps out.
+            effects += [Greet()] if self.view.is_public or not len(self._table) else []
+        if self.view.is_public and now >= self._revive_at:
+            self._revive_at = now + self._period(rules.dead_try_rounds)
+            effects += self._revive(now)
+        if not self.view.is_public:
+            effects += self._leaf_calls(now)
+        if self._push_at is not None and now >= self._push_at:
+            effects += self._push(now)
+        return effects
+
+    def _round(self, now: float) -> list[Effect]:
+        patience = 2.0 if now < self._late_until else 1.0
+        effects: list[Effect] = []
+        if self.view.is_public:
+            effects += self._table.expire(now=now, patience=patience)
+        else:
+            self._table.forget_old(now=now)
+        if gone := self._leases.expire(now=now, patience=patience):
+            self._count_leaves(now)
+        self.homes.keep([peer.signed.node for peer in self._table])
+        if self.view.is_public:
+            message = self.view.round_message(now)
+            effects += [
+                self._call(peer, "round", message, now)
+                for peer in self.view.some(self._rules.fanout, self._random, now=now)
+            ]
+        return effects + gone
+
+    def _revive(self, now: float) -> list[Effect]:
+        """Call a dead node: if it only was on the other side of a partition, it answers."""
+        stones = [s.signed for s in self._table.dead.values() if s.signed.record.reachability == "public"]
+        if not stones:
+            return []
+        signed = self._random.choice(stones)
+        message = self.view.round_message(now)
+        return [self._calls.to(signed.node, signed.record.addresses, "revive", message, now=now)]
+
+    # -- a leaf's calls --------------------------------------------------------------------------------------
+
+    def _leaf_calls(self, now: float) -> list[Effect]:
+        learner = self.view.learner()
+        last_resort = learner.node if learner is not None else None
+        self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
+        effects: list[Effect] = []
+        for home in self.homes.due(now=now):
+            if (peer := self._table.find(home.node)) is not None:
+                effects.append(self._poll(home, peer, now))
+        if now >= self._refresh_at:
+            asked = self.view.some(1, self._random, now=now)
+            effects += [self._call(peer, "refresh", self.view.refresh_message(now), now) for peer in asked]
+            # With too few to choose homes from, ask again soon.
+            enough = asked and len(self._table) > self._rules.homes
+            self._refresh_at = now + self._period(self._rules.refresh_rounds if enough else self._rules.scarce_rounds)
+        return effects
+
+    def _poll(self, home: Home, peer: Peer, now: float) -> Effect:
+        told = home.told == self.view.own.order
+        message = Exchange(
+            records=() if told else (self.view.own.sealed,),
+            newest=self.view.newest,
+            learner=self.view.learner_order(),
+            # A first poll is not held, so that a leaf learns at once whether this home serves it.
+            hold_s=self._rules.hold_s if home.served else self._rules.hold_s / 100,
+            asks=0,
+        )
+        home.told = self.view.own.order
+        call = self._call(peer, "poll", message, now)
+        home.ticket = call.ticket
+        return call
+
+    # -- as the one who is called ----------------------------------------------------------------------------
+
+    def receive(self, caller: NodeId, message: Exchange, *, now: float) -> list[Effect]:
+        """Take in what an authenticated `caller` says. `answer` follows, at once or when a held poll is over."""
+        effects: list[Effect] = []
+        self._hear(caller, now)
+        if message.hold_s > 0 and self._table.find(caller) is None:
+            self._leases.renew(caller, message.newest, now=now)
+            self._count_leaves(now)
+        fresh = self._admit_all(message.records, {}, now, effects, direct=caller)
+        try:
+            self._merge(message.digest, self._rules.transit_s, now)
+        except ProtocolError:
+            effects.append(Rejected(reason="malformed_digest"))
+        self._push_later(fresh, now)
+        return effects + self.take_head(message.head, now=now)
+
+    def holds(self, message: Exchange) -> bool:
+        """Whether a poll has to wait: there is nothing that its caller lacks."""
+        return message.hold_s > 0 and not self.view.has_newer_head(message) and not self.view.has_moved_learner(message)
+
+    def answer(self, caller: NodeId, message: Exchange, *, now: float) -> ExchangeReply:
+        """What `caller` lacks."""
+        own, prefix = self.view.own, prefix_of(caller)
+        try:
+            seen = seen_in(message.digest, now=now)
+        except ProtocolError:
+            seen = {}
+        wanted = wanted_of(self._table, own.prefix, seen)
+        entries, records = (
+            news_for(self._table, prefix, message, seen, rules=self._rules, random=self._random, now=now)
+            if message.digest or message.asks
+            else ([], [])
+        )
+        if self.view.is_public and message.digest and seen.get(own.prefix, (-1, 0))[0] < own.order:
+            records.insert(0, own)
+        if message.hold_s > 0:
+            learner = self.view.learner()
+            records += [learner] if learner is not None and learner.order > message.learner else []
+            wanted += [prefix] if self._leases.lacks_record(caller) else []
+        stone = self._table.dead.get(prefix)
+        is_buried = stone is not None and stone.signed.node == caller and stone.signed.record.reachability == "public"
+        refute = stone.signed.sealed if stone is not None and is_buried else b""
+        return ExchangeReply(
+            digest=pack_digest(entries),
+            records=fitting(records),
+            head=self.view.head if self.view.has_newer_head(message) else b"",
+            wanted=tuple(wanted),
+            refute=refute,
+            full=message.hold_s > 0 and caller not in self._leases.leaves,
+        )
+
+    # -- as the caller ---------------------------------------------------------------------------------------
+
+    def introduced(self, signed: SignedRecord, address: Address, *, now: float) -> list[Effect]:
+        """A bootstrap said hello from `address`: ask it for the others."""
+        self._greet_wait_s = FIRST_GREET_S
+        self._greet_at = now + self._period(self._rules.bootstrap_rounds)
+        if signed.node == self.view.own.node:
+            return []
+        effects: list[Effect] = []
+        fresh = self._admit_all((signed.sealed,), {}, now, effects, direct=signed.node)
+        self._push_later(fresh, now)
+        message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
+        return [*effects, self._calls.to(signed.node, (address,), "seed", message, now=now)]
+
+    def answered(self, ticket: int, reply: ExchangeReply, *, now: float) -> list[Effect]:
+        """The answer to a call."""
+        pending = self._calls.take(ticket)
+        took_s = now - pending.sent_at
+        self._hear(pending.node, now - took_s)
+        if (peer := self._table.find(pending.node)) is not None:
+            peer.failures, peer.retry_at = 0, 0.0
+        if (home := self.homes.of_ticket(ticket)) is not None:
+            self.homes.answered(home, full=reply.full, held_s=took_s, now=now)
+            home.told = -1 if self.view.own.prefix in reply.wanted else home.told
+        effects: list[Effect] = []
+        try:
+            ages = {prefix: now - took_s - age * AGE_UNIT_S for prefix, _, age in unpack_digest(reply.digest)}
+            self._push_later(self._admit_all(reply.records, ages, now, effects, direct=None), now)
+            self._merge(reply.digest, took_s, now)
+        except ProtocolError:
+            return [*effects, Rejected(reason="malformed_digest")]
+        effects += self.take_head(reply.head, now=now) + self._refute(reply.refute, now)
+        return effects + self._send_wanted(pending, reply.wanted, now)
+
+    def failed(self, ticket: int, *, now: float) -> list[Effect]:
+        """A call came to nothing: the other may be dead, or the way to it."""
+        pending = self._calls.take(ticket)
+        if (peer := self._table.find(pending.node)) is not None:
+            peer.failures = min(peer.failures + 1, MAX_BACK_OFF)
+            # One failure is a lost packet.
+            peer.retry_at = now + self._rules.round_s * 2**peer.failures if peer.failures > 1 else 0.0
+        if (home := self.homes.of_ticket(ticket)) is not None:
+            self.homes.failed(home, took_s=now - pending.sent_at, now=now)
+        if pending.purpose in ("refresh", "seed"):
+            self._refresh_at = min(self._refresh_at, now + self._period(1))
+        return []
+
+    def greet_failed(self, *, now: float) -> None:
+        """No bootstrap answered: wait longer each time while nobody is known."""
+        self._greet_wait_s = min(MAX_GREET_S, 2 * self._greet_wait_s)
+        self._greet_at = now + self._greet_period()
+
+    # -- what this node says of itself -----------------------------------------------------------------------
+
+    def take_head(self, sealed: bytes, *, now: float) -> list[Effect]:
+        """A signed head, published by this node or passed on by another."""
+        if not sealed or sealed == self.view.head:
+            return []
+        try:
+            version = self._open_head(sealed)
+        except ProtocolError:
+            return [Rejected(reason="bad_head")]
+        if self.view.newest is not None and version <= self.view.newest:
+            return []
+        self.view.newest, self.view.head = version, sealed
+        effects: list[Effect] = [HeadLearned(version=version, sealed=sealed), Wake()]
+        return effects + (self._push(now, head=True) if self.view.is_public else [])
+
+    def set_profile(self, profile: Profile, *, now: float) -> None:
+        """Said with a re-issue a sixth of the usual time away: held versions change with every publication."""
+        profile = msgspec.structs.replace(profile, leaves=len(self._leases))
+        if profile != self._owner.profile:
+            self._owner.profile = profile
+            soon = self._rules.reissue_rounds * self._rules.round_s / 6
+            self._reissue_at = min(self._reissue_at, now + soon)
+
+    def set_reachability(
+        self, reachability: Reachability, addresses: tuple[Address, ...], *, now: float
+    ) -> list[Effect]:
+        """Become public at proven addresses, or a leaf again; said at once."""
+        if (reachability, addresses) == (self._owner.reachability, self._owner.addresses):
+            return []
+        was_public = self.view.is_public
+        self._owner.reachability, self._owner.addresses = reachability, addresses
+        effects = self._owner.issue()
+        self._fresh[self.view.own.prefix] = self.view.own
+        if self.view.is_public:
+            self.homes.homes.clear()
+            self._round_at = now
+        return effects + (self._push(now) if self.view.is_public or was_public else [])
+
+    def leave(self, *, now: float) -> list[Effect]:
+        """The last word, so that nobody has to wait for this node's death."""
+        homes = [self._table.find(home.node) for home in self.homes.homes]
+        told = [peer for peer in homes if peer] or self.view.some(self._rules.push_fanout, self._random, now=now)
+        self._owner.reachability = "gone"
+        effects = self._owner.issue()
+        message = Exchange(records=(self.view.own.sealed,), newest=self.view.newest, asks=0)
+        return [*effects, *(self._call(peer, "push", message, now) for peer in told)]
+
+    # -- records and beats -----------------------------------------------------------------------------------
+
+    def _hear(self, node: NodeId, heard_at: float) -> None:
+        peer = self._table.find(node)
+        if peer is not None:
+            peer.heard_at = max(peer.heard_at, heard_at)
+
+    def _merge(self, digest: bytes, extra_s: float, now: float) -> None:
+        """Keep the younger beat of each entry; `extra_s` is what the ages gained on their way."""
+        by_prefix = self._table.by_prefix
+        latest = now - extra_s
+        for prefix, _, age in unpack_digest(digest):
+            peer = by_prefix.get(prefix)
+            if peer is not None and (heard_at := latest - age * AGE_UNIT_S) > peer.heard_at:
+                peer.heard_at = heard_at
+
+    def _admit_all(
+        self,
+        sealed: Iterable[bytes],
+        beats: dict[bytes, float],
+        now: float,
+        effects: list[Effect],
+        *,
+        direct: NodeId | None,
+    ) -> list[SignedRecord]:
+        """Admit records; those that are worth pushing on. `direct` gave its own."""
+        fresh: list[SignedRecord] = []
+        hearsay = now - self._rules.transit_s
+        for one in sealed:
+            try:
+                signed = self._open_record(one)
+            except ProtocolError:
+                effects.append(Rejected(reason="bad_record"))
+                continue
+            if signed.node == self.view.own.node:
+                effects += self._overtake(signed, now) if signed.body != self.view.own.body else []
+            elif self._admit(signed, now if signed.node == direct else beats.get(signed.prefix, hearsay), now, effects):
+                fresh.append(signed)
+        return fresh
+
+    def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
+        if signed.record.reachability != "public":
+            self._tell_leases(signed, now)
+        elif self._table.find(signed.node) is None:
+            if not any(map(self._dialable, signed.record.addresses)):
+                effects.append(Rejected(reason="address_refused"))
+                return False
+            self._make_room()
+        admitted, more = self._table.admit(signed, heard_at, now=now)
+        effects += more
+        if admitted in ("new", "changed"):
+            self._leases.end(signed.node)
+            effects += [Wake()] if signed.record.role == "learner" else []
+        return admitted in ("new", "changed", "gone")
+
+    def _make_room(self) -> None:
+        """A leaf that knows enough publics drops the stalest that is neither its home nor the learner."""
+        if self.view.is_public or len(self._table) < self._rules.leaf_publics:
+            return
+        kept = {home.node for home in self.homes.homes}
+        spare = [p for p in self._table if p.signed.node not in kept and p.signed.record.role != "learner"]
+        if spare:
+            self._table.forget(min(spare, key=lambda peer: peer.heard_at))
+
+    def _tell_leases(self, signed: SignedRecord, now: float) -> None:
+        self._leases.tell(signed)
+        if signed.record.reachability == "gone":
+            self._leases.end(signed.node)
+            self._count_leaves(now)
+
+    def _count_leaves(self, now: float) -> None:
+        self.set_profile(self._owner.profile, now=now)
+
+    def _refute(self, sealed: bytes, now: float) -> list[Effect]:
+        """The one called holds this node dead: it has to hear of a higher order."""
+        if not sealed:
+            return []
+        try:
+            claimed = self._open_record(sealed)
+        except ProtocolError:
+            return [Rejected(reason="bad_record")]
+        return self._overtake(claimed, now) if claimed.node == self.view.own.node else []
+
+    def _overtake(self, claimed: SignedRecord, now: float) -> list[Effect]:
+        """Go past a record of our own key; the signature proves that it was issued, by a former life perhaps."""
+        if claimed.order < self.view.own.order:
+            return []
+        effects = self._owner.refute(claimed)
+        self._push_later([self.view.own], now)
+        return effects
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def _push_later(self, fresh: list[SignedRecord], now: float) -> None:
+        """Have what is new pushed on, together with whatever else changes within a moment."""
+        if fresh and self.view.is_public:
+            self._fresh.update((signed.prefix, signed) for signed in fresh)
+            self._push_at = self._push_at or now + self._rules.push_delay_s
+
+    def _push(self, now: float, *, head: bool = False) -> list[Effect]:
+        records = fitting(self._fresh.values())
+        for prefix in list(self._fresh)[: len(records)]:
+            del self._fresh[prefix]
+        self._push_at = now + self._rules.push_delay_s if self._fresh else None
+        message = Exchange(records=records, head=self.view.head if head else b"", newest=self.view.newest, asks=0)
+        return [
+            self._call(peer, "push", message, now)
+            for peer in self.view.some(self._rules.push_fanout, self._random, now=now)
+        ]
+
+    def _send_wanted(self, pending: Pending, wanted: tuple[bytes, ...], now: float) -> list[Effect]:
+        if pending.purpose in ("push", "poll"):
+            return []
+        records = fitting(signed for signed in map(self.view.record_of, wanted) if signed is not None)
+        if not records:
+            return []
+        message = Exchange(records=records, newest=self.view.newest, asks=0)
+        return [self._calls.to(pending.node, (pending.address,), "push", message, now=now)]
+
+    def _call(self, peer: Peer, purpose: Purpose, message: Exchange, now: float) -> Call:
+        return self._calls.to(peer.signed.node, peer.signed.record.addresses, purpose, message, now=now)
+
+    def _period(self, rounds: float) -> float:
+        return self._vary(rounds * self._rules.round_s)
+
+    def _greet_period(self) -> float:
+        return self._period(self._rules.bootstrap_rounds) if len(self._table) else self._vary(self._greet_wait_s)
+
+    def _vary(self, seconds: float) -> float:
+        return seconds * self._random.uniform(1 - self._rules.jitter, 1 + self._rules.jitter)

@@ -1,0 +1,67 @@
+"""A node's own record: what it says of itself, issued anew whenever that changes and before it expires."""
+
+from __future__ import annotations
+
+from swarm.gossip.effects import Effect, GenerationRaised
+from swarm.gossip.records import MAX_SEQUENCE, Profile, Reachability, Record, SignedRecord, sign_record
+from swarm.signing import SigningKey
+from swarm.types import Address, Role, SwarmId
+from swarm.wire import PROTOCOL
+
+
+class Owner:
+    """Signs and numbers the records of one key. `generation` must be higher than in every former life."""
+
+    def __init__(
+        self, key: SigningKey, swarm: SwarmId, role: Role, *, generation: int, addresses: tuple[Address, ...]
+    ) -> None:
+        self._key = key
+        self._swarm = swarm
+        self.role = role
+        self._generation = generation
+        self._sequence = -1
+        self.addresses = addresses
+        # The learner is what everybody dials: it needs no proof that it can be reached.
+        self.reachability: Reachability = "public" if role == "learner" else "leaf"
+        self.profile = Profile()
+        self.issue()
+
+    def issue(self) -> list[Effect]:
+        """A new record with what is true now."""
+        effects: list[Effect] = []
+        self._sequence += 1
+        if self._sequence > MAX_SEQUENCE:
+            effects += self._raise_generation(self._generation + 1)
+        self.signed = self._sign()
+        return effects
+
+    def refute(self, claimed: SignedRecord) -> list[Effect]:
+        """Go past `claimed`, a record by our own key that others hold dead, or that is newer than what we know of:
+        the state directory was restored from a copy."""
+        if claimed.order < self.signed.order:
+            return []
+        effects: list[Effect] = []
+        if claimed.record.generation > self._generation:
+            effects = self._raise_generation(claimed.record.generation)
+        self._sequence = max(self._sequence, claimed.record.sequence)
+        return effects + self.issue()
+
+    def _raise_generation(self, generation: int) -> list[Effect]:
+        # At the end of its numbers a key cannot refute any more; its owner has to make a new one.
+        self._generation = min(generation, MAX_SEQUENCE)
+        self._sequence = 0
+        return [GenerationRaised(generation=self._generation)]
+
+    def _sign(self) -> SignedRecord:
+        record = Record(
+            key=self._key.public_bytes,
+            swarm=self._swarm,
+            generation=self._generation,
+            sequence=self._sequence,
+            role=self.role,
+            reachability=self.reachability,
+            addresses=self.addresses,
+            protocol=PROTOCOL,
+            profile=self.profile,
+        )
+        return sign_record(record, self._key)

@@ -1,0 +1,100 @@
+"""The constants of membership. All durations are multiples of the round, so that one number sets the pace.
+
+The learner chooses `round_s`; whoever joins takes it from the hello, because nodes of different pace would take one
+another for dead. docs/membership.md gives the figures behind each value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.types import Seconds
+from swarm.wire import CONTROL_BODY_BYTES
+
+GOSSIP_BODY_BYTES = 64 * 1024
+"""Largest body of gossip, either way: the digest of the largest table (57,344 bytes) and some records."""
+
+MAX_PUBLICS = 4096
+"""Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB."""
+
+MAX_PER_SUBNET = 64
+"""Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table."""
+
+MAX_LEAVES = 1024
+"""Leaves that one home serves: 1,024 held polls are 200 requests a second at the default pace, half a core."""
+
+MAX_BANNED = 1024
+"""Keys that equivocated; the oldest is forgotten first. Their owner can make new keys anyway."""
+
+assert GOSSIP_BODY_BYTES <= CONTROL_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipRules:
+    """Times in seconds. Only `round_s` is ever set; `lan` allows private and loopback addresses."""
+
+    round_s: Seconds = 2.0
+    lan: bool = False
+
+    fanout: int = 2
+    """Peers of one round: with pull in both directions 500 publics know all within five rounds at 10 % loss."""
+
+    push_fanout: int = 4
+    """Peers that something new is pushed on to at once: reaches 97 % in under a second, the rounds do the rest."""
+
+    jitter: float = 0.2
+    """Share by which every period varies, so that nodes started together drift apart."""
+
+    suspect_rounds: int = 8
+    dead_rounds: int = 20
+    """By the age of a beat: a stall of 5 s and 30 % loss make none older than 13 rounds (docs/membership.md)."""
+
+    reissue_rounds: int = 30
+    life_rounds: int = 90
+    """A record is issued anew every 60 s and void after 180 s without: whatever others claim of its beats."""
+
+    tombstone_rounds: int = 1800
+    """A dead node is remembered for an hour: no older record of it comes back, and a partition of that length heals."""
+
+    bootstrap_rounds: int = 30
+    dead_try_rounds: int = 15
+    """A bootstrap every 60 s and a dead node every 30 s are called for no other reason than to heal partitions."""
+
+    homes: int = 3
+    hold_rounds: float = 3.0
+    """A leaf has three polls held open for 6 s each: at 10 % loss each way one of three is nearly always in place
+    when a head appears, and a lost one is asked again within 8 s."""
+
+    lease_rounds: int = 15
+    """A home takes a leaf for gone 30 s after its last poll: five lost in a row, with time to spare."""
+
+    refresh_rounds: int = 30
+    """Every 60 s a leaf asks a random public for others, so that no set of homes can keep it to themselves."""
+
+    leaf_publics: int = 32
+    """Publics that a leaf knows: three homes and ten times as many to choose from."""
+
+    scarce_rounds: int = 5
+    """The same while it knows too few to fill its homes, or could reach none."""
+
+    refreshed: int = 12
+    """Of these it asks about the 12 that it has heard of least lately: all have their turn within a record's life."""
+
+    @property
+    def call_s(self) -> float:
+        """Time limit of a call, beyond what it asks to be held: four round trips around the world."""
+        return self.round_s
+
+    @property
+    def transit_s(self) -> float:
+        """Added to the ages in a request, whose time on the way nobody measures; answers add their round trip."""
+        return 0.5 * self.round_s
+
+    @property
+    def push_delay_s(self) -> float:
+        """What changes within this time is pushed on together."""
+        return 0.05 * self.round_s
+
+    @property
+    def hold_s(self) -> float:
+        return self.hold_rounds * self.round_s

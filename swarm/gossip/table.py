@@ -1,0 +1,209 @@
+"""The publics that a node knows: alive, dead, banned.
+
+Theory of operation. A public is alive while its beat is young and its record is re-issued. The *beat* is the last time
+that anybody heard it directly: an authenticated call or answer counts at the one who got it, everybody else learns the
+age of that moment through digests and keeps the youngest. So nobody can make a live node look dead by claiming that it
+is; whoever claims that a dead one lives is believed for one life of a record at most, since only the owner can issue it
+anew. A dead record becomes a tombstone, which outlives every copy of the record that is still under way: only a record
+of a higher order brings its node back (I4).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Literal
+
+from swarm.gossip.effects import Appeared, Died, Effect, Rejected
+from swarm.gossip.records import SignedRecord, prefix_of
+from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS, GossipRules
+from swarm.types import NodeId
+
+Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Peer:
+    """One public. `risen_at` is when its order last rose here, `retry_at` when it may be called again."""
+
+    signed: SignedRecord
+    heard_at: float
+    risen_at: float
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    signed: SignedRecord
+    died_at: float
+
+
+class Table:
+    """All publics but oneself."""
+
+    def __init__(self, rules: GossipRules) -> None:
+        self._rules = rules
+        self.by_prefix: dict[bytes, Peer] = {}
+        self.dead: dict[bytes, Tombstone] = {}
+        self._banned: dict[NodeId, None] = {}
+        self._subnets: Counter[str] = Counter()
+        self._learner = b""
+
+    def __len__(self) -> int:
+        return len(self.by_prefix)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self.by_prefix.values())
+
+    def find(self, node: NodeId) -> Peer | None:
+        peer = self.by_prefix.get(prefix_of(node))
+        return peer if peer is not None and peer.signed.node == node else None
+
+    @property
+    def learner(self) -> Peer | Tombstone | None:
+        """The learner, dead or alive; its prefix is noted when it is first seen."""
+        return self.by_prefix.get(self._learner) or self.dead.get(self._learner) if self._learner else None
+
+    def is_banned(self, node: NodeId) -> bool:
+        return node in self._banned
+
+    def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[Admitted, list[Effect]]:
+        """Take in a record whose beat was heard at `heard_at`, as far as the one who passed it on knows."""
+        if signed.node in self._banned:
+            return "refused", [Rejected(reason="banned_key")]
+        known = self.by_prefix.get(signed.prefix)
+        newest = known.signed if known else self._tombstone_of(signed)
+        if newest is not None:
+            if newest.node != signed.node:
+                return "refused", [Rejected(reason="prefix_taken")]
+            if signed.order < newest.order:
+                return "refused", [Rejected(reason="old_record")]
+            if signed.order == newest.order:
+                return self._again(newest, signed)
+        if signed.record.reachability != "public":
+            return self._withdraw(signed, known, now)
+        if known is not None:
+            return self._renew(known, signed, heard_at, now)
+        return self._add(signed, heard_at, now)
+
+    def expire(self, *, now: float, patience: float) -> list[Effect]:
+        """Bury whoever is too old. `patience` stretches the age of a beat while this node itself runs late."""
+        rules = self._rules
+        oldest_beat = now - patience * rules.dead_rounds * rules.round_s
+        oldest_record = now - rules.life_rounds * rules.round_s
+        effects: list[Effect] = []
+        for peer in [p for p in self if p.heard_at < oldest_beat or p.risen_at < oldest_record]:
+            reason = "silent" if peer.heard_at < oldest_beat else "record expired"
+            effects.append(self._bury(peer, reason, now))
+        forgotten = now - rules.tombstone_rounds * rules.round_s
+        for prefix in [prefix for prefix, stone in self.dead.items() if stone.died_at < forgotten]:
+            del self.dead[prefix]
+        return effects
+
+    def forget_old(self, *, now: float) -> None:
+        """What a leaf does instead: it hears of beats once a minute, too seldom to call anybody dead."""
+        oldest = now - self._rules.life_rounds * self._rules.round_s
+        for peer in [p for p in self if max(p.heard_at, p.risen_at) < oldest]:
+            # The learner's last address is better than none.
+            if peer.signed.record.role != "learner":
+                self.forget(peer)
+
+    def is_suspect(self, peer: Peer, *, now: float) -> bool:
+        return now - peer.heard_at > self._rules.suspect_rounds * self._rules.round_s
+
+    def forget(self, peer: Peer) -> None:
+        """Drop a live peer without a tombstone: a leaf that knows enough others makes room."""
+        del self.by_prefix[peer.signed.prefix]
+        self._count_subnets(peer.signed, -1)
+
+    # -- transitions -----------------------------------------------------------------------------------------
+
+    def _again(self, known: SignedRecord, signed: SignedRecord) -> tuple[Admitted, list[Effect]]:
+        # The bodies: anybody can wrap the same body and signature in other bytes.
+        if known.body == signed.body:
+            return "known", []
+        self._ban(signed)
+        return "refused", [Rejected(reason="equivocation"), Died(node=signed.node, reason="equivocated")]
+
+    def _withdraw(self, signed: SignedRecord, known: Peer | None, now: float) -> tuple[Admitted, list[Effect]]:
+        """A public that has left, or can no longer be reached: a newer record of it is no public."""
+        if known is not None:
+            self.forget(known)
+            self._lay(signed, now)
+            return "gone", [Died(node=signed.node, reason=signed.record.reachability)]
+        if signed.prefix in self.dead:
+            self._lay(signed, now)
+        return "known", []
+
+    def _renew(self, peer: Peer, signed: SignedRecord, heard_at: float, now: float) -> tuple[Admitted, list[Effect]]:
+        moved = signed.record.addresses != peer.signed.record.addresses
+        if moved:
+            self._count_subnets(peer.signed, -1)
+            self._count_subnets(signed, 1)
+            peer.failures, peer.retry_at = 0, 0.0
+        peer.signed, peer.risen_at = signed, now
+        peer.heard_at = max(peer.heard_at, heard_at)
+        return ("changed" if moved else "reissued"), []
+
+    def _add(self, signed: SignedRecord, heard_at: float, now: float) -> tuple[Admitted, list[Effect]]:
+        if now - heard_at > self._rules.dead_rounds * self._rules.round_s:
+            return "refused", [Rejected(reason="zombie")]
+        # The learner always finds room: without it there is no swarm.
+        if signed.record.role != "learner":
+            if len(self.by_prefix) >= MAX_PUBLICS:
+                return "refused", [Rejected(reason="table_full")]
+            if any(self._subnets[subnet] >= MAX_PER_SUBNET for subnet in subnets_of(signed)):
+                return "refused", [Rejected(reason="subnet_full")]
+        self.dead.pop(signed.prefix, None)
+        while len(self.by_prefix) + len(self.dead) >= MAX_PUBLICS and self.dead:
+            del self.dead[next(iter(self.dead))]
+        self.by_prefix[signed.prefix] = Peer(signed=signed, heard_at=heard_at, risen_at=now)
+        if signed.record.role == "learner":
+            self._learner = signed.prefix
+        self._count_subnets(signed, 1)
+        return "new", [Appeared(signed=signed)]
+
+    def _bury(self, peer: Peer, reason: str, now: float) -> Died:
+        self.forget(peer)
+        self._lay(peer.signed, now)
+        return Died(node=peer.signed.node, reason=reason)
+
+    def _lay(self, signed: SignedRecord, now: float) -> None:
+        # Taken out and put in again: the oldest tombstone is the first one.
+        self.dead.pop(signed.prefix, None)
+        self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now)
+
+    def _ban(self, signed: SignedRecord) -> None:
+        self._banned[signed.node] = None
+        while len(self._banned) > MAX_BANNED:
+            del self._banned[next(iter(self._banned))]
+        if (peer := self.by_prefix.get(signed.prefix)) is not None:
+            self.forget(peer)
+        self.dead.pop(signed.prefix, None)
+
+    def _tombstone_of(self, signed: SignedRecord) -> SignedRecord | None:
+        stone = self.dead.get(signed.prefix)
+        return stone.signed if stone else None
+
+    def _count_subnets(self, signed: SignedRecord, by: int) -> None:
+        for subnet in subnets_of(signed):
+            self._subnets[subnet] += by
+            if not self._subnets[subnet]:
+                del self._subnets[subnet]
+
+
+def subnets_of(signed: SignedRecord) -> set[str]:
+    """The /24, /48 or name of each address."""
+    return {_subnet(address.host) for address in signed.record.addresses}
+
+
+def _subnet(host: str) -> str:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host.lower()
+    kept = 3 if address.version == 4 else 6
+    return address.packed[:kept].hex()
