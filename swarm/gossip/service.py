@@ -1,0 +1,262 @@
+"""Gossip on an event loop: performs the core's effects, answers its calls, holds polls open, calls nodes back.
+
+One task wakes up when the core wants to; every call is a task of its own, which ends within the call's time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+
+from aiohttp import web
+
+from swarm.auth import ServerSessions
+from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.gossip.effects import (
+    Appeared,
+    Call,
+    Died,
+    Effect,
+    GenerationRaised,
+    Greet,
+    HeadLearned,
+    LeafGone,
+    Rejected,
+    Wake,
+)
+from swarm.gossip.membership import Membership
+from swarm.gossip.messages import Exchange, ExchangeReply
+from swarm.gossip.reachability import DialBack, DialBackLimit, DialBackReply, Reachability
+from swarm.gossip.records import SignedRecord
+from swarm.gossip.rules import GOSSIP_BODY_BYTES
+from swarm.http import Peer, binary, read_signed
+from swarm.types import Address, NodeId
+from swarm.wire import decode, encode
+
+DIAL_BACK_BYTES = 1024
+DIAL_BACK_S = 10.0
+"""Time limit of a call for being called back: a connection each way."""
+
+KNOCK_S = 5.0
+"""Time limit of calling somebody back."""
+
+FAREWELL_S = 1.0
+"""A node that leaves waits this long for its last word to arrive."""
+
+Knock = Callable[[NodeId, Address], Awaitable[bool]]
+"""Calls a node back: whether it answered, and proved that it is who it says."""
+
+
+class GossipService:
+    """The shell of one membership at a time. `peer_at(node, address)` gives a signing client, `greet` says hello to a
+    bootstrap, `knock` calls back, `emit` writes an event, `on_generation` persists before it returns."""
+
+    def __init__(
+        self,
+        *,
+        sessions: ServerSessions,
+        limit: DialBackLimit,
+        peer_at: Callable[[NodeId, Address], Peer],
+        greet: Callable[[], Awaitable[tuple[SignedRecord, Address] | None]],
+        knock: Knock,
+        emit: Callable[..., None],
+        on_generation: Callable[[int], None],
+    ) -> None:
+        self._sessions = sessions
+        self._limit = limit
+        self._peer_at = peer_at
+        self._greet = greet
+        self._knock = knock
+        self._emit = emit
+        self._on_generation = on_generation
+        self._core: Membership | None = None
+        self._reachability: Reachability | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sooner = asyncio.Event()
+        self._awake = asyncio.Event()
+        self.rejected: Counter[str] = Counter()
+
+    @property
+    def core(self) -> Membership:
+        assert self._core is not None
+        return self._core
+
+    @property
+    def is_open(self) -> bool:
+        return self._core is not None
+
+    def open(self, core: Membership, reachability: Reachability | None) -> None:
+        """Take part as `core`; without `reachability` the node never asks to be called back."""
+        self._core = core
+        self._reachability = reachability
+
+    async def run(self) -> None:
+        """Do what is due, for ever."""
+        while True:
+            core, now = self.core, time.monotonic()
+            self._perform(core.tick(now=now))
+            self._ask_for_dial_back(now)
+            due = min([core.deadline(), *([self._reachability.deadline()] if self._reachability else [])])
+            self._sooner.clear()
+            try:
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._sooner.wait()
+            except TimeoutError:
+                pass
+
+    async def close(self, *, leave: bool) -> None:
+        """End all calls; with `leave` tell others first."""
+        if leave and self._core is not None:
+            before = set(self._tasks)
+            self._perform(self._core.leave(now=time.monotonic()))
+            if farewells := self._tasks - before:
+                await asyncio.wait(farewells, timeout=FAREWELL_S)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._core = self._reachability = None
+        self._wake()
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Effects of what a caller has asked the core itself."""
+        self._perform(effects)
+        self._sooner.set()
+
+    # -- answering -------------------------------------------------------------------------------------------
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/gossip", self._post_gossip), web.post("/v1/dial-back", self._post_dial_back)]
+
+    async def _post_gossip(self, request: web.Request) -> web.Response:
+        caller, body = await read_signed(request, GOSSIP_BODY_BYTES, self._sessions)
+        message = decode(body, Exchange, cap_bytes=GOSSIP_BODY_BYTES)
+        if self._core is None:
+            return _starting()
+        core = self._core
+        self.perform(core.receive(caller, message, now=time.monotonic()))
+        if core.holds(message):
+            await self._hold(core, message)
+        return binary(encode(core.answer(caller, message, now=time.monotonic())))
+
+    async def _hold(self, core: Membership, message: Exchange) -> None:
+        """Until there is news for a poll, or its time is over."""
+        try:
+            async with asyncio.timeout(min(message.hold_s, core.rules.hold_s)):
+                while core is self._core and core.holds(message):
+                    await self._awake.wait()
+        except TimeoutError:
+            pass
+
+    async def _post_dial_back(self, request: web.Request) -> web.Response:
+        caller, body = await read_signed(request, DIAL_BACK_BYTES, self._sessions)
+        asked = decode(body, DialBack, cap_bytes=DIAL_BACK_BYTES)
+        host = request.remote or ""
+        refused = self._limit.refusal(host, now=time.monotonic())
+        reached = False
+        if refused:
+            self.rejected["dial_back"] += 1
+        else:
+            address = Address(host=host, port=asked.port, fingerprint=asked.fingerprint)
+            reached = await self._knock(caller, address)
+        return binary(encode(DialBackReply(host=host, reached=reached, refused=refused)))
+
+    # -- effects ---------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Call():
+                    self._start(self._call(self.core, effect))
+                case Greet():
+                    self._start(self._say_hello(self.core))
+                case Wake() | HeadLearned():
+                    self._wake()
+                case Appeared():
+                    self._emit("public_appeared", node=effect.signed.node, role=effect.signed.record.role)
+                case Died():
+                    self._emit("public_died", node=effect.node, reason=effect.reason)
+                case LeafGone():
+                    self._emit("leaf_gone", node=effect.node)
+                case GenerationRaised():
+                    self._on_generation(effect.generation)
+                case Rejected():
+                    self.rejected[effect.reason] += 1
+
+    async def _call(self, core: Membership, call: Call) -> None:
+        try:
+            peer = self._peer_at(call.node, call.address)
+            data = await peer.post(
+                "/v1/gossip", encode(call.message), cap_bytes=GOSSIP_BODY_BYTES, timeout_s=call.timeout_s
+            )
+            reply = decode(data, ExchangeReply, cap_bytes=GOSSIP_BODY_BYTES)
+        except ProtocolError:
+            self.rejected["bad_answer"] += 1
+            effects = core.failed(call.ticket, now=time.monotonic())
+        except PeerUnreachable:
+            effects = core.failed(call.ticket, now=time.monotonic())
+        else:
+            effects = core.answered(call.ticket, reply, now=time.monotonic())
+        if core is self._core:
+            self.perform(effects)
+
+    async def _say_hello(self, core: Membership) -> None:
+        found = await self._greet()
+        if core is not self._core:
+            return
+        if found is None:
+            core.greet_failed(now=time.monotonic())
+            self._sooner.set()
+        else:
+            self.perform(core.introduced(*found, now=time.monotonic()))
+
+    def _wake(self) -> None:
+        """Let every held poll look again; those that come later wait for the next time."""
+        self._awake.set()
+        self._awake = asyncio.Event()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            # Nothing that a peer sends ends a node: what gets here is a fault of ours, to be seen and not to be hidden.
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a gossip task failed", "exception": fault, "task": task}
+            )
+
+    # -- being called back -----------------------------------------------------------------------------------
+
+    def _ask_for_dial_back(self, now: float) -> None:
+        if self._reachability is None:
+            return
+        view = self.core.view
+        publics = {peer.signed.node: peer.signed for peer in view.usable(now)}
+        witness = self._reachability.ask(list(publics), now=now)
+        if witness is not None:
+            addresses = publics[witness].record.addresses
+            self._start(self._dial_back(self.core, self._reachability, witness, secrets.choice(addresses)))
+
+    async def _dial_back(self, core: Membership, reachability: Reachability, witness: NodeId, address: Address) -> None:
+        message = encode(reachability.message())
+        try:
+            peer = self._peer_at(witness, address)
+            data = await peer.post("/v1/dial-back", message, cap_bytes=DIAL_BACK_BYTES, timeout_s=DIAL_BACK_S)
+            reply = decode(data, DialBackReply, cap_bytes=DIAL_BACK_BYTES)
+        except (PeerUnreachable, ProtocolError):
+            return
+        now = time.monotonic()
+        if core is self._core and reachability.answered(witness, reply, len(core.view.table), now=now):
+            found = reachability.address
+            self._emit("reachable" if found else "unreachable", address=found.authority if found else None)
+            self.perform(core.set_reachability("public" if found else "leaf", (found,) if found else (), now=now))
+
+
+def _starting() -> web.Response:
+    return web.Response(status=503, text="this node has not found its swarm yet", headers={"Retry-After": "2"})
