@@ -1,7 +1,7 @@
 """The node's HTTP server: routes, `status`, TLS, limits for each caller, and a clear word when the port is taken.
 
-A connection is counted from its first packet on, before TLS: handshakes are what a flood would spend us on. Therefore
-the listening socket is plain, and TLS is started on a connection once it has been let in.
+A connection is counted when it is accepted, before TLS: handshakes are what a flood would spend us on. Therefore
+connections are accepted here, and handed to the event loop and aiohttp once they have been let in.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -27,6 +28,12 @@ SHUTDOWN_S = 1.0
 
 HANDSHAKE_S = 10.0
 """Time limit of a TLS handshake, within which its connection is counted already."""
+
+BACKLOG = 128
+"""Connections that wait to be accepted: more than arrive in one turn of a busy loop."""
+
+ACCEPT_PAUSE_S = 1.0
+"""After a connection could not be accepted: without a pause the loop would spin on it."""
 
 KEEPALIVE_S = 75.0
 """An idle connection, or one that never sends its whole request line, is closed after this: longer than our clients
@@ -79,8 +86,8 @@ class NodeServer:
         self._refused: Counter[str] = Counter()
         self._counted = (self._refused, self._gate.refused, *counted)
         self._guests: dict[asyncio.BaseProtocol, Guest] = {}
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._listener: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: list[socket.socket] = []
         self._runner = web.AppRunner(
             self._app,
             access_log=None,
@@ -97,75 +104,85 @@ class NodeServer:
         """Listen; the port in use, which differs from `port` only if that is 0."""
         await self._runner.setup()
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self), host, port, backlog=128
-            )
+            await self._listen(host, port)
         except OSError as error:
-            await self._runner.cleanup()
+            await self.stop()
             raise _bind_error(error, host, port) from error
-        return int(self._listener.sockets[0].getsockname()[1])
+        return int(self._listening[0].getsockname()[1])
 
     async def stop(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        for handshake in self._handshakes:
-            handshake.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listening in self._listening:
+            listening.close()
         await self._runner.cleanup()
 
     def refused(self) -> dict[str, int]:
         """How many connections and requests were refused, by reason."""
         return dict(sum(self._counted, Counter[str]()))
 
-    # -- connections, called by Connection -------------------------------------------------------------------
+    # -- connections -----------------------------------------------------------------------------------------
 
-    def enter(self, transport: asyncio.Transport) -> asyncio.Protocol | None:
-        """The protocol that serves a new connection; None if it was one too many and is closed."""
-        peer = transport.get_extra_info("peername")
-        guest = self._gate.enter(peer[0] if peer else "")
-        if guest is None or self._runner.server is None:
-            self._turn_away(transport)
-            return None
+    async def _listen(self, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            listening = socket.create_server(address, family=family, backlog=BACKLOG)
+            listening.setblocking(False)
+            self._listening.append(listening)
+            self._start(self._accept(listening))
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, address = await loop.sock_accept(listening)
+            except OSError:
+                # Out of descriptors, most likely. Whoever waits in the backlog is let in when others have left.
+                self._refused["not_accepted"] += 1
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            if (guest := self._gate.enter(address[0])) is None:
+                self._turn_away(connected)
+            else:
+                self._start(self._serve(connected, guest))
+
+    async def _serve(self, connected: socket.socket, guest: Guest) -> None:
+        """Shake hands where there is TLS; then the connection lives by itself."""
+        assert self._runner.server is not None
         handler = self._runner.server()
         self._guests[handler] = guest
-        return handler
-
-    def leave(self, handler: asyncio.Protocol) -> None:
-        if (guest := self._guests.pop(handler, None)) is not None:
-            self._gate.leave(guest)
-
-    def secure(self, connection: Connection, transport: asyncio.Transport) -> bool:
-        """Start TLS where there is any; the connection hears through `secured`, or through `connection_lost`."""
-        if self._tls is None:
-            return False
-        transport.pause_reading()
-        task = asyncio.get_running_loop().create_task(self._shake_hands(self._tls, connection, transport))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
-        return True
-
-    async def _shake_hands(self, tls: ssl.SSLContext, connection: Connection, transport: asyncio.Transport) -> None:
-        secured: asyncio.Transport | None = None
         try:
-            secured = await asyncio.get_running_loop().start_tls(
-                transport, connection, tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Connection(handler, self._leave),
+                connected,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
             )
         except OSError:
             # A port scan, a client without TLS, one that went away, or one that took too long.
             self._refused["handshake"] += 1
-        finally:
-            if secured is None:
-                transport.abort()
-                connection.connection_lost(None)
-        if secured is not None:
-            connection.secured(secured)
+            self._leave(handler)
 
-    def _turn_away(self, transport: asyncio.Transport) -> None:
+    def _leave(self, handler: asyncio.Protocol) -> None:
+        if (guest := self._guests.pop(handler, None)) is not None:
+            self._gate.leave(guest)
+
+    def _turn_away(self, connected: socket.socket) -> None:
         """Say why where that costs nothing: a handshake for it would be what the cap is to save."""
-        if self._tls is None:
-            transport.write(CROWDED_ANSWER)
-            transport.close()
-        else:
-            transport.abort()
+        with connected:
+            try:
+                if self._tls is None:
+                    connected.send(CROWDED_ANSWER)
+            except OSError:
+                pass  # it has gone by itself
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -191,56 +208,20 @@ class NodeServer:
 
 
 class Connection(asyncio.Protocol):
-    """One connection: counted, secured if the server has TLS, then passed on to aiohttp's own protocol."""
+    """aiohttp's protocol for one connection, and a word to the server when it ends."""
 
-    def __init__(self, server: NodeServer) -> None:
-        self._server = server
-        self._handler: asyncio.Protocol | None = None
-        self._begun = False
-        self._early: list[bytes] = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        plain = cast(asyncio.Transport, transport)
-        self._handler = self._server.enter(plain)
-        if self._handler is not None and not self._server.secure(self, plain):
-            self.secured(plain)
-
-    def secured(self, transport: asyncio.Transport) -> None:
-        """Requests may come. Some have, if they were in the same packet as the end of the handshake."""
-        if self._handler is None:
-            transport.abort()
-            return
-        self._begun = True
-        self._handler.connection_made(transport)
-        early, self._early = self._early, []
-        for data in early:
-            self._handler.data_received(data)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._begun:
-            if self._handler is not None:
-                self._early.append(data)
-        elif self._handler is not None:
-            self._handler.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._handler.eof_received() if self._begun and self._handler is not None else None
-
-    def pause_writing(self) -> None:
-        if self._begun and self._handler is not None:
-            self._handler.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._begun and self._handler is not None:
-            self._handler.resume_writing()
+    def __init__(self, handler: asyncio.Protocol, on_lost: Callable[[asyncio.Protocol], None]) -> None:
+        self._handler = handler
+        self._on_lost = on_lost
+        self.connection_made = handler.connection_made  # type: ignore[method-assign]
+        self.data_received = handler.data_received  # type: ignore[method-assign]
+        self.eof_received = handler.eof_received  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called once or, after a handshake that failed, twice."""
-        handler, self._handler = self._handler, None
-        if handler is not None:
-            self._server.leave(handler)
-            if self._begun:
-                handler.connection_lost(exc)
+        self._on_lost(self._handler)
+        self._handler.connection_lost(exc)
 
 
 async def _drop_needless_headers(request: web.Request, answer: web.StreamResponse) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
-from swarm.http import Busy, Gone, PeerClient, binary, plain_address, read_body
+from swarm.http import BodyLimits, Busy, Gone, PeerClient, binary, plain_address, read_body
 from swarm.node.hello import hello_route, say_hello
 from swarm.node.http import NodeServer
 from swarm.types import Address, VersionId
@@ -37,6 +39,11 @@ async def large(request: web.Request) -> web.StreamResponse:
     return answer
 
 
+async def slow(request: web.Request) -> web.Response:
+    """Reads a body that has to be there at once."""
+    return binary(await read_body(request, CAP, limits=BodyLimits(grace_s=0.0)))
+
+
 def answering(status: int, **headers: str) -> web.RouteDef:
     async def answer(request: web.Request) -> web.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -47,6 +54,7 @@ def answering(status: int, **headers: str) -> web.RouteDef:
 
 ROUTES = [
     web.post("/echo", echo),
+    web.post("/slow", slow),
     web.get("/large", large),
     hello_route(KEY.public_bytes, 5.0),
     answering(404),
@@ -124,6 +132,44 @@ async def test_a_body_over_the_cap_is_refused_with_and_without_its_length_stated
         chunked = await status_and_text(url + "/echo", OURS, in_parts(b"x" * (CAP + 1)))
     assert stated == (413, f"a body of {CAP + 1} bytes is over the cap of {CAP}")
     assert chunked == (413, f"a body is over the cap of {CAP} bytes")
+
+
+async def never() -> AsyncIterator[bytes]:
+    """One byte, and then nothing for as long as the connection lasts."""
+    yield b"x"
+    await asyncio.Event().wait()
+
+
+async def test_a_sender_that_falls_behind_is_cut() -> None:
+    async with serving() as url:
+        status, text = await status_and_text(url + "/slow", OURS, never())
+        refused = json.loads((await status_and_text(url + "/v1/status", {}))[1])["refused"]
+    assert (status, text) == (408, "the body came slower than 1000 bytes a second or not within 20 s")
+    assert refused == {"too_slow": 1}
+
+
+@pytest.mark.parametrize(
+    ("received", "due_s"), [(0, 2.0), (999, 2.999), (1000, 3.0), (17_999, 19.999), (18_000, 20.0), (8 << 20, 20.0)]
+)
+def test_a_body_is_due_by_its_rate_and_at_last_by_its_limit(received: int, due_s: float) -> None:
+    assert BodyLimits().due_s(received) == pytest.approx(due_s)
+
+
+async def test_a_call_carries_no_header_that_says_nothing() -> None:
+    seen: list[str] = []
+
+    async def headers(request: web.Request) -> web.Response:
+        seen.extend(request.headers)
+        return binary(b"")
+
+    server = NodeServer([web.post("/headers", headers)], dict)
+    port = await server.start("127.0.0.1", 0)
+    async with PeerClient(Address(host="127.0.0.1", port=port)) as peer, aiohttp.ClientSession() as raw:
+        await peer.post("/headers", b"body", cap_bytes=CAP, timeout_s=5)
+        async with raw.post(f"http://127.0.0.1:{port}/headers", headers=OURS) as answer:
+            assert set(answer.headers) == {"Content-Length"}
+    await server.stop()
+    assert set(seen[:3]) == {"Host", PROTOCOL_HEADER, "Content-Length"}
 
 
 async def test_a_body_of_junk_is_the_senders_fault() -> None:
