@@ -29,6 +29,9 @@ SHUTDOWN_S = 1.0
 HANDSHAKE_S = 10.0
 """Time limit of a TLS handshake, within which its connection is counted already."""
 
+CLOSE_S = 2.0
+"""How long a peer may take to agree to the end of TLS: nothing is lost if it does not."""
+
 BACKLOG = 128
 """Connections that wait to be accepted: more than arrive in one turn of a busy loop."""
 
@@ -47,12 +50,11 @@ UNMETERED_PATHS = ("/v1/versions/", "/v1/objects/")
 
 REFUSED_AS = {
     400: "malformed",
-    403: "forbidden",
     408: "too_slow",
     413: "too_large",
     426: "other_protocol",
 }
-"""Answers that are counted by status. 401 and 429 are counted with more detail where they are decided."""
+"""Answers that are counted by status. 401, 403 and 429 are counted with more detail where they are decided."""
 
 CROWDED = b"too many connections from your address: close some, or come back later\n"
 CROWDED_ANSWER = (
@@ -154,17 +156,22 @@ class NodeServer:
         assert self._runner.server is not None
         handler = self._runner.server()
         self._guests[handler] = guest
+        begun = False
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(handler, self._leave),
                 connected,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+                ssl_shutdown_timeout=CLOSE_S if self._tls else None,
             )
+            begun = True
         except OSError:
             # A port scan, a client without TLS, one that went away, or one that took too long.
             self._refused["handshake"] += 1
-            self._leave(handler)
+        finally:
+            if not begun:
+                self._leave(handler)
 
     def _leave(self, handler: asyncio.Protocol) -> None:
         if (guest := self._guests.pop(handler, None)) is not None:

@@ -12,6 +12,7 @@ from tests.unit.source import Module, modules
 
 CORES = (
     "swarm.auth",
+    "swarm.node.limits",
     "swarm.rollout.admission",
     "swarm.rollout.leases",
     "swarm.rollout.buffer",
