@@ -239,9 +239,9 @@ def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
 
 async def _fetch_status(base_url: str) -> dict[str, Any]:
     from swarm.errors import PeerUnreachable, ProtocolError
-    from swarm.http import PeerClient
+    from swarm.http import PeerClient, plain_address
 
-    async with PeerClient(base_url) as peer:
+    async with PeerClient(plain_address(base_url)) as peer:
         try:
             found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
         except PeerUnreachable as error:

@@ -19,7 +19,7 @@ from rich.live import Live
 from swarm.dashboard.chart import Curve, learning_chart
 from swarm.dashboard.terminal import live_view, plain_line
 from swarm.errors import EchoError, PeerUnreachable, UserError
-from swarm.http import PeerClient
+from swarm.http import PeerClient, plain_address
 
 POLL_S = 0.25
 PLAIN_LINE_S = 2.0
@@ -129,7 +129,7 @@ class Demo:
         terminal = self._console.is_terminal
         last_line = 0.0
         with Live(console=self._console, auto_refresh=False) if terminal else nullcontext() as live:
-            async with PeerClient(url) as peer:
+            async with PeerClient(plain_address(url)) as peer:
                 while learner.returncode is None:
                     self._check_samplers()
                     status = await _status(peer)

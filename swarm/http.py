@@ -1,21 +1,46 @@
-"""The little HTTP that every part shares: capped bodies, one protocol number, errors that say whose fault it was."""
+"""The little HTTP that every part shares: capped bodies, one protocol number, errors that say whose fault it was.
+
+Under TLS a client pins the certificate that was named to it; above TLS, and without it, requests are signed (auth.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
+import secrets
+import ssl
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
+from swarm.auth import (
+    AUTH_HEADER,
+    NONCE_BYTES,
+    SESSION_ID_BYTES,
+    SESSION_MESSAGE_BYTES,
+    ClientSession,
+    ServerSessions,
+    Unauthorized,
+    ask_session,
+    open_grant,
+)
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
+from swarm.signing import SigningKey
+from swarm.types import Address, NodeId
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 
-BODY_READ_S = 20.0
-"""Time limit for reading one request body, so that a slow sender cannot hold a handler for ever."""
+SESSION_PATH = "/v1/session"
+
+SESSION_S = 10.0
+"""Time limit for opening a session: two round trips and two signatures."""
 
 CONNECT_S = 5.0
 """Longest wait for a TCP connection: three SYN retries on a home line."""
@@ -26,11 +51,32 @@ MAX_CONNECTIONS = 8
 ERROR_TEXT_BYTES = 500
 """How much of a peer's error text is read and shown."""
 
+FINGERPRINT_BYTES = 32
+"""SHA-256 of a certificate in DER."""
+
+NEEDLESS_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""What aiohttp would add to every request: 130 bytes that say nothing to a node."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+ON_SIGNED: web.RequestKey[Callable[[NodeId], None]] = web.RequestKey("on_signed")
+"""Set by a server that wants to hear whose request it was, as soon as that is proven. It may raise."""
 
 
 class Gone(ProtocolError):
     """The peer no longer has (or never had) what was asked for."""
+
+
+class Forbidden(ProtocolError):
+    """The sender is proven, and asks for what is another node's."""
+
+
+class TooSlow(ProtocolError):
+    """A body that comes too slowly. Refused, so that a sender cannot hold a handler for ever."""
+
+
+class Crowded(ProtocolError):
+    """More connections or requests than one node may have."""
 
 
 class Busy(PeerUnreachable):
@@ -49,14 +95,50 @@ class Peer(Protocol):
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes: ...
 
 
-class PeerClient:
-    """HTTP to one peer. Every call has a time limit and every body a cap."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """How slowly a request's body may come."""
 
-    def __init__(self, base_url: str) -> None:
-        self.base_url = base_url
+    read_s: float = 20.0
+    """For the whole body: a sender that keeps the least rate for ever would hold a handler as long."""
+
+    least_bytes_per_s: float = 1000.0
+    """A fortieth of a slow uplink; whoever sends less means to hold the handler."""
+
+    grace_s: float = 2.0
+    """How far a sender may fall behind that: a lost segment or two on a long line."""
+
+    def due_s(self, received: int) -> float:
+        """Seconds from the start until more than `received` bytes have to be there."""
+        return min(self.read_s, self.grace_s + received / self.least_bytes_per_s)
+
+
+BODY_LIMITS = BodyLimits()
+
+
+class PeerClient:
+    """HTTP to one peer. Every call has a time limit and every body a cap.
+
+    With `key` and `server` every POST is signed, within a session that is opened at the first one. An address with a
+    fingerprint is called over TLS, and no other certificate than that one is spoken to.
+    """
+
+    def __init__(self, address: Address, *, key: SigningKey | None = None, server: NodeId | None = None) -> None:
+        if len(address.fingerprint) not in (0, FINGERPRINT_BYTES):
+            raise ProtocolError(f"{address.authority} is named with a fingerprint that is no SHA-256")
+        self.base_url = address.url
+        self._fingerprint = address.fingerprint
+        self._signs_for: tuple[SigningKey, NodeId] | None = None
+        self._granted: ClientSession | None = None
+        self._opening = asyncio.Lock()
+        if key is not None and server is not None:
+            self.sign(key, server)
         self._session = aiohttp.ClientSession(
             headers={PROTOCOL_HEADER: str(PROTOCOL)},
-            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
+            skip_auto_headers=NEEDLESS_HEADERS,
+            connector=aiohttp.TCPConnector(
+                limit=MAX_CONNECTIONS, ssl=aiohttp.Fingerprint(address.fingerprint) if address.fingerprint else True
+            ),
             auto_decompress=False,
         )
 
@@ -68,31 +150,98 @@ class PeerClient:
     ) -> None:
         await self._session.close()
 
+    def sign(self, key: SigningKey, server: NodeId) -> None:
+        """Sign every POST from now on, with `key` and for `server` alone."""
+        self._signs_for = (key, server)
+        self._granted = None
+
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
         """The body at `path`."""
         return await self._call("GET", path, None, cap_bytes, timeout_s)
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
-        """The answer to `body`."""
-        return await self._call("POST", path, body, cap_bytes, timeout_s)
+        """The answer to `body`. A server that knows our session no more is asked for a new one, once."""
+        if self._signs_for is None:
+            return await self._call("POST", path, body, cap_bytes, timeout_s)
+        granted = await self._session_other_than(None)
+        try:
+            return await self._call("POST", path, body, cap_bytes, timeout_s, granted)
+        except Unauthorized:
+            granted = await self._session_other_than(granted)
+            return await self._call("POST", path, body, cap_bytes, timeout_s, granted)
 
-    async def _call(self, method: str, path: str, body: bytes | None, cap_bytes: int, timeout_s: float) -> bytes:
+    async def _session_other_than(self, refused: ClientSession | None) -> ClientSession:
+        """The session in use, or a new one if that is `refused`. Calls that were refused together open one."""
+        async with self._opening:
+            if self._granted is None or self._granted is refused:
+                self._granted = await self._open_session()
+            return self._granted
+
+    async def _open_session(self) -> ClientSession:
+        assert self._signs_for is not None
+        key, server = self._signs_for
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        wish = ask_session(key, server=server, fingerprint=self._fingerprint, nonce=nonce)
+        grant = await self._call("POST", SESSION_PATH, wish, SESSION_MESSAGE_BYTES, SESSION_S)
+        return open_grant(grant, key, server=server, fingerprint=self._fingerprint, nonce=nonce)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        cap_bytes: int,
+        timeout_s: float,
+        signer: ClientSession | None = None,
+    ) -> bytes:
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
+        headers = {AUTH_HEADER: signer.header(method, path, body or b"")} if signer else {}
+        # As it stands: the path is signed, so nothing may quote it anew.
+        url = URL(self.base_url + path, encoded=True)
         try:
             async with self._session.request(
-                method, self.base_url + path, data=body, timeout=limit, allow_redirects=False
+                method, url, data=body, headers=headers, timeout=limit, allow_redirects=False
             ) as answer:
                 if answer.status != 200:
                     raise await _refusal(answer, self.base_url)
                 return await read_capped(answer.content, cap_bytes)
         except TimeoutError as error:
             raise PeerUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s") from error
+        except aiohttp.ServerFingerprintMismatch as error:
+            raise PeerUnreachable(_mismatch_line(self.base_url, error.got)) from error
         except (aiohttp.ClientError, OSError, UnicodeError) as error:
             raise PeerUnreachable(f"{self.base_url} cannot be reached ({_reason(error)})") from error
 
 
-async def read_capped(stream: aiohttp.StreamReader, cap_bytes: int) -> bytes:
-    """Everything from `stream`; TooLarge as soon as more than `cap_bytes` came."""
+async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
+    """SHA-256 of the certificate that a TLS server presents, for trust on first use. PeerUnreachable if none does."""
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, port, ssl=unverified)
+    except TimeoutError as error:
+        raise PeerUnreachable(f"{host}:{port} did not show a certificate within {timeout_s:g} s") from error
+    except (OSError, UnicodeError) as error:
+        raise PeerUnreachable(f"{host}:{port} does not answer with TLS ({_reason(error)})") from error
+    certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return hashlib.sha256(certificate).digest()
+
+
+def plain_address(url: str) -> Address:
+    """The address behind a URL like http://host:7700."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.port is None:
+        raise UserError(f"{url!r} is not a URL like http://host:7700")
+    return Address(host=parts.hostname, port=parts.port)
+
+
+async def read_capped(
+    stream: aiohttp.StreamReader, cap_bytes: int, *, progress: Callable[[int], None] = lambda size: None
+) -> bytes:
+    """Everything from `stream`; TooLarge as soon as more than `cap_bytes` came. `progress` hears of every part."""
     parts: list[bytes] = []
     size = 0
     async for part in stream.iter_any():
@@ -100,20 +249,49 @@ async def read_capped(stream: aiohttp.StreamReader, cap_bytes: int) -> bytes:
         if size > cap_bytes:
             raise TooLarge(f"a body is over the cap of {cap_bytes} bytes")
         parts.append(part)
+        progress(size)
     return b"".join(parts)
 
 
-async def read_body(request: web.Request, cap_bytes: int) -> bytes:
-    """A request's body, capped in size and time."""
+async def read_body(request: web.Request, cap_bytes: int, *, limits: BodyLimits = BODY_LIMITS) -> bytes:
+    """A request's body, capped in size and time; TooSlow once its sender has fallen behind the least rate."""
     if request.content_length is not None and request.content_length > cap_bytes:
         raise TooLarge(f"a body of {request.content_length} bytes is over the cap of {cap_bytes}")
+    began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(BODY_READ_S):
-            return await read_capped(request.content, cap_bytes)
+        async with asyncio.timeout_at(began + limits.due_s(0)) as deadline:
+            return await read_capped(
+                request.content, cap_bytes, progress=lambda size: deadline.reschedule(began + limits.due_s(size))
+            )
     except TimeoutError as error:
-        raise ProtocolError(f"the body did not arrive within {BODY_READ_S:g} s") from error
+        raise TooSlow(
+            f"the body came slower than {limits.least_bytes_per_s:g} bytes a second or not within {limits.read_s:g} s"
+        ) from error
     except web.RequestPayloadError as error:
         raise ProtocolError(f"the body is broken: {error}") from error
+
+
+async def read_signed(
+    request: web.Request, cap_bytes: int, sessions: ServerSessions, *, limits: BodyLimits = BODY_LIMITS
+) -> tuple[NodeId, bytes]:
+    """Who sent a request, proven, and its body. Of a sender without a session no body is read."""
+    header = request.headers.get(AUTH_HEADER)
+    sessions.check_header(header, now=time.monotonic())
+    body = await read_body(request, cap_bytes, limits=limits)
+    node = sessions.check(header, request.method, request.raw_path, body, now=time.monotonic())
+    if (on_signed := request.get(ON_SIGNED)) is not None:
+        on_signed(node)
+    return node, body
+
+
+def session_route(sessions: ServerSessions) -> web.RouteDef:
+    """Answers POST /v1/session."""
+
+    async def answer(request: web.Request) -> web.Response:
+        wish = await read_body(request, SESSION_MESSAGE_BYTES)
+        return binary(sessions.open(wish, now=time.monotonic(), session_id=secrets.token_bytes(SESSION_ID_BYTES)))
+
+    return web.post(SESSION_PATH, answer)
 
 
 def binary(body: bytes) -> web.Response:
@@ -129,10 +307,19 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.Response(status=426, text=_upgrade_line(spoken))
     try:
         return await handler(request)
-    except TooLarge as error:
-        return web.Response(status=413, text=str(error))
     except ProtocolError as error:
-        return web.Response(status=400, text=str(error))
+        status = next((status for kind, status in STATUS_OF_FAULT if isinstance(error, kind)), 400)
+        return web.Response(status=status, text=str(error), headers={"Retry-After": "1"} if status == 429 else None)
+
+
+STATUS_OF_FAULT: tuple[tuple[type[ProtocolError], int], ...] = (
+    (TooLarge, 413),
+    (Unauthorized, 401),
+    (Forbidden, 403),
+    (TooSlow, 408),
+    (Crowded, 429),
+)
+"""How a peer hears of its fault; every other one is 400."""
 
 
 def _upgrade_line(spoken: str | None) -> str:
@@ -146,6 +333,10 @@ async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
     text = (await answer.content.read(ERROR_TEXT_BYTES)).decode(errors="replace").strip()
     if answer.status == 426:
         return UserError(f"{peer} refused: {text}")
+    if answer.status == 401:
+        return Unauthorized(f"{peer} does not know who asks: {text}")
+    if answer.status == 403:
+        return Forbidden(f"{peer} refused: {text}")
     if answer.status in (404, 410):
         return Gone(f"{peer}: {text}")
     if answer.status in (429, 503):
@@ -160,6 +351,13 @@ def _seconds(header: str | None) -> float:
         return min(300.0, max(0.1, float(header or "1")))
     except ValueError:
         return 1.0
+
+
+def _mismatch_line(peer: str, got: bytes) -> str:
+    return (
+        f"the certificate of {peer} is not the one that was named (it shows {got.hex()[:16]}...): "
+        "someone is between, or the node was set up anew and has to be named anew"
+    )
 
 
 def _reason(error: Exception) -> str:

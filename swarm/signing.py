@@ -48,18 +48,26 @@ class SigningKey:
 
     def seal(self, context: str, body: bytes) -> bytes:
         """`body` with a signature. `context` keeps a lease from ever passing for a head."""
-        return encode(Sealed(body=body, signature=self._private.sign(_signed_bytes(context, body))))
+        return encode(Sealed(body=body, signature=self.sign(context, body)))
+
+    def sign(self, context: str, body: bytes) -> bytes:
+        """The 64-byte signature alone, where the reader has the body already."""
+        return self._private.sign(_signed_bytes(context, body))
 
 
 def unseal(context: str, data: bytes, public_bytes: bytes, *, cap_bytes: int) -> bytes:
     """The body of a sealed message by the owner of `public_bytes`; ProtocolError for anything else."""
     sealed = decode(data, Sealed, cap_bytes=cap_bytes)
+    verify(context, sealed.body, sealed.signature, public_bytes)
+    return sealed.body
+
+
+def verify(context: str, body: bytes, signature: bytes, public_bytes: bytes) -> None:
+    """ProtocolError unless the owner of `public_bytes` signed `body` in this context."""
     try:
-        key = Ed25519PublicKey.from_public_bytes(public_bytes)
-        key.verify(sealed.signature, _signed_bytes(context, sealed.body))
+        Ed25519PublicKey.from_public_bytes(public_bytes).verify(signature, _signed_bytes(context, body))
     except (InvalidSignature, ValueError) as error:
         raise ProtocolError(f"the signature of this {context} is not by the key it should be by") from error
-    return sealed.body
 
 
 def node_id_of(public_bytes: bytes) -> NodeId:

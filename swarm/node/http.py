@@ -1,28 +1,95 @@
-"""The node's HTTP server: routes, `status`, and a clear word when the port is taken."""
+"""The node's HTTP server: routes, `status`, TLS, limits for each caller, and a clear word when the port is taken.
+
+A connection is counted when it is accepted, before TLS: handshakes are what a flood would spend us on. Therefore
+connections are accepted here, and handed to the event loop and aiohttp once they have been let in.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import Callable, Iterable
+import math
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from swarm.errors import UserError
-from swarm.http import guard
+from swarm.http import ON_SIGNED, Crowded, Handler, guard
+from swarm.node.limits import Gate, Guest, Limits
+from swarm.types import NodeId
 
 SHUTDOWN_S = 1.0
 """Open requests get this long when the node stops: held questions would otherwise keep it for their whole wait."""
 
+HANDSHAKE_S = 10.0
+"""Time limit of a TLS handshake, within which its connection is counted already."""
+
+CLOSE_S = 2.0
+"""How long a peer may take to agree to the end of TLS: nothing is lost if it does not."""
+
+BACKLOG = 128
+"""Connections that wait to be accepted: more than arrive in one turn of a busy loop."""
+
+ACCEPT_PAUSE_S = 1.0
+"""After a connection could not be accepted: without a pause the loop would spin on it."""
+
+KEEPALIVE_S = 75.0
+"""An idle connection, or one that never sends its whole request line, is closed after this: longer than our clients
+keep theirs (15 s), so that a request never meets a connection that is just being closed."""
+
+LINGER_S = 2.0
+"""How long the rest of a refused body is read and dropped, so that its sender hears the refusal."""
+
+UNMETERED_PATHS = ("/v1/versions/", "/v1/objects/")
+"""Chunks and objects are fetched as fast as the line allows; the cap on connections bounds them."""
+
+REFUSED_AS = {
+    400: "malformed",
+    408: "too_slow",
+    413: "too_large",
+    426: "other_protocol",
+}
+"""Answers that are counted by status. 401, 403 and 429 are counted with more detail where they are decided."""
+
+CROWDED = b"too many connections from your address: close some, or come back later\n"
+CROWDED_ANSWER = (
+    b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(CROWDED), CROWDED)
+)
+
 
 class NodeServer:
-    """One listening socket with the routes of the node's shells."""
+    """One listening socket with the routes of the node's shells.
 
-    def __init__(self, routes: Iterable[web.RouteDef], status: Callable[[], dict[str, Any]]) -> None:
-        self._app = web.Application(middlewares=[guard])
+    `counted` are further counters of refusals for `status`, such as ServerSessions.refused.
+    """
+
+    def __init__(
+        self,
+        routes: Iterable[web.RouteDef],
+        status: Callable[[], dict[str, Any]],
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: Limits | None = None,
+        counted: Sequence[Counter[str]] = (),
+    ) -> None:
+        self._app = web.Application(middlewares=[self._limit, guard])
         self._app.add_routes(routes)
         self._app.router.add_get("/v1/status", self._get_status)
+        self._app.on_response_prepare.append(_drop_needless_headers)
         self._status = status
+        self._tls = tls
+        self._gate = Gate(limits or Limits())
+        self._refused: Counter[str] = Counter()
+        self._counted = (self._refused, self._gate.refused, *counted)
+        self._guests: dict[asyncio.BaseProtocol, Guest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: list[socket.socket] = []
         self._runner = web.AppRunner(
             self._app,
             access_log=None,
@@ -31,23 +98,153 @@ class NodeServer:
             handler_cancellation=True,
             # Bodies state their own compression; nothing is unpacked before its caps are checked.
             auto_decompress=False,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
         )
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port in use, which differs from `port` only if that is 0."""
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            await self._listen(host, port)
         except OSError as error:
-            await self._runner.cleanup()
+            await self.stop()
             raise _bind_error(error, host, port) from error
-        return int(self._runner.addresses[0][1])
+        return int(self._listening[0].getsockname()[1])
 
     async def stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listening in self._listening:
+            listening.close()
         await self._runner.cleanup()
 
+    def refused(self) -> dict[str, int]:
+        """How many connections and requests were refused, by reason."""
+        return dict(sum(self._counted, Counter[str]()))
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    async def _listen(self, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            listening = socket.create_server(address, family=family, backlog=BACKLOG)
+            listening.setblocking(False)
+            self._listening.append(listening)
+            self._start(self._accept(listening))
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, address = await loop.sock_accept(listening)
+            except OSError:
+                # Out of descriptors, most likely. Whoever waits in the backlog is let in when others have left.
+                self._refused["not_accepted"] += 1
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            if (guest := self._gate.enter(address[0])) is None:
+                self._turn_away(connected)
+            else:
+                self._start(self._serve(connected, guest))
+
+    async def _serve(self, connected: socket.socket, guest: Guest) -> None:
+        """Shake hands where there is TLS; then the connection lives by itself."""
+        assert self._runner.server is not None
+        handler = self._runner.server()
+        self._guests[handler] = guest
+        begun = False
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Connection(handler, self._leave),
+                connected,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+                ssl_shutdown_timeout=CLOSE_S if self._tls else None,
+            )
+            begun = True
+        except OSError:
+            # A port scan, a client without TLS, one that went away, or one that took too long.
+            self._refused["handshake"] += 1
+        finally:
+            if not begun:
+                self._leave(handler)
+
+    def _leave(self, handler: asyncio.Protocol) -> None:
+        if (guest := self._guests.pop(handler, None)) is not None:
+            self._gate.leave(guest)
+
+    def _turn_away(self, connected: socket.socket) -> None:
+        """Say why where that costs nothing: a handshake for it would be what the cap is to save."""
+        with connected:
+            try:
+                if self._tls is None:
+                    connected.send(CROWDED_ANSWER)
+            except OSError:
+                pass  # it has gone by itself
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        guest = self._guests.get(request.protocol)
+        if guest is not None:
+            wait_s = 0.0 if request.path.startswith(UNMETERED_PATHS) else self._gate.wait_s(guest, now=time.monotonic())
+            if wait_s > 0.0:
+                return _too_many_requests(wait_s)
+            request[ON_SIGNED] = lambda node: self._prove(guest, node)
+        answer = await handler(request)
+        if (reason := REFUSED_AS.get(answer.status)) is not None:
+            self._refused[reason] += 1
+        return answer
+
+    def _prove(self, guest: Guest, node: NodeId) -> None:
+        if not self._gate.prove(guest, node):
+            raise Crowded(f"node {node} has too many connections open: close some")
+
     async def _get_status(self, request: web.Request) -> web.Response:
-        return web.json_response(self._status())
+        return web.json_response({**self._status(), "refused": self.refused()})
+
+
+class Connection(asyncio.Protocol):
+    """aiohttp's protocol for one connection, and a word to the server when it ends."""
+
+    def __init__(self, handler: asyncio.Protocol, on_lost: Callable[[asyncio.Protocol], None]) -> None:
+        self._handler = handler
+        self._on_lost = on_lost
+        self.connection_made = handler.connection_made  # type: ignore[method-assign]
+        self.data_received = handler.data_received  # type: ignore[method-assign]
+        self.eof_received = handler.eof_received  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self._handler)
+        self._handler.connection_lost(exc)
+
+
+async def _drop_needless_headers(request: web.Request, answer: web.StreamResponse) -> None:
+    """What aiohttp adds to every answer: 110 bytes that tell a node nothing and a stranger our versions."""
+    for name in ("Server", "Date"):
+        answer.headers.popall(name, None)
+    if answer.headers.get("Content-Type") == "application/octet-stream":
+        del answer.headers["Content-Type"]
+
+
+def _too_many_requests(wait_s: float) -> web.Response:
+    return web.Response(
+        status=429,
+        text="too many requests from your address: come back later",
+        headers={"Retry-After": str(math.ceil(wait_s))},
+    )
 
 
 def _bind_error(error: OSError, host: str, port: int) -> UserError:

@@ -13,9 +13,12 @@ MAX_DEFAULT_STATES = 64
 """Samplers of one user on one machine that find a state directory of their own."""
 
 
+MAX_GENERATION = 65_535
+"""Starts of one identity: daily ones last 179 years, and a record stays short."""
+
+
 def load_or_create_key(directory: Path) -> SigningKey:
     """The Ed25519 key in `directory`, made at the first start, readable by its owner alone."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "node.key"
     if path.exists():
         secret = path.read_bytes()
@@ -23,10 +26,45 @@ def load_or_create_key(directory: Path) -> SigningKey:
             raise UserError(f"{path} is not a node key; remove it to get a new identity")
         return SigningKey.from_bytes(secret)
     key = SigningKey.generate()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(key.secret_bytes())
+    write_privately(path, key.secret_bytes())
     return key
+
+
+def next_generation(directory: Path) -> int:
+    """How often the identity in `directory` has been started, this time included: 1, 2, 3 and so on."""
+    return raise_generation(directory, _generation(directory) + 1)
+
+
+def raise_generation(directory: Path, least: int) -> int:
+    """The generation from now on: `least`, unless it is higher already. Others may remember one that our disk lost."""
+    generation = max(_generation(directory), least)
+    if generation > MAX_GENERATION:
+        raise UserError(f"{directory} was started {MAX_GENERATION} times: remove node.key and generation in it")
+    write_privately(directory / "generation", f"{generation}\n".encode())
+    return generation
+
+
+def _generation(directory: Path) -> int:
+    path = directory / "generation"
+    if not path.exists():
+        return 0
+    text = path.read_bytes().strip()
+    if not text.isdigit() or len(text) > len(str(MAX_GENERATION)):
+        raise UserError(f"{path} is not a number of starts; remove it together with node.key to get a new identity")
+    return int(text)
+
+
+def write_privately(path: Path, content: bytes) -> None:
+    """Replace a file that its owner alone may read. It is on disk, whole, or as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 class StateDirectory:

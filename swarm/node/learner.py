@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
+from swarm.auth import ServerSessions
 from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.tracker import InstallTracker
 from swarm.config import TINY, LeadConfig
 from swarm.errors import UserError
+from swarm.http import session_route
 from swarm.learner.messages import Prepared, Trained, TrainGroup, TrainRollout
 from swarm.learner.service import TrainerProcess
 from swarm.node.hello import hello_route
@@ -69,8 +71,10 @@ class LearnerNode:
         key = load_or_create_key(self._run_dir / "identity")
         self._swarm = swarm_id_of(key.public_bytes)
         self._broadcast = BroadcastService(self._run_dir / "versions", key)
+        sessions = ServerSessions(key, b"")
         self._rollouts = RolloutService(
             key=key,
+            sessions=sessions,
             emit=self._log.event,
             on_installed=lambda node, version: self._tracker.installed(node, version, now=time.monotonic()),
             on_gone=lambda node: self._tracker.gone(node, now=time.monotonic()),
@@ -78,10 +82,11 @@ class LearnerNode:
         self._trainer = TrainerProcess(self._run_dir, hang_s=self._config.trainer_hang_s)
         routes = [
             hello_route(key.public_bytes, self._config.beat_s),
+            session_route(sessions),
             *self._broadcast.routes(),
             *self._rollouts.routes(),
         ]
-        server = NodeServer(routes, self.status)
+        server = NodeServer(routes, self.status, counted=[sessions.refused])
         try:
             port = await server.start(self._config.host, self._config.port)
             self._announce(port)

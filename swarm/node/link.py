@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from swarm.auth import Unauthorized
 from swarm.errors import EchoError, PeerUnreachable
 from swarm.http import Busy, PeerClient
 from swarm.node.hello import Hello, say_hello
@@ -52,6 +53,9 @@ class LearnerLink:
             await asyncio.sleep(error.retry_after_s)
         except PeerUnreachable as error:
             self._note_loss(error)
+            await self._check_identity()
+        except Unauthorized:
+            # A new session was refused too: most likely another learner has taken this one's place.
             await self._check_identity()
         return await self._patiently(attempt)
 

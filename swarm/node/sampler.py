@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 
 from swarm.config import DEFAULT_PORT, JoinConfig
 from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError, first_fault
-from swarm.http import PeerClient
+from swarm.http import PeerClient, plain_address
 from swarm.node.http import NodeServer
 from swarm.node.identity import StateDirectory, load_or_create_key
 from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.node.session import SamplerStatus, Session
 from swarm.sampler.worker import EngineWorker
+from swarm.signing import node_id_of
 from swarm.wire import PROTOCOL
 
 MAX_FAULTS = 5
@@ -49,7 +50,8 @@ class SamplerNode:
         self._state = StateDirectory.claim(self._config.state_dir)
         server = NodeServer([], self.status)
         try:
-            self._node = load_or_create_key(self._state.path).node_id
+            self._key = load_or_create_key(self._state.path)
+            self._node = self._key.node_id
             port = await server.start(self._config.host, self._config.port)
             self._say(f"sampler {self._node}; status: echo-node status {self._config.host}:{port}")
             await self._sessions()
@@ -99,11 +101,12 @@ class SamplerNode:
         self._status.state = "looking for the learner"
         launch = asyncio.create_task(engine.launch())
         try:
-            async with PeerClient(self._learner_url) as peer:
+            async with PeerClient(plain_address(self._learner_url)) as peer:
                 link = LearnerLink(peer, self._say)
                 hello = await self._unless_stopped(link.find())
                 if hello is None:
                     return False
+                peer.sign(self._key, node_id_of(hello.learner_key))
                 self._status.swarm = hello.swarm
                 self._say(f"found the learner of swarm {hello.swarm}; trusting it because {self._learner_url} said so")
                 await self._unless_stopped(asyncio.shield(launch))

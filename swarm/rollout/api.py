@@ -12,8 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
+from swarm.auth import ServerSessions
 from swarm.errors import ProtocolError, TooLarge
-from swarm.http import binary, read_body
+from swarm.http import Forbidden, binary, read_signed
 from swarm.rollout.client import LEASE_CONTEXT
 from swarm.rollout.effects import (
     Effect,
@@ -81,18 +82,20 @@ class SamplerStats:
 
 
 class RolloutService:
-    """The plane on an event loop. `scorer` computes rewards, `emit(kind, **fields)` writes an event,
-    `on_installed(node, version)` and `on_gone(node)` tell who holds what."""
+    """The plane on an event loop. `sessions` tell who asks, `scorer` computes rewards, `emit(kind, **fields)` writes an
+    event, `on_installed(node, version)` and `on_gone(node)` tell who holds what."""
 
     def __init__(
         self,
         *,
         key: SigningKey,
+        sessions: ServerSessions,
         emit: Emit,
         on_installed: Callable[[NodeId, VersionId], None],
         on_gone: Callable[[NodeId], None],
     ) -> None:
         self._key = key
+        self._sessions = sessions
         self._emit = emit
         self._on_installed = on_installed
         self._on_gone = on_gone
@@ -196,8 +199,9 @@ class RolloutService:
     # -- handlers --------------------------------------------------------------------------------------------
 
     async def _post_leases(self, request: web.Request) -> web.Response:
-        ask = decode(await read_body(request, CONTROL_BODY_BYTES), LeaseRequest, cap_bytes=CONTROL_BODY_BYTES)
-        node = NodeId(ask.node)
+        node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
+        ask = decode(body, LeaseRequest, cap_bytes=CONTROL_BODY_BYTES)
+        self._check_sender(node, ask.node)
         stats = self._hear(node)
         if self._plane is None:
             return _refuse("starting", 1.0)
@@ -223,8 +227,9 @@ class RolloutService:
         return _refuse("paced", self._plane.rules.beat_s)
 
     async def _post_beat(self, request: web.Request) -> web.Response:
-        beat = decode(await read_body(request, CONTROL_BODY_BYTES), Beat, cap_bytes=CONTROL_BODY_BYTES)
-        node = NodeId(beat.node)
+        node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
+        beat = decode(body, Beat, cap_bytes=CONTROL_BODY_BYTES)
+        self._check_sender(node, beat.node)
         stats = self._hear(node)
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         newest = None
@@ -240,9 +245,9 @@ class RolloutService:
     async def _post_rollouts(self, request: web.Request) -> web.Response:
         if self._plane is None:
             return web.Response(status=503, text="the learner is starting", headers={"Retry-After": "1"})
-        body = await read_body(request, ROLLOUT_BODY_BYTES)
+        node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
         submission, leases = await asyncio.to_thread(self._open_submission, body)
-        node = NodeId(submission.node)
+        self._check_sender(node, submission.node)
         self._hear(node)
         effects: list[Effect] = []
         for item, lease in zip(submission.items, leases, strict=True):
@@ -255,8 +260,9 @@ class RolloutService:
         return binary(encode(SubmissionReply(verdicts=verdicts)))
 
     async def _post_release(self, request: web.Request) -> web.Response:
-        release = decode(await read_body(request, CONTROL_BODY_BYTES), Release, cap_bytes=CONTROL_BODY_BYTES)
-        node = NodeId(release.node)
+        node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
+        release = decode(body, Release, cap_bytes=CONTROL_BODY_BYTES)
+        self._check_sender(node, release.node)
         if self._plane is not None:
             for held in release.samples:
                 for index in held.indices:
@@ -268,6 +274,12 @@ class RolloutService:
             self._on_gone(node)
         await self._notify()
         return binary(b"")
+
+    def _check_sender(self, node: NodeId, named: str) -> None:
+        """A node speaks for itself alone."""
+        if named != node:
+            self._sessions.refused["other_node"] += 1
+            raise Forbidden(f"this is signed by node {node} and speaks for {named[:64]}")
 
     def _open_submission(self, body: bytes) -> tuple[Submission, list[Lease]]:
         """Unpack and check the seals; blocking. A small body may unpack to a large one."""

@@ -69,7 +69,7 @@ class Answer:
 
 
 class RolloutClient:
-    """Calls of one node to one learner. They raise what PeerClient raises."""
+    """Calls of one node to one learner. `peer` signs them with the key of `node`; they raise what PeerClient raises."""
 
     def __init__(self, peer: Peer, node: NodeId, learner_key: bytes) -> None:
         self._peer = peer

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from hypothesis import strategies as st
 
+import swarm.auth
 import swarm.broadcast.manifest
 import swarm.node.hello
 import swarm.rollout.messages
@@ -16,7 +17,7 @@ import swarm.types
 from swarm.broadcast.manifest import FileName
 from swarm.wire import Message
 
-MODULES = (swarm.types, swarm.rollout.messages, swarm.broadcast.manifest, swarm.node.hello, swarm.signing)
+MODULES = (swarm.types, swarm.rollout.messages, swarm.broadcast.manifest, swarm.node.hello, swarm.signing, swarm.auth)
 
 FILE_NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", fullmatch=True)
 MAX_ITEMS = 4

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console, RenderableType
 
+from swarm.auth import ServerSessions
 from swarm.broadcast.service import BroadcastService
 from swarm.config import LeadConfig
 from swarm.dashboard.chart import Curve, learning_chart
@@ -29,7 +30,11 @@ def early(tmp_path: Path) -> dict[str, Any]:
     node._swarm = SWARM_OF_KEY
     node._broadcast = BroadcastService(tmp_path / "versions", KEY)
     node._rollouts = RolloutService(
-        key=KEY, emit=lambda kind, **fields: None, on_installed=lambda n, v: None, on_gone=lambda n: None
+        key=KEY,
+        sessions=ServerSessions(KEY, b""),
+        emit=lambda kind, **fields: None,
+        on_installed=lambda n, v: None,
+        on_gone=lambda n: None,
     )
     return node.status()
 

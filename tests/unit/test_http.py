@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
-from swarm.http import Busy, Gone, PeerClient, binary, read_body
+from swarm.http import BodyLimits, Busy, Gone, PeerClient, binary, plain_address, read_body
 from swarm.node.hello import hello_route, say_hello
 from swarm.node.http import NodeServer
-from swarm.types import VersionId
+from swarm.types import Address, VersionId
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
 from tests.builders import KEY, SWARM_OF_KEY, v
 
@@ -37,6 +39,11 @@ async def large(request: web.Request) -> web.StreamResponse:
     return answer
 
 
+async def slow(request: web.Request) -> web.Response:
+    """Reads a body that has to be there at once."""
+    return binary(await read_body(request, CAP, limits=BodyLimits(grace_s=0.0)))
+
+
 def answering(status: int, **headers: str) -> web.RouteDef:
     async def answer(request: web.Request) -> web.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -47,6 +54,7 @@ def answering(status: int, **headers: str) -> web.RouteDef:
 
 ROUTES = [
     web.post("/echo", echo),
+    web.post("/slow", slow),
     web.get("/large", large),
     hello_route(KEY.public_bytes, 5.0),
     answering(404),
@@ -109,7 +117,7 @@ async def test_a_number_that_is_none_is_another_protocol(spoken: str) -> None:
 async def test_status_answers_whoever_asks() -> None:
     async with serving() as url:
         status, text = await status_and_text(url + "/v1/status", {})
-    assert (status, text) == (200, '{"role": "test"}')
+    assert (status, text) == (200, '{"role": "test", "refused": {}}')
 
 
 async def in_parts(body: bytes) -> AsyncIterator[bytes]:
@@ -126,6 +134,44 @@ async def test_a_body_over_the_cap_is_refused_with_and_without_its_length_stated
     assert chunked == (413, f"a body is over the cap of {CAP} bytes")
 
 
+async def never() -> AsyncIterator[bytes]:
+    """One byte, and then nothing for as long as the connection lasts."""
+    yield b"x"
+    await asyncio.Event().wait()
+
+
+async def test_a_sender_that_falls_behind_is_cut() -> None:
+    async with serving() as url:
+        status, text = await status_and_text(url + "/slow", OURS, never())
+        refused = json.loads((await status_and_text(url + "/v1/status", {}))[1])["refused"]
+    assert (status, text) == (408, "the body came slower than 1000 bytes a second or not within 20 s")
+    assert refused == {"too_slow": 1}
+
+
+@pytest.mark.parametrize(
+    ("received", "due_s"), [(0, 2.0), (999, 2.999), (1000, 3.0), (17_999, 19.999), (18_000, 20.0), (8 << 20, 20.0)]
+)
+def test_a_body_is_due_by_its_rate_and_at_last_by_its_limit(received: int, due_s: float) -> None:
+    assert BodyLimits().due_s(received) == pytest.approx(due_s)
+
+
+async def test_a_call_carries_no_header_that_says_nothing() -> None:
+    seen: list[str] = []
+
+    async def headers(request: web.Request) -> web.Response:
+        seen.extend(request.headers)
+        return binary(b"")
+
+    server = NodeServer([web.post("/headers", headers)], dict)
+    port = await server.start("127.0.0.1", 0)
+    async with PeerClient(Address(host="127.0.0.1", port=port)) as peer, aiohttp.ClientSession() as raw:
+        await peer.post("/headers", b"body", cap_bytes=CAP, timeout_s=5)
+        async with raw.post(f"http://127.0.0.1:{port}/headers", headers=OURS) as answer:
+            assert set(answer.headers) == {"Content-Length"}
+    await server.stop()
+    assert set(seen[:3]) == {"Host", PROTOCOL_HEADER, "Content-Length"}
+
+
 async def test_a_body_of_junk_is_the_senders_fault() -> None:
     async with serving() as url:
         status, text = await status_and_text(url + "/echo", OURS, b"x" * CAP)
@@ -134,7 +180,7 @@ async def test_a_body_of_junk_is_the_senders_fault() -> None:
 
 
 async def test_a_call_brings_the_body_back() -> None:
-    async with serving() as url, PeerClient(url) as peer:
+    async with serving() as url, PeerClient(plain_address(url)) as peer:
         body = await peer.post("/echo", encode(v(3)), cap_bytes=CAP, timeout_s=5)
         whole = await peer.get("/large", cap_bytes=CAP, timeout_s=5)
     assert decode(body, VersionId, cap_bytes=CAP) == v(3)
@@ -142,7 +188,7 @@ async def test_a_call_brings_the_body_back() -> None:
 
 
 async def test_a_client_reads_no_more_than_its_cap() -> None:
-    async with serving() as url, PeerClient(url) as peer:
+    async with serving() as url, PeerClient(plain_address(url)) as peer:
         with pytest.raises(TooLarge):
             await peer.get("/large", cap_bytes=CAP - 1, timeout_s=5)
 
@@ -160,14 +206,14 @@ async def test_a_client_reads_no_more_than_its_cap() -> None:
     ],
 )
 async def test_the_error_says_whose_fault_it_was(status: int, kind: type[Exception]) -> None:
-    async with serving() as url, PeerClient(url) as peer:
+    async with serving() as url, PeerClient(plain_address(url)) as peer:
         with pytest.raises(kind, match=f"status {status}") as caught:
             await peer.get(f"/{status}", cap_bytes=CAP, timeout_s=5)
     assert type(caught.value) is kind
 
 
 async def test_a_busy_peer_says_when_to_come_back() -> None:
-    async with serving() as url, PeerClient(url) as peer:
+    async with serving() as url, PeerClient(plain_address(url)) as peer:
         waits: list[float] = []
         for path in ("/429", "/503"):
             with pytest.raises(Busy) as caught:
@@ -180,21 +226,21 @@ async def test_nobody_listening_is_unreachable_not_a_fault() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    async with PeerClient(f"http://127.0.0.1:{port}") as peer:
+    async with PeerClient(Address(host="127.0.0.1", port=port)) as peer:
         with pytest.raises(PeerUnreachable, match="cannot be reached"):
             await peer.get("/", cap_bytes=CAP, timeout_s=5)
 
 
 async def test_no_answer_in_time_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        async with PeerClient(f"http://127.0.0.1:{deaf.getsockname()[1]}") as peer:
+        async with PeerClient(Address(host="127.0.0.1", port=deaf.getsockname()[1])) as peer:
             with pytest.raises(PeerUnreachable, match="did not answer within"):
                 await peer.get("/", cap_bytes=CAP, timeout_s=0.05)
 
 
 async def test_a_client_of_another_protocol_is_told_by_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.http.PROTOCOL", PROTOCOL + 1)
-    async with PeerClient("http://127.0.0.1:1") as newer:
+    async with PeerClient(Address(host="127.0.0.1", port=1)) as newer:
         monkeypatch.undo()
         async with serving() as newer.base_url:
             with pytest.raises(UserError, match="has to be upgraded"):
@@ -202,7 +248,7 @@ async def test_a_client_of_another_protocol_is_told_by_a_user_error(monkeypatch:
 
 
 async def test_a_learner_says_hello() -> None:
-    async with serving() as url, PeerClient(url) as peer:
+    async with serving() as url, PeerClient(plain_address(url)) as peer:
         hello = await say_hello(peer)
     assert (hello.swarm, hello.learner_key, hello.beat_s) == (SWARM_OF_KEY, KEY.public_bytes, 5.0)
 

@@ -11,6 +11,8 @@ import pytest
 from tests.unit.source import Module, modules
 
 CORES = (
+    "swarm.auth",
+    "swarm.node.limits",
     "swarm.rollout.admission",
     "swarm.rollout.leases",
     "swarm.rollout.buffer",
@@ -27,7 +29,7 @@ PURE = (*DATA, "swarm.broadcast.codec", "swarm.tasks.base", "swarm.tasks.copy")
 
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
-SHARED = ("types", "wire", "signing", "errors", "http")
+SHARED = ("types", "wire", "signing", "auth", "errors", "http")
 ABOVE = ("swarm.node", "swarm.cli", "swarm.demo", "swarm.__main__")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
-from swarm.node.identity import StateDirectory, load_or_create_key
+from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
 from swarm.node.learner import LearnerNode, _control_seed, _train_group, check_model
 from swarm.node.metrics import RunLog, create_run_directory
 from swarm.node.sampler import _remove_other_swarms, learner_url
@@ -41,6 +41,33 @@ def test_a_file_that_is_no_key_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a node key"):
         load_or_create_key(tmp_path)
     assert (tmp_path / "node.key").read_bytes() == b"short"
+
+
+def test_each_start_is_a_new_generation(tmp_path: Path) -> None:
+    assert [next_generation(tmp_path / "identity") for _ in range(3)] == [1, 2, 3]
+    assert raise_generation(tmp_path / "identity", 9) == 9
+    assert raise_generation(tmp_path / "identity", 4) == 9
+    assert next_generation(tmp_path / "identity") == 10
+    (path,) = (tmp_path / "identity").iterdir()
+    assert (path.name, stat.S_IMODE(path.stat().st_mode)) == ("generation", 0o600)
+
+
+def test_generations_end(tmp_path: Path) -> None:
+    assert raise_generation(tmp_path, MAX_GENERATION - 1) == MAX_GENERATION - 1
+    assert next_generation(tmp_path) == MAX_GENERATION
+    with pytest.raises(UserError, match=r"remove node\.key and generation"):
+        next_generation(tmp_path)
+    assert raise_generation(tmp_path, 1) == MAX_GENERATION
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"-1", b"one", b"9" * 6, "\u00b2".encode()], ids=["empty", "minus", "word", "long", "square"]
+)
+def test_a_file_that_is_no_generation_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "generation").write_bytes(content)
+    with pytest.raises(UserError, match="is not a number of starts"):
+        next_generation(tmp_path)
+    assert (tmp_path / "generation").read_bytes() == content
 
 
 def test_a_state_directory_has_one_holder_at_a_time(tmp_path: Path) -> None:

@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from swarm.auth import ServerSessions, Unauthorized
 from swarm.errors import TooLarge
-from swarm.http import PeerClient, guard
+from swarm.http import Forbidden, PeerClient, guard, session_route
 from swarm.rollout.api import RolloutService, ScoringFailed
 from swarm.rollout.client import Answer, RolloutClient, SealedLease
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
 from swarm.rollout.plane import RolloutPlane
 from swarm.signing import SigningKey
-from swarm.types import NodeId, Score
+from swarm.types import Address, NodeId, Score
 from swarm.wire import compress, encode
-from tests.builders import ALICE, BOB, new_plane, rollout, v
+from tests.builders import KEY, OTHER_KEY, new_plane, rollout, v
+
+ALICE, BOB = KEY.node_id, OTHER_KEY.node_id
 
 WAIT_S = 20.0
 """Questions may be held open this long; no test waits for it."""
@@ -32,18 +35,21 @@ class Learner:
         self.key = SigningKey.generate()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.gone: list[NodeId] = []
+        self.sessions = ServerSessions(self.key, b"")
         self.plane: RolloutPlane = new_plane(newest=None)
         self.unscorable: set[str] = set()
         self.service = RolloutService(
             key=self.key,
+            sessions=self.sessions,
             emit=lambda kind, **fields: self.events.append((kind, fields)),
             on_installed=lambda node, version: None,
             on_gone=self.gone.append,
         )
-        self.peer: PeerClient
+        self.peers: dict[NodeId, PeerClient] = {}
 
-    def client(self, node: NodeId) -> RolloutClient:
-        return RolloutClient(self.peer, node, self.key.public_bytes)
+    def client(self, node: NodeId, *, named: NodeId | None = None) -> RolloutClient:
+        """Calls signed by `node`, which name it, or `named` in its place."""
+        return RolloutClient(self.peers[node], named or node, self.key.public_bytes)
 
     async def open(self) -> None:
         self.service.open(self.plane, self._score)
@@ -64,11 +70,15 @@ class Learner:
 async def learner() -> AsyncIterator[Learner]:
     learner = Learner()
     app = web.Application(middlewares=[guard])
-    app.add_routes(learner.service.routes())
+    app.add_routes([session_route(learner.sessions), *learner.service.routes()])
     runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with PeerClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as learner.peer:
+    address = Address(host="127.0.0.1", port=runner.addresses[0][1])
+    async with (
+        PeerClient(address, key=KEY, server=learner.key.node_id) as learner.peers[ALICE],
+        PeerClient(address, key=OTHER_KEY, server=learner.key.node_id) as learner.peers[BOB],
+    ):
         yield learner
     await runner.cleanup()
 
@@ -157,7 +167,7 @@ async def test_more_rollouts_than_a_submission_may_hold_are_refused(learner: Lea
     item = LeasedRollouts(lease=one.token, rollouts=(rollout(group_id="t0", index=0),) * (MAX_SUBMITTED // 2 + 1))
     body = compress(encode(Submission(node=ALICE, items=(item, item))))
     with pytest.raises(Exception, match=f"more than {MAX_SUBMITTED}") as refused:
-        await learner.peer.post("/v1/rollouts", body, cap_bytes=1 << 20, timeout_s=10.0)
+        await learner.peers[ALICE].post("/v1/rollouts", body, cap_bytes=1 << 20, timeout_s=10.0)
     assert not isinstance(refused.value, TooLarge)  # the server refused, not our own cap
 
 
@@ -185,3 +195,35 @@ async def test_beats_tell_what_is_newest_and_when_it_is_over(learner: Learner) -
     await learner.service.end("finished")
     assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).finished
     assert (await learner.client(ALICE).ask(v(0), 1, WAIT_S, holding=()))[0] == "finished"
+
+
+async def test_a_node_speaks_for_itself_alone(learner: Learner) -> None:
+    await learner.open()
+    await leases_for(learner, ALICE, 1)
+    liar = learner.client(BOB, named=ALICE)
+    for call in (
+        liar.ask(v(0), 1, WAIT_S, holding=()),
+        liar.beat(v(0), 0, 0.0),
+        liar.release((), forget=True),
+        liar.submit(answers_to(await leases_for(learner, ALICE, 1))),
+    ):
+        with pytest.raises(Forbidden, match=f"signed by node {BOB} and speaks for {ALICE}"):
+            await call
+    assert list(learner.service.samplers) == [ALICE]
+    assert learner.sessions.refused == {"other_node": 4}
+
+
+async def test_what_is_not_signed_is_not_looked_at(learner: Learner) -> None:
+    await learner.open()
+    stranger = learner.peers[BOB]
+    stranger._signs_for = None
+    client = RolloutClient(stranger, BOB, learner.key.public_bytes)
+    for call in (
+        client.ask(v(0), 1, WAIT_S, holding=()),
+        client.beat(v(0), 0, 0.0),
+        client.release((), forget=True),
+        stranger.post("/v1/rollouts", b"", cap_bytes=1000, timeout_s=5.0),
+    ):
+        with pytest.raises(Unauthorized, match="sign this request"):
+            await call
+    assert learner.service.samplers == {}

@@ -1,0 +1,175 @@
+"""Who may connect and ask how often, on a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.node.limits import Gate, Guest, Limits, Meter, caller, is_loopback
+from swarm.types import NodeId
+
+HOME, ELSEWHERE = "198.51.100.7", "203.0.113.9"
+ALICE, BOB = NodeId("alice"), NodeId("bob")
+
+
+def entered(gate: Gate, host: str = HOME) -> Guest:
+    guest = gate.enter(host)
+    assert guest is not None
+    return guest
+
+
+def proven(gate: Gate, node: NodeId, host: str = HOME) -> Guest:
+    guest = entered(gate, host)
+    assert gate.prove(guest, node)
+    return guest
+
+
+# -- connections ---------------------------------------------------------------------------------------------
+
+
+def test_an_address_has_eight_connections() -> None:
+    gate = Gate(Limits())
+    guests = [entered(gate) for _ in range(8)]
+    assert gate.enter(HOME) is None
+    assert gate.refused == {"connections": 1}
+    entered(gate, ELSEWHERE)
+    gate.leave(guests[0])
+    gate.leave(guests[0])
+    entered(gate)
+    assert gate.enter(HOME) is None
+
+
+def test_a_proven_node_brings_its_own_eight_so_that_its_neighbour_is_not_starved() -> None:
+    gate = Gate(Limits())
+    for _ in range(8):
+        proven(gate, ALICE)
+    neighbour = [proven(gate, BOB) for _ in range(8)]
+    assert len(neighbour) == 8
+    assert [entered(gate) for _ in range(8)]
+    assert gate.enter(HOME) is None
+
+
+def test_connections_that_only_fetch_have_room_beside_their_node() -> None:
+    """Chunks and heads are asked for without a signature, on connections of their own."""
+    gate = Gate(Limits())
+    for node in (ALICE, BOB):
+        proven(gate, node)
+        for _ in range(7):
+            entered(gate)
+    assert gate.refused == {}
+
+
+def test_a_node_has_eight_connections_wherever_it_calls_from() -> None:
+    gate = Gate(Limits())
+    for number in range(8):
+        proven(gate, ALICE, f"203.0.113.{number}")
+    ninth = entered(gate)
+    assert not gate.prove(ninth, ALICE)
+    assert gate.refused == {"connections_of_node": 1}
+    assert gate.prove(ninth, BOB)
+
+
+def test_keys_cost_nothing_so_they_do_not_buy_an_address_more_than_its_share() -> None:
+    limits = Limits()
+    gate = Gate(limits)
+    count = 0
+    while (guest := gate.enter(HOME)) is not None:
+        gate.prove(guest, NodeId(f"node-{count}"))
+        count += 1
+    assert count == limits.connections * (1 + limits.nodes_per_address)
+
+
+def test_a_connection_that_speaks_for_another_node_counts_to_that_one() -> None:
+    gate = Gate(Limits())
+    guests = [proven(gate, ALICE) for _ in range(8)]
+    assert gate.prove(guests[0], BOB)
+    assert gate.prove(guests[1], ALICE)
+    assert gate.prove(entered(gate), ALICE)
+
+
+def test_the_whole_server_has_a_bound_too() -> None:
+    gate = Gate(Limits(all_connections=20))
+    for number in range(20):
+        entered(gate, f"203.0.113.{number}")
+    assert gate.enter(HOME) is None
+    assert gate.refused == {"all_connections": 1}
+
+
+def test_nothing_is_left_of_whoever_has_gone() -> None:
+    gate = Gate(Limits())
+    guests = [proven(gate, node) for node in (ALICE, BOB, ALICE)] + [entered(gate, ELSEWHERE)]
+    for guest in guests:
+        gate.leave(guest)
+    assert (gate._addresses, gate._nodes, gate._all) == ({}, {}, 0)
+    assert gate.prove(guests[0], ALICE)  # a request that was under way when its connection went
+    assert gate._nodes == {}
+
+
+def test_this_machine_is_exempt_unless_it_is_said_otherwise() -> None:
+    gate, strict = Gate(Limits()), Gate(Limits(exempt_loopback=False))
+    guests = [entered(gate, "127.0.0.1") for _ in range(100)]
+    assert all(gate.wait_s(guest, now=0.0) == 0.0 for guest in guests for _ in range(2))
+    assert all(gate.prove(guest, ALICE) for guest in guests)
+    assert [strict.enter("127.0.0.1") is None for _ in range(9)] == [False] * 8 + [True]
+
+
+# -- requests ------------------------------------------------------------------------------------------------
+
+
+def test_a_burst_passes_and_then_the_rate_holds() -> None:
+    gate = Gate(Limits())
+    guest = entered(gate)
+    assert [gate.wait_s(guest, now=100.0) for _ in range(40)] == [0.0] * 40
+    assert gate.wait_s(guest, now=100.0) == pytest.approx(1 / 20)
+    passed = sum(gate.wait_s(guest, now=100.0 + tick / 100) == 0.0 for tick in range(1, 1001))
+    assert passed in (199, 200)
+    assert gate.refused["requests"] == 1001 - passed
+
+
+def test_connections_of_one_address_share_its_bucket_and_a_proven_node_has_its_own() -> None:
+    gate = Gate(Limits())
+    first, second, alice = entered(gate), entered(gate), proven(gate, ALICE)
+    for _ in range(40):
+        gate.wait_s(first, now=0.0)
+    assert gate.wait_s(second, now=0.0) > 0.0
+    assert gate.wait_s(alice, now=0.0) == 0.0
+    assert gate.wait_s(entered(gate, ELSEWHERE), now=0.0) == 0.0
+
+
+def test_an_address_in_a_flood_of_addresses_is_forgotten_not_kept() -> None:
+    meter = Meter(Limits(buckets=10))
+    for number in range(1000):
+        meter.take(f"203.0.113.{number}", now=0.0)
+        assert len(meter) <= 10
+
+
+# -- names ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("198.51.100.7", "198.51.100.7"),
+        ("::ffff:198.51.100.7", "198.51.100.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_home_is_one_caller(host: str, name: str) -> None:
+    assert caller(host) == name
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_this_machine(host: str, ours: bool) -> None:
+    assert is_loopback(host) == ours

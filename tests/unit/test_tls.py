@@ -1,0 +1,338 @@
+"""Real TLS on loopback: what a client pins, what a third party sees, and what it can do with that."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import stat
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvloop
+from aiohttp import web
+
+from swarm.auth import AUTH_HEADER, ServerSessions, Unauthorized
+from swarm.errors import PeerUnreachable, ProtocolError, UserError
+from swarm.http import PeerClient, binary, certificate_of, read_signed, session_route
+from swarm.node.http import NodeServer
+from swarm.node.limits import Limits
+from swarm.node.tls import ServerTls, load_or_create_tls
+from swarm.types import Address
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER
+from tests.builders import KEY, OTHER_KEY
+
+CAP = 100_000
+SECRET = b"a rollout that nobody else may read " * 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Serving:
+    """A node's server with one signed call, which says who called, and all that it has taken."""
+
+    address: Address
+    sessions: ServerSessions
+    server: NodeServer
+    taken: list[bytes] = field(default_factory=list)
+
+    def client(self, *, address: Address | None = None) -> PeerClient:
+        return PeerClient(address or self.address, key=KEY, server=OTHER_KEY.node_id)
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
+    return load_or_create_tls(tmp_path_factory.mktemp("identity"))
+
+
+@asynccontextmanager
+async def serving(tls: ServerTls | None, *, limits: Limits | None = None, port: int = 0) -> AsyncIterator[Serving]:
+    sessions = ServerSessions(OTHER_KEY, tls.fingerprint if tls else b"")
+    taken: list[bytes] = []
+
+    async def who(request: web.Request) -> web.Response:
+        node, body = await read_signed(request, CAP, sessions)
+        taken.append(body)
+        return binary(node.encode())
+
+    server = NodeServer(
+        [session_route(sessions), web.post("/who", who)],
+        lambda: {"role": "test"},
+        tls=tls.context if tls else None,
+        limits=limits,
+        counted=[sessions.refused],
+    )
+    port = await server.start("127.0.0.1", port)
+    address = Address(host="127.0.0.1", port=port, fingerprint=tls.fingerprint if tls else b"")
+    try:
+        yield Serving(address=address, sessions=sessions, server=server, taken=taken)
+    finally:
+        await server.stop()
+
+
+async def who(peer: PeerClient, body: bytes = b"body", path: str = "/who?x=%2F") -> str:
+    return (await peer.post(path, body, cap_bytes=CAP, timeout_s=5.0)).decode()
+
+
+def at(address: Address, *, port: int | None = None, fingerprint: bytes | None = None) -> Address:
+    return Address(
+        host=address.host,
+        port=port or address.port,
+        fingerprint=address.fingerprint if fingerprint is None else fingerprint,
+    )
+
+
+# -- certificates --------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_is_made_once_and_its_key_is_its_owners_alone(tmp_path: Path) -> None:
+    first = load_or_create_tls(tmp_path / "identity")
+    path = tmp_path / "identity" / "tls.pem"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["tls.pem"]
+    assert load_or_create_tls(tmp_path / "identity").fingerprint == first.fingerprint
+    assert load_or_create_tls(tmp_path / "another").fingerprint != first.fingerprint
+    assert first.context.minimum_version is ssl.TLSVersion.TLSv1_3
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"-----BEGIN CERTIFICATE-----\n", b"\xff" * 100], ids=["empty", "cut", "junk"]
+)
+def test_a_file_that_is_no_certificate_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tls.pem").write_bytes(content)
+    with pytest.raises(UserError, match="is not a key and certificate; remove it"):
+        load_or_create_tls(tmp_path)
+    assert (tmp_path / "tls.pem").read_bytes() == content
+
+
+# -- pinning and signing -------------------------------------------------------------------------------------
+
+
+async def over_tls(tls: ServerTls) -> None:
+    async with serving(tls) as there, there.client() as peer:
+        assert await certificate_of(there.address.host, there.address.port, 5.0) == tls.fingerprint
+        callers = await asyncio.gather(*(who(peer, bytes(CAP)) for _ in range(20)))
+        assert callers == [KEY.node_id] * 20
+        assert len(there.sessions) == 1
+        assert await peer.get("/v1/status", cap_bytes=CAP, timeout_s=5.0)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_the_certificate_that_was_named_is_spoken_to(
+    tls: ServerTls, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    run(over_tls(tls))
+
+
+async def pinned_wrongly(tls: ServerTls) -> None:
+    async with serving(tls) as there, there.client(address=at(there.address, fingerprint=b"f" * 32)) as peer:
+        with pytest.raises(PeerUnreachable, match="is not the one that was named"):
+            await who(peer)
+    assert there.taken == []
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_another_certificate_is_not_spoken_to(tls: ServerTls, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    run(pinned_wrongly(tls))
+
+
+async def test_a_plain_client_of_a_tls_server_is_refused_and_counted(tls: ServerTls) -> None:
+    async with serving(tls) as there, there.client(address=at(there.address, fingerprint=b"")) as peer:
+        with pytest.raises(PeerUnreachable, match="cannot be reached"):
+            await who(peer)
+        assert there.server.refused() == {"handshake": 1}
+
+
+async def test_a_tls_client_of_a_plain_server_is_refused() -> None:
+    async with serving(None) as there, there.client(address=at(there.address, fingerprint=b"f" * 32)) as peer:
+        with pytest.raises(PeerUnreachable, match="cannot be reached"):
+            await who(peer)
+        with pytest.raises(PeerUnreachable, match="does not answer with TLS"):
+            await certificate_of(there.address.host, there.address.port, 5.0)
+
+
+async def test_nobody_shows_no_certificate() -> None:
+    within = pytest.raises(PeerUnreachable, match="did not show a certificate within")
+    with socket.create_server(("127.0.0.1", 0)) as deaf, within:
+        await certificate_of("127.0.0.1", deaf.getsockname()[1], 0.05)
+
+
+def test_a_fingerprint_that_is_none_is_its_authors_fault() -> None:
+    with pytest.raises(ProtocolError, match="no SHA-256"):
+        PeerClient(Address(host="127.0.0.1", port=1, fingerprint=b"short"))
+
+
+async def test_a_client_of_a_server_that_restarted_opens_one_new_session_and_goes_on(tls: ServerTls) -> None:
+    async with serving(tls) as before:
+        peer = before.client()
+        await who(peer)
+    async with peer, serving(tls, port=before.address.port) as after:
+        callers = await asyncio.gather(*(who(peer) for _ in range(5)))
+        assert callers == [KEY.node_id] * 5
+        assert after.sessions.refused["unknown_session"] >= 1
+        assert len(after.sessions) == 1
+
+
+async def test_a_client_signs_for_the_server_that_it_was_told_of(tls: ServerTls) -> None:
+    async with serving(tls) as there, PeerClient(there.address, key=KEY, server=KEY.node_id) as peer:
+        with pytest.raises(Unauthorized, match=f"this is node {OTHER_KEY.node_id}, not {KEY.node_id}"):
+            await who(peer)
+
+
+@pytest.mark.parametrize("path", ["/who", "/who?x=2"], ids=["query-cut", "query-altered"])
+async def test_an_altered_request_is_refused_on_the_wire_too(path: str) -> None:
+    """Over plain HTTP whoever is between can alter it; the signature is what stops it."""
+    async with serving(None) as there, there.client() as peer, aiohttp.ClientSession() as raw:
+        await who(peer)
+        assert peer._granted is not None
+        headers = {PROTOCOL_HEADER: str(PROTOCOL), AUTH_HEADER: peer._granted.header("POST", "/who?x=1", b"body")}
+        for altered, body in ((path, b"body"), ("/who?x=1", b"BODY")):
+            async with raw.post(there.address.url + altered, data=body, headers=headers) as answer:
+                assert answer.status == 401
+                assert "\n" not in await answer.text()
+        async with raw.post(there.address.url + "/who?x=1", data=b"body", headers=headers) as answer:
+            assert answer.status == 200
+        assert there.server.refused() == {"bad_signature": 2}
+
+
+# -- a third party -------------------------------------------------------------------------------------------
+
+
+class Wiretap:
+    """A proxy between client and server that keeps every byte of each connection."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.sent: list[bytearray] = []
+        self.answered: list[bytearray] = []
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        async with server:
+            yield server.sockets[0].getsockname()[1]
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        sent, answered = bytearray(), bytearray()
+        self.sent.append(sent)
+        self.answered.append(answered)
+        await asyncio.gather(_copy(reader, back, sent), _copy(there, writer, answered))
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: bytearray) -> None:
+    while data := await source.read(65_536):
+        kept += data
+        sink.write(data)
+    sink.close()
+
+
+async def _send_again(port: int, recorded: bytes, *, until: bytes | None = None) -> bytes:
+    """What the server says to these very bytes, up to `until` or the end of the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(recorded)
+    said = b""
+    try:
+        while (until is None or until not in said) and (data := await reader.read(65_536)):
+            said += data
+    except ConnectionResetError:
+        pass
+    writer.close()
+    return said
+
+
+async def test_over_tls_a_third_party_reads_nothing_and_what_it_recorded_is_worth_nothing(tls: ServerTls) -> None:
+    async with serving(tls) as there:
+        tap = Wiretap(there.address.port)
+        async with tap.listening() as port, there.client(address=at(there.address, port=port)) as peer:
+            assert await who(peer, SECRET) == KEY.node_id
+        recorded = b"".join(map(bytes, tap.sent + tap.answered))
+        assert len(recorded) > len(SECRET)
+        for hidden in (SECRET[:12], AUTH_HEADER.encode(), KEY.node_id.encode(), KEY.public_bytes, b"/who"):
+            assert hidden not in recorded
+        for stream in tap.sent:
+            await _send_again(there.address.port, bytes(stream))
+        assert there.taken == [SECRET]
+
+
+async def test_over_plain_http_what_was_recorded_is_refused_when_it_is_sent_again() -> None:
+    async with serving(None) as there:
+        tap = Wiretap(there.address.port)
+        async with tap.listening() as port, there.client(address=at(there.address, port=port)) as peer:
+            await who(peer, SECRET)
+            (recorded,) = tap.sent
+            assert SECRET in recorded
+            said = await _send_again(there.address.port, bytes(recorded), until=b"sign anew")
+            assert said.count(b"HTTP/1.1 401") == 1
+            assert await who(peer) == KEY.node_id
+        assert there.taken == [SECRET, b"body"]
+        assert there.sessions.refused == {"replayed": 1}
+
+
+# -- limits on the wire --------------------------------------------------------------------------------------
+
+STRICT = Limits(exempt_loopback=False)
+
+
+async def test_a_ninth_connection_is_told_why_and_one_that_ends_makes_room() -> None:
+    async with serving(None, limits=STRICT) as there:
+        held = [await asyncio.open_connection("127.0.0.1", there.address.port) for _ in range(8)]
+        said = await _send_again(there.address.port, b"")
+        assert said.startswith(b"HTTP/1.1 429 ")
+        assert b"too many connections from your address" in said
+        assert there.server.refused() == {"connections": 1}
+        held[0][1].close()
+        while len(there.server._guests) == 8:  # noqa: ASYNC110 - the server has no event for a test to wait on
+            await asyncio.sleep(0)
+        async with there.client() as peer:
+            assert await who(peer) == KEY.node_id
+        for _, writer in held:
+            writer.close()
+
+
+async def never_shaking_hands(tls: ServerTls) -> None:
+    async with serving(tls, limits=STRICT) as there:
+        held = [await asyncio.open_connection("127.0.0.1", there.address.port) for _ in range(8)]
+        async with there.client() as peer:
+            with pytest.raises(PeerUnreachable):
+                await who(peer)
+        assert there.server.refused() == {"connections": 1}
+        for _, writer in held:
+            writer.close()
+        while there.server._guests:  # noqa: ASYNC110 - the server has no event for a test to wait on
+            await asyncio.sleep(0)
+        async with there.client() as peer:
+            assert await who(peer) == KEY.node_id
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_connections_that_never_shake_hands_are_counted(
+    tls: ServerTls, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    run(never_shaking_hands(tls))
+
+
+async def test_too_many_requests_are_asked_to_come_back(tls: ServerTls) -> None:
+    limits = Limits(exempt_loopback=False, requests_per_s=0.001, burst=3.0)
+    async with serving(tls, limits=limits) as there, PeerClient(there.address) as peer, there.client() as proven:
+        for _ in range(3):
+            await peer.get("/v1/status", cap_bytes=CAP, timeout_s=5.0)
+        with pytest.raises(PeerUnreachable, match="too many requests"):
+            await peer.get("/v1/status", cap_bytes=CAP, timeout_s=5.0)
+        for path in ("/v1/versions/0.1/chunks/3", "/v1/objects/00"):
+            with pytest.raises(ProtocolError):
+                await peer.get(path, cap_bytes=CAP, timeout_s=5.0)
+        assert there.server.refused() == {"requests": 1}
+        with pytest.raises(PeerUnreachable, match="too many requests"):
+            await who(proven)
+
+
+async def test_a_connection_counts_to_the_node_that_signs_on_it(tls: ServerTls) -> None:
+    async with serving(tls, limits=STRICT) as there, there.client() as peer:
+        await who(peer)
+        (guest,) = there.server._guests.values()
+        assert guest.node == KEY.node_id
