@@ -50,6 +50,8 @@ def decode_region(codec: Codec, encoded: bytes, nbytes: int, dtype: Dtype) -> Bu
     first = LENGTH_BYTES + int.from_bytes(encoded[:LENGTH_BYTES], "little")
     if dtype not in PLANED_DTYPES:
         return _decompressed(encoded[LENGTH_BYTES:], nbytes)
+    if nbytes % 2:
+        raise ProtocolError(f"a region of {nbytes} bytes holds no whole number of {dtype} items")
     planes = np.empty((nbytes // 2, 2), dtype=np.uint8)
     for plane, frame in enumerate((encoded[LENGTH_BYTES:first], encoded[first:])):
         planes[:, plane] = np.frombuffer(_decompressed(frame, nbytes // 2), dtype=np.uint8)

@@ -10,16 +10,29 @@ from hypothesis import strategies as st
 
 import swarm.auth
 import swarm.broadcast.manifest
+import swarm.gossip.joinline
+import swarm.gossip.messages
+import swarm.gossip.reachability
+import swarm.gossip.records
 import swarm.node.hello
 import swarm.rollout.messages
 import swarm.signing
 import swarm.types
-from swarm.broadcast.manifest import FileName
 from swarm.wire import Message
 
-MODULES = (swarm.types, swarm.rollout.messages, swarm.broadcast.manifest, swarm.node.hello, swarm.signing, swarm.auth)
+MODULES = (
+    swarm.types,
+    swarm.rollout.messages,
+    swarm.broadcast.manifest,
+    swarm.gossip.joinline,
+    swarm.gossip.messages,
+    swarm.gossip.reachability,
+    swarm.gossip.records,
+    swarm.node.hello,
+    swarm.signing,
+    swarm.auth,
+)
 
-FILE_NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", fullmatch=True)
 MAX_ITEMS = 4
 """Longest collection that is drawn: limits on size have tests of their own."""
 
@@ -44,8 +57,6 @@ def messages(kind: type[Message]) -> st.SearchStrategy[Message]:
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
-    if hint == FileName:
-        return FILE_NAMES
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         (limits,) = [extra for extra in arguments[1:] if isinstance(extra, msgspec.Meta)]
@@ -64,6 +75,8 @@ def _limited(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
     most = MAX_ITEMS + low if high is None else min(high, MAX_ITEMS + low)
     if get_origin(kind) is tuple:
         return st.lists(_values(get_args(kind)[0]), min_size=low, max_size=most).map(tuple)
+    if limits.pattern is not None:
+        return st.from_regex(limits.pattern, fullmatch=True)
     if kind is str:
         return st.text(min_size=low, max_size=min(high or 20, 20))
     if kind is bytes:
