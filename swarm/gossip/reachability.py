@@ -83,8 +83,11 @@ def is_dialable(host: str, *, lan: bool) -> bool:
     address = _unwrapped(address)
     if address in METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
         return False
+    if isinstance(address, IPv6Address) and any(address in tunnel for tunnel in TUNNELS6):
+        return False
     if address.is_global:
-        return isinstance(address, IPv4Address) or _is_plain(address)
+        # What lies outside carries an IPv4 address too: those of translators, and old notations.
+        return isinstance(address, IPv4Address) or address in INTERNET6
     return lan and (address.is_private or address.is_loopback)
 
 
@@ -194,11 +197,6 @@ def _canonical(host: str) -> str | None:
         return None if "%" in host else str(_unwrapped(ip_address(host)))
     except ValueError:
         return None
-
-
-def _is_plain(address: IPv6Address) -> bool:
-    """No IPv4 address in disguise: those of translators and old notations lie outside of what is routed globally."""
-    return address in INTERNET6 and not any(address in tunnel for tunnel in TUNNELS6)
 
 
 def _unwrapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
