@@ -80,6 +80,10 @@ class Membership:
     def rules(self) -> GossipRules:
         return self._rules
 
+    @property
+    def calls_under_way(self) -> int:
+        return len(self._calls)
+
     def deadline(self) -> float:
         """When to call `tick` next."""
         times = [self._round_at, self._reissue_at, self._greet_at, self._push_at]

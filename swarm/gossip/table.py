@@ -61,7 +61,7 @@ class Table:
         self.by_prefix: dict[bytes, Peer] = {}
         self.dead: dict[bytes, Tombstone] = {}
         self._banned: dict[NodeId, None] = {}
-        self._subnets: Counter[str] = Counter()
+        self.subnets: Counter[str] = Counter()
         self._learner = b""
 
     def __len__(self) -> int:
@@ -212,13 +212,13 @@ class Table:
         return stone.signed if stone else None
 
     def _is_crowded(self, signed: SignedRecord, subnets: set[str]) -> bool:
-        return signed.record.role != "learner" and any(self._subnets[one] >= MAX_PER_SUBNET for one in subnets)
+        return signed.record.role != "learner" and any(self.subnets[one] >= MAX_PER_SUBNET for one in subnets)
 
     def _count_subnets(self, signed: SignedRecord, by: int) -> None:
         for subnet in subnets_of(signed):
-            self._subnets[subnet] += by
-            if not self._subnets[subnet]:
-                del self._subnets[subnet]
+            self.subnets[subnet] += by
+            if not self.subnets[subnet]:
+                del self.subnets[subnet]
 
 
 def subnets_of(signed: SignedRecord) -> set[str]:
