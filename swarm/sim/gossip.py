@@ -31,6 +31,9 @@ REQUEST_BYTES, ANSWER_BYTES = 345, 165
 """What a call takes besides its bodies: 241 and 61 bytes of HTTP headers, signature and TLS records, measured on a kept
 connection, and 52 bytes of TCP and IP headers for each packet and each acknowledgement."""
 
+CACHED_PEERS = 8
+"""Publics that a node remembers for its next start."""
+
 MAX_NODES = 60_000
 """Every node has an address in a /24 of its own."""
 
@@ -99,6 +102,7 @@ class GossipNode:
         self.traffic = Traffic()
         self.newest: VersionId | None = None
         self.liar = Liar()
+        self.cached: list[GossipNode] = []
         self.skew_s = self._world.random.uniform(-1, 1) * swarm.scenario.skew_s
         self.acted_at = self._world.now
         self._held: list[tuple[NodeId, Exchange, Reply[ExchangeReply]]] = []
@@ -170,6 +174,11 @@ class GossipNode:
             return []
 
         self.do(receive)
+
+    def introduce(self, reply: Reply[bytes]) -> list[Effect]:
+        """A hello that arrived."""
+        reply(self.liar.introduction(self.core.view.own.sealed), 700)
+        return []
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -249,8 +258,7 @@ class GossipNode:
         target = self._swarm.bootstrap(self)
 
         def arrive(reply: Reply[bytes]) -> None:
-            if target.alive:
-                reply(target.liar.introduction(target.core.view.own.sealed), 700)
+            target.do(lambda: target.introduce(reply))
 
         def answered(sealed: bytes) -> None:
             try:
@@ -327,10 +335,12 @@ class GossipSwarm:
         return node
 
     def restart(self, node: GossipNode) -> GossipNode:
-        """Another life of a node: the same key at another address, with the next generation and nothing else."""
+        """Another life of a node: the same key at another address, with the next generation and a cache of peers."""
         node.crash()
+        known = [self.by_node[peer.signed.node] for peer in node.core.view.table]
         public = node.can_be_public
         made = self.add(node.key, public=public, generation=node.core.view.own.record.generation + 1)
+        made.cached = known[:CACHED_PEERS]
         made.start()
         return made
 
@@ -368,9 +378,9 @@ class GossipSwarm:
         return self._by_host.get(address.host)
 
     def bootstrap(self, asking: GossipNode) -> GossipNode:
-        """A random one of the first nodes, the learner among them."""
-        choices = min(self.scenario.bootstraps, len(self.nodes))
-        return self.nodes[self.world.random.randrange(choices)]
+        """A random one of the first nodes, the learner among them, and of those that it knew in a former life."""
+        choices = [*self.nodes[: self.scenario.bootstraps], *asking.cached]
+        return self.world.random.choice(choices)
 
     def live(self) -> list[GossipNode]:
         return [node for node in self.nodes if node.alive]
