@@ -34,6 +34,9 @@ from swarm.types import Address, NodeId, VersionId
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0
 """Between two tries to reach a bootstrap while nobody is known, doubled each time."""
 
+HELLO_S = 10.0
+"""By then a hello was answered or has failed."""
+
 MAX_BACK_OFF = 5
 """A public that does not answer is called again after 2, 4, ... 32 rounds; its own calls end the wait."""
 
@@ -65,7 +68,7 @@ class Membership:
         self._random = random
         self._fresh: dict[bytes, SignedRecord] = {}
         self._push_at: float | None = None
-        self._late_until = 0.0
+        self._late_until = -math.inf
         self._planned: float | None = None
         self._greet_wait_s = FIRST_GREET_S
         self._round_at = now
@@ -107,7 +110,8 @@ class Membership:
             self._round_at = now + self._period(1)
             effects += self._round(now)
         if now >= self._greet_at:
-            self._greet_at = now + self._greet_period()
+            # What comes of it sets the next time; two hellos at once would fail twice and wait twice as long.
+            self._greet_at = now + max(HELLO_S, self._greet_period())
             # A leaf that can reach publics asks them instead: thousands of leaves would wear the bootstraps out.
             effects += [Greet()] if self.view.is_public or not self.view.usable(now) else []
         if self.view.is_public and now >= self._revive_at:
@@ -218,7 +222,7 @@ class Membership:
         sent_at = pending.sent_at
         self._hear(pending.node, sent_at)
         if (peer := self._table.find(pending.node)) is not None:
-            peer.failures, peer.retry_at = 0, 0.0
+            peer.failures, peer.retry_at = 0, -math.inf
         if (home := self.homes.of_ticket(ticket)) is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
@@ -232,7 +236,7 @@ class Membership:
         if (peer := self._table.find(pending.node)) is not None:
             peer.failures = min(peer.failures + 1, MAX_BACK_OFF)
             # One failure is a lost packet.
-            peer.retry_at = now + self._rules.round_s * 2**peer.failures if peer.failures > 1 else 0.0
+            peer.retry_at = now + self._rules.round_s * 2**peer.failures if peer.failures > 1 else -math.inf
         if (home := self.homes.of_ticket(ticket)) is not None:
             self.homes.failed(home, took_s=now - pending.sent_at, now=now)
         if pending.purpose in ("refresh", "seed"):

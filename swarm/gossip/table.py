@@ -10,6 +10,7 @@ of a higher order brings its node back (I4).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Peer:
     heard_at: float
     risen_at: float
     failures: int = 0
-    retry_at: float = 0.0
+    retry_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ class Table:
                 return "refused", [Rejected(reason="subnet_full")]
             self._count_subnets(peer.signed, -1)
             self._count_subnets(signed, 1)
-            peer.failures, peer.retry_at = 0, 0.0
+            peer.failures, peer.retry_at = 0, -math.inf
         peer.signed, peer.addresses, peer.risen_at = signed, addresses, now
         peer.heard_at = max(peer.heard_at, heard_at)
         return ("changed" if moved else "reissued"), []

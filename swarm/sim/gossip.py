@@ -102,6 +102,7 @@ class GossipNode:
         self.traffic = Traffic()
         self.newest: VersionId | None = None
         self.liar = Liar()
+        self.introduced = number == 0
         self.cached: list[GossipNode] = []
         self.skew_s = self._world.random.uniform(-1, 1) * swarm.scenario.skew_s
         self.acted_at = self._world.now
@@ -266,6 +267,7 @@ class GossipNode:
             except ProtocolError:
                 failed()
                 return
+            self.introduced = True
             self.do(lambda: self.core.introduced(signed, target.address, now=self.now))
             if self.can_be_public and not self.is_public:
                 self._world.schedule(1.0, f"public {self.number}", self._become_public)

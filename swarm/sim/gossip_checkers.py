@@ -67,10 +67,10 @@ class GossipChecker:
         ]
 
     def settled(self) -> bool:
-        """I6."""
+        """I6. A node whose every hello was lost is no part of the swarm yet."""
         publics = {node.node for node in self._swarm.publics()}
         newest = max((node.newest for node in self._swarm.live() if node.newest is not None), default=None)
-        if any(node.newest != newest for node in self._swarm.live()):
+        if any(node.newest != newest for node in self._swarm.live() if node.introduced):
             return False
         return all(
             {peer.signed.node for peer in node.core.view.table} == publics - {node.node}
