@@ -132,7 +132,6 @@ class Membership:
             self._table.forget_old(now=now)
         if gone := self._leases.expire(now=now, patience=patience):
             self._count_leaves(now)
-        self.homes.keep([peer.signed.node for peer in self._table])
         if self.view.is_public:
             message = self.view.round_message(now)
             effects += [
@@ -155,6 +154,8 @@ class Membership:
     def _leaf_calls(self, now: float) -> list[Effect]:
         learner = self.view.learner()
         last_resort = learner.node if learner is not None else None
+        # Before the choice: a home that is no longer known can never be polled, and would be due for ever.
+        self.homes.keep([peer.signed.node for peer in self._table])
         self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
         effects: list[Effect] = []
         for home in self.homes.due(now=now):
@@ -209,10 +210,11 @@ class Membership:
     def introduced(self, signed: SignedRecord, address: Address, *, now: float) -> list[Effect]:
         """A bootstrap said hello from `address`: ask it for the others."""
         self._greet_wait_s = FIRST_GREET_S
-        self._greet_at = now + self._period(self._rules.bootstrap_rounds)
         if signed.node == self.view.own.node:
             return []
         effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
+        # Soon again if it taught nothing: it may be a leaf, and the call that follows may be lost.
+        self._greet_at = now + max(HELLO_S, self._greet_period())
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
         return [*effects, self._calls.to(signed.node, (address,), "seed", message, now=now)]
 

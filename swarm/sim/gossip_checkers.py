@@ -53,8 +53,9 @@ class GossipChecker:
         self._acts = 0
         self.deaths: list[tuple[float, GossipNode, NodeId, str]] = []
         scenario = swarm.scenario
-        # A beat counts when it is heard, and its age in a request is short by what the way took beyond the allowance.
-        self._way_s = scenario.latency_s + scenario.jitter_s + SENDING_S + 2 * scenario.stall_s
+        # A beat counts when it is heard, and an age in a request is short by as long as it lay unread: twice, at two
+        # stalled nodes one after another, and stalls may follow one another.
+        self._way_s = scenario.latency_s + scenario.jitter_s + SENDING_S + 4 * scenario.stall_s
         swarm.after = self._after
         swarm.on_change = self._on_change
 

@@ -305,6 +305,17 @@ def test_a_dead_home_is_exchanged_for_a_live_one() -> None:
     assert len(asked) == RULES.homes + 1
 
 
+def test_a_home_that_withdraws_does_not_keep_the_leaf_busy() -> None:
+    leaf, home = leaf_with_home()
+    now = leaf.deadline()
+    leaf.tick(now=now - 1e-9)
+    introduce(leaf, signed(2, 99, reachability="gone", addresses=()), now=now)
+    for _ in range(5):
+        now = max(now, leaf.deadline())
+        leaf.tick(now=now)
+        assert leaf.deadline() > now
+
+
 def test_a_head_from_a_home_reaches_the_leaf() -> None:
     leaf, home = leaf_with_home()
     home.take_head(head(3), now=1.0)
