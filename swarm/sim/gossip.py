@@ -34,6 +34,8 @@ connection, and 52 bytes of TCP and IP headers for each packet and each acknowle
 CACHED_PEERS = 8
 """Publics that a node remembers for its next start."""
 
+ROUNDING_S = 1e-9
+
 MAX_NODES = 60_000
 """Every node has an address in a /24 of its own."""
 
@@ -200,7 +202,8 @@ class GossipNode:
                 self._armed_at = None
                 self.do(lambda: self.core.tick(now=self.now))
 
-        self._world.schedule(max(0.0, due - self.now), f"tick {self.number}", fire)
+        # Clocks of different origin round differently: a tick that comes a moment early would come again for ever.
+        self._world.schedule(max(0.0, due - self.now + ROUNDING_S), f"tick {self.number}", fire)
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
