@@ -93,7 +93,7 @@ class GossipNode:
     """One simulated node: the real core and what its shell would do."""
 
     def __init__(self, swarm: GossipSwarm, number: int, key: SigningKey, *, public: bool, generation: int = 1) -> None:
-        self._swarm = swarm
+        self.swarm = swarm
         self._world = swarm.world
         self.number = number
         self.key = key
@@ -104,7 +104,6 @@ class GossipNode:
         self.traffic = Traffic()
         self.newest: VersionId | None = None
         self.liar = Liar()
-        self.introduced = number == 0
         self.cached: list[GossipNode] = []
         self.skew_s = self._world.random.uniform(-1, 1) * swarm.scenario.skew_s
         self.acted_at = self._world.now
@@ -162,8 +161,8 @@ class GossipNode:
     def hear(self, caller: NodeId, message: Exchange, reply: Reply[ExchangeReply]) -> None:
         """A call that arrived."""
 
-        if self._swarm.heard is not None:
-            self._swarm.heard.append(Heard(target=self, caller=caller, message=message))
+        if self.swarm.heard is not None:
+            self.swarm.heard.append(Heard(target=self, caller=caller, message=message))
 
         def receive() -> list[Effect]:
             effects = self.core.receive(caller, message, now=self.now)
@@ -189,7 +188,7 @@ class GossipNode:
         self.acted_at = self._world.now
         self._perform(action())
         self._arm()
-        self._swarm.after(self)
+        self.swarm.after(self)
 
     def _arm(self) -> None:
         due = self.core.deadline()
@@ -218,9 +217,9 @@ class GossipNode:
                 case HeadLearned():
                     assert self.newest is None or effect.version > self.newest, "I4: a head went back"
                     self.newest = effect.version
-                    self._swarm.on_head(self, effect.version)
+                    self.swarm.on_head(self, effect.version)
                 case Appeared() | Died() | LeafGone() | Rejected():
-                    self._swarm.on_change(self, effect)
+                    self.swarm.on_change(self, effect)
                 case _:
                     pass
 
@@ -241,7 +240,7 @@ class GossipNode:
         nbytes = len(encode(message)) + REQUEST_BYTES
         self.traffic.bytes += nbytes
         self.traffic.calls += 1
-        target = self._swarm.at(call.address)
+        target = self.swarm.at(call.address)
 
         def arrive(reply: Reply[ExchangeReply]) -> None:
             if target is not None and target.alive:
@@ -256,21 +255,20 @@ class GossipNode:
             self.do(lambda: self.core.failed(call.ticket, now=self.now))
 
         other = str(target.number) if target else "nobody"
-        self._swarm.network.request(str(self.number), other, nbytes, arrive, answered, failed, timeout_s=call.timeout_s)
+        self.swarm.network.request(str(self.number), other, nbytes, arrive, answered, failed, timeout_s=call.timeout_s)
 
     def _greet(self) -> None:
-        target = self._swarm.bootstrap(self)
+        target = self.swarm.bootstrap(self)
 
         def arrive(reply: Reply[bytes]) -> None:
             target.do(lambda: target.introduce(reply))
 
         def answered(sealed: bytes) -> None:
             try:
-                signed = self._swarm.open_record(sealed)
+                signed = self.swarm.open_record(sealed)
             except ProtocolError:
                 failed()
                 return
-            self.introduced = True
             self.do(lambda: self.core.introduced(signed, target.address, now=self.now))
             if self.can_be_public and not self.is_public:
                 self._world.schedule(1.0, f"public {self.number}", self._become_public)
@@ -280,7 +278,7 @@ class GossipNode:
                 self.core.greet_failed(now=self.now)
                 self._arm()
 
-        self._swarm.network.request(str(self.number), str(target.number), 450, arrive, answered, failed, timeout_s=3.0)
+        self.swarm.network.request(str(self.number), str(target.number), 450, arrive, answered, failed, timeout_s=3.0)
 
     def _become_public(self) -> None:
         self.do(lambda: self.core.set_reachability("public", (self.address,), now=self.now))

@@ -4,7 +4,8 @@ Theory of operation. The checker keeps books of its own on each node: the highes
 the newest version it ever knew. What is true of the swarm it takes from the simulation, never from a core.
 
     I4        orders, its own and those of others, and the newest version only rise
-    ages      nobody is believed to have been heard later than it last did anything, but for the time on the way
+    ages      without stalls and liars nobody is believed to have been heard later than it last did anything, but for
+              the time on the way
     I5        the table, tombstones, leases and calls are under their caps; subnets are those of a recount
     states    no node is alive and dead at once, none knows itself, banned keys are nowhere
     I6        `settled`: all live publics know one another and nobody else, and everybody knows the newest version
@@ -48,14 +49,13 @@ class GossipChecker:
         self._swarm = swarm
         self._replay = replay
         self._every = every
-        self._honest_ages = honest_ages
         self._books: dict[int, Book] = {}
         self._acts = 0
         self.deaths: list[tuple[float, GossipNode, NodeId, str]] = []
         scenario = swarm.scenario
-        # A beat counts when it is heard, and an age in a request is short by as long as it lay unread: twice, at two
-        # stalled nodes one after another, and stalls may follow one another.
-        self._way_s = scenario.latency_s + scenario.jitter_s + SENDING_S + 4 * scenario.stall_s
+        # An age in a request is short by as long as it lay unread, at every stalled node on its way.
+        self._honest_ages = honest_ages and not scenario.stall_s
+        self._way_s = scenario.latency_s + scenario.jitter_s + SENDING_S
         swarm.after = self._after
         swarm.on_change = self._on_change
 
@@ -68,15 +68,19 @@ class GossipChecker:
         ]
 
     def settled(self) -> bool:
-        """I6. A node whose every hello was lost is no part of the swarm yet."""
+        """I6."""
         publics = {node.node for node in self._swarm.publics()}
         newest = max((node.newest for node in self._swarm.live() if node.newest is not None), default=None)
-        if any(node.newest != newest for node in self._swarm.live() if node.introduced):
+        if any(node.newest != newest for node in self._swarm.live() if not self.is_lonely(node)):
             return False
         return all(
             {peer.signed.node for peer in node.core.view.table} == publics - {node.node}
             for node in self._swarm.publics()
         )
+
+    def is_lonely(self, node: GossipNode) -> bool:
+        """A leaf that knows nobody is no part of the swarm: it says hello with waits of up to minutes."""
+        return not node.is_public and not len(node.core.view.table)
 
     def run_until_settled(self, limit_s: float) -> float:
         """Seconds until I6 holds; a breach if it does not within `limit_s`."""

@@ -68,6 +68,7 @@ class GossipFigures:
 
     nodes: int
     publics: int
+    lonely: int
     virtual_s: float
     events: int
     deaths: int
@@ -88,10 +89,13 @@ def run_plan(plan: GossipPlan, seed: int, *, tell: Callable[[str], None] | None 
     # A stall may come at any time: what is whole stays so but for the moment.
     swarm.publish(9, incarnation=1)
     head_s = checker.run_until_settled(HEAD_ROUNDS * RULES.round_s + 2 * plan.scenario.stall_s)
-    assert all(node.newest == VersionId(incarnation=1, version=9) for node in swarm.live() if node.introduced)
+    assert all(
+        node.newest == VersionId(incarnation=1, version=9) for node in swarm.live() if not checker.is_lonely(node)
+    )
     return GossipFigures(
         nodes=len(swarm.live()),
         publics=len(swarm.publics()),
+        lonely=sum(map(checker.is_lonely, swarm.live())),
         virtual_s=swarm.world.now,
         events=swarm.world.events,
         deaths=len(checker.deaths),

@@ -306,7 +306,7 @@ def test_a_dead_home_is_exchanged_for_a_live_one() -> None:
 
 
 def test_a_home_that_withdraws_does_not_keep_the_leaf_busy() -> None:
-    leaf, home = leaf_with_home()
+    leaf, _ = leaf_with_home()
     now = leaf.deadline()
     leaf.tick(now=now - 1e-9)
     introduce(leaf, signed(2, 99, reachability="gone", addresses=()), now=now)
