@@ -75,7 +75,8 @@ class Membership:
         self._greet_at = now
         self._reissue_at = now + self._period(rules.reissue_rounds)
         self._revive_at = now + self._period(rules.dead_try_rounds)
-        self._refresh_at = now + self._period(rules.refresh_rounds)
+        # The first bootstrap may have known as little: a leaf of one home must not wait a minute for others.
+        self._refresh_at = now + self._period(rules.scarce_rounds)
 
     # -- what the shell looks at -----------------------------------------------------------------------------
 

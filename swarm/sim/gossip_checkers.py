@@ -69,18 +69,24 @@ class GossipChecker:
 
     def settled(self) -> bool:
         """I6."""
-        publics = {node.node for node in self._swarm.publics()}
-        newest = max((node.newest for node in self._swarm.live() if node.newest is not None), default=None)
-        if any(node.newest != newest for node in self._swarm.live() if not self.is_lonely(node)):
+        part = [node for node in self._swarm.live() if not self.is_lonely(node)]
+        lonely = {node.node for node in self._swarm.live() if self.is_lonely(node)}
+        publics = {node.node for node in part if node.is_public}
+        newest = max((node.newest for node in part if node.newest is not None), default=None)
+        if any(node.newest != newest for node in part):
             return False
         return all(
-            {peer.signed.node for peer in node.core.view.table} == publics - {node.node}
-            for node in self._swarm.publics()
+            {peer.signed.node for peer in node.core.view.table} - lonely == publics - {node.node}
+            for node in part
+            if node.is_public
         )
 
     def is_lonely(self, node: GossipNode) -> bool:
-        """A leaf that knows nobody is no part of the swarm: it says hello with waits of up to minutes."""
-        return not node.is_public and not len(node.core.view.table)
+        """A node that knows nobody alive is no part of the swarm: it says hello, with waits of up to minutes, and in
+        vain for ever where its only bootstrap has died. A learner alone is its swarm."""
+        if node.node == self._swarm.learner_key.node_id:
+            return False
+        return not any(self._swarm.by_node[peer.signed.node].alive for peer in node.core.view.table)
 
     def run_until_settled(self, limit_s: float) -> float:
         """Seconds until I6 holds; a breach if it does not within `limit_s`."""
@@ -150,7 +156,7 @@ class GossipChecker:
             self._must(late_s <= 1e-6, "ages", f"{node.number} heard somebody {late_s:.3f} s after its last act")
 
     def _unsettled(self) -> str:
-        publics = self._swarm.publics()
+        publics = [node for node in self._swarm.publics() if not self.is_lonely(node)]
         known = {
             node.number: len(node.core.view.table) for node in publics if len(node.core.view.table) != len(publics) - 1
         }
