@@ -214,6 +214,7 @@ class Membership:
         if signed.node == self.view.own.node:
             return []
         effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
+        self._hear(signed.node, now)
         # Soon again if it taught nothing: it may be a leaf, and the call that follows may be lost.
         self._greet_at = now + max(HELLO_S, self._greet_period())
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
@@ -224,8 +225,6 @@ class Membership:
         pending = self._calls.take(ticket)
         sent_at = pending.sent_at
         self._hear(pending.node, sent_at)
-        if (peer := self._table.find(pending.node)) is not None:
-            peer.failures, peer.retry_at = 0, -math.inf
         if (home := self.homes.of_ticket(ticket)) is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
@@ -305,6 +304,7 @@ class Membership:
         peer = self._table.find(node)
         if peer is not None:
             peer.heard_at = max(peer.heard_at, heard_at)
+            peer.failures, peer.retry_at = 0, -math.inf
 
     def _take_in(
         self, sealed: Iterable[bytes], digest: bytes, latest: float, now: float, *, direct: tuple[NodeId, float]

@@ -82,11 +82,12 @@ class GossipChecker:
         )
 
     def is_lonely(self, node: GossipNode) -> bool:
-        """A node that knows nobody alive is no part of the swarm: it says hello, with waits of up to minutes, and in
-        vain for ever where its only bootstrap has died. A learner alone is its swarm."""
-        if node.node == self._swarm.learner_key.node_id:
+        """A node that knows nobody where he is now is no part of the swarm: it says hello, with waits of up to minutes,
+        and in vain for ever where its only bootstrap has died. The first public is a swarm by itself."""
+        if len(self._swarm.publics()) == int(node.is_public):
             return False
-        return not any(self._swarm.by_node[peer.signed.node].alive for peer in node.core.view.table)
+        found = [self._swarm.at(address) for peer in node.core.view.table for address in peer.addresses]
+        return not any(other is not None and other.alive for other in found)
 
     def run_until_settled(self, limit_s: float) -> float:
         """Seconds until I6 holds; a breach if it does not within `limit_s`."""

@@ -488,6 +488,21 @@ def test_whoever_does_not_answer_is_called_less_and_less() -> None:
     assert peer.retry_at < 0
 
 
+def test_whoever_calls_or_says_hello_may_be_called_again_at_once() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    peer = knows(one, 2)
+    assert peer is not None
+    for greets in (False, True):
+        peer.failures, peer.retry_at = 4, 1e9
+        if greets:
+            one.introduced(signed(2), address(2), now=10.0)
+        else:
+            one.receive(key(2).node_id, Exchange(asks=0), now=10.0)
+        assert peer.failures == 0
+        assert peer.retry_at < 0
+
+
 def test_a_ticket_is_used_once() -> None:
     calls = Calls(RULES, Random(1))
     call = calls.to(key(2).node_id, (address(2),), "round", Exchange(), now=0.0)
