@@ -148,6 +148,10 @@ class PeerClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; calls under way fail."""
         await self._session.close()
 
     def sign(self, key: SigningKey, server: NodeId) -> None:

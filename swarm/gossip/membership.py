@@ -76,6 +76,10 @@ class Membership:
 
     # -- what the shell looks at -----------------------------------------------------------------------------
 
+    @property
+    def rules(self) -> GossipRules:
+        return self._rules
+
     def deadline(self) -> float:
         """When to call `tick` next."""
         times = [self._round_at, self._reissue_at, self._greet_at, self._push_at]
