@@ -131,8 +131,10 @@ class Reachability:
 
     def ask(self, publics: Sequence[NodeId], *, now: float) -> NodeId | None:
         """Whom to ask now: somebody who is not a witness yet, as long as there is one."""
-        if now < self._ask_at or not publics:
-            self._ask_at = max(self._ask_at, now + self._round_s)
+        if now < self._ask_at:
+            return None
+        if not publics:
+            self._ask_at = now + self._round_s
             return None
         patient = self.address is not None or self._failures >= PATIENT_FAILURES
         rounds = CHECK_ROUNDS if patient else ASK_ROUNDS
