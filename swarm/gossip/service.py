@@ -126,6 +126,14 @@ class GossipService:
         self._perform(effects)
         self._sooner.set()
 
+    async def news(self, patience_s: float) -> None:
+        """Until a head appears or the learner moves, or for `patience_s`."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._awake.wait()
+        except TimeoutError:
+            pass
+
     # -- answering -------------------------------------------------------------------------------------------
 
     def routes(self) -> list[web.RouteDef]:

@@ -78,7 +78,11 @@ class LearnerLink:
 
     async def _patiently(self, once: Callable[[], Awaitable[R]]) -> R:
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(PeerUnreachable), wait=_wait_s, before_sleep=self._before_sleep
+            retry=retry_if_exception_type(PeerUnreachable),
+            wait=_wait_s,
+            before_sleep=self._before_sleep,
+            # Gossip may know sooner than we ask that the learner is somewhere else.
+            sleep=self._network.gossip.news,
         )
 
         async def attempt() -> R:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,13 @@ class Swarm:
     def __init__(self, directory: Path, *, round_s: float = 0.5) -> None:
         self.directory = directory
         self.nodes: list[Node] = []
-        settings: dict[str, object] = {"beat_s": 0.5, "groups_per_step": 4, "group_size": 4, "eval_prompts": 8, "round_s": round_s}
+        settings: dict[str, object] = {
+            "beat_s": 0.5,
+            "groups_per_step": 4,
+            "group_size": 4,
+            "eval_prompts": 8,
+            "round_s": round_s,
+        }
         self._lead = self._write("lead.toml", settings)
         self._scripted = self._write("scripted.toml", {"engine": "scripted", "batch_samples": 8})
 
@@ -136,7 +142,7 @@ class Swarm:
         """A sampler without a model."""
         return self.join(bootstrap, "--config", str(self._scripted), *arguments, name=name, place=place)
 
-    def _write(self, name: str, settings: dict[str, object]) -> Path:
+    def _write(self, name: str, settings: Mapping[str, object]) -> Path:
         path = self.directory / name
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
         return path
