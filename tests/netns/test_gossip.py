@@ -72,7 +72,7 @@ def _line_of(learner: Learner, placed: Placed) -> str:
 
 
 def test_partition_bootstrap_move_and_shield(placed: Placed, tmp_path: Path) -> None:
-    """One life of 20 nodes on six hosts: one host shielded, a partition of a minute, a dead bootstrap, a new address."""
+    """One life of 20 nodes on six hosts: one shielded, a partition of a minute, a dead bootstrap, a new address."""
     one, two, three, four, five, six = placed.network
     placed.network.shield(six)
     learner = placed.lead(one, "--state-dir", str(tmp_path / "identity"))
