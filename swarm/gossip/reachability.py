@@ -90,6 +90,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_private(host: str) -> bool:
+    """A literal address of a private network, other than this machine's own."""
+    return not is_loopback(host) and not is_dialable(host, lan=False) and is_dialable(host, lan=True)
+
+
 class DialBackLimit:
     """How often this node calls back, by address."""
 

@@ -34,6 +34,7 @@ from swarm.gossip.reachability import (
     Reachability,
     is_dialable,
     is_loopback,
+    is_private,
 )
 from swarm.gossip.records import Profile, SignedRecord, open_record
 from swarm.gossip.rules import GossipRules
@@ -130,6 +131,9 @@ class NodeNetwork:
         counted = [self.sessions.refused, self.gossip.rejected]
         self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted)
         self._port = await self._server.start(self._settings.host, self._settings.port)
+        hosts = [*self.bootstraps.hosts, *([self.address.host] if self._role == "learner" else [])]
+        if self._settings.lan is None and not self._lan and any(map(is_private, hosts)):
+            self._say("this swarm has private addresses: pass --lan to every node in this network, or they stay leaves")
         return self._port
 
     async def stop(self) -> None:
