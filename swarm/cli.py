@@ -258,7 +258,9 @@ async def _until_asked_to_stop(
 def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, action)
+        # What was ignored when we started stays ignored: nohup.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, action)
     if stop_with_stdin:
         # The parent holds the other end; when it is gone, however it went, this node goes too.
         descriptor = sys.stdin.fileno()

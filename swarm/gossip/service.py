@@ -162,6 +162,8 @@ class GossipService:
     async def _post_dial_back(self, request: web.Request) -> web.Response:
         caller, body = await read_signed(request, DIAL_BACK_BYTES, self._sessions)
         asked = decode(body, DialBack, cap_bytes=DIAL_BACK_BYTES)
+        if self._core is None:
+            return _starting()
         host = request.remote or ""
         refused = self._limit.refusal(host, now=time.monotonic())
         reached = False

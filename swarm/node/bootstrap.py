@@ -22,7 +22,7 @@ from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.joinline import PREFIX, read_join_line
 from swarm.gossip.reachability import is_loopback
 from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
-from swarm.http import Busy, PeerClient, certificate_of
+from swarm.http import Busy, OtherProtocol, PeerClient, certificate_of
 from swarm.node.hello import Hello, say_hello
 from swarm.node.identity import write_privately
 from swarm.signing import swarm_id_of
@@ -33,6 +33,9 @@ CERTIFICATE_S = 5.0
 RESOLVE_S = 5.0
 FIND_LEAST_S, FIND_MOST_S = 1.0, 300.0
 """Between two tries while no bootstrap has ever answered: doubled each time, so that a dead one costs little."""
+
+CACHED_TRIES = 3
+"""Remembered peers that are tried in one sweep, after everything that the user named."""
 
 MAX_CACHED = 64
 """Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year."""
@@ -48,6 +51,7 @@ class Bootstrap:
     port: int
     scheme: str = ""
     fingerprint: bytes = b""
+    is_remembered: bool = False
 
     @property
     def name(self) -> str:
@@ -61,6 +65,7 @@ class Greeting:
     hello: Hello
     signed: SignedRecord
     address: Address
+    is_remembered: bool = False
 
 
 class GoodPeers(Message, frozen=True):
@@ -92,12 +97,11 @@ class Bootstraps:
                 if self.swarm not in (None, line.swarm):
                     raise UserError("these join lines are of different swarms")
                 self.swarm = SwarmId(line.swarm)
-                self._named += [
-                    Bootstrap(host=a.host, port=a.port, scheme=urlsplit(a.url).scheme, fingerprint=a.fingerprint)
-                    for a in line.addresses
-                ]
+                self._named += [_bootstrap_of(address) for address in line.addresses]
             else:
                 self._named.append(read_bootstrap(text))
+        self._cached_swarm: SwarmId | None = None
+        self._cached_round_s = 0.0
         self._cached = self._read_cache()
 
     def __bool__(self) -> bool:
@@ -118,14 +122,17 @@ class Bootstraps:
         return bool(self._named) and all(is_loopback(bootstrap.host) for bootstrap in self._named)
 
     async def greet(self) -> Greeting:
-        """Say hello to one of them. PeerUnreachable, ProtocolError or OtherSwarm if that leads nowhere."""
-        choices = [*self._named, *self._cached]
-        if not choices:
-            raise PeerUnreachable("no bootstrap was named, and no peer is remembered")
-        greeting = await _greet(self._random.choice(choices), self._random)
-        if self.swarm is not None and greeting.hello.swarm != self.swarm:
-            raise OtherSwarm(f"{greeting.address.url} belongs to swarm {greeting.hello.swarm}, not to {self.swarm}")
-        return greeting
+        """Say hello to what the user named, in a random order, then to a few remembered peers, until one answers.
+
+        PeerUnreachable, ProtocolError or OtherSwarm of the first that was tried if none does.
+        """
+        first: EchoError | None = None
+        for bootstrap in self._sweep():
+            try:
+                return await self._greet_one(bootstrap)
+            except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
+                first = first or error
+        raise first or PeerUnreachable("no bootstrap was named, and no peer is remembered")
 
     async def find(self, say: Callable[[str], None]) -> Greeting:
         """The first that answers, however long it takes. UserError only for what waiting does not mend."""
@@ -135,6 +142,8 @@ class Bootstraps:
             try:
                 greeting = await self.greet()
             except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
+                if isinstance(error, OtherProtocol) and len(self._named) == 1:
+                    raise UserError(str(error)) from error
                 if not lost:
                     say(f"{error}; trying again until a bootstrap answers (Ctrl-C to give up)")
                 lost = True
@@ -144,6 +153,20 @@ class Bootstraps:
                 if lost:
                     say(f"{greeting.address.url} answers")
                 return greeting
+
+    def _sweep(self) -> list[Bootstrap]:
+        named = self._random.sample(self._named, len(self._named))
+        return named + self._random.sample(self._cached, min(CACHED_TRIES, len(self._cached)))
+
+    async def _greet_one(self, bootstrap: Bootstrap) -> Greeting:
+        """What is remembered leads into the swarm that it was remembered from, and at its pace: it was never named."""
+        greeting = await _greet(bootstrap, self._random)
+        expected = self.swarm or (self._cached_swarm if bootstrap.is_remembered else None)
+        if expected is not None and greeting.hello.swarm != expected:
+            raise OtherSwarm(f"{greeting.address.url} belongs to swarm {greeting.hello.swarm}, not to {expected}")
+        if bootstrap.is_remembered and greeting.hello.round_s != self._cached_round_s:
+            raise ProtocolError(f"{greeting.address.url} has another pace than its swarm")
+        return greeting
 
     def remember(self, hello: Hello, records: Sequence[SignedRecord]) -> None:
         """Keep peers for the next start; blocking, a few kilobytes."""
@@ -166,11 +189,10 @@ class Bootstraps:
             records = [open_record(sealed, swarm).record for sealed in peers.records]
         except (OSError, ProtocolError):
             return []
-        return [
-            Bootstrap(host=a.host, port=a.port, scheme=urlsplit(a.url).scheme, fingerprint=a.fingerprint)
-            for record in records
-            for a in record.addresses
-        ]
+        if self.swarm not in (None, swarm):
+            return []
+        self._cached_swarm, self._cached_round_s = swarm, peers.round_s
+        return [_bootstrap_of(a, is_remembered=True) for record in records for a in record.addresses]
 
 
 def read_bootstrap(text: str, default_port: int = DEFAULT_PORT) -> Bootstrap:
@@ -185,6 +207,17 @@ def read_bootstrap(text: str, default_port: int = DEFAULT_PORT) -> Bootstrap:
     if not known or not parts.hostname or not re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname):
         raise UserError(f"{text!r} is not an address like host or host:7700")
     return Bootstrap(host=parts.hostname, port=port, scheme=parts.scheme)
+
+
+def _bootstrap_of(address: Address, *, is_remembered: bool = False) -> Bootstrap:
+    scheme = urlsplit(address.url).scheme
+    return Bootstrap(
+        host=address.host,
+        port=address.port,
+        scheme=scheme,
+        fingerprint=address.fingerprint,
+        is_remembered=is_remembered,
+    )
 
 
 async def address_of(bootstrap: Bootstrap, random: Random) -> Address:
@@ -209,7 +242,7 @@ async def _greet(bootstrap: Bootstrap, random: Random) -> Greeting:
     named = {known.fingerprint for known in signed.record.addresses}
     if named and address.fingerprint not in named:
         raise ProtocolError(f"{address.url} shows another certificate than its record names: someone is between")
-    return Greeting(hello=hello, signed=signed, address=address)
+    return Greeting(hello=hello, signed=signed, address=address, is_remembered=bootstrap.is_remembered)
 
 
 async def _resolve(bootstrap: Bootstrap, random: Random) -> str:

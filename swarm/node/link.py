@@ -9,8 +9,8 @@ from typing import TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from swarm.auth import Unauthorized
-from swarm.errors import EchoError, PeerUnreachable, ProtocolError
-from swarm.http import Busy, Peer
+from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
+from swarm.http import Busy, OtherProtocol, Peer
 from swarm.node.hello import Hello, say_hello
 from swarm.node.network import NodeNetwork
 
@@ -56,6 +56,8 @@ class LearnerLink:
             except Unauthorized as error:
                 # A new session was refused too: most likely another learner has taken this one's place.
                 raise PeerUnreachable(str(error)) from error
+            except OtherProtocol as error:
+                raise UserError(str(error)) from error
 
         return await self._patiently(once)
 
@@ -63,6 +65,8 @@ class LearnerLink:
         node, _ = self._network.learner()
         try:
             hello, signed = await say_hello(self._peer())
+        except OtherProtocol as error:
+            raise UserError(str(error)) from error
         except ProtocolError as error:
             raise PeerUnreachable(f"the learner's address gives no learner's answer: {error}") from error
         if signed.node != node:

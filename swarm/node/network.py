@@ -100,6 +100,9 @@ class NodeNetwork:
         self._greeting: Greeting | None = None
         self._port = 0
         self.other_swarm: str | None = None
+        self._said: set[str] = set()
+        self.on_generation: Callable[[], None] = lambda: None
+        """Called when others turned out to know a later life of this node."""
         self.gossip = GossipService(
             sessions=self.sessions,
             limit=DialBackLimit(lan=self._lan),
@@ -151,6 +154,9 @@ class NodeNetwork:
     async def swarm(self, learner_key: bytes, round_s: float) -> AsyncIterator[None]:
         """Take part in the swarm of `learner_key` for as long as the block runs."""
         self._learner_key = learner_key
+        if self.gossip.is_open:
+            # Another membership of this process is another life: its records must not repeat orders of the last one.
+            self._keep_generation(self.generation + 1)
         self._rules = GossipRules(round_s=round_s, lan=self._lan)
         core = self._membership(learner_key)
         self.gossip.open(core, self._own_reachability())
@@ -171,7 +177,7 @@ class NodeNetwork:
         """The learner's id and where it was last heard of, the best guess first."""
         node = node_id_of(self._learner_key)
         signed = self.gossip.core.view.learner()
-        addresses = list(signed.record.addresses) if signed is not None else []
+        addresses = [a for a in signed.record.addresses if self._dialable(a)] if signed is not None else []
         if self._greeting is not None and self._greeting.signed.node == node:
             # Where the user said it is: a record may name an address that is good only elsewhere.
             addresses.append(self._greeting.address)
@@ -288,23 +294,29 @@ class NodeNetwork:
         """One try at one bootstrap; that it leads to another swarm is noted."""
         try:
             greeting = await self.bootstraps.greet()
-        except OtherSwarm:
-            return None
-        except (PeerUnreachable, ProtocolError):
+        except (OtherSwarm, PeerUnreachable, ProtocolError):
             return None
         if greeting.hello.swarm != swarm_id_of(self._learner_key):
+            # Of those that are remembered none gets here: only what the user named can lead elsewhere.
             self.other_swarm = greeting.hello.swarm
             return None
         self.other_swarm = None
+        if greeting.signed.record.role == "learner":
+            # Its name may lead to another address than the last time.
+            self._greeting = greeting
         return greeting.signed, greeting.address
 
     async def _remember(self) -> None:
         while True:
             await asyncio.sleep(CACHE_EVERY_S * self._rules.round_s / 2.0)
-            await self.remember()
+            try:
+                await self._write_peers()
+            except OSError as error:
+                # A full disk is no reason to leave the swarm.
+                self._say_once(f"cannot write down peers for the next start: {error}")
 
-    async def remember(self) -> None:
-        """Write good peers down: those that answered last, the learner among them."""
+    async def _write_peers(self) -> None:
+        """Those that were heard last, the learner among them."""
         peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
         records = [peer.signed for peer in peers if peer.signed.record.addresses]
         if records:
@@ -312,8 +324,18 @@ class NodeNetwork:
             assert hello is not None
             await asyncio.to_thread(self.bootstraps.remember, hello, records)
 
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
     def _keep_generation(self, generation: int) -> None:
-        self.generation = raise_generation(self._directory, generation)
+        self.generation = generation
+        try:
+            raise_generation(self._directory, generation)
+        except OSError as error:
+            self._say_once(f"cannot write down this node's generation; after a restart it may be banned: {error}")
+        self.on_generation()
 
 
 def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Address:
@@ -321,17 +343,20 @@ def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Addr
     if settings.advertise is not None:
         named = read_bootstrap(settings.advertise, port)
         return Address(host=named.host, port=named.port, fingerprint=fingerprint)
-    everywhere = settings.host in ("0.0.0.0", "::", "")
-    return Address(host=_outward_host() if everywhere else settings.host, port=port, fingerprint=fingerprint)
+    everywhere = settings.host in ("0.0.0.0", "::")
+    family = socket.AF_INET6 if settings.host == "::" else socket.AF_INET
+    host = _outward_host(family) if everywhere else settings.host
+    return Address(host=host, port=port, fingerprint=fingerprint)
 
 
-def _outward_host() -> str:
+def _outward_host(family: socket.AddressFamily) -> str:
     """The address of the interface that a call to the open internet would leave by. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    probed, here = ("2001:db8::1", "::1") if family == socket.AF_INET6 else ("192.0.2.1", "127.0.0.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))
+            probe.connect((probed, 9))
         except OSError:
-            return "127.0.0.1"
+            return here
         return str(probe.getsockname()[0])
 
 

@@ -257,7 +257,7 @@ async def test_a_client_of_another_protocol_is_told_by_a_user_error(monkeypatch:
     async with PeerClient(Address(host="127.0.0.1", port=1)) as newer:
         monkeypatch.undo()
         async with serving() as newer.base_url:
-            with pytest.raises(UserError, match="has to be upgraded"):
+            with pytest.raises(OtherProtocol, match="has to be upgraded"):
                 await newer.get("/large", cap_bytes=CAP, timeout_s=5)
 
 
