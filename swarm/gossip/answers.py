@@ -1,4 +1,4 @@
-"""What one node tells another: pure functions over a table and a digest.
+"""What one node tells another: pure functions over what it knows and what it was asked.
 
 An answer is short: entries only where our beat is younger by more than an age gains on its way, records only where
 ours is newer. What does not fit goes with the next round.
@@ -9,10 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from swarm.gossip.messages import AGE_UNIT_S, Entry, Exchange, unpack_digest
-from swarm.gossip.records import SignedRecord
-from swarm.gossip.rules import GossipRules
+from swarm.errors import ProtocolError
+from swarm.gossip.messages import (
+    AGE_UNIT_S,
+    ENTRY_BYTES,
+    HEAD_BYTES,
+    Entry,
+    Exchange,
+    ExchangeReply,
+    pack_digest,
+    unpack_digest,
+)
+from swarm.gossip.records import PREFIX_BYTES, RECORD_BYTES, SignedRecord, prefix_of
+from swarm.gossip.rules import GOSSIP_BODY_BYTES
 from swarm.gossip.table import Peer, Table
+from swarm.gossip.view import View
+from swarm.types import NodeId
 
 Seen = dict[bytes, tuple[int, float]]
 """Order and beat by prefix, as a digest claims them."""
@@ -20,37 +32,73 @@ Seen = dict[bytes, tuple[int, float]]
 RECORDS_BYTES = 40 * 1024
 """Records of one message: with the digest of 1,000 publics they fit the body's cap."""
 
+MAX_WANTED = RECORDS_BYTES // 256
+"""As many as one message of records can bring; the shortest record takes about 256 bytes."""
 
-def seen_in(digest: bytes, *, now: float) -> Seen:
-    """What a caller knows. ProtocolError for what is no digest."""
-    return {prefix: (order, now - age * AGE_UNIT_S) for prefix, order, age in unpack_digest(digest)}
+FRAME_BYTES = 64
+"""What msgpack adds to the fields of an answer."""
 
-
-def wanted_of(table: Table, own: bytes, seen: Seen) -> list[bytes]:
-    """Prefixes of records that the caller has and this table lacks."""
-    by_prefix, dead = table.by_prefix, table.dead
-    wanted: list[bytes] = []
-    for prefix, (order, _) in seen.items():
-        if (peer := by_prefix.get(prefix)) is not None:
-            if order > peer.signed.order:
-                wanted.append(prefix)
-        elif (stone := dead.get(prefix)) is not None:
-            if order > stone.signed.order:
-                wanted.append(prefix)
-        elif prefix != own:
-            wanted.append(prefix)
-    return wanted
+WANTED_BYTES = PREFIX_BYTES + 2
+FIELD_BYTES = 3
+"""With the header that msgpack puts before bytes."""
 
 
-def news_for(
-    table: Table, caller: bytes, message: Exchange, seen: Seen, *, rules: GossipRules, random: Random, now: float
-) -> tuple[list[Entry], list[SignedRecord]]:
+def seen_in(digest: bytes, *, latest: float) -> Seen:
+    """What a digest claims; `latest` is when an age of 0 is. ProtocolError for what is no digest."""
+    return {prefix: (order, latest - age * AGE_UNIT_S) for prefix, order, age in unpack_digest(digest)}
+
+
+def answer_to(view: View, caller: NodeId, message: Exchange, *, random: Random, now: float) -> ExchangeReply:
+    """What `caller` lacks, within the cap of a body."""
+    prefix = prefix_of(caller)
+    try:
+        seen = seen_in(message.digest, latest=now)
+    except ProtocolError:
+        seen = {}
+    entries, records, unknown = _news_for(view, prefix, message, seen, random=random, now=now)
+    wanted = _wanted_of(view, seen, random) if message.asks else []
+    if message.hold_s > 0 and view.leases.lacks_record(caller):
+        wanted.append(prefix)
+    refute = _refutation(view.table, caller)
+    head = view.head if view.has_newer_head(message) else b""
+    used = FRAME_BYTES + RECORD_BYTES + HEAD_BYTES + len(entries) * ENTRY_BYTES + len(wanted) * WANTED_BYTES
+    room = GOSSIP_BODY_BYTES - used
+    told = fitting(records, room)
+    room -= sum(len(signed.sealed) + FIELD_BYTES for signed in told)
+    new = fitting((peer.signed for peer in unknown), room, extra=ENTRY_BYTES)
+    return ExchangeReply(
+        digest=pack_digest([*entries, *view.ages_of(new, now)]),
+        records=tuple(signed.sealed for signed in (*told, *new)),
+        head=head,
+        wanted=tuple(wanted),
+        refute=refute,
+        full=message.hold_s > 0 and caller not in view.leases.leaves,
+    )
+
+
+def fitting(records: Iterable[SignedRecord], room: int = RECORDS_BYTES, *, extra: int = 0) -> list[SignedRecord]:
+    """As many of the records as one message takes, or `room` bytes if that is less, each with `extra` bytes."""
+    taken: list[SignedRecord] = []
+    room = min(room, RECORDS_BYTES)
+    for signed in records:
+        room -= len(signed.sealed) + FIELD_BYTES + extra
+        if room < 0:
+            break
+        taken.append(signed)
+    return taken
+
+
+def _news_for(
+    view: View, caller: bytes, message: Exchange, seen: Seen, *, random: Random, now: float
+) -> tuple[list[Entry], list[SignedRecord], list[Peer]]:
     """Younger beats and newer records of what the caller knows, and up to `asks` publics that it does not."""
     entries: list[Entry] = []
     records: list[SignedRecord] = []
     unknown: list[Peer] = []
-    younger_s = rules.transit_s
-    for prefix, peer in table.by_prefix.items():
+    if message.asks and message.digest and view.is_public and seen.get(view.own.prefix, (-1, 0.0))[0] < view.own.order:
+        records.append(view.own)
+    younger_s = view.rules.transit_s
+    for prefix, peer in view.table.by_prefix.items() if message.digest or message.asks else ():
         claimed = seen.get(prefix)
         if claimed is None:
             if prefix != caller:
@@ -61,22 +109,35 @@ def news_for(
             entries.append((prefix, peer.signed.order, now - peer.heard_at))
         if order < peer.signed.order:
             records.append(peer.signed)
-    for peer in _choose(table, unknown, message.asks, random, now):
-        entries.append((peer.signed.prefix, peer.signed.order, now - peer.heard_at))
-        records.append(peer.signed)
-    return entries, records
+    if message.hold_s > 0 and (learner := view.live_learner()) is not None and learner.order > message.learner:
+        records.append(learner)
+        entries += view.ages_of([learner], now)
+    return entries, records, _choose(view.table, unknown, message.asks, random, now)
 
 
-def fitting(records: Iterable[SignedRecord]) -> tuple[bytes, ...]:
-    """As many of the records, as they travel, as one message takes."""
-    taken: list[bytes] = []
-    room = RECORDS_BYTES
-    for signed in records:
-        room -= len(signed.sealed)
-        if room < 0:
-            break
-        taken.append(signed.sealed)
-    return tuple(taken)
+def _wanted_of(view: View, seen: Seen, random: Random) -> list[bytes]:
+    """Prefixes of records that the caller has and this node lacks. Some at random where they are many: those that
+    this node would refuse must not stand before the others for ever."""
+    by_prefix, dead = view.table.by_prefix, view.table.dead
+    wanted: list[bytes] = []
+    for prefix, (order, _) in seen.items():
+        if (peer := by_prefix.get(prefix)) is not None:
+            if order > peer.signed.order:
+                wanted.append(prefix)
+        elif (stone := dead.get(prefix)) is not None:
+            if order > stone.signed.order:
+                wanted.append(prefix)
+        elif prefix != view.own.prefix:
+            wanted.append(prefix)
+    return wanted if len(wanted) <= MAX_WANTED else random.sample(wanted, MAX_WANTED)
+
+
+def _refutation(table: Table, caller: NodeId) -> bytes:
+    """The caller's own record, if this node holds it dead."""
+    stone = table.dead.get(prefix_of(caller))
+    if stone is None or stone.signed.node != caller or not stone.is_lost:
+        return b""
+    return stone.signed.sealed
 
 
 def _choose(table: Table, unknown: list[Peer], asks: int, random: Random, now: float) -> list[Peer]:

@@ -1,7 +1,7 @@
 """A leaf's side: which publics it polls, and when.
 
 Each slot has one poll under way at a time. A poll that failed is repeated after a short back-off; a home that failed
-three times in a row, or has no room, is exchanged for another.
+four times in a row, or has no room, is exchanged for another.
 """
 
 from __future__ import annotations

@@ -12,19 +12,20 @@ admitted before ages, since an age without a record is of no use; the answer is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from random import Random
 
 import msgspec
 
 from swarm.errors import ProtocolError
-from swarm.gossip.answers import fitting, news_for, seen_in, wanted_of
+from swarm.gossip.answers import answer_to, fitting, seen_in
 from swarm.gossip.calls import Calls, Pending, Purpose
 from swarm.gossip.effects import Call, Effect, Greet, HeadLearned, Rejected, Wake
 from swarm.gossip.homes import Home, Homes
-from swarm.gossip.messages import AGE_UNIT_S, Exchange, ExchangeReply, pack_digest, unpack_digest
+from swarm.gossip.messages import Exchange, ExchangeReply
 from swarm.gossip.owner import Owner
-from swarm.gossip.records import Profile, Reachability, SignedRecord, prefix_of
+from swarm.gossip.records import Profile, Reachability, SignedRecord
 from swarm.gossip.rules import GossipRules
 from swarm.gossip.table import Peer
 from swarm.gossip.view import View
@@ -32,6 +33,9 @@ from swarm.types import Address, NodeId, VersionId
 
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0
 """Between two tries to reach a bootstrap while nobody is known, doubled each time."""
+
+HELLO_S = 10.0
+"""By then a hello was answered or has failed."""
 
 MAX_BACK_OFF = 5
 """A public that does not answer is called again after 2, 4, ... 32 rounds; its own calls end the wait."""
@@ -52,7 +56,7 @@ class Membership:
         random: Random,
         now: float,
     ) -> None:
-        self.view = View(owner, rules)
+        self.view = View(owner, rules, dialable)
         self.homes = Homes(rules, random)
         self._owner = owner
         self._rules = rules
@@ -61,24 +65,28 @@ class Membership:
         self._calls = Calls(rules, random)
         self._open_record = open_record
         self._open_head = open_head
-        self._dialable = dialable
         self._random = random
         self._fresh: dict[bytes, SignedRecord] = {}
         self._push_at: float | None = None
-        self._late_until = 0.0
+        self._late_until = -math.inf
         self._planned: float | None = None
         self._greet_wait_s = FIRST_GREET_S
         self._round_at = now
         self._greet_at = now
         self._reissue_at = now + self._period(rules.reissue_rounds)
         self._revive_at = now + self._period(rules.dead_try_rounds)
-        self._refresh_at = now + self._period(rules.refresh_rounds)
+        # The first bootstrap may have known as little: a leaf of one home must not wait a minute for others.
+        self._refresh_at = now + self._period(rules.scarce_rounds)
 
     # -- what the shell looks at -----------------------------------------------------------------------------
 
     @property
     def rules(self) -> GossipRules:
         return self._rules
+
+    @property
+    def calls_under_way(self) -> int:
+        return len(self._calls)
 
     def deadline(self) -> float:
         """When to call `tick` next."""
@@ -103,9 +111,10 @@ class Membership:
             self._round_at = now + self._period(1)
             effects += self._round(now)
         if now >= self._greet_at:
-            self._greet_at = now + self._greet_period()
-            # A leaf that knows publics asks them instead: thousands of leaves would wear the bootstraps out.
-            effects += [Greet()] if self.view.is_public or not len(self._table) else []
+            # What comes of it sets the next time; two hellos at once would fail twice and wait twice as long.
+            self._greet_at = now + max(HELLO_S, self._greet_period())
+            # A leaf that can reach publics asks them instead: thousands of leaves would wear the bootstraps out.
+            effects += [Greet()] if self.view.is_public or not self.view.usable(now) else []
         if self.view.is_public and now >= self._revive_at:
             self._revive_at = now + self._period(rules.dead_try_rounds)
             effects += self._revive(now)
@@ -124,7 +133,6 @@ class Membership:
             self._table.forget_old(now=now)
         if gone := self._leases.expire(now=now, patience=patience):
             self._count_leaves(now)
-        self.homes.keep([peer.signed.node for peer in self._table])
         if self.view.is_public:
             message = self.view.round_message(now)
             effects += [
@@ -135,18 +143,20 @@ class Membership:
 
     def _revive(self, now: float) -> list[Effect]:
         """Call a dead node: if it only was on the other side of a partition, it answers."""
-        stones = [s.signed for s in self._table.dead.values() if s.signed.record.reachability == "public"]
+        stones = [s.signed for s in self._table.dead.values() if s.is_lost and self._table.callable_at(s.signed)]
         if not stones:
             return []
         signed = self._random.choice(stones)
         message = self.view.round_message(now)
-        return [self._calls.to(signed.node, signed.record.addresses, "revive", message, now=now)]
+        return [self._calls.to(signed.node, self._table.callable_at(signed), "revive", message, now=now)]
 
     # -- a leaf's calls --------------------------------------------------------------------------------------
 
     def _leaf_calls(self, now: float) -> list[Effect]:
         learner = self.view.learner()
         last_resort = learner.node if learner is not None else None
+        # Before the choice: a home that is no longer known can never be polled, and would be due for ever.
+        self.homes.keep([peer.signed.node for peer in self._table])
         self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
         effects: list[Effect] = []
         for home in self.homes.due(now=now):
@@ -184,12 +194,8 @@ class Membership:
         if message.hold_s > 0 and self._table.find(caller) is None:
             self._leases.renew(caller, message.newest, now=now)
             self._count_leaves(now)
-        fresh = self._admit_all(message.records, {}, now, effects, direct=caller)
-        try:
-            self._merge(message.digest, self._rules.transit_s, now)
-        except ProtocolError:
-            effects.append(Rejected(reason="malformed_digest"))
-        self._push_later(fresh, now)
+        latest = now - self._rules.transit_s
+        effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now))
         return effects + self.take_head(message.head, now=now)
 
     def holds(self, message: Exchange) -> bool:
@@ -198,66 +204,31 @@ class Membership:
 
     def answer(self, caller: NodeId, message: Exchange, *, now: float) -> ExchangeReply:
         """What `caller` lacks."""
-        own, prefix = self.view.own, prefix_of(caller)
-        try:
-            seen = seen_in(message.digest, now=now)
-        except ProtocolError:
-            seen = {}
-        wanted = wanted_of(self._table, own.prefix, seen)
-        entries, records = (
-            news_for(self._table, prefix, message, seen, rules=self._rules, random=self._random, now=now)
-            if message.digest or message.asks
-            else ([], [])
-        )
-        if self.view.is_public and message.digest and seen.get(own.prefix, (-1, 0))[0] < own.order:
-            records.insert(0, own)
-        if message.hold_s > 0:
-            learner = self.view.learner()
-            records += [learner] if learner is not None and learner.order > message.learner else []
-            wanted += [prefix] if self._leases.lacks_record(caller) else []
-        stone = self._table.dead.get(prefix)
-        is_buried = stone is not None and stone.signed.node == caller and stone.signed.record.reachability == "public"
-        refute = stone.signed.sealed if stone is not None and is_buried else b""
-        return ExchangeReply(
-            digest=pack_digest(entries),
-            records=fitting(records),
-            head=self.view.head if self.view.has_newer_head(message) else b"",
-            wanted=tuple(wanted),
-            refute=refute,
-            full=message.hold_s > 0 and caller not in self._leases.leaves,
-        )
+        return answer_to(self.view, caller, message, random=self._random, now=now)
 
     # -- as the caller ---------------------------------------------------------------------------------------
 
     def introduced(self, signed: SignedRecord, address: Address, *, now: float) -> list[Effect]:
         """A bootstrap said hello from `address`: ask it for the others."""
         self._greet_wait_s = FIRST_GREET_S
-        self._greet_at = now + self._period(self._rules.bootstrap_rounds)
         if signed.node == self.view.own.node:
             return []
-        effects: list[Effect] = []
-        fresh = self._admit_all((signed.sealed,), {}, now, effects, direct=signed.node)
-        self._push_later(fresh, now)
+        effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
+        self._hear(signed.node, now)
+        # Soon again if it taught nothing: it may be a leaf, and the call that follows may be lost.
+        self._greet_at = now + max(HELLO_S, self._greet_period())
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
         return [*effects, self._calls.to(signed.node, (address,), "seed", message, now=now)]
 
     def answered(self, ticket: int, reply: ExchangeReply, *, now: float) -> list[Effect]:
         """The answer to a call."""
         pending = self._calls.take(ticket)
-        took_s = now - pending.sent_at
-        self._hear(pending.node, now - took_s)
-        if (peer := self._table.find(pending.node)) is not None:
-            peer.failures, peer.retry_at = 0, 0.0
+        sent_at = pending.sent_at
+        self._hear(pending.node, sent_at)
         if (home := self.homes.of_ticket(ticket)) is not None:
-            self.homes.answered(home, full=reply.full, held_s=took_s, now=now)
+            self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
-        effects: list[Effect] = []
-        try:
-            ages = {prefix: now - took_s - age * AGE_UNIT_S for prefix, _, age in unpack_digest(reply.digest)}
-            self._push_later(self._admit_all(reply.records, ages, now, effects, direct=None), now)
-            self._merge(reply.digest, took_s, now)
-        except ProtocolError:
-            return [*effects, Rejected(reason="malformed_digest")]
+        effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=(pending.node, sent_at))
         effects += self.take_head(reply.head, now=now) + self._refute(reply.refute, now)
         return effects + self._send_wanted(pending, reply.wanted, now)
 
@@ -267,7 +238,7 @@ class Membership:
         if (peer := self._table.find(pending.node)) is not None:
             peer.failures = min(peer.failures + 1, MAX_BACK_OFF)
             # One failure is a lost packet.
-            peer.retry_at = now + self._rules.round_s * 2**peer.failures if peer.failures > 1 else 0.0
+            peer.retry_at = now + self._rules.round_s * 2**peer.failures if peer.failures > 1 else -math.inf
         if (home := self.homes.of_ticket(ticket)) is not None:
             self.homes.failed(home, took_s=now - pending.sent_at, now=now)
         if pending.purpose in ("refresh", "seed"):
@@ -324,7 +295,7 @@ class Membership:
         told = [peer for peer in homes if peer] or self.view.some(self._rules.push_fanout, self._random, now=now)
         self._owner.reachability = "gone"
         effects = self._owner.issue()
-        message = Exchange(records=(self.view.own.sealed,), newest=self.view.newest, asks=0)
+        message = self.view.push_message([self.view.own], now)
         return [*effects, *(self._call(peer, "push", message, now) for peer in told)]
 
     # -- records and beats -----------------------------------------------------------------------------------
@@ -333,28 +304,23 @@ class Membership:
         peer = self._table.find(node)
         if peer is not None:
             peer.heard_at = max(peer.heard_at, heard_at)
+            peer.failures, peer.retry_at = 0, -math.inf
 
-    def _merge(self, digest: bytes, extra_s: float, now: float) -> None:
-        """Keep the younger beat of each entry; `extra_s` is what the ages gained on their way."""
-        by_prefix = self._table.by_prefix
-        latest = now - extra_s
-        for prefix, _, age in unpack_digest(digest):
-            peer = by_prefix.get(prefix)
-            if peer is not None and (heard_at := latest - age * AGE_UNIT_S) > peer.heard_at:
-                peer.heard_at = heard_at
+    def _take_in(
+        self, sealed: Iterable[bytes], digest: bytes, latest: float, now: float, *, direct: tuple[NodeId, float]
+    ) -> list[Effect]:
+        """Records and the beats of a digest, whose ages count back from `latest`. `direct` is who said it, and when.
 
-    def _admit_all(
-        self,
-        sealed: Iterable[bytes],
-        beats: dict[bytes, float],
-        now: float,
-        effects: list[Effect],
-        *,
-        direct: NodeId | None,
-    ) -> list[SignedRecord]:
-        """Admit records; those that are worth pushing on. `direct` gave its own."""
+        A record without an age brings no beat: who was not heard of before stays unknown.
+        """
+        effects: list[Effect] = []
+        try:
+            beats = {prefix: heard_at for prefix, (_, heard_at) in seen_in(digest, latest=latest).items()}
+        except ProtocolError:
+            effects.append(Rejected(reason="malformed_digest"))
+            beats = {}
+        speaker, spoke_at = direct
         fresh: list[SignedRecord] = []
-        hearsay = now - self._rules.transit_s
         for one in sealed:
             try:
                 signed = self._open_record(one)
@@ -363,30 +329,35 @@ class Membership:
                 continue
             if signed.node == self.view.own.node:
                 effects += self._overtake(signed, now) if signed.body != self.view.own.body else []
-            elif self._admit(signed, now if signed.node == direct else beats.get(signed.prefix, hearsay), now, effects):
+                continue
+            heard_at = spoke_at if signed.node == speaker else beats.get(signed.prefix, -math.inf)
+            if self._admit(signed, heard_at, now, effects):
                 fresh.append(signed)
-        return fresh
+        for prefix, heard_at in beats.items():
+            peer = self._table.by_prefix.get(prefix)
+            if peer is not None and heard_at > peer.heard_at:
+                peer.heard_at = heard_at
+        self._push_later(fresh, now)
+        return effects
 
     def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
+        """Whether it is worth pushing on."""
         if signed.record.reachability != "public":
             self._tell_leases(signed, now)
-        elif self._table.find(signed.node) is None:
-            if not any(map(self._dialable, signed.record.addresses)):
-                effects.append(Rejected(reason="address_refused"))
-                return False
-            self._make_room()
         admitted, more = self._table.admit(signed, heard_at, now=now)
         effects += more
+        if admitted == "new":
+            self._make_room(signed.node)
         if admitted in ("new", "changed"):
             self._leases.end(signed.node)
             effects += [Wake()] if signed.record.role == "learner" else []
         return admitted in ("new", "changed", "gone")
 
-    def _make_room(self) -> None:
-        """A leaf that knows enough publics drops the stalest that is neither its home nor the learner."""
-        if self.view.is_public or len(self._table) < self._rules.leaf_publics:
+    def _make_room(self, new: NodeId) -> None:
+        """A leaf that knows enough publics drops the stalest that is neither its home nor the learner nor new."""
+        if self.view.is_public or len(self._table) <= self._rules.leaf_publics:
             return
-        kept = {home.node for home in self.homes.homes}
+        kept = {new, *(home.node for home in self.homes.homes)}
         spare = [p for p in self._table if p.signed.node not in kept and p.signed.record.role != "learner"]
         if spare:
             self._table.forget(min(spare, key=lambda peer: peer.heard_at))
@@ -428,10 +399,10 @@ class Membership:
 
     def _push(self, now: float, *, head: bool = False) -> list[Effect]:
         records = fitting(self._fresh.values())
-        for prefix in list(self._fresh)[: len(records)]:
-            del self._fresh[prefix]
+        for signed in records:
+            del self._fresh[signed.prefix]
         self._push_at = now + self._rules.push_delay_s if self._fresh else None
-        message = Exchange(records=records, head=self.view.head if head else b"", newest=self.view.newest, asks=0)
+        message = self.view.push_message(records, now, head=self.view.head if head else b"")
         return [
             self._call(peer, "push", message, now)
             for peer in self.view.some(self._rules.push_fanout, self._random, now=now)
@@ -443,11 +414,11 @@ class Membership:
         records = fitting(signed for signed in map(self.view.record_of, wanted) if signed is not None)
         if not records:
             return []
-        message = Exchange(records=records, newest=self.view.newest, asks=0)
+        message = self.view.push_message(records, now)
         return [self._calls.to(pending.node, (pending.address,), "push", message, now=now)]
 
     def _call(self, peer: Peer, purpose: Purpose, message: Exchange, now: float) -> Call:
-        return self._calls.to(peer.signed.node, peer.signed.record.addresses, purpose, message, now=now)
+        return self._calls.to(peer.signed.node, peer.addresses, purpose, message, now=now)
 
     def _period(self, rounds: float) -> float:
         return self._vary(rounds * self._rules.round_s)

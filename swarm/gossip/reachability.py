@@ -9,7 +9,7 @@ fails twice in a row, it is a leaf again. The one who calls back does so rarely,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from random import Random
 from typing import Annotated
 
@@ -39,6 +39,13 @@ MAX_DIALLED = 4096
 
 METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"), ip_address("100.100.100.200"))
 """Where clouds keep their machines' credentials; no setting opens these."""
+
+INTERNET6 = ip_network("2000::/3")
+TUNNELS6 = (ip_network("2002::/16"), ip_network("2001::/32"))
+"""All that IPv6 routes globally, and the parts of it that carry IPv4 addresses, private ones too: 6to4 and Teredo."""
+
+MAX_CLAIMED = 8
+"""Addresses that witnesses may have named at a time: a lying one has a new answer every time."""
 
 DIAL_BACK_CONTEXT = "dial-back"
 
@@ -76,8 +83,11 @@ def is_dialable(host: str, *, lan: bool) -> bool:
     address = _unwrapped(address)
     if address in METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
         return False
+    if isinstance(address, IPv6Address) and any(address in tunnel for tunnel in TUNNELS6):
+        return False
     if address.is_global:
-        return True
+        # What lies outside carries an IPv4 address too: those of translators, and old notations.
+        return isinstance(address, IPv4Address) or address in INTERNET6
     return lan and (address.is_private or address.is_loopback)
 
 
@@ -107,6 +117,7 @@ class DialBackLimit:
         """Why `host` is not called now; empty if it may be, which counts as a call."""
         if not is_dialable(host, lan=self._lan):
             return "private addresses are not called back (--lan allows them)"
+        host = _canonical(host) or host
         for old in [known for known, times in self._times.items() if now - times[-1] >= 60.0]:
             del self._times[old]
         recent = [at for at in self._times.get(host, []) if now - at < 60.0]
@@ -157,9 +168,14 @@ class Reachability:
             return False
         if not reply.reached:
             return self._failed()
+        host = _canonical(reply.host)
+        if host is None:
+            # An honest witness names what its socket saw.
+            return self._failed()
         self._failures = 0
-        host = str(_unwrapped(ip_address(reply.host))) if _is_literal(reply.host) else reply.host
         self._witnesses.setdefault(host, set()).add(witness)
+        while len(self._witnesses) > MAX_CLAIMED:
+            del self._witnesses[next(iter(self._witnesses))]
         if len(self._witnesses[host]) < min(WITNESSES, publics):
             # Others are there to be asked.
             self._ask_at = min(self._ask_at, now + self._round_s / 2)
@@ -180,12 +196,12 @@ class Reachability:
         return True
 
 
-def _is_literal(host: str) -> bool:
+def _canonical(host: str) -> str | None:
+    """The one way to write this literal address; None for a name, or for an address within some network's scope."""
     try:
-        ip_address(host)
+        return None if "%" in host else str(_unwrapped(ip_address(host)))
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _unwrapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:

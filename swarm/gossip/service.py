@@ -247,10 +247,10 @@ class GossipService:
         if self._reachability is None:
             return
         view = self.core.view
-        publics = {peer.signed.node: peer.signed for peer in view.usable(now)}
+        publics = {peer.signed.node: peer for peer in view.usable(now)}
         witness = self._reachability.ask(list(publics), now=now)
         if witness is not None:
-            addresses = publics[witness].record.addresses
+            addresses = publics[witness].addresses
             self._start(self._dial_back(self.core, self._reachability, witness, secrets.choice(addresses)))
 
     async def _dial_back(self, core: Membership, reachability: Reachability, witness: NodeId, address: Address) -> None:

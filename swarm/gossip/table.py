@@ -10,8 +10,9 @@ of a higher order brings its node back (I4).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Literal
@@ -19,37 +20,49 @@ from typing import Literal
 from swarm.gossip.effects import Appeared, Died, Effect, Rejected
 from swarm.gossip.records import SignedRecord, prefix_of
 from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS, GossipRules
-from swarm.types import NodeId
+from swarm.types import Address, NodeId
+
+MAX_OTHERS = MAX_PUBLICS - 2
+"""Alive at a time: with this node itself and the learner, which always finds room, their digest fits a message."""
 
 Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
 
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
-    """One public. `risen_at` is when its order last rose here, `retry_at` when it may be called again."""
+    """One public. `risen_at` is when its order last rose here, `retry_at` when it may be called again, `addresses`
+    those of its addresses that this node may call."""
 
     signed: SignedRecord
+    addresses: tuple[Address, ...]
     heard_at: float
     risen_at: float
     failures: int = 0
-    retry_at: float = 0.0
+    retry_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
+    """A node that is no public any more: lost, or by its own word, which nobody need look into."""
+
     signed: SignedRecord
     died_at: float
 
+    @property
+    def is_lost(self) -> bool:
+        return self.signed.record.reachability == "public"
+
 
 class Table:
-    """All publics but oneself."""
+    """All publics but oneself. `dialable` says whether this node may call an address that somebody else named."""
 
-    def __init__(self, rules: GossipRules) -> None:
+    def __init__(self, rules: GossipRules, dialable: Callable[[Address], bool]) -> None:
         self._rules = rules
+        self._dialable = dialable
         self.by_prefix: dict[bytes, Peer] = {}
         self.dead: dict[bytes, Tombstone] = {}
         self._banned: dict[NodeId, None] = {}
-        self._subnets: Counter[str] = Counter()
+        self.subnets: Counter[str] = Counter()
         self._learner = b""
 
     def __len__(self) -> int:
@@ -70,6 +83,10 @@ class Table:
     def is_banned(self, node: NodeId) -> bool:
         return node in self._banned
 
+    def callable_at(self, signed: SignedRecord) -> tuple[Address, ...]:
+        """The addresses of a record that this node may call."""
+        return tuple(filter(self._dialable, signed.record.addresses))
+
     def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[Admitted, list[Effect]]:
         """Take in a record whose beat was heard at `heard_at`, as far as the one who passed it on knows."""
         if signed.node in self._banned:
@@ -85,9 +102,11 @@ class Table:
                 return self._again(newest, signed)
         if signed.record.reachability != "public":
             return self._withdraw(signed, known, now)
+        if not (addresses := self.callable_at(signed)):
+            return "refused", [Rejected(reason="address_refused")]
         if known is not None:
-            return self._renew(known, signed, heard_at, now)
-        return self._add(signed, heard_at, now)
+            return self._renew(known, signed, addresses, heard_at, now)
+        return self._add(signed, addresses, heard_at, now)
 
     def expire(self, *, now: float, patience: float) -> list[Effect]:
         """Bury whoever is too old. `patience` stretches the age of a beat while this node itself runs late."""
@@ -138,29 +157,34 @@ class Table:
             self._lay(signed, now)
         return "known", []
 
-    def _renew(self, peer: Peer, signed: SignedRecord, heard_at: float, now: float) -> tuple[Admitted, list[Effect]]:
+    def _renew(
+        self, peer: Peer, signed: SignedRecord, addresses: tuple[Address, ...], heard_at: float, now: float
+    ) -> tuple[Admitted, list[Effect]]:
         moved = signed.record.addresses != peer.signed.record.addresses
         if moved:
+            if self._is_crowded(signed, subnets_of(signed) - subnets_of(peer.signed)):
+                return "refused", [Rejected(reason="subnet_full")]
             self._count_subnets(peer.signed, -1)
             self._count_subnets(signed, 1)
-            peer.failures, peer.retry_at = 0, 0.0
-        peer.signed, peer.risen_at = signed, now
+            peer.failures, peer.retry_at = 0, -math.inf
+        peer.signed, peer.addresses, peer.risen_at = signed, addresses, now
         peer.heard_at = max(peer.heard_at, heard_at)
         return ("changed" if moved else "reissued"), []
 
-    def _add(self, signed: SignedRecord, heard_at: float, now: float) -> tuple[Admitted, list[Effect]]:
+    def _add(
+        self, signed: SignedRecord, addresses: tuple[Address, ...], heard_at: float, now: float
+    ) -> tuple[Admitted, list[Effect]]:
         if now - heard_at > self._rules.dead_rounds * self._rules.round_s:
             return "refused", [Rejected(reason="zombie")]
         # The learner always finds room: without it there is no swarm.
-        if signed.record.role != "learner":
-            if len(self.by_prefix) >= MAX_PUBLICS:
-                return "refused", [Rejected(reason="table_full")]
-            if any(self._subnets[subnet] >= MAX_PER_SUBNET for subnet in subnets_of(signed)):
-                return "refused", [Rejected(reason="subnet_full")]
+        if signed.record.role != "learner" and len(self.by_prefix) >= MAX_OTHERS:
+            return "refused", [Rejected(reason="table_full")]
+        if self._is_crowded(signed, subnets_of(signed)):
+            return "refused", [Rejected(reason="subnet_full")]
         self.dead.pop(signed.prefix, None)
         while len(self.by_prefix) + len(self.dead) >= MAX_PUBLICS and self.dead:
             del self.dead[next(iter(self.dead))]
-        self.by_prefix[signed.prefix] = Peer(signed=signed, heard_at=heard_at, risen_at=now)
+        self.by_prefix[signed.prefix] = Peer(signed=signed, addresses=addresses, heard_at=heard_at, risen_at=now)
         if signed.record.role == "learner":
             self._learner = signed.prefix
         self._count_subnets(signed, 1)
@@ -188,11 +212,14 @@ class Table:
         stone = self.dead.get(signed.prefix)
         return stone.signed if stone else None
 
+    def _is_crowded(self, signed: SignedRecord, subnets: set[str]) -> bool:
+        return signed.record.role != "learner" and any(self.subnets[one] >= MAX_PER_SUBNET for one in subnets)
+
     def _count_subnets(self, signed: SignedRecord, by: int) -> None:
         for subnet in subnets_of(signed):
-            self._subnets[subnet] += by
-            if not self._subnets[subnet]:
-                del self._subnets[subnet]
+            self.subnets[subnet] += by
+            if not self.subnets[subnet]:
+                del self.subnets[subnet]
 
 
 def subnets_of(signed: SignedRecord) -> set[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 
 from swarm.gossip.leaves import LeafLeases
-from swarm.gossip.messages import Exchange, pack_digest
+from swarm.gossip.messages import Entry, Exchange, pack_digest
 from swarm.gossip.owner import Owner
 from swarm.gossip.records import SignedRecord
 from swarm.gossip.rules import GossipRules
 from swarm.gossip.table import Peer, Table
-from swarm.types import NodeId, VersionId
+from swarm.types import Address, NodeId, VersionId
 
 
 @dataclass(slots=True)
@@ -20,13 +21,14 @@ class View:
 
     owner: Owner
     rules: GossipRules
+    dialable: Callable[[Address], bool]
     table: Table = field(init=False)
     leases: LeafLeases = field(init=False)
     newest: VersionId | None = None
     head: bytes = b""
 
     def __post_init__(self) -> None:
-        self.table = Table(self.rules)
+        self.table = Table(self.rules, self.dialable)
         self.leases = LeafLeases(self.rules)
 
     @property
@@ -48,16 +50,22 @@ class View:
         learner = self.learner()
         return learner.order if learner is not None else 0
 
+    def live_learner(self) -> SignedRecord | None:
+        """The learner's record, unless it is dead: a dead one's address is no news for anybody."""
+        learner = self.learner()
+        return learner if learner is not None and self.record_of(learner.prefix) is learner else None
+
     def has_newer_head(self, message: Exchange) -> bool:
         return self.newest is not None and (message.newest is None or self.newest > message.newest)
 
     def has_moved_learner(self, message: Exchange) -> bool:
         """Another life of the learner than the caller knows; a mere re-issue is no reason to answer a poll early."""
-        return self.learner_order() >> 16 > message.learner >> 16
+        learner = self.live_learner()
+        return learner is not None and learner.order >> 16 > message.learner >> 16
 
     def usable(self, now: float) -> list[Peer]:
         """Publics that may be called now."""
-        return [peer for peer in self.table if peer.retry_at <= now and peer.signed.record.addresses]
+        return [peer for peer in self.table if peer.retry_at <= now]
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
         usable = self.usable(now)
@@ -80,6 +88,26 @@ class View:
         entries = [(p.signed.prefix, p.signed.order, now - p.heard_at) for p in self.table]
         own = [(self.own.prefix, self.own.order, 0.0)] if self.is_public else []
         return pack_digest([*own, *entries])
+
+    def ages_of(self, records: Iterable[SignedRecord], now: float) -> list[Entry]:
+        """Entries for records that are passed on, so that nobody takes an old beat for a young one."""
+        entries: list[Entry] = []
+        for signed in records:
+            if signed.prefix == self.own.prefix:
+                entries.append((signed.prefix, signed.order, 0.0))
+            elif (peer := self.table.by_prefix.get(signed.prefix)) is not None:
+                entries.append((signed.prefix, signed.order, now - peer.heard_at))
+        return entries
+
+    def push_message(self, records: list[SignedRecord], now: float, *, head: bytes = b"") -> Exchange:
+        """News that is answered with no more than what the caller got wrong."""
+        return Exchange(
+            digest=pack_digest(self.ages_of(records, now)),
+            records=tuple(signed.sealed for signed in records),
+            head=head,
+            newest=self.newest,
+            asks=0,
+        )
 
     def round_message(self, now: float) -> Exchange:
         return Exchange(digest=self.digest(now), newest=self.newest)

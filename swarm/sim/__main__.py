@@ -2,6 +2,7 @@
 
     python -m swarm.sim --seed 7 --scenario churn    one run and its figures; --trace prints every event
     python -m swarm.sim --seeds 1000                 random scenarios of seeds 0..999, up to the first that fails
+    python -m swarm.sim --gossip --seed 7            the same for membership: a random swarm and its faults
 
 A breach is printed with the command that replays it, and the exit status is 1.
 """
@@ -13,6 +14,8 @@ import sys
 
 from swarm.sim.checkers import InvariantBreach
 from swarm.sim.cluster import Cluster
+from swarm.sim.gossip_checkers import GossipBreach
+from swarm.sim.gossip_plan import GossipFigures, GossipPlan, run_plan
 from swarm.sim.scenario import NAMED, RANDOM, scenario_named
 
 REPORT_EVERY_SEEDS = 100
@@ -24,14 +27,19 @@ def main() -> int:
     which.add_argument("--seed", type=int, metavar="N", help="run this seed")
     which.add_argument("--seeds", type=int, metavar="N", help="run the random scenarios of seeds 0..N-1")
     parser.add_argument("--scenario", default=RANDOM, choices=(RANDOM, *NAMED), help="what to simulate")
+    parser.add_argument("--gossip", action="store_true", help="simulate membership instead of rollouts")
     parser.add_argument("--trace", action="store_true", help="print every event")
     arguments = parser.parse_args()
+    if arguments.gossip and arguments.scenario != RANDOM:
+        parser.error("membership has random scenarios only")
     try:
-        if arguments.seed is not None:
+        if arguments.gossip:
+            run_gossip(arguments.seed, arguments.seeds, trace=arguments.trace)
+        elif arguments.seed is not None:
             run_one(arguments.seed, arguments.scenario, trace=arguments.trace)
         else:
             run_many(arguments.seeds)
-    except InvariantBreach as breach:
+    except (InvariantBreach, GossipBreach) as breach:
         print(breach)
         return 1
     return 0
@@ -55,6 +63,22 @@ def run_one(seed: int, name: str, *, trace: bool) -> None:
     for reason, count in sorted(figures.dropped.items()):
         print(f"discarded, {reason:<17} {count / max(1, accepted):.4f}")
     print(f"trace digest        {cluster.world.trace_digest()}")
+
+
+def run_gossip(seed: int | None, seeds: int, *, trace: bool) -> None:
+    """Run one random scenario of membership and print its figures, or many and print the slowest to become whole."""
+    if seed is not None:
+        figures = run_plan(GossipPlan.random(seed), seed, tell=print if trace else None)
+        for name in GossipFigures.__slots__:
+            print(f"{name.replace('_', ' '):<19} {getattr(figures, name)}")
+        return
+    events, slowest_s = 0, 0.0
+    for one in range(seeds):
+        figures = run_plan(GossipPlan.random(one), one)
+        events += figures.events
+        slowest_s = max(slowest_s, figures.settle_s)
+        if (one + 1) % REPORT_EVERY_SEEDS == 0 or one + 1 == seeds:
+            print(f"{one + 1} seeds, {events} events, whole again within {slowest_s:.0f} s, no breach", flush=True)
 
 
 def run_many(seeds: int) -> None:

@@ -14,11 +14,12 @@ from functools import cache, partial
 from random import Random
 
 from swarm.broadcast.manifest import Head, open_head, sign_head
+from swarm.errors import ProtocolError
 from swarm.gossip.effects import Appeared, Call, Died, Effect, Greet, HeadLearned, LeafGone, Rejected, Wake
 from swarm.gossip.membership import Membership
 from swarm.gossip.messages import Exchange, ExchangeReply
 from swarm.gossip.owner import Owner
-from swarm.gossip.records import SignedRecord, open_record
+from swarm.gossip.records import open_record
 from swarm.gossip.rules import GossipRules
 from swarm.signing import SigningKey, swarm_id_of
 from swarm.sim.network import LinkShape, Network, Reply
@@ -30,13 +31,18 @@ REQUEST_BYTES, ANSWER_BYTES = 345, 165
 """What a call takes besides its bodies: 241 and 61 bytes of HTTP headers, signature and TLS records, measured on a kept
 connection, and 52 bytes of TCP and IP headers for each packet and each acknowledgement."""
 
+CACHED_PEERS = 8
+"""Publics that a node remembers for its next start."""
+
+ROUNDING_S = 1e-9
+
 MAX_NODES = 60_000
 """Every node has an address in a /24 of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipScenario:
-    """One run. `join_s` is the time over which the nodes arrive."""
+    """One run. `join_s` is the time over which the nodes arrive; monotonic clocks differ by up to `skew_s`."""
 
     nodes: int = 100
     leaf_share: float = 0.9
@@ -47,6 +53,7 @@ class GossipScenario:
     stall_every_s: float = 300.0
     bootstraps: int = 1
     join_s: float = 10.0
+    skew_s: float = 0.0
     rules: GossipRules = field(default_factory=GossipRules)
 
 
@@ -60,11 +67,33 @@ class Traffic:
         self.calls = 0
 
 
+class Liar:
+    """A node that says other things than its core. As it stands it is honest."""
+
+    def call(self, message: Exchange) -> Exchange:
+        return message
+
+    def answer(self, answer: ExchangeReply) -> ExchangeReply:
+        return answer
+
+    def introduction(self, own: bytes) -> bytes:
+        return own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A call as it arrived, for those who record and replay."""
+
+    target: GossipNode
+    caller: NodeId
+    message: Exchange
+
+
 class GossipNode:
     """One simulated node: the real core and what its shell would do."""
 
     def __init__(self, swarm: GossipSwarm, number: int, key: SigningKey, *, public: bool, generation: int = 1) -> None:
-        self._swarm = swarm
+        self.swarm = swarm
         self._world = swarm.world
         self.number = number
         self.key = key
@@ -74,15 +103,20 @@ class GossipNode:
         self.stalled_until = 0.0
         self.traffic = Traffic()
         self.newest: VersionId | None = None
+        self.liar = Liar()
+        self.cached: list[GossipNode] = []
+        self.skew_s = self._world.random.uniform(-1, 1) * swarm.scenario.skew_s
+        self.acted_at = self._world.now
         self._held: list[tuple[NodeId, Exchange, Reply[ExchangeReply]]] = []
         self._armed_at: float | None = None
-        role: Role = "learner" if number == 0 else "relay" if public else "sampler"
+        is_learner = key.node_id == swarm.learner_key.node_id
+        role: Role = "learner" if is_learner else "relay" if public else "sampler"
         owner = Owner(
             key,
             swarm.swarm_id,
             role,
             generation=generation,
-            addresses=(self.address,) if number == 0 else (),
+            addresses=(self.address,) if is_learner else (),
         )
         self.core = Membership(
             owner,
@@ -91,8 +125,13 @@ class GossipNode:
             open_head=swarm.open_head,
             dialable=lambda address: True,
             random=Random(self._world.random.getrandbits(64)),
-            now=self._world.now,
+            now=self.now,
         )
+
+    @property
+    def now(self) -> float:
+        """The node's own monotonic clock."""
+        return self._world.now + self.skew_s
 
     @property
     def address(self) -> Address:
@@ -103,7 +142,7 @@ class GossipNode:
         return self.core.view.is_public
 
     def start(self) -> None:
-        self._do(lambda: self.core.tick(now=self._world.now))
+        self._do(lambda: self.core.tick(now=self.now))
 
     def crash(self) -> None:
         """Gone without a word."""
@@ -122,8 +161,11 @@ class GossipNode:
     def hear(self, caller: NodeId, message: Exchange, reply: Reply[ExchangeReply]) -> None:
         """A call that arrived."""
 
+        if self.swarm.heard is not None:
+            self.swarm.heard.append(Heard(target=self, caller=caller, message=message))
+
         def receive() -> list[Effect]:
-            effects = self.core.receive(caller, message, now=self._world.now)
+            effects = self.core.receive(caller, message, now=self.now)
             self._perform(effects)
             if self.core.holds(message):
                 held = (caller, message, reply)
@@ -135,11 +177,18 @@ class GossipNode:
 
         self.do(receive)
 
+    def introduce(self, reply: Reply[bytes]) -> list[Effect]:
+        """A hello that arrived."""
+        reply(self.liar.introduction(self.core.view.own.sealed), 700)
+        return []
+
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _do(self, action: Callable[[], list[Effect]]) -> None:
+        self.acted_at = self._world.now
         self._perform(action())
         self._arm()
+        self.swarm.after(self)
 
     def _arm(self) -> None:
         due = self.core.deadline()
@@ -150,9 +199,10 @@ class GossipNode:
         def fire() -> None:
             if self._armed_at == due:
                 self._armed_at = None
-                self.do(lambda: self.core.tick(now=self._world.now))
+                self.do(lambda: self.core.tick(now=self.now))
 
-        self._world.schedule(max(0.0, due - self._world.now), f"tick {self.number}", fire)
+        # Clocks of different origin round differently: a tick that comes a moment early would come again for ever.
+        self._world.schedule(max(0.0, due - self.now + ROUNDING_S), f"tick {self.number}", fire)
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -167,9 +217,9 @@ class GossipNode:
                 case HeadLearned():
                     assert self.newest is None or effect.version > self.newest, "I4: a head went back"
                     self.newest = effect.version
-                    self._swarm.on_head(self, effect.version)
+                    self.swarm.on_head(self, effect.version)
                 case Appeared() | Died() | LeafGone() | Rejected():
-                    self._swarm.on_change(self, effect)
+                    self.swarm.on_change(self, effect)
                 case _:
                     pass
 
@@ -179,58 +229,63 @@ class GossipNode:
             self.do(lambda: self._answer(*held))
 
     def _answer(self, caller: NodeId, message: Exchange, reply: Reply[ExchangeReply]) -> list[Effect]:
-        answer = self.core.answer(caller, message, now=self._world.now)
+        answer = self.liar.answer(self.core.answer(caller, message, now=self.now))
         nbytes = len(encode(answer)) + ANSWER_BYTES
         self.traffic.bytes += nbytes
         reply(answer, nbytes)
         return []
 
     def _call(self, call: Call) -> None:
-        nbytes = len(encode(call.message)) + REQUEST_BYTES
+        message = self.liar.call(call.message)
+        nbytes = len(encode(message)) + REQUEST_BYTES
         self.traffic.bytes += nbytes
         self.traffic.calls += 1
-        target = self._swarm.at(call.address)
+        target = self.swarm.at(call.address)
 
         def arrive(reply: Reply[ExchangeReply]) -> None:
             if target is not None and target.alive:
                 target.traffic.bytes += nbytes
-                target.hear(self.node, call.message, reply)
+                target.hear(self.node, message, reply)
 
         def answered(answer: ExchangeReply) -> None:
             self.traffic.bytes += len(encode(answer)) + ANSWER_BYTES
-            self.do(lambda: self.core.answered(call.ticket, answer, now=self._world.now))
+            self.do(lambda: self.core.answered(call.ticket, answer, now=self.now))
 
         def failed() -> None:
-            self.do(lambda: self.core.failed(call.ticket, now=self._world.now))
+            self.do(lambda: self.core.failed(call.ticket, now=self.now))
 
         other = str(target.number) if target else "nobody"
-        self._swarm.network.request(str(self.number), other, nbytes, arrive, answered, failed, timeout_s=call.timeout_s)
+        self.swarm.network.request(str(self.number), other, nbytes, arrive, answered, failed, timeout_s=call.timeout_s)
 
     def _greet(self) -> None:
-        target = self._swarm.bootstrap(self)
+        target = self.swarm.bootstrap(self)
 
-        def arrive(reply: Reply[SignedRecord]) -> None:
-            if target.alive:
-                reply(target.core.view.own, 700)
+        def arrive(reply: Reply[bytes]) -> None:
+            target.do(lambda: target.introduce(reply))
 
-        def answered(signed: SignedRecord) -> None:
-            self.do(lambda: self.core.introduced(signed, target.address, now=self._world.now))
+        def answered(sealed: bytes) -> None:
+            try:
+                signed = self.swarm.open_record(sealed)
+            except ProtocolError:
+                failed()
+                return
+            self.do(lambda: self.core.introduced(signed, target.address, now=self.now))
             if self.can_be_public and not self.is_public:
                 self._world.schedule(1.0, f"public {self.number}", self._become_public)
 
         def failed() -> None:
             if self.alive:
-                self.core.greet_failed(now=self._world.now)
+                self.core.greet_failed(now=self.now)
                 self._arm()
 
-        self._swarm.network.request(str(self.number), str(target.number), 450, arrive, answered, failed, timeout_s=3.0)
+        self.swarm.network.request(str(self.number), str(target.number), 450, arrive, answered, failed, timeout_s=3.0)
 
     def _become_public(self) -> None:
-        self.do(lambda: self.core.set_reachability("public", (self.address,), now=self._world.now))
+        self.do(lambda: self.core.set_reachability("public", (self.address,), now=self.now))
 
 
 class GossipSwarm:
-    """All nodes of one run. Node 0 is the learner."""
+    """All nodes of one run. Node 0 is the learner's first life; a later life of a node has a number of its own."""
 
     def __init__(self, scenario: GossipScenario, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
         assert scenario.nodes <= MAX_NODES
@@ -248,6 +303,8 @@ class GossipSwarm:
         self.nodes: list[GossipNode] = []
         self.by_node: dict[NodeId, GossipNode] = {}
         self._by_host: dict[str, GossipNode] = {}
+        self.heard: list[Heard] | None = None
+        self.after: Callable[[GossipNode], None] = lambda node: None
         self.on_head: Callable[[GossipNode, VersionId], None] = lambda node, version: None
         self.on_change: Callable[[GossipNode, Effect], None] = lambda node, effect: None
         self.open_record = cache(lambda sealed: open_record(sealed, self.swarm_id))
@@ -280,6 +337,16 @@ class GossipSwarm:
         self._by_host[node.address.host] = node
         return node
 
+    def restart(self, node: GossipNode) -> GossipNode:
+        """Another life of a node: the same key at another address, with the next generation and a cache of peers."""
+        node.crash()
+        known = [self.by_node[peer.signed.node] for peer in node.core.view.table]
+        public = node.can_be_public
+        made = self.add(node.key, public=public, generation=node.core.view.own.record.generation + 1)
+        made.cached = known[:CACHED_PEERS]
+        made.start()
+        return made
+
     def run_for(self, seconds: float) -> None:
         until = self.world.now + seconds
         over = False
@@ -306,17 +373,17 @@ class GossipSwarm:
             table_bytes=1000,
         )
         sealed = sign_head(head, self.learner_key)
-        learner = self.nodes[0]
-        learner.do(lambda: learner.core.take_head(sealed, now=self.world.now))
+        learner = self.by_node[self.learner_key.node_id]
+        learner.do(lambda: learner.core.take_head(sealed, now=learner.now))
         return named
 
     def at(self, address: Address) -> GossipNode | None:
         return self._by_host.get(address.host)
 
     def bootstrap(self, asking: GossipNode) -> GossipNode:
-        """A random one of the first nodes, the learner among them."""
-        choices = min(self.scenario.bootstraps, len(self.nodes))
-        return self.nodes[self.world.random.randrange(choices)]
+        """A random one of the first nodes, the learner among them, and of those that it knew in a former life."""
+        choices = [*self.nodes[: self.scenario.bootstraps], *asking.cached]
+        return self.world.random.choice(choices)
 
     def live(self) -> list[GossipNode]:
         return [node for node in self.nodes if node.alive]

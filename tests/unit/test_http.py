@@ -14,7 +14,7 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
 from swarm.gossip.owner import Owner
-from swarm.http import BodyLimits, Busy, Gone, PeerClient, binary, plain_address, read_body
+from swarm.http import BodyLimits, Busy, Gone, OtherProtocol, PeerClient, binary, plain_address, read_body
 from swarm.node.hello import Hello, hello_route, say_hello
 from swarm.node.http import NodeServer
 from swarm.types import Address, VersionId

@@ -1,0 +1,181 @@
+"""Nodes of a swarm for tests of membership: keys, records, and cores that talk to one another by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from random import Random
+
+from swarm.broadcast.manifest import Head, open_head, sign_head
+from swarm.gossip.effects import Call, Died, Effect, Rejected
+from swarm.gossip.membership import Membership
+from swarm.gossip.messages import AGE_UNIT_S, Exchange, ExchangeReply, pack_digest, unpack_digest
+from swarm.gossip.owner import Owner
+from swarm.gossip.records import Profile, Reachability, Record, SignedRecord, open_record, sign_record
+from swarm.gossip.rules import GossipRules
+from swarm.gossip.table import Table
+from swarm.signing import SigningKey, swarm_id_of
+from swarm.types import Address, NodeId, Role, SwarmId, VersionId
+from swarm.wire import PROTOCOL
+from tests.builders import v
+
+RULES = GossipRules()
+LEARNER = SigningKey.from_bytes(bytes(31) + b"\1")
+THE_SWARM = swarm_id_of(LEARNER.public_bytes)
+DEAD_S = RULES.dead_rounds * RULES.round_s
+LIFE_S = RULES.life_rounds * RULES.round_s
+
+
+@cache
+def key(number: int) -> SigningKey:
+    """Key 0 is the learner's."""
+    return LEARNER if number == 0 else SigningKey.from_bytes(number.to_bytes(4, "big") * 8)
+
+
+def address(number: int, *, port: int = 7700) -> Address:
+    """Each number is in a /24 of its own."""
+    return Address(host=f"20.{number >> 8 & 255}.{number & 255}.{1 + (number >> 16)}", port=port)
+
+
+def anywhere(_: Address) -> bool:
+    return True
+
+
+def role_of(owner: SigningKey) -> Role:
+    return "learner" if owner is LEARNER else "relay"
+
+
+def signed(
+    number: int,
+    sequence: int = 0,
+    *,
+    generation: int = 1,
+    addresses: Sequence[Address] | None = None,
+    reachability: Reachability = "public",
+    swarm: SwarmId = THE_SWARM,
+    role: Role | None = None,
+    profile: Profile | None = None,
+) -> SignedRecord:
+    """What node `number` says of itself."""
+    owner = key(number)
+    record = Record(
+        key=owner.public_bytes,
+        swarm=swarm,
+        generation=generation,
+        sequence=sequence,
+        role=role or role_of(owner),
+        reachability=reachability,
+        addresses=(address(number),) if addresses is None else tuple(addresses),
+        protocol=PROTOCOL,
+        profile=profile or Profile(),
+    )
+    return sign_record(record, owner)
+
+
+def table(rules: GossipRules = RULES, dialable: Callable[[Address], bool] = anywhere) -> Table:
+    return Table(rules, dialable)
+
+
+def open_version(sealed: bytes) -> VersionId:
+    return open_head(sealed, LEARNER.public_bytes).version
+
+
+@cache
+def head(version: int, incarnation: int = 0) -> bytes:
+    """A head as the learner signs it."""
+    named = Head(
+        swarm=THE_SWARM,
+        learner_key=LEARNER.public_bytes,
+        version=v(version, incarnation),
+        base=None,
+        layout_digest=bytes(32),
+        layout_bytes=1000,
+        table_digest=bytes(32),
+        table_bytes=1000,
+    )
+    return sign_head(named, LEARNER)
+
+
+def core(
+    number: int,
+    *,
+    public: bool = True,
+    generation: int = 1,
+    rules: GossipRules = RULES,
+    now: float = 0.0,
+    dialable: Callable[[Address], bool] = anywhere,
+) -> Membership:
+    """Node `number`; a public one at `address(number)` with nothing left to push."""
+    owner = Owner(
+        key(number),
+        THE_SWARM,
+        role_of(key(number)),
+        generation=generation,
+        addresses=(address(number),) if number == 0 else (),
+    )
+    made = Membership(
+        owner,
+        rules,
+        open_record=partial(open_record, swarm=THE_SWARM),
+        open_head=open_version,
+        dialable=dialable,
+        random=Random(number),
+        now=now,
+    )
+    if public:
+        made.set_reachability("public", (address(number),), now=now)
+    return made
+
+
+def ages(*entries: tuple[SignedRecord, float]) -> bytes:
+    """A digest that claims these ages in seconds."""
+    return pack_digest((one.prefix, one.order, age_s) for one, age_s in entries)
+
+
+def ages_in(digest: bytes) -> dict[bytes, float]:
+    return {prefix: age * AGE_UNIT_S for prefix, _, age in unpack_digest(digest)}
+
+
+def introduce(one: Membership, *others: SignedRecord, now: float = 0.0, age_s: float = 0.0) -> list[Effect]:
+    """Have `one` learn of `others` from a stranger."""
+    told = Exchange(records=tuple(other.sealed for other in others), digest=ages(*((o, age_s) for o in others)), asks=0)
+    return one.receive(key(4_000_000).node_id, told, now=now)
+
+
+def calls_in(effects: Sequence[Effect]) -> list[Call]:
+    return [effect for effect in effects if isinstance(effect, Call)]
+
+
+def reasons(effects: Sequence[Effect]) -> list[str]:
+    return [effect.reason for effect in effects if isinstance(effect, Rejected)]
+
+
+def deaths(effects: Sequence[Effect]) -> list[NodeId]:
+    return [effect.node for effect in effects if isinstance(effect, Died)]
+
+
+def deliver(
+    call: Call, source: Membership, target: Membership, *, now: float, held_s: float = 0.0
+) -> tuple[list[Effect], list[Effect]]:
+    """Carry a call to `target` and its answer back: what both made of it."""
+    received = target.receive(source.view.own.node, call.message, now=now)
+    answer = target.answer(source.view.own.node, call.message, now=now + held_s)
+    return received, source.answered(call.ticket, answer, now=now + held_s)
+
+
+def run_until(one: Membership, until: float, *, now: float) -> list[tuple[float, Effect]]:
+    """Let time pass for a node whose calls all fail."""
+    done: list[tuple[float, Effect]] = []
+    while (due := max(now, one.deadline())) <= until:
+        now = due
+        effects = one.tick(now=now)
+        for call in calls_in(effects):
+            effects += one.failed(call.ticket, now=now)
+        done += [(now, effect) for effect in effects]
+        now = math.nextafter(now, math.inf)
+    return done
+
+
+def reply(**fields: object) -> ExchangeReply:
+    return ExchangeReply(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,385 @@
+"""A leaf and its homes, and a home and its leaves."""
+
+from __future__ import annotations
+
+from random import Random
+
+from swarm.gossip.effects import Greet, HeadLearned, LeafGone, Wake
+from swarm.gossip.homes import MAX_FAILURES, Homes
+from swarm.gossip.leaves import LeafLeases
+from swarm.gossip.membership import Membership
+from swarm.gossip.messages import Exchange
+from swarm.gossip.rules import MAX_LEAVES
+from swarm.types import NodeId
+from tests.builders import v
+from tests.swarmers import (
+    DEAD_S,
+    LIFE_S,
+    RULES,
+    address,
+    ages,
+    calls_in,
+    core,
+    deliver,
+    head,
+    introduce,
+    key,
+    reply,
+    run_until,
+    signed,
+)
+
+NODES = [NodeId(name) for name in "abcdefgh"]
+LEASE_S = RULES.lease_rounds * RULES.round_s
+
+
+def homes() -> Homes:
+    return Homes(RULES, Random(1))
+
+
+def filled(*candidates: NodeId) -> Homes:
+    one = homes()
+    one.choose(candidates or NODES, last_resort=None, now=0.0)
+    return one
+
+
+def polls(one: Membership, *, now: float) -> list[NodeId]:
+    """Whom the leaf polls now; the calls stay under way."""
+    return [call.node for call in calls_in(one.tick(now=now)) if call.message.hold_s]
+
+
+def leaf_with_home(*, generation: int = 1) -> tuple[Membership, Membership]:
+    """A leaf, and the home whose first poll it had answered."""
+    leaf, home = core(1, public=False, generation=generation), core(2)
+    introduce(leaf, home.view.own)
+    (poll,) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
+    deliver(poll, leaf, home, now=0.0)
+    return leaf, home
+
+
+# -- slots ---------------------------------------------------------------------------------------------------
+
+
+def test_every_slot_is_filled_with_another_home() -> None:
+    one = filled()
+    chosen = [home.node for home in one.homes]
+    assert len(set(chosen)) == len(chosen) == RULES.homes
+    one.choose(NODES, last_resort=None, now=1.0)
+    assert [home.node for home in one.homes] == chosen, "a home that works is kept"
+
+
+def test_the_first_home_is_polled_at_once_and_the_others_within_the_time_of_a_call() -> None:
+    one = filled()
+    assert len(one.due(now=0.0)) == 1
+    assert len(one.due(now=RULES.call_s)) == RULES.homes
+
+
+def test_the_last_resort_is_given_up_when_there_are_others() -> None:
+    one = homes()
+    one.choose(NODES[:1], last_resort=NODES[0], now=0.0)
+    assert [home.node for home in one.homes] == NODES[:1]
+    one.choose(NODES[1:], last_resort=NODES[0], now=0.0)
+    assert NODES[0] not in [home.node for home in one.homes]
+    assert len(one.homes) == RULES.homes
+
+
+def test_a_home_that_is_no_longer_known_is_given_up() -> None:
+    one = filled()
+    gone = one.homes[0].node
+    one.keep([node for node in NODES if node != gone])
+    assert gone not in [home.node for home in one.homes]
+    assert len(one.homes) == RULES.homes - 1
+
+
+def test_an_answered_poll_is_followed_by_the_next_but_not_at_any_pace() -> None:
+    one = filled(NODES[0])
+    (home,) = one.homes
+    home.ticket = 1
+    one.answered(home, full=False, held_s=RULES.hold_s, now=10.0)
+    assert home.next_at == 10.0
+    one.answered(home, full=False, held_s=0.0, now=10.0)
+    assert home.next_at >= 10.0 + RULES.hold_s / 10
+
+
+def test_a_home_is_replaced_after_failures_in_a_row_and_by_another() -> None:
+    one = filled(*NODES[: RULES.homes])
+    home = one.homes[0]
+    waits: list[float] = []
+    for attempt in range(MAX_FAILURES):
+        given_up = one.failed(home, took_s=0.0, now=0.0)
+        waits.append(home.next_at)
+        assert given_up is (attempt == MAX_FAILURES - 1)
+    assert waits == sorted(set(waits))
+    assert home not in one.homes
+    one.choose(NODES[RULES.homes :], last_resort=None, now=0.0)
+    assert len(one.homes) == RULES.homes
+    assert home.node not in [other.node for other in one.homes]
+
+
+def test_an_answer_between_ends_the_row_of_failures() -> None:
+    one = filled(NODES[0])
+    (home,) = one.homes
+    for _ in range(3):
+        for _ in range(MAX_FAILURES - 1):
+            assert not one.failed(home, took_s=0.0, now=0.0)
+        one.answered(home, full=False, held_s=0.0, now=0.0)
+
+
+def test_a_home_that_failed_is_told_our_record_again() -> None:
+    one = filled(NODES[0])
+    (home,) = one.homes
+    home.told = 77
+    one.failed(home, took_s=0.0, now=0.0)
+    assert home.told == 77, "one lost packet"
+    one.failed(home, took_s=0.0, now=0.0)
+    assert home.told == -1
+
+
+def test_a_full_home_is_left() -> None:
+    one = filled(NODES[0])
+    one.answered(one.homes[0], full=True, held_s=0.0, now=0.0)
+    assert one.homes == []
+
+
+# -- leases --------------------------------------------------------------------------------------------------
+
+
+def test_polls_renew_a_lease_and_silence_ends_it() -> None:
+    leases = LeafLeases(RULES)
+    for number, node in enumerate(NODES[:3]):
+        assert leases.renew(node, None, now=float(number))
+    leases.renew(NODES[0], None, now=LEASE_S)
+    assert leases.expire(now=LEASE_S + 1.5, patience=1.0) == [LeafGone(node=NODES[1])]
+    assert leases.expire(now=LEASE_S + 2.5, patience=2.0) == []
+    assert leases.expire(now=LEASE_S + 2.5, patience=1.0) == [LeafGone(node=NODES[2])]
+    assert list(leases.leaves) == [NODES[0]]
+
+
+def test_a_home_serves_so_many_leaves_and_no_more() -> None:
+    leases = LeafLeases(RULES)
+    for number in range(MAX_LEAVES):
+        assert leases.renew(NodeId(str(number)), None, now=0.0)
+    assert not leases.renew(NodeId("one more"), None, now=0.0)
+    assert leases.renew(NodeId("0"), None, now=0.0), "whoever is here may stay"
+    leases.end(NodeId("0"))
+    assert leases.renew(NodeId("one more"), None, now=0.0)
+
+
+def test_the_newest_record_of_a_leaf_is_kept() -> None:
+    leases = LeafLeases(RULES)
+    leases.renew(key(1).node_id, None, now=0.0)
+    for sequence in (3, 5, 4):
+        leases.tell(signed(1, sequence, reachability="leaf"))
+    kept = leases.leaves[key(1).node_id].signed
+    assert kept is not None
+    assert kept.record.sequence == 5
+    leases.tell(signed(2, reachability="leaf"))
+    assert len(leases) == 1, "a record is no lease"
+
+
+# -- leaf and home -------------------------------------------------------------------------------------------
+
+
+def test_a_first_poll_is_not_held_and_the_next_one_is() -> None:
+    leaf = core(1, public=False)
+    introduce(leaf, signed(2))
+    (first,) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
+    assert first.message.hold_s < RULES.round_s / 4
+    leaf.answered(first.ticket, reply(), now=0.1)
+    (second,) = [call for call in calls_in(leaf.tick(now=leaf.homes.deadline() or 0.0)) if call.message.hold_s]
+    assert second.message.hold_s == RULES.hold_s
+    assert second.timeout_s > RULES.hold_s
+
+
+def test_a_poll_is_held_until_there_is_a_newer_head() -> None:
+    home = core(2)
+    home.take_head(head(4), now=0.0)
+    poll = Exchange(hold_s=RULES.hold_s, newest=v(4), asks=0)
+    assert home.holds(poll)
+    assert not home.holds(Exchange(hold_s=RULES.hold_s, newest=v(3), asks=0))
+    effects = home.take_head(head(5), now=1.0)
+    assert Wake() in effects
+    assert not home.holds(poll)
+    assert home.answer(key(1).node_id, poll, now=1.0).head == head(5)
+
+
+def test_a_call_that_is_no_poll_is_never_held() -> None:
+    assert not core(2).holds(Exchange(asks=0))
+
+
+def test_a_poll_is_answered_when_the_learner_has_another_life_and_not_for_a_re_issue() -> None:
+    home = core(2)
+    introduce(home, signed(0))
+    poll = Exchange(hold_s=RULES.hold_s, learner=signed(0).order, asks=0)
+    assert home.holds(poll)
+    introduce(home, signed(0, 7))
+    assert home.holds(poll)
+    moved = signed(0, 0, generation=2, addresses=[address(99)])
+    assert Wake() in introduce(home, moved)
+    assert not home.holds(poll)
+    answer = home.answer(key(1).node_id, poll, now=0.0)
+    assert answer.records == (moved.sealed,)
+    leaf = core(1, public=False)
+    introduce(leaf, signed(0), signed(2))
+    (call, *_) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
+    leaf.answered(call.ticket, answer, now=0.1)
+    learner = leaf.view.learner()
+    assert learner is not None
+    assert learner.record.addresses == (address(99),)
+
+
+def test_a_dead_learner_is_no_reason_to_answer_a_poll() -> None:
+    """Its last address is of no use; a leaf that cannot learn of it would ask again and again."""
+    home = core(2)
+    introduce(home, signed(0))
+    run_until(home, DEAD_S + 10.0, now=0.0)
+    assert home.view.table.dead
+    poll = Exchange(hold_s=RULES.hold_s, asks=0)
+    assert home.holds(poll)
+    assert home.answer(key(1).node_id, poll, now=DEAD_S + 10.0).records == ()
+
+
+def test_a_leaf_tells_a_home_its_record_once_and_again_when_it_is_lacking() -> None:
+    leaf, home = leaf_with_home()
+    assert home.view.leases.leaves[key(1).node_id].signed == leaf.view.own
+    (poll,) = [call for call in calls_in(leaf.tick(now=2.0)) if call.message.hold_s]
+    assert poll.message.records == ()
+    home.view.leases.end(key(1).node_id)
+    deliver(poll, leaf, home, now=2.0)
+    (poll,) = [call for call in calls_in(leaf.tick(now=4.0)) if call.message.hold_s]
+    assert poll.message.records == (leaf.view.own.sealed,)
+
+
+def test_a_home_counts_its_leaves_in_its_record() -> None:
+    _, home = leaf_with_home()
+    before = home.view.own.order
+    run_until(home, RULES.reissue_rounds * RULES.round_s / 2, now=1.0)
+    assert home.view.own.order > before
+    assert home.view.own.record.profile.leaves == 1
+    run_until(home, LEASE_S + RULES.reissue_rounds * RULES.round_s, now=40.0)
+    assert home.view.own.record.profile.leaves == 0
+
+
+def test_a_leaf_that_leaves_or_becomes_public_has_no_lease() -> None:
+    leaf, home = leaf_with_home()
+    (farewell, *_) = calls_in(leaf.leave(now=1.0))
+    home.receive(key(1).node_id, farewell.message, now=1.0)
+    assert len(home.view.leases) == 0
+    leaf, home = leaf_with_home()
+    introduce(home, signed(1, 9))
+    assert len(home.view.leases) == 0
+
+
+def test_a_full_home_says_so_and_is_exchanged() -> None:
+    leaf, home = core(1, public=False), core(2)
+    for number in range(MAX_LEAVES):
+        home.view.leases.renew(NodeId(f"other {number}"), None, now=0.0)
+    introduce(leaf, home.view.own)
+    (poll,) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
+    assert home.answer(key(1).node_id, poll.message, now=0.0).full
+    deliver(poll, leaf, home, now=0.0)
+    assert leaf.homes.homes == []
+
+
+def test_a_leaf_chooses_the_learner_only_where_there_are_too_few_others() -> None:
+    leaf = core(1, public=False)
+    introduce(leaf, signed(0), signed(2))
+    polls(leaf, now=0.0)
+    assert {home.node for home in leaf.homes.homes} == {key(0).node_id, key(2).node_id}
+    introduce(leaf, *(signed(number) for number in range(3, 3 + RULES.homes)))
+    polls(leaf, now=1.0)
+    assert key(0).node_id not in {home.node for home in leaf.homes.homes}
+    assert len(leaf.homes.homes) == RULES.homes
+
+
+def test_a_dead_home_is_exchanged_for_a_live_one() -> None:
+    leaf = core(1, public=False)
+    introduce(leaf, *(signed(number) for number in range(2, 2 + RULES.homes + 1)))
+    asked: set[NodeId] = set()
+    now = 0.0
+    while now < 60.0:
+        for call in calls_in(leaf.tick(now=now)):
+            asked.add(call.node)
+            leaf.failed(call.ticket, now=now + RULES.call_s)
+        now = max(now + 0.1, leaf.deadline())
+    assert len(asked) == RULES.homes + 1
+
+
+def test_a_home_that_withdraws_does_not_keep_the_leaf_busy() -> None:
+    leaf, _ = leaf_with_home()
+    now = leaf.deadline()
+    leaf.tick(now=now - 1e-9)
+    introduce(leaf, signed(2, 99, reachability="gone", addresses=()), now=now)
+    for _ in range(5):
+        now = max(now, leaf.deadline())
+        leaf.tick(now=now)
+        assert leaf.deadline() > now
+
+
+def test_a_head_from_a_home_reaches_the_leaf() -> None:
+    leaf, home = leaf_with_home()
+    home.take_head(head(3), now=1.0)
+    (poll,) = [call for call in calls_in(leaf.tick(now=2.0)) if call.message.hold_s]
+    _, effects = deliver(poll, leaf, home, now=2.0)
+    assert HeadLearned(version=v(3), sealed=head(3)) in effects
+    assert leaf.view.newest == v(3)
+
+
+def test_a_leaf_asks_others_than_its_homes_so_that_they_cannot_keep_it_to_themselves() -> None:
+    leaf = core(1, public=False)
+    introduce(leaf, *(signed(number) for number in range(2, 12)))
+    effects = run_until(leaf, 1.3 * RULES.refresh_rounds * RULES.round_s, now=0.0)
+    refreshes = [call for call in calls_in([effect for _, effect in effects]) if call.message.asks]
+    assert refreshes
+    assert all(call.message.digest for call in refreshes)
+    answering = core(2)
+    introduce(answering, *(signed(number) for number in range(20, 30)))
+    answer = answering.answer(key(1).node_id, refreshes[0].message, now=0.0)
+    assert 0 < len(answer.records) <= refreshes[0].message.asks + 1
+
+
+def test_a_leaf_keeps_room_for_homes_and_learner_whatever_it_is_told() -> None:
+    leaf = core(1, public=False)
+    introduce(leaf, signed(0), signed(2), signed(3), signed(4))
+    polls(leaf, now=0.0)
+    kept = {home.node for home in leaf.homes.homes} | {key(0).node_id}
+    for number in range(100, 100 + 3 * RULES.leaf_publics):
+        introduce(leaf, signed(number), now=1.0)
+        assert len(leaf.view.table) <= RULES.leaf_publics
+    assert kept <= {peer.signed.node for peer in leaf.view.table}
+
+
+def test_records_that_are_refused_displace_nobody() -> None:
+    leaf = core(1, public=False)
+    introduce(leaf, *(signed(number) for number in range(2, 2 + RULES.leaf_publics)))
+    known = set(leaf.view.table.by_prefix)
+    assert len(known) == RULES.leaf_publics
+    introduce(leaf, *(signed(number) for number in range(200, 230)), now=100.0, age_s=DEAD_S + 1)
+    assert set(leaf.view.table.by_prefix) == known
+
+
+def test_a_leaf_of_which_all_publics_are_gone_says_hello_again() -> None:
+    """The learner's last address is kept for ever; it must not keep the leaf from its bootstraps."""
+    leaf = core(1, public=False)
+    introduce(leaf, signed(0), signed(2))
+    effects = run_until(leaf, 2 * LIFE_S, now=0.0)
+    assert [peer.signed.node for peer in leaf.view.table] == [key(0).node_id]
+    assert [at for at, effect in effects if effect == Greet() and at > LIFE_S]
+
+
+def test_a_leaf_that_is_served_leaves_the_bootstraps_alone() -> None:
+    leaf, home = leaf_with_home()
+    now, greeted = 0.0, 0
+    while now < LIFE_S:
+        now = max(now, leaf.deadline())
+        effects = leaf.tick(now=now)
+        greeted += effects.count(Greet())
+        for call in calls_in(effects):
+            deliver(call, leaf, home, now=now, held_s=call.message.hold_s)
+    assert greeted == 0
+
+
+def test_a_poll_that_claims_many_publics_teaches_nothing_without_records() -> None:
+    home = core(2)
+    home.receive(key(1).node_id, Exchange(digest=ages((signed(5), 0.0)), hold_s=1.0, asks=0), now=0.0)
+    assert len(home.view.table) == 0

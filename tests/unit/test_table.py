@@ -1,0 +1,295 @@
+"""The table of publics: what raises a record, what ends a node, and every cap."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from swarm.gossip.effects import Appeared, Died
+from swarm.gossip.messages import ENTRY_BYTES, pack_digest
+from swarm.gossip.records import RECORD_CONTEXT, Profile, SignedRecord, open_record
+from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS
+from swarm.gossip.table import MAX_OTHERS, Table
+from swarm.types import Address
+from swarm.wire import encode
+from tests.swarmers import DEAD_S, LIFE_S, RULES, THE_SWARM, address, key, reasons, signed, table
+
+LATE = DEAD_S + 1.0
+
+
+def admitted(one: Table, record: SignedRecord, *, now: float = 0.0, age_s: float = 0.0) -> str:
+    """What came of it, or why it was refused."""
+    said, effects = one.admit(record, now - age_s, now=now)
+    return reasons(effects)[0] if said == "refused" else said
+
+
+def at(host: str, port: int = 7700) -> tuple[Address, ...]:
+    return (Address(host=host, port=port),)
+
+
+def with_dead(number: int = 1, sequence: int = 5) -> Table:
+    """A table in which node `number` died at LATE."""
+    one = table()
+    one.admit(signed(number, sequence), 0.0, now=0.0)
+    assert [type(effect) for effect in one.expire(now=LATE, patience=1.0)] == [Died]
+    return one
+
+
+def test_a_public_appears_once() -> None:
+    one = table()
+    assert one.admit(signed(1), 0.0, now=0.0) == ("new", [Appeared(signed=signed(1))])
+    assert one.admit(signed(1), 0.0, now=0.0) == ("known", [])
+    assert len(one) == 1
+
+
+def test_only_a_higher_order_replaces_a_record() -> None:
+    one = table()
+    one.admit(signed(1, 5), 0.0, now=0.0)
+    assert admitted(one, signed(1, 4)) == "old_record"
+    assert admitted(one, signed(1, 9, generation=0)) == "old_record"
+    assert admitted(one, signed(1, 6)) == "reissued"
+    assert admitted(one, signed(1, 0, generation=2)) == "reissued"
+    assert admitted(one, signed(1, 1, generation=2, addresses=[address(9)])) == "changed"
+    (peer,) = one
+    assert peer.signed.record.sequence == 1
+    assert peer.addresses == (address(9),)
+
+
+def test_a_moved_public_may_be_called_at_once() -> None:
+    one = table()
+    one.admit(signed(1), 0.0, now=0.0)
+    (peer,) = one
+    peer.failures, peer.retry_at = 3, 1e9
+    one.admit(signed(1, 1), 0.0, now=0.0)
+    assert peer.failures == 3
+    one.admit(signed(1, 2, addresses=[address(9)]), 0.0, now=0.0)
+    assert peer.failures == 0
+    assert peer.retry_at < 0
+
+
+def test_silence_ends_a_public_and_patience_stretches_it() -> None:
+    one = table()
+    one.admit(signed(1), 0.0, now=0.0)
+    assert one.expire(now=DEAD_S - 1, patience=1.0) == []
+    assert one.expire(now=LATE, patience=2.0) == []
+    assert one.expire(now=LATE, patience=1.0) == [Died(node=key(1).node_id, reason="silent")]
+    assert one.expire(now=LATE, patience=1.0) == []
+
+
+def test_a_record_that_is_not_issued_anew_ends_whatever_is_said_of_its_beats() -> None:
+    one = table()
+    one.admit(signed(1), 0.0, now=0.0)
+    (peer,) = one
+    peer.heard_at = LIFE_S + 1
+    assert one.expire(now=LIFE_S - 1, patience=1.0) == []
+    assert one.expire(now=LIFE_S + 1, patience=9.0) == [Died(node=key(1).node_id, reason="record expired")]
+
+
+def test_the_same_record_heard_again_is_no_re_issue() -> None:
+    one = table()
+    one.admit(signed(1), 0.0, now=0.0)
+    for now in range(0, int(LIFE_S), 10):
+        one.admit(signed(1), float(now), now=float(now))
+    (peer,) = one
+    assert peer.risen_at == 0.0
+
+
+def test_a_zombie_is_refused() -> None:
+    one = table()
+    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S + 1) == "zombie"
+    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S - 1) == "new"
+
+
+def test_a_dead_node_comes_back_by_a_higher_order_alone() -> None:
+    one = with_dead()
+    assert admitted(one, signed(1, 4), now=LATE) == "old_record"
+    assert admitted(one, signed(1, 5), now=LATE) == "known"
+    assert len(one) == 0
+    assert admitted(one, signed(1, 6), now=LATE) == "new"
+    assert one.dead == {}
+
+
+def test_a_tombstone_outlives_every_record_that_is_under_way() -> None:
+    assert RULES.tombstone_rounds > 2 * RULES.life_rounds
+    one = with_dead()
+    stone_s = RULES.tombstone_rounds * RULES.round_s
+    one.expire(now=LATE + stone_s - 1, patience=1.0)
+    assert admitted(one, signed(1, 5), now=LATE + stone_s - 1) == "known"
+    one.expire(now=LATE + stone_s + 1, patience=1.0)
+    assert one.dead == {}
+
+
+@pytest.mark.parametrize("reachability", ["leaf", "gone"])
+def test_a_public_may_withdraw_itself_and_no_older_record_undoes_it(reachability: str) -> None:
+    one = table()
+    one.admit(signed(1), 0.0, now=0.0)
+    said, effects = one.admit(signed(1, 1, reachability=reachability, addresses=()), 0.0, now=0.0)  # type: ignore[arg-type]
+    assert (said, effects) == ("gone", [Died(node=key(1).node_id, reason=reachability)])
+    assert admitted(one, signed(1)) == "old_record"
+    assert not next(iter(one.dead.values())).is_lost
+    assert admitted(one, signed(1, 2)) == "new"
+
+
+def test_a_leaf_takes_no_room() -> None:
+    one = table()
+    assert admitted(one, signed(1, reachability="leaf", addresses=())) == "known"
+    assert (len(one), len(one.dead)) == (0, 0)
+
+
+def test_two_contents_of_one_order_ban_the_key() -> None:
+    one = table()
+    one.admit(signed(1), 0.0, now=0.0)
+    said, effects = one.admit(signed(1, profile=Profile(leaves=1)), 0.0, now=0.0)
+    assert (said, reasons(effects)) == ("refused", ["equivocation"])
+    assert effects[-1] == Died(node=key(1).node_id, reason="equivocated")
+    assert one.is_banned(key(1).node_id)
+    assert (len(one), len(one.dead)) == (0, 0)
+    assert admitted(one, signed(1, 9, generation=9)) == "banned_key"
+
+
+def test_a_dead_node_that_equivocates_is_banned_too() -> None:
+    one = with_dead()
+    assert admitted(one, signed(1, 5, profile=Profile(leaves=1)), now=LATE) == "equivocation"
+    assert one.dead == {}
+
+
+def test_wrapping_the_same_body_in_other_bytes_is_no_equivocation() -> None:
+    one = table()
+    one.admit(signed(1), 0.0, now=0.0)
+    sealed = encode([signed(1).body, key(1).sign(RECORD_CONTEXT, signed(1).body), "more"])
+    assert sealed != signed(1).sealed
+    assert admitted(one, open_record(sealed, THE_SWARM)) == "known"
+    assert not one.is_banned(key(1).node_id)
+
+
+def test_a_banned_key_is_forgotten_when_there_are_too_many() -> None:
+    one = table()
+    for number in range(1, MAX_BANNED + 2):
+        one.admit(signed(number), 0.0, now=0.0)
+        one.admit(signed(number, profile=Profile(leaves=1)), 0.0, now=0.0)
+    banned = [number for number in range(1, MAX_BANNED + 2) if one.is_banned(key(number).node_id)]
+    assert banned == list(range(2, MAX_BANNED + 2))
+
+
+def test_nobody_takes_the_place_of_another_with_the_same_prefix() -> None:
+    one = table()
+    one.admit(signed(1), 0.0, now=0.0)
+    twin = signed(2, 9)
+    forged = type(twin)(**{field: getattr(twin, field) for field in twin.__slots__} | {"prefix": signed(1).prefix})
+    assert admitted(one, forged) == "prefix_taken"
+
+
+def test_a_subnet_has_a_cap() -> None:
+    one = table()
+    for number in range(1, MAX_PER_SUBNET + 1):
+        assert admitted(one, signed(number, addresses=at(f"20.1.1.{number}"))) == "new"
+    assert admitted(one, signed(1000, addresses=at("20.1.1.200"))) == "subnet_full"
+    assert admitted(one, signed(1000, addresses=at("20.1.2.200"))) == "new"
+    assert admitted(one, signed(0, addresses=at("20.1.1.200"))) == "new", "the learner always finds room"
+
+
+def test_a_48_of_ipv6_and_a_name_are_subnets_too() -> None:
+    for host in ("2a00:1:2:{}::1", "{}.EXAMPLE"):
+        one = table()
+        for number in range(1, MAX_PER_SUBNET + 1):
+            name = host.format(number if ":" in host else "a")
+            assert admitted(one, signed(number, addresses=at(name))) == "new"
+        assert admitted(one, signed(1000, addresses=at(host.format("a").lower()))) == "subnet_full"
+
+
+def test_a_move_does_not_go_around_the_cap_of_a_subnet() -> None:
+    one = table()
+    for number in range(1, MAX_PER_SUBNET + 2):
+        one.admit(signed(number), 0.0, now=0.0)
+    moved = [
+        admitted(one, signed(number, 1, addresses=at(f"20.200.1.{number}"))) for number in range(1, MAX_PER_SUBNET + 2)
+    ]
+    assert moved == ["changed"] * MAX_PER_SUBNET + ["subnet_full"]
+    assert admitted(one, signed(1, 2, addresses=at("20.200.1.250"))) == "changed", "within its own subnet"
+
+
+def test_whoever_leaves_a_subnet_makes_room() -> None:
+    one = table()
+    for number in range(1, MAX_PER_SUBNET + 1):
+        one.admit(signed(number, addresses=at(f"20.1.1.{number}")), 0.0, now=0.0)
+    one.admit(signed(1, 1, addresses=at("20.9.9.9")), 0.0, now=0.0)
+    assert admitted(one, signed(1000, addresses=at("20.1.1.200"))) == "new"
+    one.admit(signed(2, 1, reachability="gone", addresses=()), 0.0, now=0.0)
+    assert admitted(one, signed(1001, addresses=at("20.1.1.201"))) == "new"
+
+
+def fakes(count: int) -> list[SignedRecord]:
+    """Records of as many nodes, without the time that so many signatures take."""
+    pattern = signed(1)
+    return [
+        type(pattern)(
+            record=msgspec.structs.replace(pattern.record, addresses=(address(number),)),
+            sealed=pattern.sealed,
+            body=pattern.body,
+            node=pattern.node[:-8] + f"{number:08x}",  # type: ignore[arg-type]
+            prefix=number.to_bytes(8, "big"),
+            order=pattern.order,
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def test_a_full_table_refuses_everybody_but_the_learner_and_its_digest_fits_a_body() -> None:
+    one = table()
+    for fake in fakes(MAX_OTHERS):
+        assert admitted(one, fake) == "new"
+    assert admitted(one, signed(77_777)) == "table_full"
+    assert admitted(one, signed(0)) == "new"
+    with_itself = len(one) + 1
+    assert with_itself == MAX_PUBLICS
+    assert len(pack_digest((p.signed.prefix, p.signed.order, 0.0) for p in one)) == ENTRY_BYTES * (MAX_PUBLICS - 1)
+
+
+def test_the_dead_make_room_for_the_living_the_longest_dead_first() -> None:
+    one = table()
+    everybody = fakes(MAX_OTHERS + 10)
+    for fake in everybody[:MAX_OTHERS]:
+        one.admit(fake, 0.0, now=0.0)
+    one.expire(now=LATE, patience=1.0)
+    assert (len(one), len(one.dead)) == (0, MAX_OTHERS)
+    for fake in everybody[MAX_OTHERS:]:
+        assert admitted(one, fake, now=LATE) == "new"
+    assert len(one) + len(one.dead) <= MAX_PUBLICS
+    assert everybody[0].prefix not in one.dead
+    assert everybody[MAX_OTHERS - 1].prefix in one.dead
+
+
+@pytest.mark.parametrize("first", ["new", "changed"])
+def test_an_address_that_may_not_be_called_is_refused_at_first_sight_and_after_a_move(first: str) -> None:
+    one = table(dialable=lambda named: named.host.startswith("20."))
+    hidden = at("10.0.0.1")
+    if first == "changed":
+        one.admit(signed(1), 0.0, now=0.0)
+    assert admitted(one, signed(1, 1, addresses=hidden)) == "address_refused"
+    assert all(peer.addresses == (address(1),) for peer in one)
+
+
+def test_of_several_addresses_only_those_that_may_be_called_are_kept_to_call() -> None:
+    one = table(dialable=lambda named: named.host.startswith("20."))
+    one.admit(signed(1, addresses=[*at("169.254.169.254"), address(1)]), 0.0, now=0.0)
+    one.admit(signed(2, addresses=[address(2)]), 0.0, now=0.0)
+    one.admit(signed(2, 1, addresses=[address(2), *at("10.0.0.1")]), 0.0, now=0.0)
+    assert [peer.addresses for peer in one] == [(address(1),), (address(2),)]
+
+
+def test_the_learner_is_remembered_after_its_death() -> None:
+    one = table()
+    one.admit(signed(0), 0.0, now=0.0)
+    one.expire(now=LATE, patience=1.0)
+    assert one.learner is not None
+    assert one.learner.signed == signed(0)
+
+
+def test_a_leaf_forgets_the_old_but_never_the_learner() -> None:
+    one = table()
+    one.admit(signed(0), 0.0, now=0.0)
+    one.admit(signed(1), 0.0, now=0.0)
+    one.admit(signed(2), LIFE_S, now=LIFE_S)
+    one.forget_old(now=LIFE_S + 1)
+    assert {peer.signed.node for peer in one} == {key(0).node_id, key(2).node_id}
+    assert one.dead == {}
