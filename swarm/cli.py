@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
 """Exit statuses."""
+
+LEAVE_S = 3.0
+"""After a second signal a node that cannot end is ended: its last words to others take at most a second."""
 
 R = TypeVar("R")
 
@@ -243,6 +247,10 @@ async def _until_asked_to_stop(
         nonlocal asked
         if asked:
             task.cancel()
+            # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
+            end = threading.Timer(LEAVE_S, os._exit, (128 + signal.SIGINT,))
+            end.daemon = True
+            end.start()
         else:
             asked = True
             _say(words)

@@ -25,6 +25,7 @@ from swarm.gossip.effects import Call, Effect, Greet, HeadLearned, Rejected, Wak
 from swarm.gossip.homes import Home, Homes
 from swarm.gossip.messages import Exchange, ExchangeReply
 from swarm.gossip.owner import Owner
+from swarm.gossip.partners import Partners
 from swarm.gossip.records import Profile, Reachability, SignedRecord
 from swarm.gossip.rules import GossipRules
 from swarm.gossip.table import Peer
@@ -63,6 +64,7 @@ class Membership:
         self._table = self.view.table
         self._leases = self.view.leases
         self._calls = Calls(rules, random)
+        self._partners = Partners(rules, random)
         self._open_record = open_record
         self._open_head = open_head
         self._random = random
@@ -134,11 +136,10 @@ class Membership:
         if gone := self._leases.expire(now=now, patience=patience):
             self._count_leaves(now)
         if self.view.is_public:
+            self._partners.next_round()
             message = self.view.round_message(now)
-            effects += [
-                self._call(peer, "round", message, now)
-                for peer in self.view.some(self._rules.fanout, self._random, now=now)
-            ]
+            called = self._partners.some(self._rules.fanout, self.view.usable(now))
+            effects += [self._call(peer, "round", message, now) for peer in called]
         return effects + gone
 
     def _revive(self, now: float) -> list[Effect]:
@@ -325,8 +326,9 @@ class Membership:
             try:
                 signed = self._open_record(one)
             except ProtocolError:
+                # The rest is not looked at: nobody passes on what does not open, and signatures cost time.
                 effects.append(Rejected(reason="bad_record"))
-                continue
+                break
             if signed.node == self.view.own.node:
                 effects += self._overtake(signed, now) if signed.body != self.view.own.body else []
                 continue
@@ -403,10 +405,8 @@ class Membership:
             del self._fresh[signed.prefix]
         self._push_at = now + self._rules.push_delay_s if self._fresh else None
         message = self.view.push_message(records, now, head=self.view.head if head else b"")
-        return [
-            self._call(peer, "push", message, now)
-            for peer in self.view.some(self._rules.push_fanout, self._random, now=now)
-        ]
+        told = self._partners.some(self._rules.push_fanout, self.view.usable(now))
+        return [self._call(peer, "push", message, now) for peer in told]
 
     def _send_wanted(self, pending: Pending, wanted: tuple[bytes, ...], now: float) -> list[Effect]:
         if pending.purpose in ("push", "poll"):

@@ -19,6 +19,7 @@ from typing import Literal
 
 from swarm.gossip.effects import Appeared, Died, Effect, Rejected
 from swarm.gossip.records import SignedRecord, prefix_of
+from swarm.gossip.reachability import is_name
 from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS, GossipRules
 from swarm.types import Address, NodeId
 
@@ -84,8 +85,11 @@ class Table:
         return node in self._banned
 
     def callable_at(self, signed: SignedRecord) -> tuple[Address, ...]:
-        """The addresses of a record that this node may call."""
-        return tuple(filter(self._dialable, signed.record.addresses))
+        """The addresses of a record that this node may call. Names are for the learner alone, whom everybody trusts,
+        and only with a certificate: whatever else the name leads to is not spoken to."""
+        record = signed.record
+        named = record.role == "learner"
+        return tuple(a for a in record.addresses if self._dialable(a) or (named and a.fingerprint and is_name(a.host)))
 
     def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[Admitted, list[Effect]]:
         """Take in a record whose beat was heard at `heard_at`, as far as the one who passed it on knows."""

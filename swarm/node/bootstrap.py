@@ -64,6 +64,7 @@ class Greeting:
 
     hello: Hello
     signed: SignedRecord
+    learner: SignedRecord
     address: Address
     is_remembered: bool = False
 
@@ -74,7 +75,6 @@ class GoodPeers(Message, frozen=True):
     bootstraps: tuple[str, ...]
     swarm: Id
     learner_key: bytes
-    round_s: float
     records: tuple[bytes, ...]
 
 
@@ -101,7 +101,6 @@ class Bootstraps:
             else:
                 self._named.append(read_bootstrap(text))
         self._cached_swarm: SwarmId | None = None
-        self._cached_round_s = 0.0
         self._cached = self._read_cache()
 
     def __bool__(self) -> bool:
@@ -159,13 +158,11 @@ class Bootstraps:
         return named + self._random.sample(self._cached, min(CACHED_TRIES, len(self._cached)))
 
     async def _greet_one(self, bootstrap: Bootstrap) -> Greeting:
-        """What is remembered leads into the swarm that it was remembered from, and at its pace: it was never named."""
+        """What is remembered leads into the swarm that it was remembered from: the user never named it."""
         greeting = await _greet(bootstrap, self._random)
         expected = self.swarm or (self._cached_swarm if bootstrap.is_remembered else None)
         if expected is not None and greeting.hello.swarm != expected:
             raise OtherSwarm(f"{greeting.address.url} belongs to swarm {greeting.hello.swarm}, not to {expected}")
-        if bootstrap.is_remembered and greeting.hello.round_s != self._cached_round_s:
-            raise ProtocolError(f"{greeting.address.url} has another pace than its swarm")
         return greeting
 
     def remember(self, hello: Hello, records: Sequence[SignedRecord]) -> None:
@@ -174,7 +171,6 @@ class Bootstraps:
             bootstraps=self._texts,
             swarm=hello.swarm,
             learner_key=hello.learner_key,
-            round_s=hello.round_s,
             records=tuple(signed.sealed for signed in records[:MAX_CACHED]),
         )
         write_privately(self._cache, encode(peers))
@@ -191,7 +187,7 @@ class Bootstraps:
             return []
         if self.swarm not in (None, swarm):
             return []
-        self._cached_swarm, self._cached_round_s = swarm, peers.round_s
+        self._cached_swarm = swarm
         return [_bootstrap_of(a, is_remembered=True) for record in records for a in record.addresses]
 
 
@@ -238,11 +234,17 @@ async def address_of(bootstrap: Bootstrap, random: Random) -> Address:
 async def _greet(bootstrap: Bootstrap, random: Random) -> Greeting:
     address = await address_of(bootstrap, random)
     async with PeerClient(address) as peer:
-        hello, signed = await say_hello(peer)
-    named = {known.fingerprint for known in signed.record.addresses}
+        heard = await say_hello(peer)
+    named = {known.fingerprint for known in heard.signed.record.addresses}
     if named and address.fingerprint not in named:
         raise ProtocolError(f"{address.url} shows another certificate than its record names: someone is between")
-    return Greeting(hello=hello, signed=signed, address=address, is_remembered=bootstrap.is_remembered)
+    return Greeting(
+        hello=heard.hello,
+        signed=heard.signed,
+        learner=heard.learner,
+        address=address,
+        is_remembered=bootstrap.is_remembered,
+    )
 
 
 async def _resolve(bootstrap: Bootstrap, random: Random) -> str:

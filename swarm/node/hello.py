@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -28,15 +29,16 @@ LEAST_ROUND_S = 0.05
 
 
 class Hello(Message, frozen=True):
-    """What a node says of its swarm and of itself. `record` is its signed record, `round_s` the swarm's pace; `beat_s`,
-    from a learner, how often it wants to hear from a sampler; `knock` the answer to one that calls back."""
+    """What a node says of its swarm and of itself. `record` is its signed record and `learner` the learner's, which
+    states the swarm's pace; `beat_s`, from a learner, how often it wants to hear from a sampler; `knock` the answer to
+    one that calls back."""
 
     protocol: int
     role: Role
     swarm: Id
     learner_key: PublicKeyField
     record: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
-    round_s: Seconds
+    learner: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
     beat_s: Seconds = 0.0
     knock: Annotated[bytes, msgspec.Meta(max_length=512)] = b""
 
@@ -53,16 +55,25 @@ def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web
     return web.get(HELLO_PATH, handle)
 
 
-async def say_hello(peer: Peer, query: str = "") -> tuple[Hello, SignedRecord]:
-    """The hello of the node behind `peer` and its record, checked. Another protocol is a UserError that says which
-    side to upgrade."""
-    data = await peer.get(HELLO_PATH + query, cap_bytes=HELLO_BYTES, timeout_s=HELLO_S)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A hello whose signatures were checked."""
+
+    hello: Hello
+    signed: SignedRecord
+    learner: SignedRecord
+
+
+async def say_hello(peer: Peer) -> Heard:
+    """The hello of the node behind `peer`. ProtocolError if it does not hold together."""
+    data = await peer.get(HELLO_PATH, cap_bytes=HELLO_BYTES, timeout_s=HELLO_S)
     hello = decode(data, Hello, cap_bytes=HELLO_BYTES)
     if hello.protocol != PROTOCOL or hello.swarm != swarm_id_of(hello.learner_key):
         raise ProtocolError("the answer does not say which swarm this is")
-    if not LEAST_ROUND_S <= hello.round_s <= MAX_ROUND_S:
-        raise ProtocolError(f"a swarm with rounds of {hello.round_s:g} s is none")
     signed = open_record(hello.record, SwarmId(hello.swarm))
-    if signed.record.role != hello.role:
-        raise ProtocolError("the answer contradicts its own record")
-    return hello, signed
+    learner = open_record(hello.learner, SwarmId(hello.swarm))
+    if signed.record.role != hello.role or learner.record.role != "learner":
+        raise ProtocolError("the answer contradicts its own records")
+    if not LEAST_ROUND_S <= learner.record.round_s <= MAX_ROUND_S:
+        raise ProtocolError(f"a swarm with rounds of {learner.record.round_s:g} s is none")
+    return Heard(hello=hello, signed=signed, learner=learner)

@@ -61,6 +61,9 @@ class LearnerNode:
         self._rewards: RewardPool | None = None
         self._keep_run_dir = True
         self._target_reached = False
+        self._staging = asyncio.Lock()
+        self._staged_step = 0
+        self._overtaken = asyncio.Event()
         self._settings = _network_settings(config)
 
     async def run(self) -> bool:
@@ -68,14 +71,19 @@ class LearnerNode:
         check_model(self._config.model)
         create_run_directory(self._run_dir, self._resolved_config())
         self._log = RunLog(self._run_dir)
-        state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
         try:
-            return await self._run(state.path)
+            state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
+            self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=self._log.event)
+        except UserError:
+            # Leave no run directory that refuses the corrected command.
+            shutil.rmtree(self._run_dir)
+            raise
+        try:
+            return await self._run(self._network)
         finally:
             state.release()
 
-    async def _run(self, identity: Path) -> bool:
-        network = self._network = NodeNetwork(identity, "learner", self._settings, say=self._say, emit=self._log.event)
+    async def _run(self, network: NodeNetwork) -> bool:
         self._broadcast = BroadcastService(self._run_dir / "versions", network.key)
         self._rollouts = RolloutService(
             key=network.key,
@@ -90,9 +98,11 @@ class LearnerNode:
             await network.start(routes, self.status, beat_s=self._config.beat_s)
             async with network.swarm(network.key.public_bytes, self._config.round_s), asyncio.TaskGroup() as group:
                 self._announce()
-                watch = group.create_task(self._rollouts.watch_silence())
+                network.on_generation = self._overtaken.set
+                beside = [group.create_task(work()) for work in (self._rollouts.watch_silence, self._publish_anew)]
                 reached = await self._lead()
-                watch.cancel()
+                for task in beside:
+                    task.cancel()
             return reached
         except* UserError:
             # Nothing was trained: leave no run directory that refuses the corrected command.
@@ -211,7 +221,7 @@ class LearnerNode:
                 # The staging file must not change while the last publication is read from it.
                 await publication
                 if self._step % self._config.publish_every_steps == 0 or self._step == self._config.steps:
-                    await self._trainer.stage()
+                    await self._stage()
                     publication = asyncio.create_task(self._publish(self._step))
                 if self._step % self._config.checkpoint_every_steps == 0:
                     await self._checkpoint()
@@ -234,7 +244,7 @@ class LearnerNode:
         newest = self._broadcast.newest
         assert newest is not None
         if self._step > newest.head.version.version:
-            await self._trainer.stage()
+            await self._stage()
             await self._publish(self._step)
         if self._held_out[-1]["version"] < self._step:
             await self._patiently(asyncio.create_task(self._evaluate()))
@@ -267,10 +277,27 @@ class LearnerNode:
                 self._say_stall()
         return task.result()
 
+    async def _stage(self) -> None:
+        """Have the trainer write the weights of this step where publications are read from."""
+        async with self._staging:
+            await self._trainer.stage()
+            self._staged_step = self._step
+
+    async def _publish_anew(self) -> None:
+        """Whenever others know a later life of this learner than its disk did (it was restored from a copy), what is
+        published counts as older than what they hold: publish it under the incarnation that follows."""
+        while True:
+            await self._overtaken.wait()
+            self._overtaken.clear()
+            if self._versions_published:
+                self._say("others know a later run of this learner: publishing under the next incarnation")
+                await self._publish(self._staged_step)
+
     async def _publish(self, step: int) -> None:
         # Another run under the same key is another incarnation: its versions are newer than all of those before it.
         version = VersionId(incarnation=self._network.generation - 1, version=step)
-        published = await self._broadcast.publish(self._trainer.staging, version)
+        async with self._staging:
+            published = await self._broadcast.publish(self._trainer.staging, version)
         self._network.published(published.sealed_head)
         self._network.set_profile(Profile(held=version, engine="learner"))
         self._versions_published += 1

@@ -64,14 +64,14 @@ class LearnerLink:
     async def _learners_hello(self) -> Hello:
         node, _ = self._network.learner()
         try:
-            hello, signed = await say_hello(self._peer())
+            heard = await say_hello(self._peer())
         except OtherProtocol as error:
             raise UserError(str(error)) from error
         except ProtocolError as error:
             raise PeerUnreachable(f"the learner's address gives no learner's answer: {error}") from error
-        if signed.node != node:
+        if heard.signed.node != node:
             raise PeerUnreachable("another node answers at the learner's address")
-        return hello
+        return heard.hello
 
     def _peer(self) -> Peer:
         """The learner where it was last heard of; its other addresses in turn while that fails."""

@@ -91,7 +91,8 @@ class NodeNetwork:
         local = is_loopback(settings.host)
         use_tls = not local if settings.tls is None else settings.tls
         # On one machine all addresses are local, and nobody else can name any.
-        self._lan = (local or self.bootstraps.are_local) if settings.lan is None else settings.lan
+        inferred = (local and settings.advertise is None) or self.bootstraps.are_local
+        self._lan = inferred if settings.lan is None else settings.lan
         self._tls = load_or_create_tls(directory) if use_tls else None
         self._fingerprint = self._tls.fingerprint if self._tls else b""
         self.sessions = ServerSessions(self.key, self._fingerprint)
@@ -105,7 +106,6 @@ class NodeNetwork:
         """Called when others turned out to know a later life of this node."""
         self.gossip = GossipService(
             sessions=self.sessions,
-            limit=DialBackLimit(lan=self._lan),
             peer_at=self.peers.at,
             greet=self._greet,
             knock=self._knock,
@@ -147,8 +147,11 @@ class NodeNetwork:
 
     async def find(self) -> Greeting:
         """The first word of a bootstrap, however long it takes."""
-        self._greeting = await self.bootstraps.find(self._say)
-        return self._greeting
+        found = self._greeting = await self.bootstraps.find(self._say)
+        if self._settings.lan is None and not all(is_loopback(a.host) for a in found.learner.record.addresses):
+            # The bootstrap is on this machine and the swarm is not: a tunnel.
+            self._lan = False
+        return found
 
     @asynccontextmanager
     async def swarm(self, learner_key: bytes, round_s: float) -> AsyncIterator[None]:
@@ -159,7 +162,7 @@ class NodeNetwork:
             self._keep_generation(self.generation + 1)
         self._rules = GossipRules(round_s=round_s, lan=self._lan)
         core = self._membership(learner_key)
-        self.gossip.open(core, self._own_reachability())
+        self.gossip.open(core, self._own_reachability(), DialBackLimit(lan=self._lan))
         if self._greeting is not None:
             found = self._greeting
             self.gossip.perform(core.introduced(found.signed, found.address, now=time.monotonic()))
@@ -176,8 +179,8 @@ class NodeNetwork:
     def learner(self) -> tuple[NodeId, list[Address]]:
         """The learner's id and where it was last heard of, the best guess first."""
         node = node_id_of(self._learner_key)
-        signed = self.gossip.core.view.learner()
-        addresses = [a for a in signed.record.addresses if self._dialable(a)] if signed is not None else []
+        signed = self._learners_record()
+        addresses = list(self.gossip.core.view.table.callable_at(signed)) if signed is not None else []
         if self._greeting is not None and self._greeting.signed.node == node:
             # Where the user said it is: a record may name an address that is good only elsewhere.
             addresses.append(self._greeting.address)
@@ -226,7 +229,8 @@ class NodeNetwork:
     def _membership(self, learner_key: bytes) -> Membership:
         swarm = swarm_id_of(learner_key)
         addresses = (self.address,) if self._role == "learner" else ()
-        owner = Owner(self.key, swarm, self._role, generation=self.generation, addresses=addresses)
+        round_s = self._rules.round_s if self._role == "learner" else 0.0
+        owner = Owner(self.key, swarm, self._role, generation=self.generation, addresses=addresses, round_s=round_s)
         return Membership(
             owner,
             self._rules,
@@ -245,15 +249,21 @@ class NodeNetwork:
             port=self._port,
             fingerprint=self._fingerprint,
             round_s=self._rules.round_s,
+            lan=self._lan,
             random=self._random,
             now=time.monotonic(),
         )
+
+    def _learners_record(self) -> SignedRecord | None:
+        """The newest that is known; until gossip has one, what the first greeting told."""
+        known = self.gossip.core.view.learner()
+        return known or (self._greeting.learner if self._greeting is not None else None)
 
     def _dialable(self, address: Address) -> bool:
         return address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan)
 
     def _hello(self, knock: str | None, caller: str | None) -> Hello | None:
-        if not self.gossip.is_open:
+        if not self.gossip.is_open or (learner := self._learners_record()) is None:
             return None
         return Hello(
             protocol=PROTOCOL,
@@ -261,7 +271,7 @@ class NodeNetwork:
             swarm=swarm_id_of(self._learner_key),
             learner_key=self._learner_key,
             record=self.gossip.core.view.own.sealed,
-            round_s=self._rules.round_s,
+            learner=learner.sealed,
             beat_s=self._beat_s,
             knock=self._answer_knock(knock, caller),
         )

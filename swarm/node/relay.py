@@ -52,7 +52,7 @@ class RelayNode:
         if found is None:
             return
         self._say(network.trust_line())
-        async with network.swarm(found.hello.learner_key, found.hello.round_s):
+        async with network.swarm(found.hello.learner_key, found.learner.record.round_s):
             self._state = "relaying"
             await self._stop.wait()
             self._state = "leaving"

@@ -103,7 +103,7 @@ class SamplerNode:
             if found is None:
                 return False
             self._say(self._network.trust_line())
-            async with self._network.swarm(found.hello.learner_key, found.hello.round_s):
+            async with self._network.swarm(found.hello.learner_key, found.learner.record.round_s):
                 return await self._work(engine, launch)
         finally:
             launch.cancel()

@@ -28,14 +28,14 @@ from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY
 
 def hello_of(key: SigningKey, address: Address) -> Hello:
     swarm = swarm_id_of(key.public_bytes)
-    owner = Owner(key, swarm, "learner", generation=1, addresses=(address,))
+    owner = Owner(key, swarm, "learner", generation=1, addresses=(address,), round_s=2.0)
     return Hello(
         protocol=PROTOCOL,
         role="learner",
         swarm=swarm,
         learner_key=key.public_bytes,
         record=owner.signed.sealed,
-        round_s=2.0,
+        learner=owner.signed.sealed,
     )
 
 

@@ -54,14 +54,16 @@ def answering(status: int, **headers: str) -> web.RouteDef:
 
 
 def learners_hello(knock: str | None, caller: str | None) -> Hello:
-    owner = Owner(KEY, SWARM_OF_KEY, "learner", generation=1, addresses=(Address(host="learner", port=7700),))
+    owner = Owner(
+        KEY, SWARM_OF_KEY, "learner", generation=1, addresses=(Address(host="learner", port=7700),), round_s=2.0
+    )
     return Hello(
         protocol=PROTOCOL,
         role="learner",
         swarm=SWARM_OF_KEY,
         learner_key=KEY.public_bytes,
         record=owner.signed.sealed,
-        round_s=2.0,
+        learner=owner.signed.sealed,
         beat_s=5.0,
     )
 
@@ -263,8 +265,9 @@ async def test_a_client_of_another_protocol_is_told_by_a_user_error(monkeypatch:
 
 async def test_a_learner_says_hello() -> None:
     async with serving() as url, PeerClient(plain_address(url)) as peer:
-        hello, signed = await say_hello(peer)
-    assert signed.node == KEY.node_id
+        heard = await say_hello(peer)
+    hello = heard.hello
+    assert heard.signed.node == KEY.node_id
     assert (hello.swarm, hello.learner_key, hello.beat_s) == (SWARM_OF_KEY, KEY.public_bytes, 5.0)
 
 
