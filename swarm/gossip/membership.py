@@ -114,7 +114,7 @@ class Membership:
             effects += self._round(now)
         if now >= self._greet_at:
             # What comes of it sets the next time; two hellos at once would fail twice and wait twice as long.
-            self._greet_at = now + max(HELLO_S, self._greet_period())
+            self._greet_at = now + max(HELLO_S, self._greet_period(now))
             # A leaf that can reach publics asks them instead: thousands of leaves would wear the bootstraps out.
             effects += [Greet()] if self.view.is_public or not self.view.usable(now) else []
         if self.view.is_public and now >= self._revive_at:
@@ -217,7 +217,7 @@ class Membership:
         effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
         self._hear(signed.node, now)
         # Soon again if it taught nothing: it may be a leaf, and the call that follows may be lost.
-        self._greet_at = now + max(HELLO_S, self._greet_period())
+        self._greet_at = now + max(HELLO_S, self._greet_period(now))
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
         return [*effects, self._calls.to(signed.node, (address,), "seed", message, now=now)]
 
@@ -247,9 +247,9 @@ class Membership:
         return []
 
     def greet_failed(self, *, now: float) -> None:
-        """No bootstrap answered: wait longer each time while nobody is known."""
+        """No bootstrap answered: wait longer each time while nobody else can be reached."""
         self._greet_wait_s = min(MAX_GREET_S, 2 * self._greet_wait_s)
-        self._greet_at = now + self._greet_period()
+        self._greet_at = now + self._greet_period(now)
 
     # -- what this node says of itself -----------------------------------------------------------------------
 
@@ -423,8 +423,9 @@ class Membership:
     def _period(self, rounds: float) -> float:
         return self._vary(rounds * self._rules.round_s)
 
-    def _greet_period(self) -> float:
-        return self._period(self._rules.bootstrap_rounds) if len(self._table) else self._vary(self._greet_wait_s)
+    def _greet_period(self, now: float) -> float:
+        calm = self.view.usable(now)
+        return self._period(self._rules.bootstrap_rounds) if calm else self._vary(self._greet_wait_s)
 
     def _vary(self, seconds: float) -> float:
         return seconds * self._random.uniform(1 - self._rules.jitter, 1 + self._rules.jitter)

@@ -68,8 +68,13 @@ class View:
         return [peer for peer in self.table if peer.retry_at <= now]
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
+        """Publics to call. Where too few may be called, those whose turn comes next: a newcomer that knows one other
+        must not fall silent because some of its first calls were lost."""
         usable = self.usable(now)
-        return random.sample(usable, min(count, len(usable)))
+        if len(usable) >= count:
+            return random.sample(usable, count)
+        waiting = sorted((peer for peer in self.table if peer.retry_at > now), key=lambda peer: peer.retry_at)
+        return [*usable, *waiting[: count - len(usable)]]
 
     def home_candidates(self, now: float) -> list[NodeId]:
         """Publics to choose homes from; the learner, who has other things to do, only where there are too few."""

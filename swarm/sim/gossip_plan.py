@@ -109,13 +109,15 @@ def _faults(plan: GossipPlan, swarm: GossipSwarm) -> None:
     island = draw.sample(numbers, max(1, round(plan.partition_share * len(numbers))))
     heal = swarm.network.cut(island) if plan.partition_s else None
     swarm.publish(1)
-    others = [node for node in swarm.live() if node.key is not swarm.learner_key]
+    # A bootstrap that lives is all that a newcomer has: the learner moves only where there is another.
+    bootstraps = swarm.nodes[: swarm.scenario.bootstraps]
+    others = [node for node in swarm.live() if node not in bootstraps]
     for node in draw.sample(others, round(plan.crash_share * len(others))):
         node.crash()
     alive = [node for node in others if node.alive]
     for node in draw.sample(alive, round(plan.restart_share * len(alive))):
         swarm.restart(node)
-    if plan.learner_moves:
+    if plan.learner_moves and any(node.is_public for node in bootstraps[1:]):
         swarm.restart(swarm.by_node[swarm.learner_key.node_id])
     swarm.run_for(plan.partition_s or 10.0)
     swarm.publish(2)

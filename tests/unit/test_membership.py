@@ -503,6 +503,24 @@ def test_whoever_calls_or_says_hello_may_be_called_again_at_once() -> None:
         assert peer.retry_at < 0
 
 
+def test_who_knows_one_other_alone_goes_on_calling_it() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    effects = run_until(one, DEAD_S - 2 * RULES.round_s, now=0.0)
+    rounds = [call for call in calls_in([effect for _, effect in effects]) if call.message.asks]
+    assert len(rounds) >= RULES.dead_rounds / 2
+
+
+def test_where_others_may_be_called_back_off_is_kept() -> None:
+    one = core(1)
+    introduce(one, *(signed(number) for number in range(2, 9)))
+    silent = knows(one, 2)
+    assert silent is not None
+    silent.retry_at = 1e9
+    for now in range(50):
+        assert silent not in one.view.some(RULES.fanout, Random(now), now=0.0)
+
+
 def test_a_ticket_is_used_once() -> None:
     calls = Calls(RULES, Random(1))
     call = calls.to(key(2).node_id, (address(2),), "round", Exchange(), now=0.0)
