@@ -226,6 +226,7 @@ class GossipNode:
         self._swarm.network.request(str(self.number), str(target.number), 450, arrive, answered, failed, timeout_s=3.0)
 
     def _become_public(self) -> None:
+        self._swarm.on_public(self)
         self.do(lambda: self.core.set_reachability("public", (self.address,), now=self._world.now))
 
 
@@ -250,6 +251,8 @@ class GossipSwarm:
         self._by_host: dict[str, GossipNode] = {}
         self.on_head: Callable[[GossipNode, VersionId], None] = lambda node, version: None
         self.on_change: Callable[[GossipNode, Effect], None] = lambda node, effect: None
+        self.on_public: Callable[[GossipNode], None] = lambda node: None
+        self.stall_s = scenario.stall_s
         self.open_record = cache(lambda sealed: open_record(sealed, self.swarm_id))
         self.open_head = cache(lambda sealed: open_head(sealed, self.learner_key.public_bytes).version)
 
@@ -265,7 +268,7 @@ class GossipSwarm:
             public = number < publics
             self.world.schedule(delay_s, f"join {number}", partial(self._join, public))
         if scenario.stall_s:
-            self._schedule_stall()
+            self.start_stalls(scenario.stall_s)
 
     def _join(self, public: bool) -> None:
         self.add_new(public=public).start()
@@ -327,11 +330,16 @@ class GossipSwarm:
     def _new_key(self) -> SigningKey:
         return SigningKey.from_bytes(self.world.random.randbytes(32))
 
+    def start_stalls(self, stall_s: float) -> None:
+        """From now on every node stalls for `stall_s`, once in `stall_every_s` on average."""
+        self.stall_s = stall_s
+        self._schedule_stall()
+
     def _schedule_stall(self) -> None:
         rate = self.scenario.nodes / self.scenario.stall_every_s
         self.world.schedule(self.world.random.expovariate(rate), "stall", self._stall)
 
     def _stall(self) -> None:
         node = self.nodes[self.world.random.randrange(len(self.nodes))]
-        node.stalled_until = self.world.now + self.scenario.stall_s
+        node.stalled_until = self.world.now + self.stall_s
         self._schedule_stall()
