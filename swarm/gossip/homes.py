@@ -37,6 +37,10 @@ class Homes:
         self._random = random
         self.homes: list[Home] = []
 
+    @property
+    def any_served(self) -> bool:
+        return any(home.served for home in self.homes)
+
     def choose(self, candidates: Sequence[NodeId], *, last_resort: NodeId | None, now: float) -> None:
         """Fill every slot from `candidates`, and give up the last resort once there are others.
 

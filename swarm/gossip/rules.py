@@ -60,6 +60,9 @@ class GossipRules:
     dead_try_rounds: int = 15
     """A bootstrap every 60 s and a dead node every 30 s are called for no other reason than to heal partitions."""
 
+    greeters: int = 8
+    """So many publics do so in that time, however many there are: 500 would take 75 KB/s of the only bootstrap."""
+
     homes: int = 3
     hold_rounds: float = 3.0
     """A leaf has three polls held open for 6 s each: at 10 % loss each way one of three is nearly always in place

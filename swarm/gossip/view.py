@@ -56,8 +56,8 @@ class View:
         return self.learner_order() >> 16 > message.learner >> 16
 
     def usable(self, now: float) -> list[Peer]:
-        """Publics that may be called now."""
-        return [peer for peer in self.table if peer.retry_at <= now and peer.signed.record.addresses]
+        """Publics that may be called now; where all of them have to be left alone for a while, all of them."""
+        return [peer for peer in self.table if peer.retry_at <= now] or list(self.table)
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
         usable = self.usable(now)

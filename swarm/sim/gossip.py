@@ -30,6 +30,9 @@ REQUEST_BYTES, ANSWER_BYTES = 345, 165
 """What a call takes besides its bodies: 241 and 61 bytes of HTTP headers, signature and TLS records, measured on a kept
 connection, and 52 bytes of TCP and IP headers for each packet and each acknowledgement."""
 
+HELLO_BYTES, GREETING_BYTES = 450, 700
+"""A hello and its answer, which holds the bootstrap's record."""
+
 MAX_NODES = 60_000
 """Every node has an address in a /24 of its own."""
 
@@ -208,12 +211,15 @@ class GossipNode:
 
     def _greet(self) -> None:
         target = self._swarm.bootstrap(self)
+        self.traffic.bytes += HELLO_BYTES
 
         def arrive(reply: Reply[SignedRecord]) -> None:
             if target.alive:
-                reply(target.core.view.own, 700)
+                target.traffic.bytes += HELLO_BYTES + GREETING_BYTES
+                reply(target.core.view.own, GREETING_BYTES)
 
         def answered(signed: SignedRecord) -> None:
+            self.traffic.bytes += GREETING_BYTES
             self.do(lambda: self.core.introduced(signed, target.address, now=self._world.now))
             if self.can_be_public and not self.is_public:
                 self._world.schedule(1.0, f"public {self.number}", self._become_public)
@@ -223,7 +229,9 @@ class GossipNode:
                 self.core.greet_failed(now=self._world.now)
                 self._arm()
 
-        self._swarm.network.request(str(self.number), str(target.number), 450, arrive, answered, failed, timeout_s=3.0)
+        self._swarm.network.request(
+            str(self.number), str(target.number), HELLO_BYTES, arrive, answered, failed, timeout_s=3.0
+        )
 
     def _become_public(self) -> None:
         self._swarm.on_public(self)
