@@ -41,6 +41,9 @@ class Homes:
     def any_served(self) -> bool:
         return any(home.served for home in self.homes)
 
+    def wants_others(self, last_resort: NodeId | None) -> bool:
+        return len(self.homes) < self._rules.homes or any(home.node == last_resort for home in self.homes)
+
     def choose(self, candidates: Sequence[NodeId], *, last_resort: NodeId | None, now: float) -> None:
         """Fill every slot from `candidates`, and give up the last resort once there are others.
 
@@ -63,8 +66,8 @@ class Homes:
     def due(self, *, now: float) -> list[Home]:
         return [home for home in self.homes if home.ticket is None and home.next_at <= now]
 
-    def deadline(self) -> float | None:
-        return min((home.next_at for home in self.homes if home.ticket is None), default=None)
+    def deadlines(self) -> list[float]:
+        return [home.next_at for home in self.homes if home.ticket is None]
 
     def of_ticket(self, ticket: int) -> Home | None:
         return next((home for home in self.homes if home.ticket == ticket), None)

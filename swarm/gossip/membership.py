@@ -81,9 +81,10 @@ class Membership:
 
     def deadline(self) -> float:
         """When to call `tick` next."""
-        times = [self._round_at, self._reissue_at, self._greet_at, self._push_at]
-        times += [self._revive_at] if self.view.is_public else [self._refresh_at, self.homes.deadline()]
-        self._planned = min(time for time in times if time is not None)
+        times = [self._round_at, self._reissue_at, self._greet_at]
+        times += [self._push_at] if self._push_at is not None else []
+        times += [self._revive_at] if self.view.is_public else [self._refresh_at, *self.homes.deadlines()]
+        self._planned = min(times)
         return self._planned
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class Membership:
         else:
             self._table.forget_old(now=now)
         if gone := self._leases.expire(now=now, patience=patience):
-            self._count_leaves(now)
+            self._count_leaves()
         self.homes.keep([peer.signed.node for peer in self._table])
         if self.view.is_public:
             message = self.view.round_message(now)
@@ -152,7 +153,8 @@ class Membership:
     def _leaf_calls(self, now: float) -> list[Effect]:
         learner = self.view.learner()
         last_resort = learner.node if learner is not None else None
-        self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
+        if self.homes.wants_others(last_resort):
+            self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
         effects: list[Effect] = []
         for home in self.homes.due(now=now):
             if (peer := self._table.find(home.node)) is not None:
@@ -188,7 +190,7 @@ class Membership:
         self._hear(caller, now)
         if message.hold_s > 0 and self._table.find(caller) is None:
             self._leases.renew(caller, message.newest, now=now)
-            self._count_leaves(now)
+            self._count_leaves()
         fresh = self._admit_all(message.records, {}, now, effects, direct=caller)
         try:
             self._merge(message.digest, self._rules.transit_s, now)
@@ -374,7 +376,7 @@ class Membership:
 
     def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
         if signed.record.reachability != "public":
-            self._tell_leases(signed, now)
+            self._tell_leases(signed)
         elif self._table.find(signed.node) is None:
             if not any(map(self._dialable, signed.record.addresses)):
                 effects.append(Rejected(reason="address_refused"))
@@ -396,14 +398,16 @@ class Membership:
         if spare:
             self._table.forget(min(spare, key=lambda peer: peer.heard_at))
 
-    def _tell_leases(self, signed: SignedRecord, now: float) -> None:
+    def _tell_leases(self, signed: SignedRecord) -> None:
         self._leases.tell(signed)
         if signed.record.reachability == "gone":
             self._leases.end(signed.node)
-            self._count_leaves(now)
+            self._count_leaves()
 
-    def _count_leaves(self, now: float) -> None:
-        self.set_profile(self._owner.profile, now=now)
+    def _count_leaves(self) -> None:
+        """Said with the next re-issue: leaves come and go too often for each to be worth a record to everybody."""
+        if len(self._leases) != self._owner.profile.leaves:
+            self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
 
     def _refute(self, sealed: bytes, now: float) -> list[Effect]:
         """The one called holds this node dead: it has to hear of a higher order."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Literal
 
@@ -200,6 +201,7 @@ def subnets_of(signed: SignedRecord) -> set[str]:
     return {_subnet(address.host) for address in signed.record.addresses}
 
 
+@lru_cache(maxsize=2 * MAX_PUBLICS)
 def _subnet(host: str) -> str:
     try:
         address = ip_address(host)

@@ -36,6 +36,9 @@ HELLO_BYTES, GREETING_BYTES = 450, 700
 MAX_NODES = 60_000
 """Every node has an address in a /24 of its own."""
 
+Sized = tuple[ExchangeReply, int]
+"""An answer, and the bytes that it takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipScenario:
@@ -77,7 +80,7 @@ class GossipNode:
         self.stalled_until = 0.0
         self.traffic = Traffic()
         self.newest: VersionId | None = None
-        self._held: list[tuple[NodeId, Exchange, Reply[ExchangeReply]]] = []
+        self._held: list[tuple[NodeId, Exchange, Reply[Sized]]] = []
         self._armed_at: float | None = None
         role: Role = "learner" if number == 0 else "relay" if public else "sampler"
         owner = Owner(
@@ -122,7 +125,7 @@ class GossipNode:
             return
         self._do(action)
 
-    def hear(self, caller: NodeId, message: Exchange, reply: Reply[ExchangeReply]) -> None:
+    def hear(self, caller: NodeId, message: Exchange, reply: Reply[Sized]) -> None:
         """A call that arrived."""
 
         def receive() -> list[Effect]:
@@ -176,16 +179,16 @@ class GossipNode:
                 case _:
                     pass
 
-    def _release(self, held: tuple[NodeId, Exchange, Reply[ExchangeReply]]) -> None:
+    def _release(self, held: tuple[NodeId, Exchange, Reply[Sized]]) -> None:
         if self.alive and held in self._held:
             self._held.remove(held)
             self.do(lambda: self._answer(*held))
 
-    def _answer(self, caller: NodeId, message: Exchange, reply: Reply[ExchangeReply]) -> list[Effect]:
+    def _answer(self, caller: NodeId, message: Exchange, reply: Reply[Sized]) -> list[Effect]:
         answer = self.core.answer(caller, message, now=self._world.now)
         nbytes = len(encode(answer)) + ANSWER_BYTES
         self.traffic.bytes += nbytes
-        reply(answer, nbytes)
+        reply((answer, nbytes), nbytes)
         return []
 
     def _call(self, call: Call) -> None:
@@ -194,13 +197,14 @@ class GossipNode:
         self.traffic.calls += 1
         target = self._swarm.at(call.address)
 
-        def arrive(reply: Reply[ExchangeReply]) -> None:
+        def arrive(reply: Reply[Sized]) -> None:
             if target is not None and target.alive:
                 target.traffic.bytes += nbytes
                 target.hear(self.node, call.message, reply)
 
-        def answered(answer: ExchangeReply) -> None:
-            self.traffic.bytes += len(encode(answer)) + ANSWER_BYTES
+        def answered(sized: Sized) -> None:
+            answer, answer_bytes = sized
+            self.traffic.bytes += answer_bytes
             self.do(lambda: self.core.answered(call.ticket, answer, now=self._world.now))
 
         def failed() -> None:
