@@ -14,12 +14,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Literal
 
 from swarm.gossip.effects import Appeared, Died, Effect, Rejected
-from swarm.gossip.records import SignedRecord, prefix_of
 from swarm.gossip.reachability import is_name
+from swarm.gossip.records import SignedRecord, prefix_of
 from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS, GossipRules
 from swarm.types import Address, NodeId
 
@@ -231,6 +232,7 @@ def subnets_of(signed: SignedRecord) -> set[str]:
     return {_subnet(address.host) for address in signed.record.addresses}
 
 
+@lru_cache(maxsize=2 * MAX_PUBLICS)
 def _subnet(host: str) -> str:
     try:
         address = ip_address(host)
