@@ -7,16 +7,25 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from swarm.errors import EchoError, UserError, first_fault
 
+if TYPE_CHECKING:
+    from swarm.config import JoinConfig
+    from swarm.node.relay import RelayNode
+    from swarm.node.sampler import SamplerNode
+
 DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
 """Exit statuses."""
+
+LEAVE_S = 3.0
+"""After a second signal a node that cannot end is ended: its last words to others take at most a second."""
 
 R = TypeVar("R")
 
@@ -28,6 +37,10 @@ app = typer.Typer(
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
+Tls = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt. Default: unless on loopback.")]
+Lan = Annotated[
+    bool | None, typer.Option("--lan/--no-lan", help="Allow private addresses. Default: only on one machine.")
+]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 
@@ -44,6 +57,13 @@ def lead(
     steps: Annotated[int | None, typer.Option(help="Learner steps. Default: 200.")] = None,
     target: Annotated[float | None, typer.Option(help="Stop at this held-out exact match.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/TASK-DATE-TIME.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Key of the swarm, to lead it again in another run. Default: in the run dir.")
+    ] = None,
+    bootstrap: Annotated[list[str] | None, typer.Option(help="A member, if the swarm is there already.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="host[:port] that others dial, if not --host.")] = None,
+    tls: Tls = None,
+    lan: Lan = None,
     reward: Annotated[str | None, typer.Option(help="task, or random as a control.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     config: ConfigFile = None,
@@ -63,6 +83,11 @@ def lead(
         "steps": steps,
         "target": target,
         "run_dir": run_dir,
+        "state_dir": state_dir,
+        "bootstrap": bootstrap or None,
+        "advertise": advertise,
+        "tls": tls,
+        "lan": lan,
         "reward": reward,
         "seed": seed,
     }
@@ -76,34 +101,48 @@ def lead(
 
 @app.command()
 def join(
-    bootstrap: Annotated[str | None, typer.Option(help="host or host:port of the learner.")] = None,
-    role: Annotated[str | None, typer.Option(help="sampler.")] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Any member: host, host:port or a join line (echo1:...). May be repeated.")
+    ] = None,
+    role: Annotated[str | None, typer.Option(help="sampler or relay. Default: sampler.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Key and weights. Default: under ~/.local/state.")] = None,
-    port: Annotated[int | None, typer.Option(help="For status on this machine. Default: any free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: all, if a bootstrap is far.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default: any free one; for a relay 7700.")] = None,
+    tls: Tls = None,
+    lan: Lan = None,
     batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
-    """Join a swarm and generate rollouts for its learner."""
+    """Join a swarm: generate rollouts for its learner, or keep it together as a relay."""
     from swarm.config import JoinConfig, load_config
-    from swarm.node.sampler import SamplerNode
 
     flags = {
-        "bootstrap": bootstrap,
+        "bootstrap": bootstrap or None,
         "role": role,
         "state_dir": state_dir,
+        "host": host,
         "port": port,
+        "tls": tls,
+        "lan": lan,
         "batch_samples": batch_samples,
         "device": device,
     }
     settings = load_config(JoinConfig, config, flags)
 
     async def work() -> None:
-        node = SamplerNode(settings, _say)
-        await _until_asked_to_stop(node.run(), node.request_stop, stop_with_stdin=stop_with_stdin)
+        node = _joining(settings)
+        await _until_asked_to_stop(node.run(), node.request_stop, words=node.stop_line, stop_with_stdin=stop_with_stdin)
 
     _run(work())
+
+
+def _joining(settings: JoinConfig) -> RelayNode | SamplerNode:
+    from swarm.node.relay import RelayNode
+    from swarm.node.sampler import SamplerNode
+
+    return RelayNode(settings, _say) if settings.role == "relay" else SamplerNode(settings, _say)
 
 
 @app.command()
@@ -140,9 +179,8 @@ def status(
 ) -> None:
     """What a running node says of itself."""
     from swarm.dashboard.terminal import status_table
-    from swarm.node.sampler import learner_url
 
-    found = _run(_fetch_status(learner_url(url)))
+    found = _run(_fetch_status(url))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -199,7 +237,7 @@ async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: boo
 
 
 async def _until_asked_to_stop(
-    work: Coroutine[Any, Any, None], request_stop: Callable[[], None], *, stop_with_stdin: bool
+    work: Coroutine[Any, Any, None], request_stop: Callable[[], None], *, words: str, stop_with_stdin: bool
 ) -> None:
     """`work`, asked politely to end by the first signal and cancelled by the second."""
     task = asyncio.ensure_future(work)
@@ -209,9 +247,13 @@ async def _until_asked_to_stop(
         nonlocal asked
         if asked:
             task.cancel()
+            # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
+            end = threading.Timer(LEAVE_S, os._exit, (128 + signal.SIGINT,))
+            end.daemon = True
+            end.start()
         else:
             asked = True
-            _say("finishing the running batch and leaving (again to leave at once)")
+            _say(words)
             request_stop()
 
     _on_stop(on_signal, stop_with_stdin=stop_with_stdin)
@@ -224,7 +266,9 @@ async def _until_asked_to_stop(
 def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, action)
+        # What was ignored when we started stays ignored: nohup.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, action)
     if stop_with_stdin:
         # The parent holds the other end; when it is gone, however it went, this node goes too.
         descriptor = sys.stdin.fileno()
@@ -237,15 +281,19 @@ def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
         loop.add_reader(descriptor, on_readable)
 
 
-async def _fetch_status(base_url: str) -> dict[str, Any]:
-    from swarm.errors import PeerUnreachable, ProtocolError
-    from swarm.http import PeerClient, plain_address
+async def _fetch_status(text: str) -> dict[str, Any]:
+    from random import SystemRandom
 
-    async with PeerClient(plain_address(base_url)) as peer:
-        try:
+    from swarm.errors import PeerUnreachable, ProtocolError
+    from swarm.http import PeerClient
+    from swarm.node.bootstrap import address_of, read_bootstrap
+
+    try:
+        # Encrypted or not is found out; nothing secret is asked, so whoever answers is believed.
+        async with PeerClient(await address_of(read_bootstrap(text), SystemRandom())) as peer:
             found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
-        except PeerUnreachable as error:
-            raise UserError(f"no node answers: {error}") from error
-        except (ProtocolError, ValueError) as error:
-            raise UserError(f"{base_url} answers, but it is no echo-node") from error
-        return found
+    except PeerUnreachable as error:
+        raise UserError(f"no node answers: {error}") from error
+    except (ProtocolError, ValueError) as error:
+        raise UserError(f"{text} answers, but it is no echo-node") from error
+    return found

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
 
@@ -16,6 +16,15 @@ TINY = "tiny"
 """The name of the embedded model."""
 
 C = TypeVar("C", bound=BaseModel)
+
+
+def _as_list(value: Any) -> Any:
+    """One bootstrap may be written without brackets."""
+    return [value] if isinstance(value, str) else value
+
+
+Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
+"""Places to begin: host, host:port, URL or join line."""
 
 
 class LeadConfig(BaseModel):
@@ -28,7 +37,13 @@ class LeadConfig(BaseModel):
     reward: Literal["task", "random"] = "task"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT
+    advertise: str | None = None
+    tls: bool | None = None
+    lan: bool | None = None
+    bootstrap: Bootstrap = ()
+    round_s: Annotated[float, Field(ge=0.05, le=60)] = 2.0
     run_dir: Path | None = None
+    state_dir: Path | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: str = "auto"
 
@@ -70,18 +85,22 @@ class LeadConfig(BaseModel):
 
 
 class JoinConfig(BaseModel):
-    """One sampler node."""
+    """One sampler or relay. `host`, `port`, `tls` and `lan` depend on where the bootstraps are unless they are set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    role: Literal["sampler"] = "sampler"
-    bootstrap: str
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    role: Literal["sampler", "relay"] = "sampler"
+    bootstrap: Annotated[Bootstrap, Field(min_length=1)]
+    host: str | None = None
+    port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    tls: bool | None = None
+    lan: bool | None = None
     state_dir: Path | None = None
     device: str = "auto"
+    engine: Literal["transformers", "scripted"] = "transformers"
     batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
+    cost_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
 
 def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:

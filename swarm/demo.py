@@ -71,7 +71,7 @@ class Demo:
             url = await self._learner_url(learner)
             for number in range(self._options.samplers):
                 state = str(self._logs / f"sampler-{number}")
-                await self._start(f"sampler-{number}", "join", "--bootstrap", url, "--state-dir", state)
+                await self._start(f"sampler-{number}", "join", "--bootstrap", url, "--state-dir", state, "--lan")
             await self._watch(url, learner)
         finally:
             await self._stop_all()
@@ -94,7 +94,7 @@ class Demo:
             "--target": TARGET,
             "--run-dir": self._run_dir,
         }
-        return ["lead", *(str(part) for pair in values.items() for part in pair)]
+        return ["lead", "--lan", *(str(part) for pair in values.items() for part in pair)]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
         with (self._logs / f"{name}.log").open("wb") as log:

@@ -67,6 +67,10 @@ class Gone(ProtocolError):
     """The peer no longer has (or never had) what was asked for."""
 
 
+class OtherProtocol(ProtocolError):
+    """The peer speaks another protocol; the message says which side has to be upgraded."""
+
+
 class Forbidden(ProtocolError):
     """The sender is proven, and asks for what is another node's."""
 
@@ -148,6 +152,10 @@ class PeerClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; calls under way fail."""
         await self._session.close()
 
     def sign(self, key: SigningKey, server: NodeId) -> None:
@@ -163,6 +171,14 @@ class PeerClient:
         """The answer to `body`. A server that knows our session no more is asked for a new one, once."""
         if self._signs_for is None:
             return await self._call("POST", path, body, cap_bytes, timeout_s)
+        try:
+            # One limit for all of it: a server that is slow to open sessions must not hold callers one after another.
+            async with asyncio.timeout(timeout_s):
+                return await self._post_signed(path, body, cap_bytes, timeout_s)
+        except TimeoutError as error:
+            raise PeerUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s") from error
+
+    async def _post_signed(self, path: str, body: bytes, cap_bytes: int, timeout_s: float) -> bytes:
         granted = await self._session_other_than(None)
         try:
             return await self._call("POST", path, body, cap_bytes, timeout_s, granted)
@@ -330,9 +346,11 @@ def _upgrade_line(spoken: str | None) -> str:
 
 
 async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
-    text = (await answer.content.read(ERROR_TEXT_BYTES)).decode(errors="replace").strip()
+    said = (await answer.content.read(ERROR_TEXT_BYTES)).decode(errors="replace").strip()
+    # It may be shown on a terminal.
+    text = "".join(c if c.isprintable() else "?" for c in said)
     if answer.status == 426:
-        return UserError(f"{peer} refused: {text}")
+        return OtherProtocol(f"{peer} refused: {text}")
     if answer.status == 401:
         return Unauthorized(f"{peer} does not know who asks: {text}")
     if answer.status == 403:

@@ -50,19 +50,27 @@ def plain_line(status: dict[str, Any]) -> str:
     return "  ".join([status["state"], *(f"{name} {value}" for name, value in live_figures(status))])
 
 
+TABLES = ("samplers", "publics", "leaves", "metrics", "held_out")
+"""Keys of a status that are shown as tables, or have a line of their own."""
+
+
 def status_table(status: dict[str, Any]) -> RenderableType:
-    """Any node's status: plain values first, then the samplers of a learner."""
+    """Any node's status: plain values first, then whom it sees."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
     for name, value in status.items():
-        if name not in ("samplers", "metrics", "held_out"):
+        if name not in TABLES:
             table.add_row(_text(name), _text(_plain(value)))
     for name, value in status.get("metrics", {}).items():
         table.add_row(_text(name), _text(_plain(value)))
     if status.get("held_out"):
         table.add_row("held_out", _held_out(status))
-    return Group(table, _samplers(status["samplers"])) if status.get("samplers") else table
+    parts: list[RenderableType] = [table]
+    parts += [_samplers(status["samplers"])] if status.get("samplers") else []
+    parts += [_publics(status["publics"])] if status.get("publics") else []
+    parts += [_leaves(status["leaves"])] if status.get("leaves") else []
+    return Group(*parts)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -86,6 +94,39 @@ def _samplers(samplers: list[dict[str, Any]]) -> Table:
     return table
 
 
+def _publics(publics: list[dict[str, Any]]) -> Table:
+    table = Table(title="publics", title_justify="left")
+    for name in ("node", "role", "state", "address", "last beat", "holds", "lag", "leaves"):
+        table.add_column(name)
+    for public in publics:
+        table.add_row(
+            _text(public["node"][:12]),
+            public["role"],
+            public["state"],
+            _text(public["address"]),
+            f"{public['beat_s']:.1f} s",
+            public["held"] or "-",
+            "-" if public["lag"] is None else str(public["lag"]),
+            str(public["leaves"]),
+        )
+    return table
+
+
+def _leaves(leaves: list[dict[str, Any]]) -> Table:
+    table = Table(title="leaves that have this node as a home", title_justify="left")
+    for name in ("node", "role", "last poll", "holds", "lag"):
+        table.add_column(name)
+    for leaf in leaves:
+        table.add_row(
+            _text(leaf["node"][:12]),
+            leaf["role"] or "-",
+            f"{leaf['beat_s']:.1f} s",
+            leaf["held"] or "-",
+            "-" if leaf["lag"] is None else str(leaf["lag"]),
+        )
+    return table
+
+
 def _text(words: str) -> Text:
     """Words of a remote node as they are: no markup, no control characters."""
     return Text("".join(c if c.isprintable() else "?" for c in words))
@@ -94,6 +135,8 @@ def _text(words: str) -> Text:
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{count} {name}" for name, count in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -6,7 +6,7 @@ four times in a row, or has no room, is exchanged for another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -37,6 +37,9 @@ class Homes:
         self._random = random
         self.homes: list[Home] = []
 
+    def wants_others(self, last_resort: NodeId | None) -> bool:
+        return len(self.homes) < self._rules.homes or any(home.node == last_resort for home in self.homes)
+
     def choose(self, candidates: Sequence[NodeId], *, last_resort: NodeId | None, now: float) -> None:
         """Fill every slot from `candidates`, and give up the last resort once there are others.
 
@@ -51,16 +54,15 @@ class Homes:
             soon = self._random.uniform(0.0, self._rules.call_s) if self.homes else 0.0
             self.homes.append(Home(node=node, next_at=now + soon))
 
-    def keep(self, alive: Sequence[NodeId]) -> None:
+    def keep(self, is_known: Callable[[NodeId], bool]) -> None:
         """Give up homes that are no longer known."""
-        known = set(alive)
-        self.homes = [home for home in self.homes if home.node in known]
+        self.homes = [home for home in self.homes if is_known(home.node)]
 
     def due(self, *, now: float) -> list[Home]:
         return [home for home in self.homes if home.ticket is None and home.next_at <= now]
 
-    def deadline(self) -> float | None:
-        return min((home.next_at for home in self.homes if home.ticket is None), default=None)
+    def deadlines(self) -> list[float]:
+        return [home.next_at for home in self.homes if home.ticket is None]
 
     def of_ticket(self, ticket: int) -> Home | None:
         return next((home for home in self.homes if home.ticket == ticket), None)

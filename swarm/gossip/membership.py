@@ -25,6 +25,7 @@ from swarm.gossip.effects import Call, Effect, Greet, HeadLearned, Rejected, Wak
 from swarm.gossip.homes import Home, Homes
 from swarm.gossip.messages import Exchange, ExchangeReply
 from swarm.gossip.owner import Owner
+from swarm.gossip.partners import Partners
 from swarm.gossip.records import Profile, Reachability, SignedRecord
 from swarm.gossip.rules import GossipRules
 from swarm.gossip.table import Peer
@@ -63,6 +64,7 @@ class Membership:
         self._table = self.view.table
         self._leases = self.view.leases
         self._calls = Calls(rules, random)
+        self._partners = Partners(rules, random)
         self._open_record = open_record
         self._open_head = open_head
         self._random = random
@@ -90,9 +92,10 @@ class Membership:
 
     def deadline(self) -> float:
         """When to call `tick` next."""
-        times = [self._round_at, self._reissue_at, self._greet_at, self._push_at]
-        times += [self._revive_at] if self.view.is_public else [self._refresh_at, self.homes.deadline()]
-        self._planned = min(time for time in times if time is not None)
+        times = [self._round_at, self._reissue_at, self._greet_at]
+        times += [self._push_at] if self._push_at is not None else []
+        times += [self._revive_at] if self.view.is_public else [self._refresh_at, *self.homes.deadlines()]
+        self._planned = min(times)
         return self._planned
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -113,8 +116,7 @@ class Membership:
         if now >= self._greet_at:
             # What comes of it sets the next time; two hellos at once would fail twice and wait twice as long.
             self._greet_at = now + max(HELLO_S, self._greet_period(now))
-            # A leaf that can reach publics asks them instead: thousands of leaves would wear the bootstraps out.
-            effects += [Greet()] if self.view.is_public or not self.view.usable(now) else []
+            effects += [Greet()] if self._has_to_greet(now) else []
         if self.view.is_public and now >= self._revive_at:
             self._revive_at = now + self._period(rules.dead_try_rounds)
             effects += self._revive(now)
@@ -132,13 +134,12 @@ class Membership:
         else:
             self._table.forget_old(now=now)
         if gone := self._leases.expire(now=now, patience=patience):
-            self._count_leaves(now)
+            self._count_leaves()
         if self.view.is_public:
+            self._partners.next_round()
             message = self.view.round_message(now)
-            effects += [
-                self._call(peer, "round", message, now)
-                for peer in self.view.some(self._rules.fanout, self._random, now=now)
-            ]
+            called = self._partners.some(self._rules.fanout, self.view.usable(now))
+            effects += [self._call(peer, "round", message, now) for peer in called]
         return effects + gone
 
     def _revive(self, now: float) -> list[Effect]:
@@ -150,14 +151,22 @@ class Membership:
         message = self.view.round_message(now)
         return [self._calls.to(signed.node, self._table.callable_at(signed), "revive", message, now=now)]
 
+    def _has_to_greet(self, now: float) -> bool:
+        """A leaf that can reach publics asks them instead, and of the publics only a few look across a partition at a
+        time: thousands would wear the bootstraps out."""
+        if not self.view.is_public:
+            return not self.view.usable(now)
+        return self._random.random() * len(self._table) < self._rules.greeters
+
     # -- a leaf's calls --------------------------------------------------------------------------------------
 
     def _leaf_calls(self, now: float) -> list[Effect]:
         learner = self.view.learner()
         last_resort = learner.node if learner is not None else None
         # Before the choice: a home that is no longer known can never be polled, and would be due for ever.
-        self.homes.keep([peer.signed.node for peer in self._table])
-        self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
+        self.homes.keep(lambda node: self._table.find(node) is not None)
+        if self.homes.wants_others(last_resort):
+            self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
         effects: list[Effect] = []
         for home in self.homes.due(now=now):
             if (peer := self._table.find(home.node)) is not None:
@@ -193,7 +202,7 @@ class Membership:
         self._hear(caller, now)
         if message.hold_s > 0 and self._table.find(caller) is None:
             self._leases.renew(caller, message.newest, now=now)
-            self._count_leaves(now)
+            self._count_leaves()
         latest = now - self._rules.transit_s
         effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now))
         return effects + self.take_head(message.head, now=now)
@@ -325,8 +334,9 @@ class Membership:
             try:
                 signed = self._open_record(one)
             except ProtocolError:
+                # The rest is not looked at: nobody passes on what does not open, and signatures cost time.
                 effects.append(Rejected(reason="bad_record"))
-                continue
+                break
             if signed.node == self.view.own.node:
                 effects += self._overtake(signed, now) if signed.body != self.view.own.body else []
                 continue
@@ -343,7 +353,7 @@ class Membership:
     def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
         """Whether it is worth pushing on."""
         if signed.record.reachability != "public":
-            self._tell_leases(signed, now)
+            self._tell_leases(signed)
         admitted, more = self._table.admit(signed, heard_at, now=now)
         effects += more
         if admitted == "new":
@@ -362,14 +372,16 @@ class Membership:
         if spare:
             self._table.forget(min(spare, key=lambda peer: peer.heard_at))
 
-    def _tell_leases(self, signed: SignedRecord, now: float) -> None:
+    def _tell_leases(self, signed: SignedRecord) -> None:
         self._leases.tell(signed)
         if signed.record.reachability == "gone":
             self._leases.end(signed.node)
-            self._count_leaves(now)
+            self._count_leaves()
 
-    def _count_leaves(self, now: float) -> None:
-        self.set_profile(self._owner.profile, now=now)
+    def _count_leaves(self) -> None:
+        """Said with the next re-issue: leaves come and go too often for each to be worth a record to everybody."""
+        if len(self._leases) != self._owner.profile.leaves:
+            self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
 
     def _refute(self, sealed: bytes, now: float) -> list[Effect]:
         """The one called holds this node dead: it has to hear of a higher order."""
@@ -403,10 +415,8 @@ class Membership:
             del self._fresh[signed.prefix]
         self._push_at = now + self._rules.push_delay_s if self._fresh else None
         message = self.view.push_message(records, now, head=self.view.head if head else b"")
-        return [
-            self._call(peer, "push", message, now)
-            for peer in self.view.some(self._rules.push_fanout, self._random, now=now)
-        ]
+        told = self._partners.some(self._rules.push_fanout, self.view.usable(now))
+        return [self._call(peer, "push", message, now) for peer in told]
 
     def _send_wanted(self, pending: Pending, wanted: tuple[bytes, ...], now: float) -> list[Effect]:
         if pending.purpose in ("push", "poll"):

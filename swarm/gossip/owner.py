@@ -13,13 +13,21 @@ class Owner:
     """Signs and numbers the records of one key. `generation` must be higher than in every former life."""
 
     def __init__(
-        self, key: SigningKey, swarm: SwarmId, role: Role, *, generation: int, addresses: tuple[Address, ...]
+        self,
+        key: SigningKey,
+        swarm: SwarmId,
+        role: Role,
+        *,
+        generation: int,
+        addresses: tuple[Address, ...],
+        round_s: float = 0.0,
     ) -> None:
         self._key = key
         self._swarm = swarm
         self.role = role
         self._generation = generation
         self._sequence = -1
+        self._round_s = round_s
         self.addresses = addresses
         # The learner is what everybody dials: it needs no proof that it can be reached.
         self.reachability: Reachability = "public" if role == "learner" else "leaf"
@@ -42,8 +50,10 @@ class Owner:
             return []
         effects: list[Effect] = []
         if claimed.record.generation > self._generation:
-            effects = self._raise_generation(claimed.record.generation)
-        self._sequence = max(self._sequence, claimed.record.sequence)
+            # Past it, and not into it: that life may have said more than this record.
+            effects = self._raise_generation(claimed.record.generation + 1)
+        else:
+            self._sequence = claimed.record.sequence
         return effects + self.issue()
 
     def _raise_generation(self, generation: int) -> list[Effect]:
@@ -63,5 +73,6 @@ class Owner:
             addresses=self.addresses,
             protocol=PROTOCOL,
             profile=self.profile,
+            round_s=self._round_s,
         )
         return sign_record(record, self._key)

@@ -100,6 +100,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_name(host: str) -> bool:
+    """Neither an address nor this machine."""
+    return _canonical(host) is None and not is_loopback(host) and ":" not in host
+
+
+def is_private(host: str) -> bool:
+    """A literal address of a private network, other than this machine's own."""
+    return not is_loopback(host) and not is_dialable(host, lan=False) and is_dialable(host, lan=True)
+
+
 class DialBackLimit:
     """How often this node calls back, by address."""
 
@@ -127,7 +137,8 @@ class DialBackLimit:
 class Reachability:
     """A node's own case. `round_s` sets the pace; a node that `never` listens outside never asks."""
 
-    def __init__(self, *, port: int, fingerprint: bytes, round_s: float, random: Random, now: float) -> None:
+    def __init__(self, *, port: int, fingerprint: bytes, round_s: float, lan: bool, random: Random, now: float) -> None:
+        self._lan = lan
         self._port = port
         self._fingerprint = fingerprint
         self._round_s = round_s
@@ -164,8 +175,8 @@ class Reachability:
         if not reply.reached:
             return self._failed()
         host = _canonical(reply.host)
-        if host is None:
-            # An honest witness names what its socket saw.
+        if host is None or not is_dialable(host, lan=self._lan):
+            # An honest witness names what its socket saw, and calls nothing else.
             return self._failed()
         self._failures = 0
         self._witnesses.setdefault(host, set()).add(witness)

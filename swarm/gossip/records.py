@@ -14,7 +14,7 @@ import msgspec
 
 from swarm.errors import ProtocolError
 from swarm.signing import PublicKeyField, Sealed, SigningKey, node_id_of, swarm_id_of, unseal
-from swarm.types import Address, Id, NodeId, Role, SwarmId, VersionId
+from swarm.types import Address, Id, NodeId, Role, Seconds, SwarmId, VersionId
 from swarm.wire import Message, decode, encode
 
 RECORD_CONTEXT = "record"
@@ -54,7 +54,7 @@ class Profile(Message, frozen=True):
 
 
 class Record(Message, frozen=True):
-    """Who a node is, where it listens, what it is worth."""
+    """Who a node is, where it listens, what it is worth. `round_s` is the swarm's pace, by the learner's word alone."""
 
     key: PublicKeyField
     swarm: Id
@@ -65,6 +65,7 @@ class Record(Message, frozen=True):
     addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
     protocol: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
     profile: Profile
+    round_s: Seconds = 0.0
 
     @property
     def order(self) -> int:

@@ -39,6 +39,11 @@ class GossipRules:
     fanout: int = 2
     """Peers of one round: with pull in both directions 500 publics know all within five rounds at 10 % loss."""
 
+    partners: int = 8
+    partner_rounds: int = 8
+    """A public calls the same eight, of which it exchanges one every 16 s: connections stay open, and a call takes
+    0.5 kB besides its bodies instead of 2.5 kB."""
+
     push_fanout: int = 4
     """Peers that something new is pushed on to at once: reaches 97 % in under a second, the rounds do the rest."""
 
@@ -59,6 +64,9 @@ class GossipRules:
     bootstrap_rounds: int = 30
     dead_try_rounds: int = 15
     """A bootstrap every 60 s and a dead node every 30 s are called for no other reason than to heal partitions."""
+
+    greeters: int = 8
+    """So many publics do so in that time, however many there are: 500 would take 75 KB/s of the only bootstrap."""
 
     homes: int = 3
     hold_rounds: float = 3.0

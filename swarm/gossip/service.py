@@ -59,7 +59,6 @@ class GossipService:
         self,
         *,
         sessions: ServerSessions,
-        limit: DialBackLimit,
         peer_at: Callable[[NodeId, Address], Peer],
         greet: Callable[[], Awaitable[tuple[SignedRecord, Address] | None]],
         knock: Knock,
@@ -67,7 +66,7 @@ class GossipService:
         on_generation: Callable[[int], None],
     ) -> None:
         self._sessions = sessions
-        self._limit = limit
+        self._limit = DialBackLimit(lan=False)
         self._peer_at = peer_at
         self._greet = greet
         self._knock = knock
@@ -89,9 +88,10 @@ class GossipService:
     def is_open(self) -> bool:
         return self._core is not None
 
-    def open(self, core: Membership, reachability: Reachability | None) -> None:
-        """Take part as `core`; without `reachability` the node never asks to be called back."""
+    def open(self, core: Membership, reachability: Reachability | None, limit: DialBackLimit) -> None:
+        """Take part as `core`; without `reachability` the node never asks to be called back, `limit` is for others."""
         self._core = core
+        self._limit = limit
         self._reachability = reachability
 
     async def run(self) -> None:
@@ -126,6 +126,14 @@ class GossipService:
         self._perform(effects)
         self._sooner.set()
 
+    async def news(self, patience_s: float) -> None:
+        """Until a head appears or the learner moves, or for `patience_s`."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._awake.wait()
+        except TimeoutError:
+            pass
+
     # -- answering -------------------------------------------------------------------------------------------
 
     def routes(self) -> list[web.RouteDef]:
@@ -154,6 +162,8 @@ class GossipService:
     async def _post_dial_back(self, request: web.Request) -> web.Response:
         caller, body = await read_signed(request, DIAL_BACK_BYTES, self._sessions)
         asked = decode(body, DialBack, cap_bytes=DIAL_BACK_BYTES)
+        if self._core is None:
+            return _starting()
         host = request.remote or ""
         refused = self._limit.refusal(host, now=time.monotonic())
         reached = False

@@ -14,10 +14,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Literal
 
 from swarm.gossip.effects import Appeared, Died, Effect, Rejected
+from swarm.gossip.reachability import is_name
 from swarm.gossip.records import SignedRecord, prefix_of
 from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS, GossipRules
 from swarm.types import Address, NodeId
@@ -84,8 +86,11 @@ class Table:
         return node in self._banned
 
     def callable_at(self, signed: SignedRecord) -> tuple[Address, ...]:
-        """The addresses of a record that this node may call."""
-        return tuple(filter(self._dialable, signed.record.addresses))
+        """The addresses of a record that this node may call. Names are for the learner alone, whom everybody trusts,
+        and only with a certificate: whatever else the name leads to is not spoken to."""
+        record = signed.record
+        named = record.role == "learner"
+        return tuple(a for a in record.addresses if self._dialable(a) or (named and a.fingerprint and is_name(a.host)))
 
     def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[Admitted, list[Effect]]:
         """Take in a record whose beat was heard at `heard_at`, as far as the one who passed it on knows."""
@@ -227,6 +232,7 @@ def subnets_of(signed: SignedRecord) -> set[str]:
     return {_subnet(address.host) for address in signed.record.addresses}
 
 
+@lru_cache(maxsize=2 * MAX_PUBLICS)
 def _subnet(host: str) -> str:
     try:
         address = ip_address(host)

@@ -10,7 +10,7 @@ from swarm.errors import UserError
 from swarm.signing import SigningKey
 
 MAX_DEFAULT_STATES = 64
-"""Samplers of one user on one machine that find a state directory of their own."""
+"""Nodes of one role and one user on one machine that find a state directory of their own."""
 
 
 MAX_GENERATION = 65_535
@@ -68,15 +68,15 @@ def write_privately(path: Path, content: bytes) -> None:
 
 
 class StateDirectory:
-    """A sampler's directory, locked while the node lives: two nodes must not share a key."""
+    """A node's directory, locked while the node lives: two nodes must not share a key."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
 
     @classmethod
-    def claim(cls, wanted: Path | None) -> StateDirectory:
-        """Lock `wanted`, or without one the first free directory of this user."""
+    def claim(cls, wanted: Path | None, role: str = "sampler") -> StateDirectory:
+        """Lock `wanted`, or without one the first free directory of this user for that role."""
         if wanted is not None:
             lock = _try_lock(wanted)
             if lock is None:
@@ -84,9 +84,9 @@ class StateDirectory:
             return cls(wanted, lock)
         root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "echo-node"
         for number in range(MAX_DEFAULT_STATES):
-            lock = _try_lock(root / f"sampler-{number}")
+            lock = _try_lock(root / f"{role}-{number}")
             if lock is not None:
-                return cls(root / f"sampler-{number}", lock)
+                return cls(root / f"{role}-{number}", lock)
         raise UserError(f"{MAX_DEFAULT_STATES} nodes already run from {root}: pass --state-dir")
 
     def release(self) -> None:

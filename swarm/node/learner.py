@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
-from swarm.auth import ServerSessions
 from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.tracker import InstallTracker
-from swarm.config import TINY, LeadConfig
+from swarm.config import DEFAULT_PORT, TINY, LeadConfig
 from swarm.errors import UserError
-from swarm.http import session_route
+from swarm.gossip.reachability import is_loopback
+from swarm.gossip.records import Profile
 from swarm.learner.messages import Prepared, Trained, TrainGroup, TrainRollout
 from swarm.learner.service import TrainerProcess
-from swarm.node.hello import hello_route
-from swarm.node.http import NodeServer
-from swarm.node.identity import load_or_create_key
+from swarm.node.identity import StateDirectory
+from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog, create_run_directory
+from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.rollout.admission import staleness
 from swarm.rollout.api import RolloutService, ScoringFailed
 from swarm.rollout.effects import ScoreWanted
@@ -35,7 +35,7 @@ from swarm.signing import swarm_id_of
 from swarm.tasks import load_task
 from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
 from swarm.types import Prompt, SamplingRules, Score, VersionId
-from swarm.wire import PROTOCOL, encode
+from swarm.wire import encode
 
 R = TypeVar("R")
 
@@ -61,39 +61,48 @@ class LearnerNode:
         self._rewards: RewardPool | None = None
         self._keep_run_dir = True
         self._target_reached = False
-        self._url = ""
+        self._staging = asyncio.Lock()
+        self._staged_step = 0
+        self._overtaken = asyncio.Event()
+        self._settings = _network_settings(config)
 
     async def run(self) -> bool:
         """Lead the run to its end; False if a target was set and not reached."""
         check_model(self._config.model)
         create_run_directory(self._run_dir, self._resolved_config())
         self._log = RunLog(self._run_dir)
-        key = load_or_create_key(self._run_dir / "identity")
-        self._swarm = swarm_id_of(key.public_bytes)
-        self._broadcast = BroadcastService(self._run_dir / "versions", key)
-        sessions = ServerSessions(key, b"")
+        try:
+            state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
+            self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=self._log.event)
+        except UserError:
+            # Leave no run directory that refuses the corrected command.
+            shutil.rmtree(self._run_dir)
+            raise
+        try:
+            return await self._run(self._network)
+        finally:
+            state.release()
+
+    async def _run(self, network: NodeNetwork) -> bool:
+        self._broadcast = BroadcastService(self._run_dir / "versions", network.key)
         self._rollouts = RolloutService(
-            key=key,
-            sessions=sessions,
+            key=network.key,
+            sessions=network.sessions,
             emit=self._log.event,
             on_installed=lambda node, version: self._tracker.installed(node, version, now=time.monotonic()),
             on_gone=lambda node: self._tracker.gone(node, now=time.monotonic()),
         )
         self._trainer = TrainerProcess(self._run_dir, hang_s=self._config.trainer_hang_s)
-        routes = [
-            hello_route(key.public_bytes, self._config.beat_s),
-            session_route(sessions),
-            *self._broadcast.routes(),
-            *self._rollouts.routes(),
-        ]
-        server = NodeServer(routes, self.status, counted=[sessions.refused])
         try:
-            port = await server.start(self._config.host, self._config.port)
-            self._announce(port)
-            async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._rollouts.watch_silence())
+            routes = [*self._broadcast.routes(), *self._rollouts.routes()]
+            await network.start(routes, self.status, beat_s=self._config.beat_s)
+            async with network.swarm(network.key.public_bytes, self._config.round_s), asyncio.TaskGroup() as group:
+                self._announce()
+                network.on_generation = self._overtaken.set
+                beside = [group.create_task(work()) for work in (self._rollouts.watch_silence, self._publish_anew)]
                 reached = await self._lead()
-                watch.cancel()
+                for task in beside:
+                    task.cancel()
             return reached
         except* UserError:
             # Nothing was trained: leave no run directory that refuses the corrected command.
@@ -102,7 +111,7 @@ class LearnerNode:
             raise
         finally:
             # The server first: its handlers use everything else.
-            await server.stop()
+            await network.stop()
             await self._trainer.stop()
             if self._rewards is not None:
                 await asyncio.to_thread(self._rewards.close)
@@ -118,12 +127,10 @@ class LearnerNode:
         """What the node says of itself; the keys are described in docs/protocol.md."""
         newest = self._broadcast.newest
         return {
-            "role": "learner",
-            "protocol": PROTOCOL,
-            "swarm": self._swarm,
+            **self._network.status(),
             "state": self._state,
             "run_dir": str(self._run_dir),
-            "url": self._url,
+            "url": self._network.address.url,
             "step": self._step,
             "steps": self._config.steps,
             "version": str(newest.head.version) if newest else None,
@@ -171,7 +178,7 @@ class LearnerNode:
     def _open_plane(self, prepared: Prepared, rewards: RewardPool) -> None:
         config = self._config
         rules = PlaneRules(
-            swarm=self._swarm,
+            swarm=swarm_id_of(self._network.key.public_bytes),
             run_seed=config.seed,
             max_staleness=config.max_staleness,
             groups_per_step=config.groups_per_step,
@@ -214,7 +221,7 @@ class LearnerNode:
                 # The staging file must not change while the last publication is read from it.
                 await publication
                 if self._step % self._config.publish_every_steps == 0 or self._step == self._config.steps:
-                    await self._trainer.stage()
+                    await self._stage()
                     publication = asyncio.create_task(self._publish(self._step))
                 if self._step % self._config.checkpoint_every_steps == 0:
                     await self._checkpoint()
@@ -237,7 +244,7 @@ class LearnerNode:
         newest = self._broadcast.newest
         assert newest is not None
         if self._step > newest.head.version.version:
-            await self._trainer.stage()
+            await self._stage()
             await self._publish(self._step)
         if self._held_out[-1]["version"] < self._step:
             await self._patiently(asyncio.create_task(self._evaluate()))
@@ -270,9 +277,29 @@ class LearnerNode:
                 self._say_stall()
         return task.result()
 
+    async def _stage(self) -> None:
+        """Have the trainer write the weights of this step where publications are read from."""
+        async with self._staging:
+            await self._trainer.stage()
+            self._staged_step = self._step
+
+    async def _publish_anew(self) -> None:
+        """Whenever others know a later life of this learner than its disk did (it was restored from a copy), what is
+        published counts as older than what they hold: publish it under the incarnation that follows."""
+        while True:
+            await self._overtaken.wait()
+            self._overtaken.clear()
+            if self._versions_published:
+                self._say("others know a later run of this learner: publishing under the next incarnation")
+                await self._publish(self._staged_step)
+
     async def _publish(self, step: int) -> None:
-        version = VersionId(incarnation=0, version=step)
-        await self._broadcast.publish(self._trainer.staging, version)
+        # Another run under the same key is another incarnation: its versions are newer than all of those before it.
+        version = VersionId(incarnation=self._network.generation - 1, version=step)
+        async with self._staging:
+            published = await self._broadcast.publish(self._trainer.staging, version)
+        self._network.published(published.sealed_head)
+        self._network.set_profile(Profile(held=version, engine="learner"))
         self._versions_published += 1
         self._tracker.published(version, now=time.monotonic())
         await self._rollouts.published(version)
@@ -297,20 +324,20 @@ class LearnerNode:
 
     # -- words and figures -----------------------------------------------------------------------------------
 
-    def _announce(self, port: int) -> None:
-        everywhere = self._config.host in ("0.0.0.0", "::")
-        host = "127.0.0.1" if everywhere else self._config.host
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._url = f"http://{address}"
+    def _announce(self) -> None:
+        network = self._network
+        address, line = network.address, network.join_line()
         # Renamed into place: whoever waits for the file must never read half of it.
         partial = self._run_dir / "node.json.partial"
-        partial.write_text(json.dumps({"url": self._url}) + "\n")
+        partial.write_text(json.dumps({"url": address.url, "join": line}) + "\n")
         partial.rename(self._run_dir / "node.json")
-        self._say(f"learner of swarm {self._swarm} at {self._url}, run directory {self._run_dir}")
+        status = network.status()
+        self._say(f"learner of swarm {status['swarm']} at {address.url}, run directory {self._run_dir}")
         command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
-        self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {address}")
-        if everywhere:
-            self._say(f"(on other machines with this machine's address instead of {host})")
+        bootstrap = address.authority if is_loopback(address.host) and not address.fingerprint else line
+        self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {bootstrap}")
+        if address.host != self._config.host and self._config.advertise is None:
+            self._say(f"(if others reach this machine at another address than {address.host}, pass --advertise HOST)")
 
     def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
         """Count the step. All of it at once: `status` may be asked at every await."""
@@ -357,6 +384,22 @@ class LearnerNode:
                 f"a prompt of {longest} tokens and --max-new-tokens {max_new_tokens} do not fit the model's context of "
                 f"{context_tokens}"
             )
+
+
+def _network_settings(config: LeadConfig) -> NetworkSettings:
+    """UserError for an address that is none, before anything is written."""
+    settings = NetworkSettings(
+        host=config.host,
+        port=config.port,
+        bootstrap=config.bootstrap,
+        advertise=config.advertise,
+        tls=config.tls,
+        lan=config.lan,
+        round_s=config.round_s,
+    )
+    advertised(settings, config.port or DEFAULT_PORT, b"")
+    hosts_of(config.bootstrap)
+    return settings
 
 
 def check_model(name: str) -> None:

@@ -4,14 +4,15 @@ Every address has eight connections. A connection on which a request was signed 
 which has eight of its own wherever it calls from; and each node that has proven itself at an address adds its eight to
 what the address may have. So two samplers behind one router do not starve one another, and keys, which cost nothing,
 do not buy one address more than `nodes_per_address` times its share. Requests are metered the same way: a proven
-connection draws from its node's bucket, any other from its address's.
+connection draws from its node's bucket, any other from its address's, and all of one address from a common one as well,
+which holds what `nodes_per_address` nodes may ask.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarm.types import NodeId
 
@@ -69,6 +70,9 @@ class Gate:
         self._addresses: dict[str, _Address] = {}
         self._nodes: Counter[NodeId] = Counter()
         self._meter = Meter(limits)
+        share = 1 + limits.nodes_per_address
+        common = replace(limits, requests_per_s=share * limits.requests_per_s, burst=share * limits.burst)
+        self._common = Meter(common)
         self._all = 0
         self.refused: Counter[str] = Counter()
 
@@ -117,7 +121,9 @@ class Gate:
         """0 if one more request may be handled on this connection now, else the seconds until one may."""
         if guest.exempt:
             return 0.0
-        wait = self._meter.take(guest.node or guest.address, now=now)
+        # The common bucket first: an address that asks with a new key each time must not get a new burst each time.
+        wait = self._common.take(guest.address, now=now)
+        wait = wait or self._meter.take(guest.node or guest.address, now=now)
         if wait > 0.0:
             self.refused["requests"] += 1
         return wait

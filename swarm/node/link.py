@@ -1,8 +1,7 @@
-"""A sampler's line to the learner: found with patience, lost with a word, never given up."""
+"""A sampler's line to the learner: found with patience, lost with a word, never given up, followed when it moves."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -10,9 +9,10 @@ from typing import TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from swarm.auth import Unauthorized
-from swarm.errors import EchoError, PeerUnreachable
-from swarm.http import Busy, PeerClient
+from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
+from swarm.http import Busy, OtherProtocol, Peer
 from swarm.node.hello import Hello, say_hello
+from swarm.node.network import NodeNetwork
 
 BACK_OFF_LEAST_S = 1.0
 BACK_OFF_MOST_S = 30.0
@@ -22,71 +22,95 @@ R = TypeVar("R")
 
 
 class SwarmChanged(EchoError):
-    """The address answers, but with another learner than before."""
+    """The bootstrap leads to another learner than before, or the learner trains another model."""
 
 
 class LearnerLink:
-    """A Peer whose calls are repeated until they get through. `say` hears of each outage once."""
+    """A Peer whose calls are repeated until they get through, wherever the learner is by then.
 
-    def __init__(self, peer: PeerClient, say: Callable[[str], None]) -> None:
-        self._peer = peer
+    `say` hears of each outage once.
+    """
+
+    def __init__(self, network: NodeNetwork, say: Callable[[str], None]) -> None:
+        self._network = network
         self._say = say
-        self._hello: Hello | None = None
         self._lost_at: float | None = None
+        self._tries = 0
 
     async def find(self) -> Hello:
-        """The learner's hello, however long it takes."""
-        self._hello = await self._patiently(lambda: say_hello(self._peer))
-        return self._hello
+        """The learner's own hello, however long it takes."""
+        return await self._patiently(self._learners_hello)
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
-        return await self._call(lambda: self._peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s))
+        return await self._call(lambda peer: peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s))
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
-        return await self._call(lambda: self._peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s))
+        return await self._call(lambda peer: peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s))
 
-    async def _call(self, attempt: Callable[[], Awaitable[R]]) -> R:
-        """`attempt`, repeated while the learner cannot be reached. SwarmChanged if another one came back."""
-        try:
-            return await attempt()
-        except Busy as error:
-            await asyncio.sleep(error.retry_after_s)
-        except PeerUnreachable as error:
-            self._note_loss(error)
-            await self._check_identity()
-        except Unauthorized:
-            # A new session was refused too: most likely another learner has taken this one's place.
-            await self._check_identity()
-        return await self._patiently(attempt)
-
-    async def _check_identity(self) -> None:
-        hello = await self._patiently(lambda: say_hello(self._peer))
-        if self._hello is not None and hello.swarm != self._hello.swarm:
-            raise SwarmChanged(f"{self._peer.base_url} now leads another swarm, {hello.swarm}")
-
-    async def _patiently(self, attempt: Callable[[], Awaitable[R]]) -> R:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(PeerUnreachable), wait=_wait_s, before_sleep=self._before_sleep
-        )
+    async def _call(self, attempt: Callable[[Peer], Awaitable[R]]) -> R:
+        """`attempt`, repeated while the learner cannot be reached. SwarmChanged if another one took its place."""
 
         async def once() -> R:
-            return await attempt()
+            try:
+                return await attempt(self._peer())
+            except Unauthorized as error:
+                # A new session was refused too: most likely another learner has taken this one's place.
+                raise PeerUnreachable(str(error)) from error
+            except OtherProtocol as error:
+                raise UserError(str(error)) from error
 
-        result: R = await retrying(once)
+        return await self._patiently(once)
+
+    async def _learners_hello(self) -> Hello:
+        node, _ = self._network.learner()
+        try:
+            heard = await say_hello(self._peer())
+        except OtherProtocol as error:
+            raise UserError(str(error)) from error
+        except ProtocolError as error:
+            raise PeerUnreachable(f"the learner's address gives no learner's answer: {error}") from error
+        if heard.signed.node != node:
+            raise PeerUnreachable("another node answers at the learner's address")
+        return heard.hello
+
+    def _peer(self) -> Peer:
+        """The learner where it was last heard of; its other addresses in turn while that fails."""
+        node, addresses = self._network.learner()
+        if not addresses:
+            raise PeerUnreachable("nobody has said yet where the learner is")
+        return self._network.peers.at(node, addresses[self._tries % len(addresses)])
+
+    async def _patiently(self, once: Callable[[], Awaitable[R]]) -> R:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(PeerUnreachable),
+            wait=_wait_s,
+            before_sleep=self._before_sleep,
+            # Gossip may know sooner than we ask that the learner is somewhere else.
+            sleep=self._network.gossip.news,
+        )
+
+        async def attempt() -> R:
+            return await once()
+
+        result: R = await retrying(attempt)
         if self._lost_at is not None:
-            self._say(f"{self._peer.base_url} answers again after {time.monotonic() - self._lost_at:.0f} s")
+            self._say(f"the learner answers again after {time.monotonic() - self._lost_at:.0f} s")
             self._lost_at = None
         return result
 
-    def _before_sleep(self, state: RetryCallState) -> None:
+    async def _before_sleep(self, state: RetryCallState) -> None:
+        """Say so once, try another address the next time, and ask a bootstrap what has become of the learner."""
         error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, PeerUnreachable):
-            self._note_loss(error)
-
-    def _note_loss(self, error: PeerUnreachable) -> None:
-        if self._lost_at is None and not isinstance(error, Busy):
+        if not isinstance(error, PeerUnreachable) or isinstance(error, Busy):
+            return
+        if self._lost_at is None:
             self._lost_at = time.monotonic()
             self._say(f"{error}; trying again until it answers (Ctrl-C to give up)")
+        self._tries += 1
+        if state.attempt_number > 1:
+            await self._network.look_again()
+        if (other := self._network.other_swarm) is not None:
+            raise SwarmChanged(f"the bootstrap now leads to another swarm, {other}")
 
 
 _back_off = wait_random_exponential(multiplier=BACK_OFF_LEAST_S, max=BACK_OFF_MOST_S)

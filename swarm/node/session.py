@@ -24,7 +24,7 @@ from swarm.broadcast.service import Fetcher
 from swarm.broadcast.store import WeightMap
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.node.hello import Hello
-from swarm.node.link import LearnerLink
+from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
 from swarm.sampler.worker import EngineWorker
 from swarm.types import NodeId, VersionId
@@ -50,7 +50,6 @@ class SamplerStatus:
     """What the node shows of itself, filled in by whoever knows."""
 
     state: str = "starting"
-    swarm: str | None = None
     fetched: VersionId | None = None
     verdicts: Counter[str] = field(default_factory=Counter)
 
@@ -68,12 +67,14 @@ class Session:
         directory: Path,
         capacity: int,
         status: SamplerStatus,
+        on_change: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
         self._engine = engine
         self._capacity = capacity
         self._beat_s = max(LEAST_BEAT_S, hello.beat_s)
         self._status = status
+        self._on_change = on_change
         self._say = say
         self._directory = directory
         self._fetcher = Fetcher(link, hello.learner_key)
@@ -129,12 +130,13 @@ class Session:
             # Meanwhile other versions were published, and this one may be gone: ask for the newest again.
             return
         if head.layout_digest != self._layout_digest:
-            raise ProtocolError("the layout changed within one run")
+            raise SwarmChanged("the learner now trains another model")
         table = await self._fetcher.table(head, self._layout)
         await self._fetcher.chunks(head, table, self._map)
         await self._fetcher.apply(head, table, self._map)
         self._status.fetched = head.version
         await self._engine.install(head, table, self._map.path)
+        self._on_change()
         async with self._installed:
             self._installed.notify_all()
 

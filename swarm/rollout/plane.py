@@ -312,6 +312,8 @@ class RolloutPlane:
         if group is None:
             known = rollout.group_id in self._closed
             return ("duplicate", "this group is closed") if known else ("stale", "this group is long gone")
+        if lease.min_version != group.min_version:
+            return "stale", "this lease is of an earlier run of this learner"
         sample = group.samples[rollout.index]
         if sample.rollout is not None:
             return "duplicate", "this sample is answered"

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swarm.broadcast.manifest import ChunkTable, Head, Layout
 from swarm.child import Child
 from swarm.rollout.client import Answer, SealedLease
 from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
 from swarm.types import Rollout, VersionId
+
+EngineKind = Literal["transformers", "scripted"]
+
+ENGINE_MODULES: dict[EngineKind, str] = {
+    "transformers": "swarm.sampler.engine_child",
+    "scripted": "swarm.sampler.scripted_engine",
+}
+"""What a child process runs. The scripted one has no model: for trying out networks, and for tests."""
 
 RATE_SMOOTHING = 0.3
 """Weight of the newest batch in the measured rate: three batches forget a slow start."""
@@ -19,10 +27,10 @@ RATE_SMOOTHING = 0.3
 class EngineWorker:
     """One engine process. `installed` is what it holds, proven by the tensor sums; it only rises (I4)."""
 
-    def __init__(self, directory: Path, *, device: str, hang_s: float) -> None:
+    def __init__(self, directory: Path, *, kind: EngineKind, device: str, hang_s: float) -> None:
         self._files_dir = directory / "model"
         self._device = device
-        self._child = Child("engine", "swarm.sampler.engine_child", log=directory / "engine.log", hang_s=hang_s)
+        self._child = Child("engine", ENGINE_MODULES[kind], log=directory / "engine.log", hang_s=hang_s)
         self.installed: VersionId | None = None
         self.rollouts_per_s = 0.0
         self._install_s = 0.0

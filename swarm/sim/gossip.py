@@ -36,6 +36,18 @@ CACHED_PEERS = 8
 
 ROUNDING_S = 1e-9
 
+HELLO_BYTES, GREETING_BYTES = 450, 1000
+"""A hello and its answer, which holds two records."""
+
+CONNECT_BYTES = 1_900
+"""A TCP connection, its end, and the handshake of TLS 1.3, both ways: 1,268 bytes of TLS, measured, in 12 packets."""
+
+CONNECT_TRIPS = 2
+"""Round trips before the first request of a new connection."""
+
+KEPT_S = 15.0
+"""How long a client keeps an idle connection."""
+
 MAX_NODES = 60_000
 """Every node has an address in a /24 of its own."""
 
@@ -55,6 +67,10 @@ class GossipScenario:
     join_s: float = 10.0
     skew_s: float = 0.0
     rules: GossipRules = field(default_factory=GossipRules)
+
+
+Sized = tuple[ExchangeReply, int]
+"""An answer, and the bytes that it takes."""
 
 
 class Traffic:
@@ -107,7 +123,8 @@ class GossipNode:
         self.cached: list[GossipNode] = []
         self.skew_s = self._world.random.uniform(-1, 1) * swarm.scenario.skew_s
         self.acted_at = self._world.now
-        self._held: list[tuple[NodeId, Exchange, Reply[ExchangeReply]]] = []
+        self._held: list[tuple[NodeId, Exchange, Reply[Sized]]] = []
+        self._open_until: dict[int, float] = {}
         self._armed_at: float | None = None
         is_learner = key.node_id == swarm.learner_key.node_id
         role: Role = "learner" if is_learner else "relay" if public else "sampler"
@@ -158,7 +175,7 @@ class GossipNode:
             return
         self._do(action)
 
-    def hear(self, caller: NodeId, message: Exchange, reply: Reply[ExchangeReply]) -> None:
+    def hear(self, caller: NodeId, message: Exchange, reply: Reply[Sized]) -> None:
         """A call that arrived."""
 
         if self.swarm.heard is not None:
@@ -179,7 +196,8 @@ class GossipNode:
 
     def introduce(self, reply: Reply[bytes]) -> list[Effect]:
         """A hello that arrived."""
-        reply(self.liar.introduction(self.core.view.own.sealed), 700)
+        self.traffic.bytes += HELLO_BYTES + GREETING_BYTES
+        reply(self.liar.introduction(self.core.view.own.sealed), GREETING_BYTES)
         return []
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -223,47 +241,65 @@ class GossipNode:
                 case _:
                     pass
 
-    def _release(self, held: tuple[NodeId, Exchange, Reply[ExchangeReply]]) -> None:
+    def _release(self, held: tuple[NodeId, Exchange, Reply[Sized]]) -> None:
         if self.alive and held in self._held:
             self._held.remove(held)
             self.do(lambda: self._answer(*held))
 
-    def _answer(self, caller: NodeId, message: Exchange, reply: Reply[ExchangeReply]) -> list[Effect]:
+    def _answer(self, caller: NodeId, message: Exchange, reply: Reply[Sized]) -> list[Effect]:
         answer = self.liar.answer(self.core.answer(caller, message, now=self.now))
         nbytes = len(encode(answer)) + ANSWER_BYTES
         self.traffic.bytes += nbytes
-        reply(answer, nbytes)
+        reply((answer, nbytes), nbytes)
         return []
 
     def _call(self, call: Call) -> None:
         message = self.liar.call(call.message)
         nbytes = len(encode(message)) + REQUEST_BYTES
-        self.traffic.bytes += nbytes
         self.traffic.calls += 1
         target = self.swarm.at(call.address)
+        wait_s = 0.0
+        if target is not None and self._open_until.get(target.number, -1.0) < self._world.now:
+            nbytes += CONNECT_BYTES
+            wait_s = 2 * CONNECT_TRIPS * (self.swarm.scenario.latency_s + self.swarm.scenario.jitter_s / 2)
+        self.traffic.bytes += nbytes
 
-        def arrive(reply: Reply[ExchangeReply]) -> None:
+        def arrive(reply: Reply[Sized]) -> None:
             if target is not None and target.alive:
                 target.traffic.bytes += nbytes
                 target.hear(self.node, message, reply)
 
-        def answered(answer: ExchangeReply) -> None:
-            self.traffic.bytes += len(encode(answer)) + ANSWER_BYTES
+        def answered(sized: Sized) -> None:
+            answer, answer_bytes = sized
+            self.traffic.bytes += answer_bytes
+            assert target is not None
+            self._open_until[target.number] = self._world.now + KEPT_S
             self.do(lambda: self.core.answered(call.ticket, answer, now=self.now))
 
         def failed() -> None:
+            self._open_until.pop(target.number if target is not None else -1, None)
             self.do(lambda: self.core.failed(call.ticket, now=self.now))
 
         other = str(target.number) if target else "nobody"
-        self.swarm.network.request(str(self.number), other, nbytes, arrive, answered, failed, timeout_s=call.timeout_s)
+
+        def send() -> None:
+            left_s = call.timeout_s - wait_s
+            self.swarm.network.request(str(self.number), other, nbytes, arrive, answered, failed, timeout_s=left_s)
+
+        if wait_s:
+            self._world.schedule(wait_s, f"connect {self.number}", send)
+        else:
+            send()
 
     def _greet(self) -> None:
         target = self.swarm.bootstrap(self)
+        self.traffic.bytes += HELLO_BYTES
 
         def arrive(reply: Reply[bytes]) -> None:
             target.do(lambda: target.introduce(reply))
 
         def answered(sealed: bytes) -> None:
+            self.traffic.bytes += GREETING_BYTES
             try:
                 signed = self.swarm.open_record(sealed)
             except ProtocolError:
@@ -278,9 +314,12 @@ class GossipNode:
                 self.core.greet_failed(now=self.now)
                 self._arm()
 
-        self.swarm.network.request(str(self.number), str(target.number), 450, arrive, answered, failed, timeout_s=3.0)
+        self.swarm.network.request(
+            str(self.number), str(target.number), HELLO_BYTES, arrive, answered, failed, timeout_s=3.0
+        )
 
     def _become_public(self) -> None:
+        self.swarm.on_public(self)
         self.do(lambda: self.core.set_reachability("public", (self.address,), now=self.now))
 
 
@@ -305,6 +344,8 @@ class GossipSwarm:
         self._by_host: dict[str, GossipNode] = {}
         self.heard: list[Heard] | None = None
         self.after: Callable[[GossipNode], None] = lambda node: None
+        self.on_public: Callable[[GossipNode], None] = lambda node: None
+        self.stall_s = scenario.stall_s
         self.on_head: Callable[[GossipNode, VersionId], None] = lambda node, version: None
         self.on_change: Callable[[GossipNode, Effect], None] = lambda node, effect: None
         self.open_record = cache(lambda sealed: open_record(sealed, self.swarm_id))
@@ -322,7 +363,7 @@ class GossipSwarm:
             public = number < publics
             self.world.schedule(delay_s, f"join {number}", partial(self._join, public))
         if scenario.stall_s:
-            self._schedule_stall()
+            self.start_stalls(scenario.stall_s)
 
     def _join(self, public: bool) -> None:
         self.add_new(public=public).start()
@@ -394,11 +435,16 @@ class GossipSwarm:
     def _new_key(self) -> SigningKey:
         return SigningKey.from_bytes(self.world.random.randbytes(32))
 
+    def start_stalls(self, stall_s: float) -> None:
+        """From now on every node stalls for `stall_s`, once in `stall_every_s` on average."""
+        self.stall_s = stall_s
+        self._schedule_stall()
+
     def _schedule_stall(self) -> None:
         rate = self.scenario.nodes / self.scenario.stall_every_s
         self.world.schedule(self.world.random.expovariate(rate), "stall", self._stall)
 
     def _stall(self) -> None:
         node = self.nodes[self.world.random.randrange(len(self.nodes))]
-        node.stalled_until = self.world.now + self.scenario.stall_s
+        node.stalled_until = self.world.now + self.stall_s
         self._schedule_stall()

@@ -90,7 +90,7 @@ class Network:
         world.schedule(delay_s, f"{source} > {target}", arrive)
 
     def _separated(self, a: str, b: str) -> bool:
-        return any((a in island) != (b in island) for island in self._cuts)
+        return bool(self._cuts) and any((a in island) != (b in island) for island in self._cuts)
 
 
 class _Call(Generic[A]):

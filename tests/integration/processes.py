@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ POLL_S = 0.05
 
 
 class Node:
-    """One process of the command line, and what it printed."""
+    """One process of the command line, and what it printed. `place` is put before its command, to run it elsewhere."""
 
-    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
+    def __init__(self, directory: Path, name: str, *arguments: str, place: Sequence[str] = ()) -> None:
+        self.name = name
         self.log = directory / f"{name}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "swarm", *arguments],
+                [*place, sys.executable, "-m", "swarm", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -49,6 +51,11 @@ class Node:
     def wait(self) -> int:
         return self.process.wait(PATIENCE_S)
 
+    def kill(self) -> None:
+        """SIGKILL, as by a power cut."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
     def children(self) -> list[psutil.Process]:
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return children
@@ -61,52 +68,97 @@ class Node:
                     process.kill()
         self.process.wait()
 
+    def url(self) -> str:
+        """Where it answers, as it says at its start."""
+        said = "; status: echo-node status "
+        eventually(lambda: self.says(said), self, f"{self.name} listens")
+        line = next(line for line in self.output().splitlines() if said in line)
+        return line.rpartition(" ")[2]
+
+    def address(self) -> str:
+        return self.url().rpartition("/")[2]
+
+    def status(self) -> dict[str, Any]:
+        """What it says of itself, over whatever it speaks."""
+        return fetch_status(self.url())
+
 
 class Learner(Node):
     """A `lead` process and its run directory."""
 
-    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
+    def __init__(self, directory: Path, name: str, *arguments: str, place: Sequence[str] = ()) -> None:
         self.run_dir = directory / name
-        super().__init__(directory, name, "lead", "--run-dir", str(self.run_dir), *arguments)
+        super().__init__(directory, name, "lead", "--run-dir", str(self.run_dir), *arguments, place=place)
 
-    def url(self) -> str:
+    def node_json(self) -> dict[str, str]:
         path = self.run_dir / "node.json"
         eventually(lambda: path.exists() and path.read_text().endswith("\n"), self, "the learner listens")
-        return str(json.loads(path.read_text())["url"])
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(urllib.request.urlopen(self.url() + "/v1/status", timeout=10).read())
+        found: dict[str, str] = json.loads(path.read_text())
         return found
+
+    def url(self) -> str:
+        return self.node_json()["url"]
+
+    def join_line(self) -> str:
+        return self.node_json()["join"]
 
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]
 
 
 class Swarm:
-    """The processes of one test."""
+    """The processes of one test. Quick beats and rounds, so that silence is noticed in seconds."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, round_s: float = 0.5) -> None:
         self.directory = directory
         self.nodes: list[Node] = []
+        settings: dict[str, object] = {
+            "beat_s": 0.5,
+            "groups_per_step": 4,
+            "group_size": 4,
+            "eval_prompts": 8,
+            "round_s": round_s,
+        }
+        self._lead = self._write("lead.toml", settings)
+        self._scripted = self._write("scripted.toml", {"engine": "scripted", "batch_samples": 8})
 
-    def lead(self, *arguments: str, name: str = "run") -> Learner:
-        """A learner; quick beats, so that silence is noticed in under two seconds."""
-        config = self.directory / "lead.toml"
-        config.write_text("beat_s = 0.5\ngroups_per_step = 4\ngroup_size = 4\neval_prompts = 8\n")
-        learner = Learner(self.directory, name, "--config", str(config), *arguments)
+    def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = ()) -> Learner:
+        learner = Learner(self.directory, name, "--config", str(self._lead), *arguments, place=place)
         self.nodes.append(learner)
         return learner
 
-    def join(self, bootstrap: str, *, name: str) -> Node:
+    def join(self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = ()) -> Node:
+        """A sampler, unless `arguments` give another role."""
         state = str(self.directory / f"state-{name}")
-        node = Node(self.directory, name, "join", "--role", "sampler", "--bootstrap", bootstrap, "--state-dir", state)
+        given = ("join", "--bootstrap", bootstrap, "--state-dir", state, *arguments)
+        node = Node(self.directory, name, *given, place=place)
         self.nodes.append(node)
         return node
 
+    def relay(self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = ()) -> Node:
+        return self.join(bootstrap, "--role", "relay", *arguments, name=name, place=place)
+
+    def scripted(self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = ()) -> Node:
+        """A sampler without a model."""
+        return self.join(bootstrap, "--config", str(self._scripted), *arguments, name=name, place=place)
+
+    def _write(self, name: str, settings: Mapping[str, object]) -> Path:
+        path = self.directory / name
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        return path
+
+
+def fetch_status(url: str) -> dict[str, Any]:
+    """The status behind a URL; certificates are taken as they come."""
+    context = ssl._create_unverified_context()
+    with urllib.request.urlopen(url + "/v1/status", timeout=10, context=context) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
 
 @contextmanager
-def swarm_in(directory: Path) -> Iterator[Swarm]:
-    swarm = Swarm(directory)
+def swarm_in(directory: Path, *, round_s: float = 0.5) -> Iterator[Swarm]:
+    swarm = Swarm(directory, round_s=round_s)
     try:
         yield swarm
     finally:

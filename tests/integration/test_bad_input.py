@@ -31,6 +31,8 @@ def _refused(*arguments: str) -> str:
         (("--model", "/"), "no config.json"),
         (("--model", "./no-such-directory"), "no config.json"),
         (("--config", "/no/such.toml"), "cannot read the configuration"),
+        (("--advertise", "no host"), "is not an address"),
+        (("--bootstrap", "echo1:abc"), "copy the whole line"),
         (("--unknown", "1"), "No such option"),
     ],
 )
@@ -71,6 +73,8 @@ def test_lead_refuses_the_directory_of_another_run(tmp_path: Path) -> None:
         (("--bootstrap", "host:port:x"), "is not an address"),
         (("--bootstrap", "ftp://host"), "is not an address"),
         (("--bootstrap", "127.0.0.1", "--role", "king"), "'sampler'"),
+        (("--bootstrap", "echo1:abc"), "copy the whole line"),
+        (("--bootstrap", "127.0.0.1", "--port", "70000"), "less than or equal to 65535"),
     ],
 )
 def test_join_refuses(arguments: tuple[str, ...], words: str) -> None:

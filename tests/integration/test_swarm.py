@@ -128,8 +128,7 @@ def test_nodes_say_of_themselves_what_they_do(swarm: Swarm) -> None:
     table = command("status", learner.url())
     assert table.returncode == 0
     assert "max_staleness" in table.stdout
-    address = next(line.rpartition(" ")[2] for line in sampler.output().splitlines() if "echo-node status" in line)
-    done = command("status", address, "--json")
+    done = command("status", sampler.url(), "--json")
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["role"] == "sampler"
     assert found["node"] in accepted_by(learner.status())

@@ -83,7 +83,7 @@ def test_every_fault_is_named_at_once() -> None:
 
 def test_a_setting_that_has_to_be_given_is_named_as_its_flag() -> None:
     assert fault(JoinConfig) == "--bootstrap has to be given"
-    assert "--role" in fault(JoinConfig, bootstrap="host", role="relay")
+    assert "--role" in fault(JoinConfig, bootstrap="host", role="king")
 
 
 def test_a_file_that_is_missing_or_broken_is_named(file: Path) -> None:

@@ -17,8 +17,9 @@ from swarm.config import LeadConfig
 from swarm.dashboard.chart import Curve, learning_chart
 from swarm.dashboard.terminal import live_figures, live_view, plain_line, sparkline, status_table
 from swarm.node.learner import LearnerNode
+from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.rollout.api import RolloutService
-from tests.builders import KEY, SWARM_OF_KEY
+from tests.builders import KEY
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -27,7 +28,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 def early(tmp_path: Path) -> dict[str, Any]:
     """The status of a learner that has not loaded its model yet."""
     node = LearnerNode(LeadConfig(run_dir=tmp_path), lambda line: None)
-    node._swarm = SWARM_OF_KEY
+    node._network = NodeNetwork(
+        tmp_path, "learner", NetworkSettings(host="127.0.0.1", port=7700), say=print, emit=lambda kind, **fields: None
+    )
     node._broadcast = BroadcastService(tmp_path / "versions", KEY)
     node._rollouts = RolloutService(
         key=KEY,

@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
-from swarm.http import BodyLimits, Busy, Gone, PeerClient, binary, plain_address, read_body
-from swarm.node.hello import hello_route, say_hello
+from swarm.gossip.owner import Owner
+from swarm.http import BodyLimits, Busy, Gone, OtherProtocol, PeerClient, binary, plain_address, read_body
+from swarm.node.hello import Hello, hello_route, say_hello
 from swarm.node.http import NodeServer
 from swarm.types import Address, VersionId
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
@@ -52,11 +53,26 @@ def answering(status: int, **headers: str) -> web.RouteDef:
     return web.get(f"/{status}", answer)
 
 
+def learners_hello(knock: str | None, caller: str | None) -> Hello:
+    owner = Owner(
+        KEY, SWARM_OF_KEY, "learner", generation=1, addresses=(Address(host="learner", port=7700),), round_s=2.0
+    )
+    return Hello(
+        protocol=PROTOCOL,
+        role="learner",
+        swarm=SWARM_OF_KEY,
+        learner_key=KEY.public_bytes,
+        record=owner.signed.sealed,
+        learner=owner.signed.sealed,
+        beat_s=5.0,
+    )
+
+
 ROUTES = [
     web.post("/echo", echo),
     web.post("/slow", slow),
     web.get("/large", large),
-    hello_route(KEY.public_bytes, 5.0),
+    hello_route(learners_hello),
     answering(404),
     answering(410),
     answering(400),
@@ -243,13 +259,15 @@ async def test_a_client_of_another_protocol_is_told_by_a_user_error(monkeypatch:
     async with PeerClient(Address(host="127.0.0.1", port=1)) as newer:
         monkeypatch.undo()
         async with serving() as newer.base_url:
-            with pytest.raises(UserError, match="has to be upgraded"):
+            with pytest.raises(OtherProtocol, match="has to be upgraded"):
                 await newer.get("/large", cap_bytes=CAP, timeout_s=5)
 
 
 async def test_a_learner_says_hello() -> None:
     async with serving() as url, PeerClient(plain_address(url)) as peer:
-        hello = await say_hello(peer)
+        heard = await say_hello(peer)
+    hello = heard.hello
+    assert heard.signed.node == KEY.node_id
     assert (hello.swarm, hello.learner_key, hello.beat_s) == (SWARM_OF_KEY, KEY.public_bytes, 5.0)
 
 

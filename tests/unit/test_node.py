@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
+from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
 from swarm.node.learner import LearnerNode, _control_seed, _train_group, check_model
 from swarm.node.metrics import RunLog, create_run_directory
-from swarm.node.sampler import _remove_other_swarms, learner_url
+from swarm.node.sampler import _remove_other_swarms
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.messages import LeasedRollouts, Submission
@@ -102,27 +103,28 @@ def test_a_state_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "url"),
+    ("text", "host", "port", "scheme"),
     [
-        ("learner", "http://learner:7700"),
-        ("learner:80", "http://learner:80"),
-        ("10.0.0.7:7701", "http://10.0.0.7:7701"),
-        ("http://learner", "http://learner:7700"),
-        ("http://learner:1/", "http://learner:1"),
-        ("[::1]:7700", "http://[::1]:7700"),
-        ("[::1]", "http://[::1]:7700"),
+        ("learner", "learner", 7700, ""),
+        ("learner:80", "learner", 80, ""),
+        ("10.0.0.7:7701", "10.0.0.7", 7701, ""),
+        ("http://learner", "learner", 7700, "http"),
+        ("https://learner:1/", "learner", 1, "https"),
+        ("[::1]:7700", "::1", 7700, ""),
+        ("[::1]", "::1", 7700, ""),
     ],
 )
-def test_an_address_is_a_host_a_host_and_port_or_a_url(text: str, url: str) -> None:
-    assert learner_url(text) == url
+def test_an_address_is_a_host_a_host_and_port_or_a_url(text: str, host: str, port: int, scheme: str) -> None:
+    found = read_bootstrap(text)
+    assert (found.host, found.port, found.scheme) == (host, port, scheme)
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":7700", "learner:port", "learner:99999", "https://learner", "http://", "learner/path", "[::1", "a b"]
+    "text", ["", ":7700", "learner:port", "learner:99999", "ftp://learner", "http://", "learner/path", "[::1", "a b"]
 )
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UserError, match="is not an address like host or host:7700"):
-        learner_url(text)
+        read_bootstrap(text)
 
 
 # -- runs ----------------------------------------------------------------------------------------------------

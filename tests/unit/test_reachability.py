@@ -138,7 +138,7 @@ def test_the_memory_of_calls_is_bounded_and_forgets() -> None:
 
 
 def case(now: float = 0.0) -> Reachability:
-    return Reachability(port=7700, fingerprint=bytes(32), round_s=ROUND_S, random=Random(1), now=now)
+    return Reachability(port=7700, fingerprint=bytes(32), round_s=ROUND_S, lan=False, random=Random(1), now=now)
 
 
 def seen(host: str = "8.8.8.8", *, reached: bool = True, refused: str = "") -> DialBackReply:

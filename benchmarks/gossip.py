@@ -1,0 +1,398 @@
+"""How fast membership learns, what it wrongly believes and what it costs: real cores on the simulator's clock.
+
+python -m benchmarks.gossip --nodes 1000 --leaf-share 0.9 --loss 0.1 --seeds 5 --json
+
+One seed is one swarm, in this order: it settles; heads are published; publics join; publics and leaves crash, one
+after another; then nothing happens for a long time but stalls of event loops, and nobody may be declared dead. A
+message is lost with the given chance, the answer too, and the caller learns of it at its time limit: over TCP most of
+these would only be late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from swarm.gossip.effects import Appeared, Died, Effect, LeafGone
+from swarm.sim.gossip import GossipNode, GossipScenario, GossipSwarm
+from swarm.types import NodeId, VersionId
+
+DEFAULT_NODES = (10, 100, 1000)
+
+SETTLE_S = 90.0
+"""After the last join, so that everything periodic (60 s and a fifth at most) has come round once."""
+
+HEAD_INTERVAL_S = 30.0
+
+LONGEST_QUIET_S = 1800.0
+"""Of one seed: few nodes would take days to make many node-hours."""
+
+PATIENCE_S = 120.0
+"""After that what has not become known counts as never known; a dead public is found out at 60 s."""
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured. `node_hours` are those of the quiet phase, over all seeds."""
+
+    nodes: int
+    leaf_share: float = 0.9
+    loss: float = 0.1
+    seeds: int = 5
+    heads: int = 5
+    newcomers: int = 3
+    crashes: int = 4
+    leaf_crashes: int = 4
+    stall_s: float = 5.0
+    node_hours: float = 1000.0
+
+    @property
+    def quiet_s(self) -> float:
+        return min(LONGEST_QUIET_S, 3600 * self.node_hours / (self.nodes * self.seeds))
+
+
+@dataclass(slots=True, kw_only=True)
+class Spread:
+    """For each thing to learn, seconds until 99 % and until all of those concerned knew it."""
+
+    p99_s: list[float] = field(default_factory=list)
+    all_s: list[float] = field(default_factory=list)
+
+    def add(self, since: float, times: list[float], of: int) -> None:
+        self.p99_s.append(time_of_share(times, of, 0.99) - since)
+        self.all_s.append(time_of_share(times, of, 1.0) - since)
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What one seed gave."""
+
+    heads: Spread = field(default_factory=Spread)
+    records: Spread = field(default_factory=Spread)
+    crashes: Spread = field(default_factory=Spread)
+    leaf_crashes_s: list[float] = field(default_factory=list)
+    false_deaths: int = 0
+    false_deaths_elsewhere: int = 0
+    node_hours: float = 0.0
+    public_bytes_per_s: list[float] = field(default_factory=list)
+    leaf_bytes_per_s: list[float] = field(default_factory=list)
+    learner_bytes_per_s: float = 0.0
+    leaves_without_homes: int = 0
+    virtual_s: float = 0.0
+    wall_s: float = 0.0
+    wall_per_minute_s: float = 0.0
+
+
+class Watch:
+    """Collects what the nodes of one swarm learn, and when."""
+
+    def __init__(self, swarm: GossipSwarm) -> None:
+        self._swarm = swarm
+        self.heads: dict[VersionId, list[float]] = {}
+        self.appeared: dict[NodeId, list[float]] = {}
+        self.died: dict[NodeId, list[float]] = {}
+        self.public_at: dict[NodeId, float] = {}
+        self.crashed: set[NodeId] = set()
+        self.leaf_ended_at: dict[NodeId, float] = {}
+        self.false_deaths = 0
+        self._newest: dict[NodeId, VersionId] = {}
+        swarm.on_head = self._on_head
+        swarm.on_change = self._on_change
+        swarm.on_public = self._on_public
+
+    def _on_head(self, node: GossipNode, version: VersionId) -> None:
+        before = self._newest.get(node.node)
+        self._newest[node.node] = version
+        for head, times in self.heads.items():
+            # Who learns of a newer head needs the older one no more.
+            if head <= version and (before is None or head > before):
+                times.append(self._swarm.world.now)
+
+    def _on_public(self, node: GossipNode) -> None:
+        self.public_at[node.node] = self._swarm.world.now
+
+    def _on_change(self, observer: GossipNode, effect: Effect) -> None:
+        now = self._swarm.world.now
+        match effect:
+            case Appeared(signed=signed) if observer.is_public and signed.node in self.appeared:
+                self.appeared[signed.node].append(now)
+            case Died(node=node) if node in self.crashed:
+                self.died[node].append(now)
+            case Died():
+                self.false_deaths += 1
+            case LeafGone(node=node) if not self._leased(node):
+                if node in self.crashed:
+                    self.leaf_ended_at[node] = now
+                elif not self._swarm.by_node[node].is_public:
+                    self.false_deaths += 1
+            case _:
+                pass
+
+    def _leased(self, node: NodeId) -> bool:
+        return any(node in home.core.view.leases.leaves for home in self._swarm.publics())
+
+
+# -- one seed --------------------------------------------------------------------------------------------------
+
+
+def measure(plan: Plan, seed: int) -> Measured:
+    """One swarm, from its first node to the end of its quiet phase."""
+    began = time.perf_counter()
+    found = Measured()
+    swarm = GossipSwarm(scenario_of(plan), seed)
+    watch = Watch(swarm)
+    swarm.populate()
+    swarm.run_for(swarm.scenario.join_s + SETTLE_S)
+    found.leaves_without_homes = sum(len(node.core.homes.homes) < 1 for node in swarm.live() if not node.is_public)
+    watch.false_deaths = 0
+    measure_heads(swarm, watch, plan, found)
+    measure_records(swarm, watch, plan, found)
+    measure_crashes(swarm, watch, plan, found)
+    found.false_deaths_elsewhere = watch.false_deaths
+    measure_quiet(swarm, watch, plan, found)
+    found.virtual_s = swarm.world.now
+    found.wall_s = time.perf_counter() - began
+    return found
+
+
+def scenario_of(plan: Plan) -> GossipScenario:
+    """100 nodes join in a second, or all within 10 s."""
+    join_s = max(10.0, plan.nodes / 100)
+    return GossipScenario(nodes=plan.nodes, leaf_share=plan.leaf_share, loss_share=plan.loss, join_s=join_s)
+
+
+def measure_heads(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
+    """Heads at a steady interval, and the traffic meanwhile."""
+    since, began = swarm.world.now, time.perf_counter()
+    before = {node.node: node.traffic.bytes for node in swarm.nodes}
+    published: list[tuple[VersionId, float, int]] = []
+    for version in range(1, plan.heads + 1):
+        head = VersionId(incarnation=0, version=version)
+        watch.heads[head] = []
+        published.append((head, swarm.world.now, len(swarm.live())))
+        assert swarm.publish(version) == head
+        swarm.run_for(HEAD_INTERVAL_S)
+    passed_s = swarm.world.now - since
+    found.wall_per_minute_s = 60 * (time.perf_counter() - began) / passed_s
+    rates = {node: (node.traffic.bytes - before[node.node]) / passed_s for node in swarm.live()}
+    found.learner_bytes_per_s = rates[swarm.nodes[0]]
+    found.public_bytes_per_s = [rate for node, rate in rates.items() if node.is_public]
+    found.leaf_bytes_per_s = [rate for node, rate in rates.items() if not node.is_public]
+    run_while(swarm, lambda: any(len(watch.heads[head]) < of for head, _, of in published))
+    for head, at, of in published:
+        found.heads.add(at, watch.heads[head], of)
+
+
+def measure_records(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
+    """Publics join: when the others know them, from the moment at which they can be called."""
+    for _ in range(plan.newcomers):
+        others = len(swarm.publics())
+        new = swarm.add_new(public=True)
+        times = watch.appeared[new.node] = []
+        new.start()
+        run_while(swarm, lambda times=times, others=others: len(times) < others)  # type: ignore[misc]
+        found.records.add(watch.public_at.get(new.node, math.inf), times, others)
+
+
+def measure_crashes(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
+    """Publics, never the learner, and leaves end without a word, one after another."""
+    for _ in range(plan.crashes):
+        victims = [node for node in swarm.publics() if node is not swarm.nodes[0]]
+        leaves = [node for node in swarm.live() if not node.can_be_public]
+        public = swarm.world.random.choice(victims) if len(victims) > 1 else None
+        chosen = swarm.world.random.sample(leaves, min(len(leaves), plan.leaf_crashes))
+        crash_together(swarm, watch, public, chosen, found)
+
+
+def crash_together(
+    swarm: GossipSwarm, watch: Watch, public: GossipNode | None, leaves: list[GossipNode], found: Measured
+) -> None:
+    at = swarm.world.now
+    for node in [*leaves, *([public] if public else [])]:
+        watch.crashed.add(node.node)
+        watch.died[node.node] = []
+        node.crash()
+    times = watch.died[public.node] if public else []
+    others = len(swarm.publics()) if public else 0
+    run_while(swarm, lambda: len(times) < others or any(leaf.node not in watch.leaf_ended_at for leaf in leaves))
+    if public:
+        found.crashes.add(at, times, others)
+    found.leaf_crashes_s += [watch.leaf_ended_at.get(leaf.node, math.inf) - at for leaf in leaves]
+
+
+def measure_quiet(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
+    """Nothing but stalls: whoever is declared dead now is not."""
+    watch.false_deaths = 0
+    if plan.stall_s:
+        swarm.start_stalls(plan.stall_s)
+    swarm.run_for(plan.quiet_s)
+    found.node_hours = len(swarm.live()) * plan.quiet_s / 3600
+    found.false_deaths = watch.false_deaths
+
+
+def run_while(swarm: GossipSwarm, unknown: Callable[[], bool]) -> None:
+    """Until everybody knows, or PATIENCE_S are over."""
+    until = swarm.world.now + PATIENCE_S
+    while unknown() and swarm.world.now < until:
+        swarm.run_for(5.0)
+
+
+def time_of_share(times: list[float], of: int, share: float) -> float:
+    """When `share` of all had learned it; infinite if fewer have."""
+    needed = math.ceil(share * of)
+    return sorted(times)[needed - 1] if 0 < needed <= len(times) else math.inf
+
+
+# -- all seeds -------------------------------------------------------------------------------------------------
+
+
+def summarize(plan: Plan, runs: list[Measured]) -> Figures:
+    """One row: medians over all things learned in all seeds, and the worst; None where something never was."""
+    publics = list(chain.from_iterable(run.public_bytes_per_s for run in runs))
+    leaves = list(chain.from_iterable(run.leaf_bytes_per_s for run in runs))
+    node_hours = sum(run.node_hours for run in runs)
+    false_deaths = sum(run.false_deaths for run in runs)
+    return {
+        "nodes": plan.nodes,
+        "publics": len(publics) // len(runs),
+        **spread("head_known", [run.heads for run in runs]),
+        **spread("record_known", [run.records for run in runs]),
+        **spread("crash_known", [run.crashes for run in runs]),
+        **median_and_worst("crash_leaf_known", list(chain.from_iterable(run.leaf_crashes_s for run in runs))),
+        "false_deaths": false_deaths,
+        "false_deaths_per_1000_node_hours": 1000 * false_deaths / node_hours if node_hours else None,
+        "false_deaths_elsewhere": sum(run.false_deaths_elsewhere for run in runs),
+        "node_hours": node_hours,
+        "public_bytes_per_s": mean(publics),
+        "public_bytes_per_s_worst": max(publics, default=None),
+        "learner_bytes_per_s": mean(run.learner_bytes_per_s for run in runs),
+        "leaf_bytes_per_s": mean(leaves),
+        "leaf_bytes_per_s_worst": max(leaves, default=None),
+        "leaves_without_homes": sum(run.leaves_without_homes for run in runs),
+        "wall_s_per_virtual_minute": mean(run.wall_per_minute_s for run in runs),
+        "virtual_s": sum(run.virtual_s for run in runs),
+        "wall_s": sum(run.wall_s for run in runs),
+        "leaf_share": plan.leaf_share,
+        "loss": plan.loss,
+        "seeds": plan.seeds,
+        "heads": plan.heads,
+        "stall_s": plan.stall_s,
+    }
+
+
+def spread(name: str, spreads: Iterable[Spread]) -> Figures:
+    spreads = list(spreads)
+    p99 = list(chain.from_iterable(one.p99_s for one in spreads))
+    everybody = list(chain.from_iterable(one.all_s for one in spreads))
+    return {**median_and_worst(f"{name}_p99", p99), **median_and_worst(f"{name}_all", everybody)}
+
+
+def median_and_worst(name: str, values: list[float]) -> Figures:
+    if not values:
+        return {f"{name}_s": None, f"{name}_worst_s": None}
+    found = {f"{name}_s": statistics.median(values), f"{name}_worst_s": max(values)}
+    return {key: round(value, 2) if math.isfinite(value) else None for key, value in found.items()}
+
+
+def mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return round(statistics.fmean(listed), 2) if listed else None
+
+
+ROWS = {
+    "head_known_p99": "99 % of all nodes know a new head",
+    "head_known_all": "all of them",
+    "record_known_p99": "99 % of publics know a new public",
+    "record_known_all": "all of them",
+    "crash_known_p99": "99 % of publics know of a public's crash",
+    "crash_known_all": "all of them",
+    "crash_leaf_known": "no home leases a crashed leaf any more",
+}
+
+
+def print_table(row: Figures) -> None:
+    print(f"\n{row['nodes']} nodes, {row['publics']} of them public, {row['loss']:.0%} loss, {row['seeds']} seeds")
+    print(f"{'':44}{'median':>10}{'worst':>10}")
+    for key, text in ROWS.items():
+        print(f"{text:44}{shown(row[key + '_s'], 's'):>10}{shown(row[key + '_worst_s'], 's'):>10}")
+    print(f"{'':44}{'mean':>10}{'worst':>10}")
+    for key, text in (("public", "bytes a second of a public, both ways"), ("leaf", "of a leaf")):
+        print(f"{text:44}{shown(row[key + '_bytes_per_s']):>10}{shown(row[key + '_bytes_per_s_worst']):>10}")
+    print(f"{'of the learner':44}{shown(row['learner_bytes_per_s']):>10}")
+    print(
+        f"{row['false_deaths']} false deaths in {row['node_hours']:.0f} node-hours with stalls of {row['stall_s']:g} s"
+    )
+    print(
+        f"{row['wall_s']:.0f} s for {row['virtual_s']:.0f} virtual s; "
+        f"{row['wall_s_per_virtual_minute']:.1f} s for a minute of a settled swarm",
+        flush=True,
+    )
+
+
+def shown(value: float | None, unit: str = "") -> str:
+    return "never" if value is None else f"{value:.1f} {unit}" if unit else f"{value:.0f}"
+
+
+def runs_of(plan: Plan, jobs: int) -> Iterator[Measured]:
+    if jobs == 1:
+        yield from map(partial(measure, plan), range(1, plan.seeds + 1))
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(measure, [plan] * plan.seeds, range(1, plan.seeds + 1))
+
+
+def run(plan: Plan, jobs: int) -> Figures:
+    """The row of one size, with a line of progress for each seed."""
+    runs: list[Measured] = []
+    for one in runs_of(plan, jobs):
+        runs.append(one)
+        print(f"{plan.nodes} nodes, seed {len(runs)} of {plan.seeds}: {one.wall_s:.0f} s", flush=True)
+    row = summarize(plan, runs)
+    print_table(row)
+    return row
+
+
+def main() -> None:
+    plan = Plan(nodes=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, action="append", help="may be repeated; 10, 100 and 1000 if not given")
+    parser.add_argument("--leaf-share", type=float, default=plan.leaf_share)
+    parser.add_argument("--loss", type=float, default=plan.loss, help="chance of each message, both ways")
+    parser.add_argument("--seeds", type=int, default=plan.seeds)
+    parser.add_argument("--heads", type=int, default=plan.heads, help="of each seed, 30 s apart")
+    parser.add_argument("--newcomers", type=int, default=plan.newcomers, help="publics of each seed that join late")
+    parser.add_argument("--crashes", type=int, default=plan.crashes, help="publics of each seed that crash")
+    parser.add_argument("--stall", type=float, default=plan.stall_s, help="seconds; each node, every five minutes")
+    parser.add_argument("--node-hours", type=float, default=plan.node_hours, help="of the quiet phase, in all seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    plan = Plan(
+        nodes=0,
+        leaf_share=options.leaf_share,
+        loss=options.loss,
+        seeds=options.seeds,
+        heads=options.heads,
+        newcomers=options.newcomers,
+        crashes=options.crashes,
+        stall_s=options.stall,
+        node_hours=options.node_hours,
+    )
+    rows = [run(replace(plan, nodes=nodes), options.jobs) for nodes in options.nodes or DEFAULT_NODES]
+    if options.json:
+        print(json.dumps(rows[0] if len(rows) == 1 else {"sizes": rows}))
+
+
+if __name__ == "__main__":
+    main()

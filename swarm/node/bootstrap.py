@@ -1,0 +1,273 @@
+"""Where a node begins: the bootstraps that its user named, and the peers that were good the last time.
+
+A join line says whom to trust; a bare host is trusted on first use. Names are resolved at every try, and one of their
+addresses is taken at random, so that a name may stand for several nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+import msgspec
+
+from swarm.config import DEFAULT_PORT
+from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
+from swarm.gossip.joinline import PREFIX, read_join_line
+from swarm.gossip.reachability import is_loopback
+from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
+from swarm.http import Busy, OtherProtocol, PeerClient, certificate_of
+from swarm.node.hello import Hello, say_hello
+from swarm.node.identity import write_privately
+from swarm.signing import swarm_id_of
+from swarm.types import Address, Id, SwarmId
+from swarm.wire import Message, decode, encode
+
+CERTIFICATE_S = 5.0
+RESOLVE_S = 5.0
+FIND_LEAST_S, FIND_MOST_S = 1.0, 300.0
+"""Between two tries while no bootstrap has ever answered: doubled each time, so that a dead one costs little."""
+
+CACHED_TRIES = 3
+"""Remembered peers that are tried in one sweep, after everything that the user named."""
+
+MAX_CACHED = 64
+"""Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year."""
+
+CACHE_BYTES = MAX_CACHED * (RECORD_BYTES + 8) + 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bootstrap:
+    """One place to begin. `scheme` is http, https, or empty: https, and on this machine http first."""
+
+    host: str
+    port: int
+    scheme: str = ""
+    fingerprint: bytes = b""
+    is_remembered: bool = False
+
+    @property
+    def name(self) -> str:
+        return Address(host=self.host, port=self.port).authority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """A node that said hello, and where."""
+
+    hello: Hello
+    signed: SignedRecord
+    learner: SignedRecord
+    address: Address
+    is_remembered: bool = False
+
+
+class GoodPeers(Message, frozen=True):
+    """The file in the state directory."""
+
+    bootstraps: tuple[str, ...]
+    swarm: Id
+    learner_key: bytes
+    records: tuple[bytes, ...]
+
+
+class OtherSwarm(EchoError):
+    """A bootstrap answers, but for another swarm than the one that is wanted."""
+
+
+class Bootstraps:
+    """All places to begin. `swarm` is the one that a join line names, if any; it is never given up."""
+
+    def __init__(self, texts: Sequence[str], cache: Path, *, random: Random) -> None:
+        self._texts = tuple(texts)
+        self._cache = cache
+        self._random = random
+        self.swarm: SwarmId | None = None
+        self._named: list[Bootstrap] = []
+        for text in texts:
+            if text.startswith(PREFIX):
+                line = read_join_line(text)
+                if self.swarm not in (None, line.swarm):
+                    raise UserError("these join lines are of different swarms")
+                self.swarm = SwarmId(line.swarm)
+                self._named += [_bootstrap_of(address) for address in line.addresses]
+            else:
+                self._named.append(read_bootstrap(text))
+        self._cached_swarm: SwarmId | None = None
+        self._cached = self._read_cache()
+
+    def __bool__(self) -> bool:
+        return bool(self._named or self._cached)
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.swarm is not None
+
+    @property
+    def hosts(self) -> set[str]:
+        """Hosts that the user named: they may be called wherever they are."""
+        return {bootstrap.host for bootstrap in self._named}
+
+    @property
+    def are_local(self) -> bool:
+        """Whether all that was named is on this machine."""
+        return bool(self._named) and all(is_loopback(bootstrap.host) for bootstrap in self._named)
+
+    async def greet(self) -> Greeting:
+        """Say hello to what the user named, in a random order, then to a few remembered peers, until one answers.
+
+        PeerUnreachable, ProtocolError or OtherSwarm of the first that was tried if none does.
+        """
+        first: EchoError | None = None
+        for bootstrap in self._sweep():
+            try:
+                return await self._greet_one(bootstrap)
+            except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
+                first = first or error
+        raise first or PeerUnreachable("no bootstrap was named, and no peer is remembered")
+
+    async def find(self, say: Callable[[str], None]) -> Greeting:
+        """The first that answers, however long it takes. UserError only for what waiting does not mend."""
+        wait_s = FIND_LEAST_S
+        lost = False
+        while True:
+            try:
+                greeting = await self.greet()
+            except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
+                if isinstance(error, OtherProtocol) and len(self._named) == 1:
+                    raise UserError(str(error)) from error
+                if not lost:
+                    say(f"{error}; trying again until a bootstrap answers (Ctrl-C to give up)")
+                lost = True
+                await asyncio.sleep(wait_s * self._random.uniform(0.8, 1.2))
+                wait_s = min(FIND_MOST_S, 2 * wait_s)
+            else:
+                if lost:
+                    say(f"{greeting.address.url} answers")
+                return greeting
+
+    def _sweep(self) -> list[Bootstrap]:
+        named = self._random.sample(self._named, len(self._named))
+        return named + self._random.sample(self._cached, min(CACHED_TRIES, len(self._cached)))
+
+    async def _greet_one(self, bootstrap: Bootstrap) -> Greeting:
+        """What is remembered leads into the swarm that it was remembered from: the user never named it."""
+        greeting = await _greet(bootstrap, self._random)
+        expected = self.swarm or (self._cached_swarm if bootstrap.is_remembered else None)
+        if expected is not None and greeting.hello.swarm != expected:
+            raise OtherSwarm(f"{greeting.address.url} belongs to swarm {greeting.hello.swarm}, not to {expected}")
+        return greeting
+
+    def remember(self, hello: Hello, records: Sequence[SignedRecord]) -> None:
+        """Keep peers for the next start; blocking, a few kilobytes."""
+        peers = GoodPeers(
+            bootstraps=self._texts,
+            swarm=hello.swarm,
+            learner_key=hello.learner_key,
+            records=tuple(signed.sealed for signed in records[:MAX_CACHED]),
+        )
+        write_privately(self._cache, encode(peers))
+
+    def _read_cache(self) -> list[Bootstrap]:
+        """Peers of the same bootstraps' swarm. A damaged file is as good as none."""
+        try:
+            peers = decode(self._cache.read_bytes(), GoodPeers, cap_bytes=CACHE_BYTES)
+            swarm = SwarmId(peers.swarm)
+            if peers.bootstraps != self._texts or swarm != swarm_id_of(peers.learner_key):
+                return []
+            records = [open_record(sealed, swarm).record for sealed in peers.records]
+        except (OSError, ProtocolError):
+            return []
+        if self.swarm not in (None, swarm):
+            return []
+        self._cached_swarm = swarm
+        return [_bootstrap_of(a, is_remembered=True) for record in records for a in record.addresses]
+
+
+def read_bootstrap(text: str, default_port: int = DEFAULT_PORT) -> Bootstrap:
+    """`host`, `host:port` or a URL. UserError if it is none of them."""
+    try:
+        parts = urlsplit(text if "://" in text else f"//{text}")
+        port = parts.port or default_port
+        (parts.hostname or "").encode("idna")
+    except ValueError as error:
+        raise UserError(f"{text!r} is not an address like host or host:7700 ({error})") from error
+    known = parts.scheme in ("", "http", "https") and parts.path in ("", "/")
+    if not known or not parts.hostname or not re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname):
+        raise UserError(f"{text!r} is not an address like host or host:7700")
+    return Bootstrap(host=parts.hostname, port=port, scheme=parts.scheme)
+
+
+def _bootstrap_of(address: Address, *, is_remembered: bool = False) -> Bootstrap:
+    scheme = urlsplit(address.url).scheme
+    return Bootstrap(
+        host=address.host,
+        port=address.port,
+        scheme=scheme,
+        fingerprint=address.fingerprint,
+        is_remembered=is_remembered,
+    )
+
+
+async def address_of(bootstrap: Bootstrap, random: Random) -> Address:
+    """Where and how `bootstrap` answers now. PeerUnreachable if it does not."""
+    host = await _resolve(bootstrap, random)
+    if bootstrap.fingerprint or bootstrap.scheme == "http":
+        return Address(host=host, port=bootstrap.port, fingerprint=bootstrap.fingerprint)
+    plain = Address(host=host, port=bootstrap.port)
+    may_be_plain = bootstrap.scheme == "" and is_loopback(host)
+    if may_be_plain and await _speaks_plain(plain):
+        return plain
+    try:
+        return msgspec.structs.replace(plain, fingerprint=await certificate_of(host, bootstrap.port, CERTIFICATE_S))
+    except PeerUnreachable as error:
+        raise PeerUnreachable(f"{plain.url} cannot be reached") if may_be_plain else error from error
+
+
+async def _greet(bootstrap: Bootstrap, random: Random) -> Greeting:
+    address = await address_of(bootstrap, random)
+    async with PeerClient(address) as peer:
+        heard = await say_hello(peer)
+    named = {known.fingerprint for known in heard.signed.record.addresses}
+    if named and address.fingerprint not in named:
+        raise ProtocolError(f"{address.url} shows another certificate than its record names: someone is between")
+    return Greeting(
+        hello=heard.hello,
+        signed=heard.signed,
+        learner=heard.learner,
+        address=address,
+        is_remembered=bootstrap.is_remembered,
+    )
+
+
+async def _resolve(bootstrap: Bootstrap, random: Random) -> str:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await loop.getaddrinfo(bootstrap.host, bootstrap.port, type=socket.SOCK_STREAM)
+    except TimeoutError as error:
+        raise PeerUnreachable(f"the name {bootstrap.host} was not resolved within {RESOLVE_S:g} s") from error
+    except (OSError, UnicodeError) as error:
+        raise PeerUnreachable(f"the name {bootstrap.host} cannot be resolved ({error})") from error
+    # IPv4 first where there are both: a name for this machine usually means 127.0.0.1.
+    four = [str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET]
+    return random.choice(four or [str(entry[4][0]) for entry in found])
+
+
+async def _speaks_plain(address: Address) -> bool:
+    """Whether something that is not TLS listens there; on this machine nobody is between."""
+    async with PeerClient(address) as peer:
+        try:
+            await say_hello(peer)
+        except (ProtocolError, Busy):
+            return True
+        except PeerUnreachable:
+            return False
+        return True

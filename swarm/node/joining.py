@@ -1,0 +1,60 @@
+"""What relays and samplers share when they join: where they listen, and how they stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from swarm.config import DEFAULT_PORT, JoinConfig
+from swarm.gossip.joinline import PREFIX, read_join_line
+from swarm.gossip.reachability import is_loopback
+from swarm.node.bootstrap import read_bootstrap
+from swarm.node.network import NetworkSettings
+
+R = TypeVar("R")
+
+
+def join_settings(config: JoinConfig) -> NetworkSettings:
+    """Listen on this machine alone if all bootstraps are here, else on every interface."""
+    hosts = hosts_of(config.bootstrap)
+    local = all(is_loopback(host) for host in hosts)
+    # A relay's port is opened in a router once; a sampler needs none.
+    port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
+    return NetworkSettings(
+        host=config.host or ("127.0.0.1" if local else "0.0.0.0"),
+        port=port,
+        bootstrap=tuple(config.bootstrap),
+        tls=config.tls,
+        lan=config.lan,
+    )
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
+    """The result of `work`, or None if `stop` is set first."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopping.cancel()
+
+
+def reachability_line(kind: str, address: str | None) -> str:
+    """For the person at the terminal: whether others can dial this node."""
+    if address is not None:
+        return f"others can dial this node at {address}: it takes part as a public node"
+    return "others cannot dial this node any more: it takes part as a leaf"
+
+
+def hosts_of(bootstraps: Sequence[str]) -> list[str]:
+    """Every host that bootstraps name. UserError if one is no bootstrap."""
+    return [host for text in bootstraps for host in _hosts(text)]
+
+
+def _hosts(text: str) -> list[str]:
+    if text.startswith(PREFIX):
+        return [address.host for address in read_join_line(text).addresses]
+    return [read_bootstrap(text).host]

@@ -1,0 +1,374 @@
+"""What every node has, whatever its role: a key, a server, and its place in the swarm.
+
+start     listen; answer `status`, and 503 to everything else until a swarm is found
+find      a bootstrap says which swarm this is (the learner knows)
+enter     take part in it: gossip, dial-back
+stop      leave with a word
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+from aiohttp import web
+
+from swarm.auth import ServerSessions
+from swarm.broadcast.manifest import open_head
+from swarm.errors import PeerUnreachable, ProtocolError, UserError
+from swarm.gossip.joinline import JoinLine, write_join_line
+from swarm.gossip.membership import Membership
+from swarm.gossip.owner import Owner
+from swarm.gossip.reachability import (
+    DIAL_BACK_CONTEXT,
+    DialBackLimit,
+    Knock,
+    Reachability,
+    is_dialable,
+    is_loopback,
+    is_private,
+)
+from swarm.gossip.records import Profile, SignedRecord, open_record
+from swarm.gossip.rules import GossipRules
+from swarm.gossip.service import KNOCK_S, GossipService
+from swarm.http import PeerClient, session_route
+from swarm.node.bootstrap import Bootstraps, Greeting, OtherSwarm, read_bootstrap
+from swarm.node.hello import HELLO_BYTES, HELLO_PATH, Hello, hello_route
+from swarm.node.http import NodeServer
+from swarm.node.identity import load_or_create_key, next_generation, raise_generation
+from swarm.node.peers import PeerPool
+from swarm.node.tls import load_or_create_tls
+from swarm.node.view import view_status
+from swarm.signing import node_id_of, swarm_id_of, unseal
+from swarm.types import Address, NodeId, Role, VersionId
+from swarm.wire import PROTOCOL, decode, encode
+
+CACHE_EVERY_S = 60.0
+"""How often good peers are written down for the next start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """Where to listen and whom to ask. `tls` and `lan` None: by what else is set. `advertise` is what others dial."""
+
+    host: str
+    port: int
+    bootstrap: tuple[str, ...] = ()
+    advertise: str | None = None
+    tls: bool | None = None
+    lan: bool | None = None
+    round_s: float = 2.0
+
+
+class NodeNetwork:
+    """One node's network side. `emit` writes an event, `say` tells the person at the terminal."""
+
+    def __init__(
+        self,
+        directory: Path,
+        role: Role,
+        settings: NetworkSettings,
+        *,
+        say: Callable[[str], None],
+        emit: Callable[..., None],
+    ) -> None:
+        self._directory = directory
+        self._role = role
+        self._settings = settings
+        self._say = say
+        self._random = SystemRandom()
+        self.bootstraps = Bootstraps(settings.bootstrap, directory / "peers", random=self._random)
+        self.key = load_or_create_key(directory)
+        self.generation = next_generation(directory)
+        local = is_loopback(settings.host)
+        use_tls = not local if settings.tls is None else settings.tls
+        # On one machine all addresses are local, and nobody else can name any.
+        inferred = (local and settings.advertise is None) or self.bootstraps.are_local
+        self._lan = inferred if settings.lan is None else settings.lan
+        self._tls = load_or_create_tls(directory) if use_tls else None
+        self._fingerprint = self._tls.fingerprint if self._tls else b""
+        self.sessions = ServerSessions(self.key, self._fingerprint)
+        self.peers = PeerPool(self.key)
+        self._beat_s = 0.0
+        self._greeting: Greeting | None = None
+        self._port = 0
+        self.other_swarm: str | None = None
+        self._said: set[str] = set()
+        self.on_generation: Callable[[], None] = lambda: None
+        """Called when others turned out to know a later life of this node."""
+        self.gossip = GossipService(
+            sessions=self.sessions,
+            peer_at=self.peers.at,
+            greet=self._greet,
+            knock=self._knock,
+            emit=emit,
+            on_generation=lambda generation: self._keep_generation(generation),
+        )
+
+    @property
+    def node(self) -> NodeId:
+        return self.key.node_id
+
+    @property
+    def address(self) -> Address:
+        """Where this node is reached from this machine, or as it was told to say."""
+        return advertised(self._settings, self._port, self._fingerprint)
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(
+        self, routes: Iterable[web.RouteDef], status: Callable[[], dict[str, Any]], *, beat_s: float = 0.0
+    ) -> int:
+        """Listen; the port in use. `beat_s` is what a learner wants of its samplers."""
+        self._beat_s = beat_s
+        own = [hello_route(self._hello), session_route(self.sessions), *self.gossip.routes()]
+        tls = self._tls.context if self._tls else None
+        counted = [self.sessions.refused, self.gossip.rejected]
+        self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted)
+        self._port = await self._server.start(self._settings.host, self._settings.port)
+        hosts = [*self.bootstraps.hosts, *([self.address.host] if self._role == "learner" else [])]
+        if self._settings.lan is None and not self._lan and any(map(is_private, hosts)):
+            self._say("this swarm has private addresses: pass --lan to every node in this network, or they stay leaves")
+        return self._port
+
+    async def stop(self) -> None:
+        # Others are told first; then nobody is answered any more, and nothing is called.
+        await self.gossip.close(leave=True)
+        await self._server.stop()
+        await self.peers.close()
+
+    async def find(self) -> Greeting:
+        """The first word of a bootstrap, however long it takes."""
+        found = self._greeting = await self.bootstraps.find(self._say)
+        if self._settings.lan is None and not all(is_loopback(a.host) for a in found.learner.record.addresses):
+            # The bootstrap is on this machine and the swarm is not: a tunnel.
+            self._lan = False
+        return found
+
+    @asynccontextmanager
+    async def swarm(self, learner_key: bytes, round_s: float) -> AsyncIterator[None]:
+        """Take part in the swarm of `learner_key` for as long as the block runs."""
+        self._learner_key = learner_key
+        if self.gossip.is_open:
+            # Another membership of this process is another life: its records must not repeat orders of the last one.
+            self._keep_generation(self.generation + 1)
+        self._rules = GossipRules(round_s=round_s, lan=self._lan)
+        core = self._membership(learner_key)
+        self.gossip.open(core, self._own_reachability(), DialBackLimit(lan=self._lan))
+        if self._greeting is not None:
+            found = self._greeting
+            self.gossip.perform(core.introduced(found.signed, found.address, now=time.monotonic()))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.gossip.run()), group.create_task(self._remember())]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    # -- what the roles ask ----------------------------------------------------------------------------------
+
+    def learner(self) -> tuple[NodeId, list[Address]]:
+        """The learner's id and where it was last heard of, the best guess first."""
+        node = node_id_of(self._learner_key)
+        signed = self._learners_record()
+        addresses = list(self.gossip.core.view.table.callable_at(signed)) if signed is not None else []
+        if self._greeting is not None and self._greeting.signed.node == node:
+            # Where the user said it is: a record may name an address that is good only elsewhere.
+            addresses.append(self._greeting.address)
+        return node, list(dict.fromkeys(addresses))
+
+    def set_profile(self, profile: Profile) -> None:
+        self.gossip.core.set_profile(profile, now=time.monotonic())
+        self.gossip.perform([])
+
+    def published(self, sealed_head: bytes) -> None:
+        """Have gossip carry a new head."""
+        self.gossip.perform(self.gossip.core.take_head(sealed_head, now=time.monotonic()))
+
+    async def look_again(self) -> None:
+        """Ask a bootstrap anew: the learner may have moved, or another one taken its place."""
+        if (found := await self._greet()) is not None and self.gossip.is_open:
+            self.gossip.perform(self.gossip.core.introduced(*found, now=time.monotonic()))
+
+    def trust_line(self) -> str:
+        """For the person at the terminal: why this swarm is believed to be the right one."""
+        assert self._greeting is not None
+        swarm, url = self._greeting.hello.swarm, self._greeting.address.url
+        if self.bootstraps.is_pinned:
+            return f"found swarm {swarm}, which the join line names, through {url}"
+        return f"found swarm {swarm}; trusting it because {url} said so (a join line, echo1:..., says whom to trust)"
+
+    def join_line(self) -> str:
+        line = JoinLine(swarm=swarm_id_of(self._learner_key), learner_key=self._learner_key, addresses=(self.address,))
+        return write_join_line(line)
+
+    def status(self) -> dict[str, Any]:
+        """This node and its view of the swarm; the keys are described in docs/protocol.md."""
+        own = {
+            "role": self._role,
+            "protocol": PROTOCOL,
+            "node": self.node,
+            "generation": self.generation,
+            "encrypted": self._tls is not None,
+        }
+        if not self.gossip.is_open:
+            return {**own, "swarm": None, "reachability": "leaf"}
+        return {**own, "swarm": swarm_id_of(self._learner_key), **view_status(self.gossip.core, now=time.monotonic())}
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _membership(self, learner_key: bytes) -> Membership:
+        swarm = swarm_id_of(learner_key)
+        addresses = (self.address,) if self._role == "learner" else ()
+        round_s = self._rules.round_s if self._role == "learner" else 0.0
+        owner = Owner(self.key, swarm, self._role, generation=self.generation, addresses=addresses, round_s=round_s)
+        return Membership(
+            owner,
+            self._rules,
+            open_record=lambda sealed: open_record(sealed, swarm),
+            open_head=lambda sealed: _version_of(sealed, learner_key),
+            dialable=self._dialable,
+            random=self._random,
+            now=time.monotonic(),
+        )
+
+    def _own_reachability(self) -> Reachability | None:
+        """None for the learner, whom everybody dials, and for a node that only this machine can reach."""
+        if self._role == "learner" or (is_loopback(self._settings.host) and not self._lan):
+            return None
+        return Reachability(
+            port=self._port,
+            fingerprint=self._fingerprint,
+            round_s=self._rules.round_s,
+            lan=self._lan,
+            random=self._random,
+            now=time.monotonic(),
+        )
+
+    def _learners_record(self) -> SignedRecord | None:
+        """The newest that is known; until gossip has one, what the first greeting told."""
+        known = self.gossip.core.view.learner()
+        return known or (self._greeting.learner if self._greeting is not None else None)
+
+    def _dialable(self, address: Address) -> bool:
+        return address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan)
+
+    def _hello(self, knock: str | None, caller: str | None) -> Hello | None:
+        if not self.gossip.is_open or (learner := self._learners_record()) is None:
+            return None
+        return Hello(
+            protocol=PROTOCOL,
+            role=self._role,
+            swarm=swarm_id_of(self._learner_key),
+            learner_key=self._learner_key,
+            record=self.gossip.core.view.own.sealed,
+            learner=learner.sealed,
+            beat_s=self._beat_s,
+            knock=self._answer_knock(knock, caller),
+        )
+
+    def _answer_knock(self, nonce: str | None, caller: str | None) -> bytes:
+        if nonce is None or caller is None:
+            return b""
+        try:
+            knock = Knock(key=self.key.public_bytes, nonce=bytes.fromhex(nonce), caller=caller)
+        except ValueError as error:
+            raise ProtocolError("a knock is 16 bytes in hexadecimal") from error
+        return self.key.seal(DIAL_BACK_CONTEXT, encode(knock))
+
+    async def _knock(self, node: NodeId, address: Address) -> bool:
+        """Call a node back: what answers there must hold the node's key."""
+        nonce = secrets.token_bytes(16)
+        try:
+            async with PeerClient(address) as peer:
+                path = f"{HELLO_PATH}?knock={nonce.hex()}&caller={self.node}"
+                data = await peer.get(path, cap_bytes=HELLO_BYTES, timeout_s=KNOCK_S)
+            hello = decode(data, Hello, cap_bytes=HELLO_BYTES)
+            record = open_record(hello.record, swarm_id_of(self._learner_key)).record
+            body = unseal(DIAL_BACK_CONTEXT, hello.knock, record.key, cap_bytes=HELLO_BYTES)
+            knock = decode(body, Knock, cap_bytes=HELLO_BYTES)
+        except (PeerUnreachable, ProtocolError, UserError):
+            return False
+        return node_id_of(record.key) == node and knock.nonce == nonce and knock.caller == self.node
+
+    async def _greet(self) -> tuple[SignedRecord, Address] | None:
+        """One try at one bootstrap; that it leads to another swarm is noted."""
+        try:
+            greeting = await self.bootstraps.greet()
+        except (OtherSwarm, PeerUnreachable, ProtocolError):
+            return None
+        if greeting.hello.swarm != swarm_id_of(self._learner_key):
+            # Of those that are remembered none gets here: only what the user named can lead elsewhere.
+            self.other_swarm = greeting.hello.swarm
+            return None
+        self.other_swarm = None
+        if greeting.signed.record.role == "learner":
+            # Its name may lead to another address than the last time.
+            self._greeting = greeting
+        return greeting.signed, greeting.address
+
+    async def _remember(self) -> None:
+        while True:
+            await asyncio.sleep(CACHE_EVERY_S * self._rules.round_s / 2.0)
+            try:
+                await self._write_peers()
+            except OSError as error:
+                # A full disk is no reason to leave the swarm.
+                self._say_once(f"cannot write down peers for the next start: {error}")
+
+    async def _write_peers(self) -> None:
+        """Those that were heard last, the learner among them."""
+        peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
+        records = [peer.signed for peer in peers if peer.signed.record.addresses]
+        if records:
+            hello = self._hello(None, None)
+            assert hello is not None
+            await asyncio.to_thread(self.bootstraps.remember, hello, records)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+    def _keep_generation(self, generation: int) -> None:
+        self.generation = generation
+        try:
+            raise_generation(self._directory, generation)
+        except OSError as error:
+            self._say_once(f"cannot write down this node's generation; after a restart it may be banned: {error}")
+        self.on_generation()
+
+
+def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Address:
+    """What others dial: as set, or where this node listens; for all interfaces the one that leads outside."""
+    if settings.advertise is not None:
+        named = read_bootstrap(settings.advertise, port)
+        return Address(host=named.host, port=named.port, fingerprint=fingerprint)
+    everywhere = settings.host in ("0.0.0.0", "::")
+    family = socket.AF_INET6 if settings.host == "::" else socket.AF_INET
+    host = _outward_host(family) if everywhere else settings.host
+    return Address(host=host, port=port, fingerprint=fingerprint)
+
+
+def _outward_host(family: socket.AddressFamily) -> str:
+    """The address of the interface that a call to the open internet would leave by. Nothing is sent."""
+    probed, here = ("2001:db8::1", "::1") if family == socket.AF_INET6 else ("192.0.2.1", "127.0.0.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((probed, 9))
+        except OSError:
+            return here
+        return str(probe.getsockname()[0])
+
+
+def _version_of(sealed: bytes, learner_key: bytes) -> VersionId:
+    return open_head(sealed, learner_key).version

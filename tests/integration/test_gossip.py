@@ -1,0 +1,125 @@
+"""Two dozen real nodes on loopback, without a model: they find one another, and nothing depends on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
+
+ENDLESS = ("--steps", "1000000", "--lan")
+RELAYS, SAMPLERS, LEAVES = 7, 10, 5
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with swarm_in(tmp_path) as processes:
+        yield processes
+
+
+def publics(node: Node) -> set[str]:
+    """Ids of the publics that a node sees alive."""
+    return {public["node"] for public in node.status()["publics"]}
+
+
+def ids(nodes: list[Node]) -> set[str]:
+    return {node.status()["node"] for node in nodes}
+
+
+def contributors(learner: Learner) -> set[str]:
+    return {node for node, accepted in accepted_by(learner.status()).items() if accepted}
+
+
+def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tmp_path: Path) -> None:
+    """One life of 23 nodes: joined through different members, then the first relay dies, then the learner moves."""
+    identity = str(tmp_path / "identity")
+    learner = swarm.lead("--port", "0", "--state-dir", identity, *ENDLESS)
+    first = swarm.relay(learner.url(), "--lan", name="relay-0")
+    relays = [first, *(swarm.relay(first.address(), "--lan", name=f"relay-{i}") for i in range(1, RELAYS))]
+    samplers = [swarm.scripted(relays[i % RELAYS].address(), "--lan", name=f"sampler-{i}") for i in range(SAMPLERS)]
+    # Without --lan nobody may call a node on this machine back: these stay leaves.
+    leaves = [swarm.scripted(relays[-1].address(), "--no-lan", name=f"leaf-{i}") for i in range(LEAVES)]
+
+    dialable = [*relays, *samplers]
+    eventually(lambda: len(publics(learner)) == len(dialable), learner, "the learner sees every public")
+    everybody = ids(dialable) | ids([learner])
+    for node in dialable:
+        eventually(lambda: publics(node) | ids([node]) == everybody, node, f"{node.name} sees every public")  # noqa: B023
+    expected = ids([*samplers, *leaves])
+    eventually(lambda: contributors(learner) == expected, leaves[0], "every sampler finds the learner and contributes")
+    assert {leaf.status()["reachability"] for leaf in leaves} == {"leaf"}
+    eventually(lambda: _leaves_at(relays) == ids(leaves), relays[-1], "each leaf has a home that knows it")
+    eventually(lambda: _versions_travel(dialable), first, "heads travel with gossip")
+
+    first.kill()
+    gone = everybody - ids([*dialable[1:], learner])
+    assert len(gone) == 1
+    for node in dialable[1:]:
+        eventually(lambda: not publics(node) & gone, node, f"{node.name} notices that the bootstrap is dead")  # noqa: B023
+    late = swarm.scripted(relays[3].address(), name="late")
+    eventually(lambda: ids([late]) <= contributors(learner), late, "a newcomer joins through another member")
+
+    version = str(learner.status()["version"])
+    learner.end()
+    moved = swarm.lead(
+        "--port", "0", "--state-dir", identity, "--bootstrap", relays[2].address(), *ENDLESS, name="moved"
+    )
+    assert moved.url() != learner.url()
+    eventually(lambda: contributors(moved) == expected | ids([late]), late, "every sampler follows the learner")
+    assert (version.split(".")[0], moved.status()["version"].split(".")[0]) == ("0", "1")
+    assert late.says("the learner answers again")
+    assert all(node.process.poll() is None for node in [*dialable[1:], *leaves, late])
+
+
+def test_a_join_line_pins_the_swarm_and_encrypts(swarm: Swarm, tmp_path: Path) -> None:
+    """TLS on loopback, because it was asked for; a join line of another swarm leads nowhere."""
+    learner = swarm.lead("--port", "0", "--tls", *ENDLESS)
+    assert learner.url().startswith("https://")
+    line = learner.join_line()
+    sampler = swarm.scripted(line, "--tls", "--lan", name="sampler")
+    eventually(lambda: contributors(learner) == ids([sampler]), sampler, "the sampler contributes over TLS")
+    assert sampler.says("which the join line names")
+    eventually(lambda: ids([sampler]) == publics(learner), sampler, "it was called back over TLS")
+    shown = command("status", learner.url())
+    assert shown.returncode == 0
+    assert "publics" in shown.stdout
+
+    bare = swarm.scripted(learner.url().rpartition("/")[2], "--tls", name="bare")
+    eventually(lambda: ids([bare]) <= contributors(learner), bare, "a bare address is trusted on first use")
+    assert bare.says("trusting it because")
+
+    other = swarm.lead("--port", "0", *ENDLESS, name="other")
+    mixed = _with_address_of(line, other)
+    strict = swarm.scripted(mixed, name="strict")
+    eventually(lambda: strict.says("belongs to swarm"), strict, "the address of another swarm is not taken")
+    assert not contributors(other)
+
+
+def test_a_learner_alone_says_what_that_costs(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    assert "--role relay" in learner.status()["advice"]
+    swarm.relay(learner.url(), "--lan", name="relay")
+    eventually(lambda: learner.status()["advice"] is None, learner, "a relay ends the advice")
+
+
+def _leaves_at(homes: list[Node]) -> set[str]:
+    found: list[dict[str, Any]] = [leaf for home in homes for leaf in home.status()["leaves"]]
+    return {leaf["node"] for leaf in found}
+
+
+def _versions_travel(nodes: list[Node]) -> bool:
+    """Everybody knows of a version beyond the first, relays too, which fetch none."""
+    newest = [node.status()["newest"] for node in nodes]
+    return all(version is not None and version != "0.0" for version in newest)
+
+
+def _with_address_of(line: str, other: Learner) -> str:
+    from swarm.gossip.joinline import JoinLine, read_join_line, write_join_line
+    from swarm.http import plain_address
+
+    read = read_join_line(line)
+    addresses = (plain_address(other.url()),)
+    return write_join_line(JoinLine(swarm=read.swarm, learner_key=read.learner_key, addresses=addresses))

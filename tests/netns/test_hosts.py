@@ -1,0 +1,261 @@
+"""The hosts themselves: they reach one another, shaped, cut, healed and shielded, and nothing of them stays."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.netns.hosts import Host, Hosts, NetnsError, attach, create, hosts, owned_name, remove, swarms, sweep
+from tests.netns.traffic import PORT, answered, connect, dial, echoes, receive, serve_echo, unanswered, until
+
+pytestmark = pytest.mark.netns
+
+FILE_BYTES = 1_000_000
+
+
+@pytest.fixture
+def trio() -> Iterator[Hosts]:
+    """Three hosts with an echo server each."""
+    with hosts(3) as swarm:
+        for host in swarm:
+            serve_echo(host)
+        yield swarm
+
+
+def _machine() -> str:
+    """The links, addresses and routes of the machine itself."""
+    asked = (["ip", "link"], ["ip", "-4", "address"], ["ip", "-4", "route", "show", "table", "all"])
+    return "".join(subprocess.run(ask, capture_output=True, text=True, check=True).stdout for ask in asked)
+
+
+def test_every_host_reaches_every_other_and_itself(trio: Hosts) -> None:
+    assert len({host.address for host in trio}) == 3
+    for client in trio:
+        for server in trio:
+            with connect(client, server) as open_:
+                assert echoes(open_)
+                assert open_.getsockname()[0] == client.address
+
+
+def test_a_host_has_a_loopback_of_its_own(trio: Hosts) -> None:
+    first, second, _ = trio
+    with first.inside(), socket.create_server(("127.0.0.1", PORT + 1)):
+        with socket.create_connection(("127.0.0.1", PORT + 1)):
+            pass
+        with second.inside(), pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", PORT + 1))
+
+
+def test_the_network_of_the_machine_stays_as_it_is() -> None:
+    before = _machine()
+    with hosts(2):
+        assert _machine() == before
+    assert _machine() == before
+
+
+def test_swarms_side_by_side_do_not_meet(trio: Hosts) -> None:
+    with hosts(3) as other, pytest.raises(ConnectionRefusedError):
+        connect(other.host(1), other.host(2))
+    assert trio.name in swarms()
+
+
+def _serve_file(host: Host, directory: Path) -> None:
+    (directory / "file").write_bytes(os.urandom(FILE_BYTES))
+    host.popen(
+        [sys.executable, "-m", "http.server", str(PORT), "--directory", str(directory)], stderr=subprocess.DEVNULL
+    )
+
+    def listens() -> bool:
+        with host.inside(), socket.socket() as probe:
+            return probe.connect_ex((host.address, PORT)) == 0
+
+    until(listens, "the file server listens")
+
+
+def _fetch_s(client: Host, server: Host) -> float:
+    """How long the file takes."""
+    with client.inside():
+        connection = http.client.HTTPConnection(server.address, PORT, timeout=60)
+        connection.connect()
+    start = time.perf_counter()
+    connection.request("GET", "/file")
+    assert len(connection.getresponse().read()) == FILE_BYTES
+    connection.close()
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_rate_holds_as_against_another_rate(direction: str, tmp_path: Path) -> None:
+    with hosts(2) as swarm:
+        server, client = swarm
+        _serve_file(server, tmp_path)
+        taken = {}
+        for mbit in (32.0, 4.0):  # the fast one first: what a first fetch costs cannot pass for a rate
+            if direction == "up":
+                swarm.shape(server, up_mbit=mbit)
+            else:
+                swarm.shape(client, down_mbit=mbit)
+            taken[mbit] = _fetch_s(client, server)
+        assert 3 < taken[4.0] / taken[32.0] < 16
+
+
+def test_rates_given_at_the_start_are_those_of_every_host(tmp_path: Path) -> None:
+    with hosts(2, up_mbit=4, down_mbit=100) as swarm:
+        server, client = swarm
+        _serve_file(server, tmp_path)
+        _fetch_s(client, server)
+        slow = _fetch_s(client, server)
+        swarm.shape(server, up_mbit=32)
+        assert slow / _fetch_s(client, server) > 3
+
+
+def test_a_partition_is_silent_and_a_connection_outlives_it(trio: Hosts) -> None:
+    first, second, third = trio
+    with connect(first, second) as near, connect(first, third) as far:
+        assert echoes(far)
+        trio.partition([[first, second], [third]])
+        with dial(first, third) as opening:
+            far.sendall(b"over the cut")
+            until(lambda: unanswered(far), "a segment over the cut is sent again")
+            until(lambda: unanswered(opening), "a connection over the cut is tried again")
+            assert not answered(opening)
+            assert echoes(near)
+            with connect(second, first) as anew:
+                assert echoes(anew)
+            trio.heal()
+            assert receive(far, 12) == b"over the cut"
+            until(lambda: answered(opening), "the connection is made after the cut")
+
+
+def test_hosts_in_no_group_stay_together(trio: Hosts) -> None:
+    first, second, third = trio
+    trio.partition([[second]])
+    with connect(first, third) as open_, dial(first, second) as opening:
+        assert echoes(open_)
+        until(lambda: unanswered(opening), "the host alone does not answer")
+
+
+def test_one_partition_follows_another(trio: Hosts) -> None:
+    first, second, third = trio
+    trio.partition([[first, second], [third]])
+    trio.partition([[first], [second, third]])
+    with connect(second, third) as open_, dial(second, first) as opening:
+        assert echoes(open_)
+        until(lambda: unanswered(opening), "the cut is the second one")
+
+
+def test_a_host_belongs_to_one_group(trio: Hosts) -> None:
+    first, second, _ = trio
+    with pytest.raises(NetnsError, match="host 1 is named twice"):
+        trio.partition([[first, second], [first]])
+
+
+def test_a_shield_drops_what_comes_and_lets_out_what_goes(trio: Hosts) -> None:
+    first, second, _ = trio
+    with connect(first, second) as before:
+        trio.shield(second)
+        trio.shield(second)
+        with dial(first, second) as opening, connect(second, first) as outgoing:
+            assert echoes(outgoing)
+            assert echoes(before)
+            until(lambda: unanswered(opening), "a connection to the shielded host is tried again")
+            assert not answered(opening)
+            trio.unshield(second)
+            until(lambda: answered(opening), "the connection is made without the shield")
+
+
+def test_heal_leaves_a_shield(trio: Hosts) -> None:
+    first, second, _ = trio
+    trio.shield(second)
+    trio.partition([[first]])
+    trio.heal()
+    assert [trio.shielded(host) for host in trio] == [False, True, False]
+
+
+def test_a_program_runs_in_the_host_and_its_status_comes_back(trio: Hosts) -> None:
+    second = trio.host(2)
+    done = second.run(["sh", "-c", "ip -br -4 address show dev eth0; exit 7"])
+    assert second.address in done.stdout
+    assert done.returncode == 7
+
+
+def test_a_test_that_fails_leaves_nothing() -> None:
+    parents: list[subprocess.Popen[bytes]] = []
+    children: list[psutil.Process] = []
+
+    def fail(swarm: Hosts) -> None:
+        parents.append(swarm.host(1).popen(["sh", "-c", "setsid sleep 1000 & wait"]))
+        until(psutil.Process(parents[0].pid).children, "a child in a session of its own")
+        children.extend(psutil.Process(parents[0].pid).children())
+        raise ZeroDivisionError(swarm.name)
+
+    with pytest.raises(ZeroDivisionError) as failed, hosts(2) as swarm:
+        fail(swarm)
+    assert str(failed.value) not in swarms()
+    assert parents[0].returncode == -signal.SIGKILL
+    until(lambda: not any(_runs(child) for child in children), "the child is gone")
+
+
+def _runs(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+LEAVES_A_SWARM = """
+from tests.netns.hosts import hosts
+with hosts(1) as swarm:
+    process = swarm.host(1).popen(["sleep", "1000"])
+    print(swarm.name, process.pid, flush=True)
+    input()
+"""
+
+
+def test_what_a_killed_process_left_goes_with_the_next_run() -> None:
+    command = [sys.executable, "-c", LEAVES_A_SWARM]
+    root = Path(__file__).parents[2]
+    with (
+        hosts(1) as own,
+        subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed,
+    ):
+        assert killed.stdout is not None
+        left, pid = killed.stdout.readline().split()
+        process = psutil.Process(int(pid))
+        sweep()
+        assert left in swarms()
+        killed.kill()
+        killed.wait()
+        sweep()
+        assert left not in swarms()
+        assert own.name in swarms()
+        until(lambda: not _runs(process), "what ran in it is gone")
+
+
+def test_a_swarm_is_found_again_by_its_name_and_removed_twice() -> None:
+    name = owned_name()
+    try:
+        made = create(name, 2)
+        assert [host.address for host in attach(name)] == [host.address for host in made]
+        with pytest.raises(NetnsError, match="is up already"):
+            create(name, 1)
+        assert sorted(swarms()[name]) == ["1", "2", "switch"]
+    finally:
+        remove(name)
+    remove(name)
+    with pytest.raises(NetnsError, match="no swarm named"):
+        attach(name)
+
+
+def test_a_swarm_that_cannot_be_made_leaves_nothing() -> None:
+    name = owned_name()
+    with pytest.raises(NetnsError, match="above zero"):
+        create(name, 2, up_mbit=0)
+    assert name not in swarms()

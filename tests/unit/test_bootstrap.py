@@ -1,0 +1,178 @@
+"""Where a node begins: bare hosts trusted on first use, join lines, names, remembered peers, patience."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from swarm.errors import PeerUnreachable, ProtocolError, UserError
+from swarm.gossip.joinline import JoinLine, write_join_line
+from swarm.gossip.owner import Owner
+from swarm.node.bootstrap import Bootstraps, OtherSwarm
+from swarm.node.hello import Hello, hello_route
+from swarm.node.http import NodeServer
+from swarm.node.tls import load_or_create_tls
+from swarm.signing import SigningKey, swarm_id_of
+from swarm.types import Address
+from swarm.wire import PROTOCOL
+from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY
+
+
+def hello_of(key: SigningKey, address: Address) -> Hello:
+    swarm = swarm_id_of(key.public_bytes)
+    owner = Owner(key, swarm, "learner", generation=1, addresses=(address,), round_s=2.0)
+    return Hello(
+        protocol=PROTOCOL,
+        role="learner",
+        swarm=swarm,
+        learner_key=key.public_bytes,
+        record=owner.signed.sealed,
+        learner=owner.signed.sealed,
+    )
+
+
+@asynccontextmanager
+async def member(key: SigningKey, tls_in: Path | None = None, *, named: bytes | None = None) -> AsyncIterator[Address]:
+    """A node that says hello; `named` is the fingerprint that its record claims, if not the right one."""
+    tls = load_or_create_tls(tls_in) if tls_in else None
+    fingerprint = tls.fingerprint if tls else b""
+    said: list[Hello] = []
+    server = NodeServer([hello_route(lambda knock, caller: said[0])], dict, tls=tls.context if tls else None)
+    port = await server.start("127.0.0.1", 0)
+    said.append(
+        hello_of(key, Address(host="127.0.0.1", port=port, fingerprint=fingerprint if named is None else named))
+    )
+    try:
+        yield Address(host="127.0.0.1", port=port, fingerprint=fingerprint)
+    finally:
+        await server.stop()
+
+
+def bootstraps(tmp_path: Path, *texts: str) -> Bootstraps:
+    return Bootstraps(texts, tmp_path / "peers", random=Random(1))
+
+
+def line_for(key: SigningKey, *addresses: Address) -> str:
+    swarm = swarm_id_of(key.public_bytes)
+    return write_join_line(JoinLine(swarm=swarm, learner_key=key.public_bytes, addresses=addresses))
+
+
+async def test_a_bare_address_on_this_machine_is_tried_without_and_with_encryption(tmp_path: Path) -> None:
+    async with member(KEY) as plain, member(KEY, tmp_path / "tls") as encrypted:
+        assert (await bootstraps(tmp_path, plain.authority).greet()).address == plain
+        assert (await bootstraps(tmp_path, encrypted.authority).greet()).address == encrypted
+        assert (await bootstraps(tmp_path, plain.url).greet()).address == plain
+
+
+async def test_a_join_line_takes_no_other_certificate_and_no_other_swarm(tmp_path: Path) -> None:
+    async with member(KEY, tmp_path / "tls") as here, member(OTHER_KEY, tmp_path / "other") as other:
+        greeting = await bootstraps(tmp_path, line_for(KEY, here)).greet()
+        assert greeting.hello.swarm == SWARM_OF_KEY
+        forged = Address(host=here.host, port=here.port, fingerprint=other.fingerprint)
+        with pytest.raises(PeerUnreachable, match="is not the one that was named"):
+            await bootstraps(tmp_path, line_for(KEY, forged)).greet()
+        with pytest.raises(OtherSwarm, match="belongs to swarm"):
+            await bootstraps(tmp_path, line_for(KEY, other)).greet()
+
+
+async def test_a_certificate_that_the_record_does_not_name_means_somebody_between(tmp_path: Path) -> None:
+    async with member(KEY, tmp_path / "tls", named=bytes(32)) as between:
+        with pytest.raises(ProtocolError, match="someone is between"):
+            await bootstraps(tmp_path, between.authority).greet()
+
+
+async def test_a_dead_bootstrap_is_one_of_several(tmp_path: Path) -> None:
+    """Nothing is given up: the search goes on, with a word, until one of them answers."""
+    said: list[str] = []
+    async with member(KEY) as alive:
+        both = bootstraps(tmp_path, f"127.0.0.1:{_silent_port()}", alive.authority)
+        assert (await both.find(said.append)).address == alive
+
+
+async def test_the_search_is_patient_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    said: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 14:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("swarm.node.bootstrap.asyncio.sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        await bootstraps(tmp_path, f"127.0.0.1:{_silent_port()}").find(said.append)
+    assert len(said) == 1
+    assert "cannot be reached" in said[0]
+    assert 0.8 <= waits[0] <= 1.2
+    assert all(later > earlier for earlier, later in pairwise(waits[:8]))
+    assert 240 <= waits[-1] <= 360
+
+
+async def test_a_name_may_have_several_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with member(KEY) as one:
+        loop = asyncio.get_running_loop()
+        asked: list[str] = []
+
+        async def two_addresses(host: str, port: int, **settings: Any) -> list[Any]:
+            asked.append(host)
+            return [(socket.AF_INET, 1, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2")]
+
+        monkeypatch.setattr(loop, "getaddrinfo", two_addresses)
+        several = bootstraps(tmp_path, f"http://seeds.example:{one.port}")
+        seen = {await _host_or_none(several.greet) for _ in range(12)}
+        assert asked == ["seeds.example"] * 12
+        assert seen == {"127.0.0.1", None}
+
+
+async def test_good_peers_are_remembered_for_the_same_bootstraps_alone(tmp_path: Path) -> None:
+    dead = f"127.0.0.1:{_silent_port()}"
+    async with member(KEY) as alive:
+        before = bootstraps(tmp_path, alive.authority)
+        greeting = await before.greet()
+        before = bootstraps(tmp_path, dead)
+        before.remember(greeting.hello, [greeting.signed])
+
+        again = bootstraps(tmp_path, dead)
+        assert (await again.find(lambda line: None)).address == alive
+        elsewhere = bootstraps(tmp_path, "127.0.0.1:9")
+        with pytest.raises(PeerUnreachable):
+            await elsewhere.greet()
+        (tmp_path / "peers").write_bytes(b"damaged")
+        assert len(bootstraps(tmp_path, dead)._cached) == 0
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda line: line[:-3], lambda line: line[:20] + "A" + line[21:], lambda line: "echo1:"]
+)
+def test_a_damaged_join_line_is_one_clear_line(tmp_path: Path, damage: Callable[[str], str]) -> None:
+    whole = line_for(KEY, Address(host="10.0.0.1", port=7700, fingerprint=bytes(32)))
+    with pytest.raises(UserError, match="copy the whole line"):
+        bootstraps(tmp_path, damage(whole))
+
+
+def test_join_lines_of_two_swarms_are_refused(tmp_path: Path) -> None:
+    here = Address(host="10.0.0.1", port=7700)
+    with pytest.raises(UserError, match="different swarms"):
+        bootstraps(tmp_path, line_for(KEY, here), line_for(OTHER_KEY, here))
+
+
+async def _host_or_none(greet: Callable[[], Any]) -> str | None:
+    try:
+        found = await greet()
+    except PeerUnreachable:
+        return None
+    return str(found.address.host)
+
+
+def _silent_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
