@@ -69,7 +69,7 @@ class GossipRules:
     """So many publics do so in that time, however many there are: 500 would take 75 KB/s of the only bootstrap."""
 
     homes: int = 3
-    hold_rounds: float = 3.0
+    hold_rounds: float = 4.0
     """A leaf has three polls held open for 6 s each: at 10 % loss each way one of three is nearly always in place
     when a head appears, and a lost one is asked again within 8 s."""
 
