@@ -67,14 +67,19 @@ class View:
         """Publics that may be called now."""
         return [peer for peer in self.table if peer.retry_at <= now]
 
-    def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
-        """Publics to call. Where too few may be called, those whose turn comes next: a newcomer that knows one other
-        must not fall silent because some of its first calls were lost."""
+    def at_least(self, count: int, now: float) -> list[Peer]:
+        """Publics that may be called now, and where these are too few, those whose turn comes next: a newcomer that
+        knows one other must not fall silent because some of its first calls were lost."""
         usable = self.usable(now)
         if len(usable) >= count:
-            return random.sample(usable, count)
+            return usable
         waiting = sorted((peer for peer in self.table if peer.retry_at > now), key=lambda peer: peer.retry_at)
         return [*usable, *waiting[: count - len(usable)]]
+
+    def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
+        """Random publics to call."""
+        known = self.at_least(count, now)
+        return random.sample(known, min(count, len(known)))
 
     def home_candidates(self, now: float) -> list[NodeId]:
         """Publics to choose homes from; the learner, who has other things to do, only where there are too few."""

@@ -253,7 +253,8 @@ def test_a_leaf_tells_a_home_its_record_once_and_again_when_it_is_lacking() -> N
 def test_a_home_counts_its_leaves_in_its_record() -> None:
     _, home = leaf_with_home()
     before = home.view.own.order
-    run_until(home, RULES.reissue_rounds * RULES.round_s / 2, now=1.0)
+    home._reissue_at = 2.0
+    home.tick(now=2.0)
     assert home.view.own.order > before
     assert home.view.own.record.profile.leaves == 1
     run_until(home, LEASE_S + RULES.reissue_rounds * RULES.round_s, now=40.0)
