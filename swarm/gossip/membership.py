@@ -138,7 +138,7 @@ class Membership:
         if self.view.is_public:
             self._partners.next_round()
             message = self.view.round_message(now)
-            called = self._partners.some(self._rules.fanout, self.view.within_reach(self._rules.fanout, now))
+            called = self._partners.some(self._rules.fanout, self.view.at_least(self._rules.fanout, now))
             effects += [self._call(peer, "round", message, now) for peer in called]
         return effects + gone
 
@@ -415,7 +415,7 @@ class Membership:
             del self._fresh[signed.prefix]
         self._push_at = now + self._rules.push_delay_s if self._fresh else None
         message = self.view.push_message(records, now, head=self.view.head if head else b"")
-        told = self._partners.some(self._rules.push_fanout, self.view.within_reach(self._rules.push_fanout, now))
+        told = self._partners.some(self._rules.push_fanout, self.view.at_least(self._rules.push_fanout, now))
         return [self._call(peer, "push", message, now) for peer in told]
 
     def _send_wanted(self, pending: Pending, wanted: tuple[bytes, ...], now: float) -> list[Effect]:

@@ -67,9 +67,9 @@ class View:
         """Publics that may be called now."""
         return [peer for peer in self.table if peer.retry_at <= now]
 
-    def within_reach(self, count: int, now: float) -> list[Peer]:
-        """Publics to choose `count` from. Where too few may be called, those whose turn comes next are among them: a
-        newcomer that knows one other must not fall silent because some of its first calls were lost."""
+    def at_least(self, count: int, now: float) -> list[Peer]:
+        """Publics that may be called now, and where these are too few, those whose turn comes next: a newcomer that
+        knows one other must not fall silent because some of its first calls were lost."""
         usable = self.usable(now)
         if len(usable) >= count:
             return usable
@@ -77,8 +77,9 @@ class View:
         return [*usable, *waiting[: count - len(usable)]]
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
-        peers = self.within_reach(count, now)
-        return random.sample(peers, min(count, len(peers)))
+        """Random publics to call."""
+        known = self.at_least(count, now)
+        return random.sample(known, min(count, len(known)))
 
     def home_candidates(self, now: float) -> list[NodeId]:
         """Publics to choose homes from; the learner, who has other things to do, only where there are too few."""

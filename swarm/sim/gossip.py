@@ -76,11 +76,7 @@ Sized = tuple[ExchangeReply, int]
 class Traffic:
     """Bytes sent and received by one node."""
 
-    __slots__ = ("bytes", "calls")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.calls = 0
+    bytes = 0
 
 
 class Liar:
@@ -255,7 +251,6 @@ class GossipNode:
     def _call(self, call: Call) -> None:
         message = self.liar.call(call.message)
         nbytes = len(encode(message)) + REQUEST_BYTES
-        self.traffic.calls += 1
         target = self.swarm.at(call.address)
         wait_s = 0.0
         if target is not None and self._open_until.get(target.number, -1.0) < self._world.now:

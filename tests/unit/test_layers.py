@@ -22,6 +22,7 @@ CORES = (
     "swarm.broadcast.tracker",
     "swarm.gossip.answers",
     "swarm.gossip.calls",
+    "swarm.gossip.partners",
     "swarm.gossip.effects",
     "swarm.gossip.homes",
     "swarm.gossip.leaves",

@@ -119,8 +119,8 @@ def test_at_the_end_of_a_sequence_the_generation_rises_and_is_persisted() -> Non
 def test_a_node_restored_from_a_copy_goes_past_its_former_life() -> None:
     one = owner(generation=3)
     effects = one.refute(signed(1, 12, generation=7))
-    assert effects == [GenerationRaised(generation=8)], "past that life, which may have said more"
-    assert place(one.signed)[0] == 8
+    assert effects == [GenerationRaised(generation=8)], "that life may have said more than the record that is known"
+    assert place(one.signed) == (8, 1)
 
 
 def test_within_a_generation_nothing_has_to_be_persisted() -> None:
