@@ -257,7 +257,7 @@ def test_a_home_counts_its_leaves_in_its_record() -> None:
     home.tick(now=2.0)
     assert home.view.own.order > before
     assert home.view.own.record.profile.leaves == 1
-    run_until(home, LEASE_S + RULES.reissue_rounds * RULES.round_s, now=40.0)
+    run_until(home, LEASE_S + 2 * RULES.reissue_rounds * RULES.round_s, now=40.0)
     assert home.view.own.record.profile.leaves == 0
 
 
