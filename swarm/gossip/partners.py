@@ -29,9 +29,9 @@ class Partners:
         if self._rounds % self._rules.partner_rounds == 0 and self._chosen:
             del self._chosen[next(iter(self._chosen))]
 
-    def some(self, count: int, usable: Sequence[Peer]) -> list[Peer]:
-        """`count` partners, after those that may not be called any more were replaced."""
-        by_node = {peer.signed.node: peer for peer in usable}
+    def some(self, count: int, peers: Sequence[Peer]) -> list[Peer]:
+        """`count` partners, after those that are not among `peers` any more were replaced."""
+        by_node = {peer.signed.node: peer for peer in peers}
         self._chosen = {node: None for node in self._chosen if node in by_node}
         free = [node for node in by_node if node not in self._chosen]
         missing = min(self._rules.partners - len(self._chosen), len(free))

@@ -173,7 +173,6 @@ class GossipNode:
 
     def hear(self, caller: NodeId, message: Exchange, reply: Reply[Sized]) -> None:
         """A call that arrived."""
-
         if self.swarm.heard is not None:
             self.swarm.heard.append(Heard(target=self, caller=caller, message=message))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from swarm.gossip.effects import Died, Effect
 from swarm.gossip.rules import MAX_LEAVES, MAX_PER_SUBNET, MAX_PUBLICS
 from swarm.gossip.table import subnets_of
-from swarm.sim.gossip import GossipNode, GossipSwarm
+from swarm.sim.gossip import CONNECT_TRIPS, GossipNode, GossipSwarm
 from swarm.types import NodeId, VersionId
 
 MAX_CALLS = 64
@@ -55,7 +55,8 @@ class GossipChecker:
         scenario = swarm.scenario
         # An age in a request is short by as long as it lay unread, at every stalled node on its way.
         self._honest_ages = honest_ages and not scenario.stall_s
-        self._way_s = scenario.latency_s + scenario.jitter_s + SENDING_S
+        connecting_s = 2 * CONNECT_TRIPS * (scenario.latency_s + scenario.jitter_s / 2)
+        self._way_s = connecting_s + scenario.latency_s + scenario.jitter_s + SENDING_S
         swarm.after = self._after
         swarm.on_change = self._on_change
 

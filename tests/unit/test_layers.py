@@ -28,6 +28,7 @@ CORES = (
     "swarm.gossip.leaves",
     "swarm.gossip.membership",
     "swarm.gossip.owner",
+    "swarm.gossip.partners",
     "swarm.gossip.reachability",
     "swarm.gossip.table",
     "swarm.gossip.view",

@@ -135,10 +135,11 @@ def test_bad_records_heads_and_digests_are_counted_and_change_nothing() -> None:
     before = one.view.digest(1.0)
     forged = signed(2, 9).sealed[:-1] + bytes([signed(2, 9).sealed[-1] ^ 1])
     foreign = signed(3, swarm=signed(1).node).sealed  # type: ignore[arg-type]
-    message = Exchange(records=(b"junk", forged, foreign), digest=bytes(13), head=b"junk", asks=0)
-    effects = one.receive(STRANGER, message, now=1.0)
-    assert sorted(reasons(effects)) == ["bad_head", "bad_record", "malformed_digest"]
-    assert len(effects) == 3, "what follows a record that does not open is not looked at"
+    for bad in (b"junk", forged, foreign):
+        message = Exchange(records=(bad, signed(5).sealed, bad), digest=bytes(13), head=b"junk", asks=0)
+        effects = one.receive(STRANGER, message, now=1.0)
+        assert sorted(reasons(effects)) == ["bad_head", "bad_record", "malformed_digest"]
+        assert len(effects) == 3, "what follows a record that does not open is not looked at"
     assert one.view.digest(1.0) == before
 
 
