@@ -122,7 +122,7 @@ class DialBackLimit:
         """Why `host` is not called now; empty if it may be, which counts as a call."""
         if not is_dialable(host, lan=self._lan):
             return "private addresses are not called back (--lan allows them)"
-        host = _canonical(host) or host
+        host = _home_of(host)
         for old in [known for known, times in self._times.items() if now - times[-1] >= 60.0]:
             del self._times[old]
         recent = [at for at in self._times.get(host, []) if now - at < 60.0]
@@ -208,6 +208,12 @@ def _canonical(host: str) -> str | None:
         return None if "%" in host else str(_unwrapped(ip_address(host)))
     except ValueError:
         return None
+
+
+def _home_of(host: str) -> str:
+    """IPv4 as it is, IPv6 by the /64 that a home has at least."""
+    canonical = _canonical(host) or host
+    return str(ip_network(f"{canonical}/64", strict=False)) if ":" in canonical else canonical
 
 
 def _unwrapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:

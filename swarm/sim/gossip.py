@@ -277,6 +277,9 @@ class GossipNode:
         other = str(target.number) if target else "nobody"
 
         def send() -> None:
+            if not self.alive:
+                return
+            self.acted_at = self._world.now
             left_s = call.timeout_s - wait_s
             self.swarm.network.request(str(self.number), other, nbytes, arrive, answered, failed, timeout_s=left_s)
 

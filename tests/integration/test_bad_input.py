@@ -101,3 +101,12 @@ def test_an_unknown_device_is_the_users_to_mend(tmp_path: Path) -> None:
     (tmp_path / "lead.toml").write_text('device = "abacus"\n')
     arguments = ("lead", "--port", "0", "--run-dir", str(tmp_path / "run"), "--config", str(tmp_path / "lead.toml"))
     assert "--device abacus" in _refused(*arguments)
+
+
+def test_a_damaged_identity_leaves_no_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "node.key").write_bytes(b"short")
+    run_dir = tmp_path / "run"
+    arguments = ("lead", "--port", "0", "--run-dir", str(run_dir), "--state-dir", str(tmp_path / "state"))
+    assert "is not a node key" in _refused(*arguments)
+    assert not run_dir.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,15 @@ def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tm
     eventually(lambda: contributors(moved) == expected | ids([late]), late, "every sampler follows the learner")
     assert (version.split(".")[0], moved.status()["version"].split(".")[0]) == ("0", "1")
     assert late.says("the learner answers again")
+
+    # From here on the disk of the learner is that of its first day: it has to learn of its later life from others.
+    moved.end()
+    (tmp_path / "identity" / "generation").write_text("1\n")
+    restored = swarm.lead(
+        "--port", "0", "--state-dir", identity, "--bootstrap", relays[1].address(), *ENDLESS, name="restored"
+    )
+    eventually(lambda: contributors(restored) == expected | ids([late]), restored, "a restored learner is followed too")
+    assert int(restored.status()["version"].split(".")[0]) > 1
     assert all(node.process.poll() is None for node in [*dialable[1:], *leaves, late])
 
 
@@ -123,3 +133,13 @@ def _with_address_of(line: str, other: Learner) -> str:
     read = read_join_line(line)
     addresses = (plain_address(other.url()),)
     return write_join_line(JoinLine(swarm=read.swarm, learner_key=read.learner_key, addresses=addresses))
+
+
+def test_what_was_ignored_at_the_start_stays_ignored(swarm: Swarm) -> None:
+    """`nohup echo-node join ... &` goes on after the terminal is closed."""
+    node = swarm.relay("127.0.0.1:9", name="relay", place=("nohup",))
+    eventually(lambda: node.says("trying again"), node, "it looks for its bootstrap")
+    (line,) = [line for line in Path(f"/proc/{node.process.pid}/status").read_text().splitlines() if "SigIgn" in line]
+    assert int(line.split()[1], 16) & 1 << (signal.SIGHUP - 1)
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0

@@ -149,6 +149,35 @@ async def test_good_peers_are_remembered_for_the_same_bootstraps_alone(tmp_path:
         assert len(bootstraps(tmp_path, dead)._cached) == 0
 
 
+async def test_remembered_strangers_lead_nowhere_else_and_keep_nobody_waiting(tmp_path: Path) -> None:
+    """Peers were never named by the user: they are tried after what was, and believed of one swarm alone."""
+    dead = f"127.0.0.1:{_silent_port()}"
+    async with member(KEY) as ours, member(OTHER_KEY) as theirs:
+        greeting = await bootstraps(tmp_path, ours.authority).greet()
+        swarm = swarm_id_of(KEY.public_bytes)
+        stranger = Owner(OTHER_KEY, swarm, "relay", generation=1, addresses=(theirs,))
+        bootstraps(tmp_path, dead).remember(greeting.hello, [stranger.signed])
+        with pytest.raises(PeerUnreachable):
+            await bootstraps(tmp_path, dead).greet()
+        sweep = bootstraps(tmp_path, dead)._sweep()
+        assert [one.is_remembered for one in sweep] == [False, True]
+        with pytest.raises(OtherSwarm):
+            await bootstraps(tmp_path, dead)._greet_one(sweep[1])
+
+
+def test_everything_named_comes_before_a_few_that_are_remembered(tmp_path: Path) -> None:
+    swarm = swarm_id_of(KEY.public_bytes)
+    keys = [SigningKey.from_bytes(bytes([number]) * 32) for number in range(40)]
+    records = [
+        Owner(key, swarm, "relay", generation=1, addresses=(Address(host="8.8.8.8", port=7700),)).signed for key in keys
+    ]
+    named = ("10.0.0.1", "10.0.0.2")
+    bootstraps(tmp_path, *named).remember(hello_of(KEY, Address(host="10.0.0.1", port=7700)), records)
+    sweep = bootstraps(tmp_path, *named)._sweep()
+    assert {one.host for one in sweep[:2]} == set(named)
+    assert 0 < len(sweep[2:]) < 10
+
+
 @pytest.mark.parametrize(
     "damage", [lambda line: line[:-3], lambda line: line[:20] + "A" + line[21:], lambda line: "echo1:"]
 )

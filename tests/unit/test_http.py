@@ -19,7 +19,7 @@ from swarm.node.hello import Hello, hello_route, say_hello
 from swarm.node.http import NodeServer
 from swarm.types import Address, VersionId
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
-from tests.builders import KEY, SWARM_OF_KEY, v
+from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY, v
 
 CAP = 1000
 OURS = {PROTOCOL_HEADER: str(PROTOCOL)}
@@ -254,13 +254,49 @@ async def test_no_answer_in_time_is_unreachable() -> None:
                 await peer.get("/", cap_bytes=CAP, timeout_s=0.05)
 
 
-async def test_a_client_of_another_protocol_is_told_by_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_of_another_protocol_is_told_which_side_to_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.http.PROTOCOL", PROTOCOL + 1)
     async with PeerClient(Address(host="127.0.0.1", port=1)) as newer:
         monkeypatch.undo()
         async with serving() as newer.base_url:
             with pytest.raises(OtherProtocol, match="has to be upgraded"):
                 await newer.get("/large", cap_bytes=CAP, timeout_s=5)
+
+
+async def test_a_server_that_opens_no_session_holds_nobody_beyond_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Callers wait for one another while a session is opened; each has its own limit all the same."""
+    monkeypatch.setattr("swarm.http.SESSION_S", 1e6)
+
+    async def hold(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    server = NodeServer([web.post("/v1/session", hold)], dict)
+    address = Address(host="127.0.0.1", port=await server.start("127.0.0.1", 0))
+    try:
+        async with PeerClient(address, key=KEY, server=OTHER_KEY.node_id) as peer:
+            calls = [peer.post("/", b"", cap_bytes=CAP, timeout_s=0.05) for _ in range(3)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [PeerUnreachable] * 3
+    finally:
+        await server.stop()
+
+
+async def test_a_strangers_words_are_shown_without_control_characters() -> None:
+    async def owned(request: web.Request) -> web.Response:
+        return web.Response(status=400, text="\x1b]0;owned\x07 words")
+
+    server = NodeServer([web.get("/", owned)], dict)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with PeerClient(Address(host="127.0.0.1", port=port)) as peer:
+            with pytest.raises(ProtocolError, match="words") as caught:
+                await peer.get("/", cap_bytes=CAP, timeout_s=5)
+        assert str(caught.value).isprintable()
+    finally:
+        await server.stop()
 
 
 async def test_a_learner_says_hello() -> None:

@@ -28,7 +28,6 @@ CORES = (
     "swarm.gossip.leaves",
     "swarm.gossip.membership",
     "swarm.gossip.owner",
-    "swarm.gossip.partners",
     "swarm.gossip.reachability",
     "swarm.gossip.table",
     "swarm.gossip.view",

@@ -173,3 +173,19 @@ def test_a_home_is_one_caller(host: str, name: str) -> None:
 )
 def test_loopback_is_this_machine(host: str, ours: bool) -> None:
     assert is_loopback(host) == ours
+
+
+def test_new_keys_do_not_buy_an_address_new_bursts() -> None:
+    """A node that proves another key with every request draws from what its address may ask in all."""
+    limits = Limits()
+    gate = Gate(limits)
+    guest = gate.enter("8.8.8.8")
+    assert guest is not None
+    let_in = 0
+    for number in range(10_000):
+        let_in += gate.wait_s(guest, now=0.0) == 0.0
+        gate.prove(guest, NodeId(f"node-{number}"))
+    assert let_in <= limits.burst * (1 + limits.nodes_per_address)
+    other = gate.enter("9.9.9.9")
+    assert other is not None
+    assert gate.wait_s(other, now=0.0) == 0.0
