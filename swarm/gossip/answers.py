@@ -127,7 +127,7 @@ def _wanted_of(view: View, seen: Seen, random: Random) -> list[bytes]:
         elif (stone := dead.get(prefix)) is not None:
             if order > stone.signed.order:
                 wanted.append(prefix)
-        elif prefix != view.own.prefix:
+        elif prefix != view.own.prefix and order > view.table.unwanted.get(prefix, -1):
             wanted.append(prefix)
     return wanted if len(wanted) <= MAX_WANTED else random.sample(wanted, MAX_WANTED)
 

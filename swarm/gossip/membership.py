@@ -129,6 +129,7 @@ class Membership:
     def _round(self, now: float) -> list[Effect]:
         patience = 2.0 if now < self._late_until else 1.0
         effects: list[Effect] = []
+        self._table.pardon(now=now)
         if self.view.is_public:
             effects += self._table.expire(now=now, patience=patience)
         else:

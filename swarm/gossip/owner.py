@@ -44,17 +44,14 @@ class Owner:
         return effects
 
     def refute(self, claimed: SignedRecord) -> list[Effect]:
-        """Go past `claimed`, a record by our own key that others hold dead, or that is newer than what we know of:
-        the state directory was restored from a copy."""
+        """Go past `claimed`, a record by our own key that others hold dead, or that this life never issued: then the
+        state directory was restored from a copy, and the generation has to rise past that of the former life, which
+        may have said more than this record."""
         if claimed.order < self.signed.order:
             return []
-        effects: list[Effect] = []
-        if claimed.record.generation > self._generation:
-            # Past it, and not into it: that life may have said more than this record.
-            effects = self._raise_generation(claimed.record.generation + 1)
-        else:
-            self._sequence = claimed.record.sequence
-        return effects + self.issue()
+        if claimed.body == self.signed.body:
+            return self.issue()
+        return self._raise_generation(claimed.record.generation + 1) + self.issue()
 
     def _raise_generation(self, generation: int) -> list[Effect]:
         # At the end of its numbers a key cannot refute any more; its owner has to make a new one.

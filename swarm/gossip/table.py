@@ -29,6 +29,9 @@ MAX_OTHERS = MAX_PUBLICS - 2
 
 Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
 
+LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_full", "subnet_full"})
+"""Reasons to refuse a record that hold until it is issued anew, or for a while: it is not asked for again so soon."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
@@ -64,6 +67,8 @@ class Table:
         self.by_prefix: dict[bytes, Peer] = {}
         self.dead: dict[bytes, Tombstone] = {}
         self._banned: dict[NodeId, None] = {}
+        self.unwanted: dict[bytes, int] = {}
+        self._pardon_at = -math.inf
         self.subnets: Counter[str] = Counter()
         self._learner = b""
 
@@ -94,6 +99,14 @@ class Table:
 
     def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[Admitted, list[Effect]]:
         """Take in a record whose beat was heard at `heard_at`, as far as the one who passed it on knows."""
+        admitted, effects = self._judge(signed, heard_at, now)
+        if any(isinstance(effect, Rejected) and effect.reason in LASTING for effect in effects):
+            self.unwanted[signed.prefix] = signed.order
+            while len(self.unwanted) > MAX_PUBLICS:
+                del self.unwanted[next(iter(self.unwanted))]
+        return admitted, effects
+
+    def _judge(self, signed: SignedRecord, heard_at: float, now: float) -> tuple[Admitted, list[Effect]]:
         if signed.node in self._banned:
             return "refused", [Rejected(reason="banned_key")]
         known = self.by_prefix.get(signed.prefix)
@@ -112,6 +125,12 @@ class Table:
         if known is not None:
             return self._renew(known, signed, addresses, heard_at, now)
         return self._add(signed, addresses, heard_at, now)
+
+    def pardon(self, *, now: float) -> None:
+        """Once in the life of a record, ask again for what was refused: there may be room by now."""
+        if now >= self._pardon_at:
+            self._pardon_at = now + self._rules.life_rounds * self._rules.round_s
+            self.unwanted.clear()
 
     def expire(self, *, now: float, patience: float) -> list[Effect]:
         """Bury whoever is too old. `patience` stretches the age of a beat while this node itself runs late."""

@@ -549,3 +549,13 @@ def test_a_record_is_issued_anew_before_it_is_void() -> None:
     before = one.view.own.order
     run_until(one, LIFE_S, now=0.0)
     assert one.view.own.order >= before + 2
+
+
+def test_a_refused_record_is_wanted_again_only_when_it_was_issued_anew() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    one.receive(STRANGER, Exchange(records=(signed(2, 3).sealed,), asks=0), now=1.0)
+    one.receive(STRANGER, Exchange(records=(signed(2, 3, addresses=[address(9)]).sealed,), asks=0), now=1.0)
+    one.receive(STRANGER, Exchange(records=(signed(2, 4).sealed,), asks=0), now=1.0)
+    assert one.answer(STRANGER, Exchange(digest=ages((signed(2, 4), 0.0))), now=1.0).wanted == ()
+    assert one.answer(STRANGER, Exchange(digest=ages((signed(2, 5), 0.0))), now=1.0).wanted == (signed(2).prefix,)

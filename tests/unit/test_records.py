@@ -111,8 +111,8 @@ def test_a_re_issue_rises_and_says_what_is_true_now() -> None:
 
 def test_at_the_end_of_a_sequence_the_generation_rises_and_is_persisted() -> None:
     one = owner()
-    effects = one.refute(signed(1, MAX_SEQUENCE, generation=3))
-    assert effects == [GenerationRaised(generation=4)]
+    one._sequence = MAX_SEQUENCE
+    assert one.issue() == [GenerationRaised(generation=4)]
     assert place(one.signed) == (4, 0)
 
 
@@ -123,10 +123,16 @@ def test_a_node_restored_from_a_copy_goes_past_its_former_life() -> None:
     assert place(one.signed) == (8, 1)
 
 
-def test_within_a_generation_nothing_has_to_be_persisted() -> None:
+def test_a_record_of_this_generation_that_it_never_issued_is_of_a_former_life_too() -> None:
     one = owner()
-    assert one.refute(signed(1, 40, generation=3)) == []
-    assert place(one.signed) == (3, 41)
+    assert one.refute(signed(1, 40, generation=3)) == [GenerationRaised(generation=4)]
+    assert place(one.signed) == (4, 1)
+
+
+def test_a_refutation_of_its_death_is_a_re_issue() -> None:
+    one = owner()
+    assert one.refute(one.signed) == []
+    assert place(one.signed) == (3, 1)
 
 
 def test_an_older_record_of_its_own_does_not_move_a_node() -> None:

@@ -293,3 +293,27 @@ def test_a_leaf_forgets_the_old_but_never_the_learner() -> None:
     one.forget_old(now=LIFE_S + 1)
     assert {peer.signed.node for peer in one} == {key(0).node_id, key(2).node_id}
     assert one.dead == {}
+
+
+def test_what_was_refused_for_good_is_not_asked_for_again_for_a_while() -> None:
+    """Otherwise a few such records would cost 40 kB in every round."""
+    one = table()
+    one.admit(signed(1, 5), 0.0, now=0.0)
+    forged_twin = signed(1, 5, addresses=[address(7)])
+    assert admitted(one, forged_twin) == "equivocation"
+    assert admitted(one, signed(1, 6)) == "banned_key"
+    assert one.unwanted == {signed(1).prefix: signed(1, 6).order}
+    one.pardon(now=1.0)
+    one.pardon(now=LIFE_S / 2)
+    assert one.unwanted == {}, "the first pardon is at the start"
+    admitted(one, signed(1, 7))
+    one.pardon(now=LIFE_S / 2)
+    assert one.unwanted
+    one.pardon(now=1.0 + LIFE_S)
+    assert not one.unwanted
+
+
+def test_what_nobody_was_heard_of_lately_is_asked_for_again() -> None:
+    one = table()
+    assert admitted(one, signed(1), now=LATE, age_s=LATE) == "zombie"
+    assert not one.unwanted
