@@ -186,8 +186,9 @@ class Membership:
             records=() if told else (self.view.own.sealed,),
             newest=self.view.newest,
             learner=self.view.learner_order(),
-            # A first poll is not held, so that a leaf learns at once whether this home serves it.
-            hold_s=self._rules.hold_s if home.served else self._rules.hold_s / 100,
+            # A first poll is not held, so that a leaf learns at once whether this home serves it. Later ones vary: a
+            # head answers all polls of all leaves together, and they would come round together ever after.
+            hold_s=self._vary(self._rules.hold_s) if home.served else self._rules.hold_s / 100,
             asks=0,
         )
         home.told = self.view.own.order

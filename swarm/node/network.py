@@ -160,7 +160,7 @@ class NodeNetwork:
         if self.gossip.is_open:
             # Another membership of this process is another life: its records must not repeat orders of the last one.
             self._keep_generation(self.generation + 1)
-        self._rules = GossipRules(round_s=round_s, lan=self._lan)
+        self._rules = GossipRules(round_s=round_s)
         core = self._membership(learner_key)
         self.gossip.open(core, self._own_reachability(), DialBackLimit(lan=self._lan))
         if self._greeting is not None:
