@@ -174,6 +174,7 @@ class Bootstraps:
             records=tuple(signed.sealed for signed in records[:MAX_CACHED]),
         )
         write_privately(self._cache, encode(peers))
+        self._cached = self._read_cache()
 
     def _read_cache(self) -> list[Bootstrap]:
         """Peers of the same bootstraps' swarm. A damaged file is as good as none."""

@@ -69,42 +69,50 @@ class SamplerNode:
         }
 
     async def _sessions(self) -> None:
+        """One swarm after another, until the run is over or a stop is requested."""
+        while not self._stop.is_set():
+            self._status.state = "looking for the swarm"
+            found = await unless_stopped(self._stop, self._network.find())
+            if found is None:
+                return
+            self._say(self._network.trust_line())
+            async with self._network.swarm(found.hello.learner_key, found.learner.record.round_s):
+                if await self._serve():
+                    self._say("the run is finished; thank you")
+                    return
+
+    async def _serve(self) -> bool:
+        """One session after another for one swarm; True when its run is over, False to look for a swarm anew."""
         faults = 0
         while not self._stop.is_set():
             accepted = self._status.verdicts["accepted"]
             try:
                 if await self._session():
-                    self._say("the run is finished; thank you")
-                    return
+                    return True
                 continue
             except (EchoError, ExceptionGroup) as error:
                 fault = first_fault(error)
             if isinstance(fault, SwarmChanged):
                 self._say(f"{fault}; joining it")
-                continue
+                return False
             faults = 1 if self._status.verdicts["accepted"] > accepted else faults + 1
             if not isinstance(fault, ChildFailed | ProtocolError) or faults >= MAX_FAULTS:
                 raise fault
             self._say(f"{fault}; starting again ({faults} of {MAX_FAULTS} faults in a row)")
             await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
+        return False
 
     async def _session(self) -> bool:
-        """Find the swarm and work for its learner; True when the run is over. The engine starts meanwhile."""
+        """Work for the learner with one engine, which starts while the learner is looked for; True at the run's end."""
         engine = self._engine = EngineWorker(
             self._state.path,
             kind=self._config.engine,
             device=self._config.device,
             hang_s=self._config.engine_hang_s,
         )
-        self._status.state = "looking for the swarm"
         launch = asyncio.create_task(engine.launch())
         try:
-            found = await unless_stopped(self._stop, self._network.find())
-            if found is None:
-                return False
-            self._say(self._network.trust_line())
-            async with self._network.swarm(found.hello.learner_key, found.learner.record.round_s):
-                return await self._work(engine, launch)
+            return await self._work(engine, launch)
         finally:
             launch.cancel()
             await asyncio.gather(launch, return_exceptions=True)

@@ -203,7 +203,7 @@ class RolloutService:
         ask = decode(body, LeaseRequest, cap_bytes=CONTROL_BODY_BYTES)
         self._check_sender(node, ask.node)
         stats = self._hear(node)
-        if self._plane is None:
+        if self._plane is None or self._is_ahead(ask.held):
             return _refuse("starting", 1.0)
         self._installed(node, ask.held)
         stats.questions += 1
@@ -236,8 +236,9 @@ class RolloutService:
         if self._plane is not None:
             self._plane.beat(node, now=time.monotonic())
             newest = self._plane.newest
-            if beat.installed is not None and beat.installed != stats.installed:
-                self._installed(node, beat.installed)
+            installed = beat.installed
+            if installed is not None and installed != stats.installed and not self._is_ahead(installed):
+                self._installed(node, installed)
                 # A question that this node has open may now be answered with leases for the newer version.
                 await self._notify()
         return binary(encode(BeatReply(newest=newest, finished=self.finished)))
@@ -372,6 +373,12 @@ class RolloutService:
             self._emit("sampler_joined", node=node)
         stats.heard_at = time.monotonic()
         return stats
+
+    def _is_ahead(self, version: VersionId) -> bool:
+        """Whether a sampler holds a version of another life of this learner than the one that it sees now: this one
+        has published nothing yet, or has still to learn of that life and go past it."""
+        newest = self._opened.newest
+        return newest is None or version.incarnation > newest.incarnation
 
     def _installed(self, node: NodeId, version: VersionId) -> None:
         """Note what a sampler holds; a version that was never published is not believed."""

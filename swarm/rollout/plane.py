@@ -108,10 +108,12 @@ class RolloutPlane:
             return [Refused(reason=self._ending, retry_after_s=self.rules.beat_s)]
         if self.newest is None:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
-        shares = self._claim(node, held, capacity, now=now) if held <= self.newest else []
+        # What another incarnation held may be of another run altogether, however new its number is.
+        of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
+        shares = self._claim(node, held, capacity, now=now) if of_this_life else []
         if shares:
             return [Granted(leases=tuple(self._lease(share, node) for share in shares))]
-        behind = held > self.newest or not self._fresh(held.version)
+        behind = not of_this_life or not self._fresh(held.version)
         return [Refused(reason="behind" if behind else "paced", retry_after_s=self.rules.beat_s)]
 
     def beat(self, node: NodeId, *, now: float) -> None:

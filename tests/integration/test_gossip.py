@@ -63,6 +63,18 @@ def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tm
     late = swarm.scripted(relays[3].address(), name="late")
     eventually(lambda: ids([late]) <= contributors(learner), late, "a newcomer joins through another member")
 
+    # Its only bootstrap is dead: an engine that dies is replaced without another look for the swarm.
+    orphan = samplers[0]
+    (engine,) = [child for child in orphan.children() if "swarm.sampler.scripted_engine" in child.cmdline()]
+    engine.kill()
+    eventually(lambda: orphan.says("starting again"), orphan, "the node says that its engine died")
+    accepted = accepted_by(learner.status()).get(orphan.status()["node"], 0)
+    eventually(
+        lambda: accepted_by(learner.status()).get(orphan.status()["node"], 0) > accepted,
+        orphan,
+        "it contributes again",
+    )
+
     version = str(learner.status()["version"])
     learner.end()
     moved = swarm.lead(

@@ -139,6 +139,7 @@ async def test_good_peers_are_remembered_for_the_same_bootstraps_alone(tmp_path:
         greeting = await before.greet()
         before = bootstraps(tmp_path, dead)
         before.remember(greeting.hello, [greeting.signed])
+        assert (await before.greet()).address == alive, "within the same life too"
 
         again = bootstraps(tmp_path, dead)
         assert (await again.find(lambda line: None)).address == alive

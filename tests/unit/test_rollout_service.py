@@ -103,6 +103,19 @@ async def test_a_sampler_is_told_that_the_learner_is_starting(learner: Learner) 
     assert (await learner.client(ALICE).ask(v(0), 1, WAIT_S, holding=()))[0] == "starting"
 
 
+async def test_a_sampler_that_holds_a_version_of_another_life_of_the_learner_has_to_wait(learner: Learner) -> None:
+    """The learner came back elsewhere: it has published nothing yet, or has still to go past what others hold."""
+    learner.service.open(learner.plane, learner._score)
+    held = v(557)
+    assert (await learner.client(ALICE).ask(held, 1, WAIT_S, holding=()))[0] == "starting"
+    assert (await learner.client(ALICE).beat(held, 0, 0.0)).newest is None
+    await learner.service.published(v(0, incarnation=1))
+    assert (await learner.client(ALICE).ask(held, 1, WAIT_S, holding=()))[0] == "behind"
+    ahead = v(3, incarnation=2)
+    assert (await learner.client(ALICE).ask(ahead, 1, WAIT_S, holding=()))[0] == "starting"
+    assert (await learner.client(ALICE).beat(ahead, 0, 0.0)).newest == v(0, incarnation=1)
+
+
 async def test_leases_answered_make_a_batch(learner: Learner) -> None:
     await learner.open()
     verdicts = await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
