@@ -189,3 +189,19 @@ def test_new_keys_do_not_buy_an_address_new_bursts() -> None:
     other = gate.enter("9.9.9.9")
     assert other is not None
     assert gate.wait_s(other, now=0.0) == 0.0
+
+
+def test_a_node_that_has_proven_itself_may_ask_more_than_a_stranger() -> None:
+    """A sampler of a small model takes many steps a second and must not be slowed down."""
+    limits = Limits()
+    gate = Gate(limits)
+    stranger, sampler = gate.enter("8.8.8.8"), gate.enter("9.9.9.9")
+    assert stranger is not None
+    assert sampler is not None
+    gate.prove(sampler, NodeId("sampler"))
+
+    def let_in(guest: Guest) -> int:
+        return sum(gate.wait_s(guest, now=0.0) == 0.0 for _ in range(1000))
+
+    assert let_in(stranger) == limits.burst
+    assert let_in(sampler) == limits.burst * limits.proven_share
