@@ -56,7 +56,7 @@ class Plan:
     crashes: int = 4
     leaf_crashes: int = 4
     stall_s: float = 5.0
-    node_hours: float = 1000.0
+    node_hours: float = 1100.0
 
     @property
     def quiet_s(self) -> float:
