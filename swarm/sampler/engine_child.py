@@ -9,10 +9,15 @@ from swarm.sampler.engine import Command, Engine, Generate, Install, Start
 
 
 def main() -> None:
+    # Connected before the libraries are loaded: the node need not wait for them to know that we run.
     channel = ChildChannel()
     from swarm.sampler.transformers_engine import TransformersEngine
 
-    engine: Engine = TransformersEngine()
+    serve(TransformersEngine(), channel)
+
+
+def serve(engine: Engine, channel: ChildChannel) -> None:
+    """Answer the node's commands with `engine` until the node goes."""
 
     def handle(command: Command) -> msgspec.Struct:
         match command:

@@ -13,13 +13,12 @@ from array import array
 from collections.abc import Callable
 from random import Random
 
-import msgspec
-
 from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.manifest import Layout
 from swarm.child import ChildChannel
 from swarm.errors import ProtocolError
-from swarm.sampler.engine import Command, Generate, Generated, Install, Installed, Job, Sampled, Start, Started
+from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
+from swarm.sampler.engine_child import serve
 from swarm.types import Span, VersionId
 
 LOGPROB = -1.0
@@ -74,21 +73,5 @@ def _draw(job: Job, version: VersionId) -> Sampled:
     )
 
 
-def main() -> None:
-    channel = ChildChannel()
-    engine = ScriptedEngine()
-
-    def handle(command: Command) -> msgspec.Struct:
-        match command:
-            case Start():
-                return engine.start(command)
-            case Install():
-                return engine.install(command, channel.progress)
-            case Generate():
-                return engine.generate(command, channel.progress)
-
-    channel.serve(Command, handle)
-
-
 if __name__ == "__main__":
-    main()
+    serve(ScriptedEngine(), ChildChannel())

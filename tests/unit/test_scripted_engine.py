@@ -1,0 +1,53 @@
+"""The engine without a model: worthless answers, but well-formed ones, and weights that are proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarm.broadcast.codec import tensor_sum
+from swarm.errors import ProtocolError
+from swarm.rollout.admission import malformation
+from swarm.sampler.engine import Generate, Install, Job, Start
+from swarm.sampler.scripted_engine import ScriptedEngine
+from swarm.sampler.worker import _rollout
+from swarm.types import SamplingRules
+from tests.builders import MIXED_LAYOUT, VOCAB, lease, v, weights_of
+
+
+def installed(directory: Path, *, damage: bool = False) -> ScriptedEngine:
+    weights = weights_of(MIXED_LAYOUT, 3)
+    sums, at = [], 0
+    for tensor in MIXED_LAYOUT.tensors:
+        sums.append(tensor_sum(weights[at : at + tensor.nbytes]))
+        at += tensor.nbytes
+    path = directory / "weights"
+    path.write_bytes(b"\1" + weights[1:] if damage else weights)
+    engine = ScriptedEngine()
+    engine.start(Start(directory=str(directory), layout=MIXED_LAYOUT, device="cpu"))
+    engine.install(Install(version=v(4), path=str(path), tensor_sums=tuple(sums)), lambda: None)
+    return engine
+
+
+@pytest.mark.parametrize("stops", [(2,), ()])
+def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...]) -> None:
+    rules = SamplingRules(temperature=1.0, max_new_tokens=6, stop_token_ids=stops)
+    one = lease(indices=range(20), rules=rules, min_version=v(4))
+    jobs = tuple(
+        Job(prompt_token_ids=one.prompt_token_ids, seed=spec.seed, rules=rules, time_limit_s=60.0)
+        for spec in one.samples
+    )
+    engine = installed(tmp_path)
+    first = engine.generate(Generate(jobs=jobs), lambda: None).samples
+    faults = [
+        malformation(_rollout(one.group_id, spec.index, sampled), one, vocab_size=VOCAB)
+        for spec, sampled in zip(one.samples, first, strict=True)
+    ]
+    assert faults == [""] * 20
+    assert engine.generate(Generate(jobs=jobs), lambda: None).samples == first, "a sample depends on its seed alone"
+
+
+def test_it_takes_no_weights_but_the_learners(tmp_path: Path) -> None:
+    with pytest.raises(ProtocolError, match="is not the learner's"):
+        installed(tmp_path, damage=True)
