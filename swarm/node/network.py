@@ -9,6 +9,7 @@ stop      leave with a word
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import socket
 import time
@@ -110,7 +111,7 @@ class NodeNetwork:
             greet=self._greet,
             knock=self._knock,
             emit=emit,
-            on_generation=lambda generation: self._keep_generation(generation),
+            on_generation=self._keep_generation,
         )
 
     @property
@@ -157,6 +158,7 @@ class NodeNetwork:
     async def swarm(self, learner_key: bytes, round_s: float) -> AsyncIterator[None]:
         """Take part in the swarm of `learner_key` for as long as the block runs."""
         self._learner_key = learner_key
+        self.other_swarm = None
         if self.gossip.is_open:
             # Another membership of this process is another life: its records must not repeat orders of the last one.
             self._keep_generation(self.generation + 1)
@@ -279,10 +281,9 @@ class NodeNetwork:
     def _answer_knock(self, nonce: str | None, caller: str | None) -> bytes:
         if nonce is None or caller is None:
             return b""
-        try:
-            knock = Knock(key=self.key.public_bytes, nonce=bytes.fromhex(nonce), caller=caller)
-        except ValueError as error:
-            raise ProtocolError("a knock is 16 bytes in hexadecimal") from error
+        if not (re.fullmatch(r"[0-9a-f]{32}", nonce) and re.fullmatch(r"[0-9a-f]{32}", caller)):
+            raise ProtocolError("a knock is 16 bytes in hexadecimal, and so is a node's id")
+        knock = Knock(key=self.key.public_bytes, nonce=bytes.fromhex(nonce), caller=caller)
         return self.key.seal(DIAL_BACK_CONTEXT, encode(knock))
 
     async def _knock(self, node: NodeId, address: Address) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from swarm.auth import ServerSessions
-from swarm.errors import PeerUnreachable, UserError
+from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.owner import Owner
 from swarm.gossip.reachability import DialBack
 from swarm.http import PeerClient, session_route
@@ -135,6 +135,24 @@ async def test_who_has_no_swarm_yet_calls_nobody_back_and_says_so(tmp_path: Path
                     await peer.post(path, body, cap_bytes=1000, timeout_s=5.0)
     finally:
         await node.stop()
+
+
+async def test_another_swarm_at_the_bootstrap_is_noted_until_it_is_joined(tmp_path: Path) -> None:
+    async with learner(tmp_path / "learner") as lead:
+        await lead._server.stop()
+        async with learner(tmp_path / "other") as other, joined(tmp_path / "one", other.address.url) as one:
+            one._learner_key = lead.key.public_bytes
+            await one.look_again()
+            assert one.other_swarm == other.status()["swarm"]
+            async with one.swarm(other.key.public_bytes, ROUND_S):
+                assert one.other_swarm is None
+
+
+@pytest.mark.parametrize("query", ["knock=00&caller=" + "0" * 32, "knock=" + "0" * 32 + "&caller=" + "x" * 5000])
+async def test_a_knock_of_another_shape_is_refused(tmp_path: Path, query: str) -> None:
+    async with learner(tmp_path / "learner") as lead, PeerClient(lead.address) as peer:
+        with pytest.raises(ProtocolError, match="a knock is 16 bytes"):
+            await peer.get(f"{HELLO_PATH}?{query}", cap_bytes=4096, timeout_s=5.0)
 
 
 async def test_a_full_disk_is_no_reason_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
