@@ -7,6 +7,7 @@ import pytest
 
 from swarm.gossip.effects import Appeared, Died
 from swarm.gossip.messages import ENTRY_BYTES, pack_digest
+from swarm.gossip.reachability import is_dialable
 from swarm.gossip.records import RECORD_CONTEXT, Profile, SignedRecord, open_record
 from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS
 from swarm.gossip.table import MAX_OTHERS, Table
@@ -317,3 +318,13 @@ def test_what_nobody_was_heard_of_lately_is_asked_for_again() -> None:
     one = table()
     assert admitted(one, signed(1), now=LATE, age_s=LATE) == "zombie"
     assert not one.unwanted
+
+
+def test_a_name_is_taken_from_the_learner_alone_and_only_with_its_certificate() -> None:
+    """Who trusts the swarm trusts its learner; whatever else its name leads to is not spoken to."""
+    one = table(dialable=lambda place: is_dialable(place.host, lan=False))
+    pinned = Address(host="learner.example", port=7700, fingerprint=bytes(32))
+    plain = Address(host="learner.example", port=7700)
+    hidden = Address(host="169.254.169.254", port=80, fingerprint=bytes(32))
+    assert one.callable_at(signed(0, addresses=[pinned, plain, hidden])) == (pinned,)
+    assert one.callable_at(signed(1, addresses=[pinned, plain])) == ()
