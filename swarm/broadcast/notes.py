@@ -1,0 +1,135 @@
+"""What nodes say to one another about the chunks of one version, and what every core of the transfer offers its shell.
+
+Payload stays outside of the cores: they speak of (peer, index). A link is asked for its next frame only when it can
+take one (late binding), so that nothing waits in a socket's buffer that could still be decided otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Protocol
+
+import msgspec
+
+from swarm.types import NodeId
+from swarm.wire import Message
+
+MAX_INDICES = 64
+"""Indices of one note: what one relay has under way at most, and what a receiver asks for at a time."""
+
+MAX_BITMAP_BYTES = 512 * 1024
+"""One bit for each of the 4,000,000 chunks that a table may have."""
+
+Index = Annotated[int, msgspec.Meta(ge=0, le=4_000_000)]
+Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_INDICES)]
+Small = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+
+
+class Kind(IntEnum):
+    """What the receiver of a chunk has to do with it besides keeping it."""
+
+    COPY = 0
+    """Nothing."""
+    FRESH = 1
+    """Relay it: to all links of a mesh, or to the children in the chunk's tree."""
+    FORWARD = 2
+    """A leaf relays it and cannot reach other leaves: pass it to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """One chunk for one link. `via` names the public that is to forward a leaf's fresh chunk to the other leaves."""
+
+    index: int
+    kind: Kind
+    via: NodeId | None = None
+
+
+class Credit(Message, frozen=True, tag=1):
+    """A relay can take so many more fresh chunks, and as a public so many more to forward. `epoch` is the number of
+    recalls that it has heard of: credit of an older epoch is void."""
+
+    copies: Small
+    forwards: Small
+    epoch: Small
+
+
+class Done(Message, frozen=True, tag=2):
+    """Every live child of the relay was sent these chunks; `forwarded` are those that it had to forward."""
+
+    copied: Indices
+    forwarded: Indices
+
+
+class Recall(Message, frozen=True, tag=3):
+    """The seeder deals these chunks to somebody else: drop what is queued of them. All credit is void."""
+
+    indices: Indices
+    epoch: Small
+
+
+class Have(Message, frozen=True, tag=4):
+    """What the sender holds: bit i of byte i // 8 is chunk i."""
+
+    bitmap: Annotated[bytes, msgspec.Meta(max_length=MAX_BITMAP_BYTES)]
+
+
+class Complete(Message, frozen=True, tag=5):
+    """The sender holds the whole version."""
+
+
+class Want(Message, frozen=True, tag=6):
+    """Send me copies of these, if you have them."""
+
+    indices: Indices
+
+
+class AllDealt(Message, frozen=True, tag=7):
+    """The seeder has nothing left to deal and nothing outstanding: what is still missing has to be asked for."""
+
+
+Note = Credit | Done | Recall | Have | Complete | Want | AllDealt
+
+
+class Courier(Protocol):
+    """One node's part in the transfer of one version. Pure: time and randomness are arguments.
+
+    The shell calls `next_for` when a link can take a frame and `sent` when it has taken the whole of it; it calls
+    `arrived` for chunks whose digest matched alone (I2). After any other call it drains `ready`, the links that may
+    have something to send now, and arms a timer for `deadline`. Whatever a peer sends is legal input.
+    """
+
+    complete: bool
+
+    def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
+        """A link to `peer` is up. Two leaves have no link."""
+
+    def leave(self, peer: NodeId, *, now: float) -> None:
+        """It is down."""
+
+    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+        """`peer` sent a chunk, now stored and proven; `index` may have been held already."""
+
+    def heard(self, peer: NodeId, note: Note, *, now: float) -> None:
+        """`peer` said something."""
+
+    def next_for(self, peer: NodeId, *, now: float) -> Note | Send | None:
+        """What the link to `peer` is to carry next."""
+
+    def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
+        """The link has taken all of `send`, which `next_for` gave."""
+
+    def ready(self) -> list[NodeId]:
+        """Links that may have something to send since the last call, in a fixed order."""
+
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called."""
+
+    def tick(self, *, now: float) -> None:
+        """Time has passed."""
+
+
+def has_bit(bitmap: bytes | bytearray, index: int) -> bool:
+    """Whether chunk `index` is in a Have's bitmap, which may be too short."""
+    return index >> 3 < len(bitmap) and bool(bitmap[index >> 3] >> (index & 7) & 1)
