@@ -77,12 +77,14 @@ class Transfers:
         on_link: Callable[[NodeId, bool], None],
         on_complete: Callable[[Transfer], None],
         on_fault: Callable[[NodeId], None],
+        on_peer_complete: Callable[[NodeId, VersionId], None] = lambda node, version: None,
     ) -> None:
         self._is_leaf = is_leaf
         self.on_frame = on_frame
         self._on_link = on_link
         self._on_complete = on_complete
         self._on_fault = on_fault
+        self._on_peer_complete = on_peer_complete
         self.links: dict[NodeId, Link] = {}
         self.active: dict[VersionId, Transfer] = {}
         self._early: dict[VersionId, dict[NodeId, Note]] = {}
@@ -206,6 +208,8 @@ class Transfers:
             transfer.joined.add(link.node)
             transfer.courier.join(link.node, leaf=self._is_leaf(link.node), now=now)
         transfer.courier.heard(link.node, note, now=now)
+        if isinstance(note, Complete):
+            self._on_peer_complete(link.node, transfer.held.head.version)
         self.stir()
 
     def arrived(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
