@@ -39,7 +39,8 @@ MODEL_BYTES = 4 * 1024**4
 MIN_CHUNK_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
-Codec = Literal["raw", "full"]
+Codec = Literal["raw", "full", "dense", "sparse"]
+"""How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base."""
 Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 """safetensors' names of dtypes."""
 
