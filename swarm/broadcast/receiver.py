@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from swarm.broadcast.basemodel import BaseModel
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.links import Station
