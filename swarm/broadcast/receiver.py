@@ -1,8 +1,8 @@
 """A receiver's whole data plane: links, the versions under way, and the weight map that is brought up to date.
 
-Announcements come from the learner alone, heads signed, tables proven by them. A version is opened when its base is here
-or coming; it is applied when all of it is here and the map holds its base. Whoever is behind that asks peers for stored
-deltas or full regions (catchup.py), the learner last.
+Announcements come from the learner alone, heads signed, tables proven by them. A version is opened when its base is
+here or coming; it is applied when all of it is here and the map holds its base. Whoever is behind that asks peers for
+stored deltas or full regions (catchup.py), the learner last.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from typing import Any
 from swarm.broadcast.basemodel import BaseModel
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.links import Station
-from swarm.broadcast.manifest import LAYOUT_BYTES, Head, needs_base, open_head, open_layout, open_table
+from swarm.broadcast.manifest import LAYOUT_BYTES, Head, Layout, needs_base, open_head, open_layout, open_table
 from swarm.broadcast.relay import Relay
 from swarm.broadcast.roster import Roster, whom_to_dial
-from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROSTER_BYTES, TABLE, Transfer, Transfers
 from swarm.broadcast.weights import WeightMap, open_weights
@@ -30,9 +29,6 @@ from swarm.http import Peer
 from swarm.stream import Frame, Incoming
 from swarm.types import Address, NodeId, VersionId
 from swarm.wire import decode
-
-CODING_THREADS = 2
-"""Regions decoded at a time: two leave room for the network on a small machine."""
 
 MAX_ANNOUNCED = 16
 """Announcements that wait to be opened; more are dropped, and the newest comes again with the next link."""
@@ -63,6 +59,7 @@ class Receiver:
         learner_key: bytes,
         station: Station,
         *,
+        pool: Executor,
         say: Callable[[str], None],
         base: BaseModel | None = None,
     ) -> None:
@@ -71,7 +68,7 @@ class Receiver:
         self._station = station
         self._say = say
         self._base = base
-        self._pool = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec")
+        self._pool = pool
         self._roster = Roster(members=())
         self._transfers = Transfers(
             is_leaf=self._is_leaf,
@@ -88,19 +85,18 @@ class Receiver:
         self._target: HeldVersion | None = None
         self._times: dict[VersionId, dict[str, float | None]] = {}
         self._behind_since: float | None = None
-        self._store: VersionStore | None = None
+        self.store: VersionStore | None = None
         self.weights: WeightMap | None = None
         self._steady = asyncio.Lock()
-        self.server = VersionServer(lambda: self._store, lambda: self.weights, self._pool, meter=station.upload.flow)
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Take part until cancelled."""
         try:
-            self._store = await asyncio.to_thread(VersionStore, self._directory, self._learner_key)
-            if self._store.layout is not None:
-                self.weights = await asyncio.to_thread(open_weights, self._store)
+            self.store = await asyncio.to_thread(VersionStore, self._directory, self._learner_key)
+            if self.store.layout is not None:
+                self.weights = await asyncio.to_thread(open_weights, self.store)
             learner, _ = self._station.learner()
             self._links.dial({learner: lambda: self._station.learner()[1]})
             async with asyncio.TaskGroup() as group:
@@ -110,7 +106,6 @@ class Receiver:
             await self._links.close()
             for version in list(self._transfers.active):
                 self._transfers.close(version)
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def accept(self, incoming: Incoming) -> None:
         """Take a stream that a peer opened."""
@@ -118,12 +113,13 @@ class Receiver:
 
     # -- what the roles ask ----------------------------------------------------------------------------------
 
-    async def newest(self, than: VersionId | None = None) -> HeldVersion:
-        """The announced version that is newest, once there is one (newer than `than`), whether it is here or not."""
+    async def layout(self) -> Layout:
+        """The tensors and files of the model, once they are known."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._target is not None and self._is_newer(self._target, than))
-        assert self._target is not None
-        return self._target
+            await self._changed.wait_for(lambda: self._target is not None)
+        assert self.store is not None
+        assert self.store.layout is not None
+        return self.store.layout
 
     async def installed(self, than: VersionId | None) -> SignedVersion:
         """What the map holds, once that is newer than `than`. To read the map, hold `steady`."""
@@ -148,7 +144,7 @@ class Receiver:
 
     @property
     def layout_digest(self) -> bytes:
-        return self._store.layout_digest if self._store else b""
+        return self.store.layout_digest if self.store else b""
 
     @property
     def uplink_bytes_per_s(self) -> float:
@@ -178,9 +174,8 @@ class Receiver:
             head = open_head(payload, self._learner_key)
             if self._target is None or head.version > self._target.head.version:
                 self._heads = {head.version: (payload, head)}
-        elif frame.type == TABLE and (found := self._heads.pop(frame.version, None)) is not None:
-            if not self._announced.full():
-                self._announced.put_nowait((*found, payload))
+        elif frame.type == TABLE and not self._announced.full() and frame.version in self._heads:
+            self._announced.put_nowait((*self._heads.pop(frame.version), payload))
 
     def _take_roster(self, roster: Roster) -> None:
         self._roster = roster
@@ -235,10 +230,10 @@ class Receiver:
 
     async def _with_layout(self, head: Head) -> VersionStore:
         """The store with the head's layout, fetched if it is not here. OtherModel if there was another one."""
-        assert self._store is not None
-        if self._store.layout_digest == head.layout_digest:
-            return self._store
-        if self._store.layout is not None and self._target is not None:
+        assert self.store is not None
+        if self.store.layout_digest == head.layout_digest:
+            return self.store
+        if self.store.layout is not None and self._target is not None:
             raise OtherModel("the learner now trains another model")
         path, cap = f"/v1/objects/{head.layout_digest.hex()}", LAYOUT_BYTES
         for peer in [*self._sources(), *self._learner()]:
@@ -253,9 +248,9 @@ class Receiver:
         if self.weights is not None:
             self.weights.close()
             self.weights = None
-        await asyncio.to_thread(self._store.set_layout, data, layout)
-        self.weights = await asyncio.to_thread(open_weights, self._store)
-        return self._store
+        await asyncio.to_thread(self.store.set_layout, data, layout)
+        self.weights = await asyncio.to_thread(open_weights, self.store)
+        return self.store
 
     def _is_within_reach(self, held: HeldVersion) -> bool:
         """Whether the version can be applied once it is here: else its deltas are of no use to this node."""
@@ -295,7 +290,7 @@ class Receiver:
 
     async def _apply(self, held: HeldVersion) -> None:
         assert self.weights is not None
-        assert self._store is not None
+        assert self.store is not None
         try:
             async with self._steady:
                 await asyncio.to_thread(self.weights.apply, held, self._pool)
@@ -304,7 +299,7 @@ class Receiver:
             self._transfers.close(held.head.version)
             return
         self._behind_since = None
-        await asyncio.to_thread(self._store.prune)
+        await asyncio.to_thread(self.store.prune)
         await self._tell()
 
     def _next_to_apply(self) -> HeldVersion | None:
@@ -329,7 +324,7 @@ class Receiver:
     async def _fetch_rest(self) -> None:
         """Ask those who are up to date, and the learner once they have had time to become so."""
         assert self.weights is not None
-        assert self._store is not None
+        assert self.store is not None
         assert self._target is not None
         now = time.monotonic()
         self._behind_since = self._behind_since or now
@@ -339,7 +334,7 @@ class Receiver:
         try:
             async with self._steady:
                 await catch_up(
-                    self._store,
+                    self.store,
                     self.weights,
                     self._target,
                     sources,

@@ -44,6 +44,8 @@ MAX_QUEUED = 256
 MAX_EARLY = 64
 """Links whose peer opened a version before this node did, for each of the newest MAX_ACTIVE such versions."""
 
+KINDS = frozenset(int(kind) for kind in Kind)
+
 RATE_S = 1.0
 PEAK_DECAY = 0.998
 """The measured uplink is the best second, forgotten by half in six minutes."""
@@ -328,7 +330,7 @@ class Link:
 
     def _fits(self, transfer: Transfer, frame: Frame) -> bool:
         spans = transfer.held.chunks.spans
-        if frame.index < len(spans) and spans[frame.index].nbytes == frame.size and frame.kind in Kind:
+        if frame.index < len(spans) and spans[frame.index].nbytes == frame.size and frame.kind in KINDS:
             return True
         self._transfers.reject(self, "shape")
         return False
@@ -342,7 +344,7 @@ class Link:
         if transfer is None or self.node not in transfer.joined:
             return
         spans = transfer.held.chunks.spans
-        if frame.index >= len(spans) or spans[frame.index].nbytes != frame.size or frame.kind not in Kind:
+        if frame.index >= len(spans) or spans[frame.index].nbytes != frame.size or frame.kind not in KINDS:
             return
         via = self._named(frame.via)
         if direct is transfer:

@@ -30,6 +30,8 @@ def join_settings(config: JoinConfig) -> NetworkSettings:
         bootstrap=tuple(config.bootstrap),
         tls=config.tls,
         lan=config.lan,
+        max_upload_mbit=config.max_upload,
+        max_download_mbit=config.max_download,
     )
 
 
