@@ -29,17 +29,19 @@ ROUND_S = 2.0
 async def lead(options: argparse.Namespace) -> None:
     settings = NetworkSettings(host=options.host, port=options.port, tls=options.tls, lan=True, round_s=ROUND_S)
     network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)
-    broadcast = BroadcastService(options.directory / "versions", network.key, scheme=options.scheme)
-    broadcast.set_layout(layout_of(options.size_bytes))
+    broadcast = BroadcastService(options.directory / "versions", network.key, network.station, scheme=options.scheme)
+    await broadcast.open(layout_of(options.size_bytes))
 
     def status() -> dict[str, Any]:
         return {**network.status(), **broadcast.status()}
 
-    await network.start(broadcast.routes(), status)
+    await network.start(broadcast.routes(), status, on_stream=broadcast.accept)
     try:
-        async with network.swarm(network.key.public_bytes, ROUND_S):
+        async with network.swarm(network.key.public_bytes, ROUND_S), asyncio.TaskGroup() as group:
+            serving = group.create_task(broadcast.run())
             say("listening", join=network.join_line(), url=network.address.url)
             await publish_when_told(options, network, broadcast)
+            serving.cancel()
     finally:
         await network.stop()
         broadcast.close()

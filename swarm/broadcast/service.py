@@ -50,10 +50,11 @@ class Spreading:
 class BroadcastService:
     """The learner's side. `run` goes on for as long as receivers are served."""
 
-    def __init__(self, directory: Path, key: SigningKey, station: Station) -> None:
+    def __init__(self, directory: Path, key: SigningKey, station: Station, *, scheme: str = "relay") -> None:
         self._directory = directory
         self._key = key
         self._station = station
+        self._scheme = scheme
         self._pool = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec")
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None
