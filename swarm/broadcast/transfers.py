@@ -14,13 +14,15 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.broadcast.manifest import MAX_CHUNK_BYTES, TABLE_BYTES
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
 from swarm.broadcast.store import HeldVersion
 from swarm.errors import ProtocolError
 from swarm.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
-from swarm.wire import decode, digest, encode
+from swarm.wire import digest, encode
 
 NOTE, CHUNK, HEAD, TABLE, ROSTER = range(3, 8)
 """Types of frames, after those of links.py."""
@@ -43,6 +45,8 @@ MAX_QUEUED = 256
 
 MAX_EARLY = 64
 """Links whose peer opened a version before this node did, for each of the newest MAX_ACTIVE such versions."""
+
+_NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 
 KINDS = frozenset(int(kind) for kind in Kind)
 
@@ -297,7 +301,7 @@ class Link:
 
     def received(self, frame: Frame, payload: memoryview) -> None:
         if frame.type == NOTE:
-            self._transfers.hear(self, frame.version, decode(payload, Note, cap_bytes=NOTE_BYTES))  # type: ignore[arg-type]
+            self._transfers.hear(self, frame.version, read_note(payload))
         elif frame.type == CHUNK:
             self._take(frame, payload)
         elif frame.type in CAPS:
@@ -368,6 +372,14 @@ class Link:
         if len(self._scratch) < nbytes:
             self._scratch = memoryview(bytearray(nbytes))
         return self._scratch[:nbytes]
+
+
+def read_note(data: memoryview) -> Note:
+    """A note as it came; ProtocolError for anything else. It is capped already, and there are thousands a second."""
+    try:
+        return _NOTES.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"not a note: {error}") from error
 
 
 def _opening(transfer: Transfer) -> Note:
