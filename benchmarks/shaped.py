@@ -94,14 +94,12 @@ class Speaker:
 class Observer:
     """Reads what a transfer costs and how far it is, and brings its faults about."""
 
-    def __init__(self, network: Hosts, profile: Profile, processes: dict[int, psutil.Process | int]) -> None:
+    def __init__(self, network: Hosts, profile: Profile, pids: dict[int, int]) -> None:
         self._network = network
         self._profile = profile
-        self._processes = {
-            host: process if isinstance(process, psutil.Process) else psutil.Process(process)
-            for host, process in processes.items()
-        }
+        self._processes = {host: psutil.Process(pid) for host, pid in pids.items()}
         self._cpu_s: dict[int, float] = {}
+        self._killed: set[int] = set()
         self.samples: list[Sample] = []
         self.faults_s: list[float] = []
         self._received_before = self._received()
@@ -127,14 +125,11 @@ class Observer:
             time.sleep(TICK_S)
 
     def sample(self) -> None:
-        """Note the totals of this moment. A process that is gone keeps its last."""
+        """Note the totals of this moment. A process that was killed keeps its last."""
         at_s = time.monotonic()
         for host, process in self._processes.items():
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            self._cpu_s[host] = times.user + times.system
+            if host not in self._killed:
+                self._cpu_s[host] = _cpu_s(host, process)
         sent = sent_bytes(self._network.host(LEARNER))
         self.samples.append(Sample(at_s=at_s, cpu_s=sum(self._cpu_s.values()), sent_bytes=sent))
 
@@ -142,6 +137,7 @@ class Observer:
         host, link = self._network.host(fault.host), self._profile.peers[fault.host]
         match fault.kind:
             case "kill":
+                self._killed.add(fault.host)
                 self._processes[fault.host].kill()
             case "stall":
                 self._network.shape(host, up_mbit=STALLED_MBIT, down_mbit=STALLED_MBIT)
@@ -151,6 +147,17 @@ class Observer:
 
     def _received(self) -> dict[int, int]:
         return {number: received_bytes(self._network.host(number)) for number in self._profile.peers}
+
+
+def _cpu_s(host: int, process: psutil.Process) -> float:
+    """User and system time so far; TransferFailed if the process has ended by itself."""
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            times = process.cpu_times()
+            return float(times.user + times.system)
+    except psutil.NoSuchProcess:
+        pass
+    raise TransferFailed(f"the process of host {host} has ended; --work-dir keeps its log")
 
 
 def received_bytes(host: Host) -> int:
@@ -188,4 +195,7 @@ def poll(answered: Callable[[], bool], *, every_s: float, limit_s: float, what: 
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise TransferFailed(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
