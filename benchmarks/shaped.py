@@ -22,6 +22,10 @@ from tests.netns.hosts import Host, Hosts, hosts
 TICK_S = 0.25
 """How often bytes and CPU are read: 1 % of a core at 17 hosts."""
 
+SETTLE_S = 120.0
+IDLE_CORES = 0.2
+"""Of all processes together: what 17 nodes take for their gossip."""
+
 EVENT_S = 120.0
 """Longest wait for a process to say what it must: 17 interpreters start on two busy cores."""
 
@@ -123,6 +127,16 @@ class Observer:
                 slowest = min(shares, key=lambda host: shares[host])
                 raise TransferFailed(f"not done after {limit_s:.0f} s; host {slowest} has {shares[slowest]:.0%}")
             time.sleep(TICK_S)
+
+    def settle(self) -> None:
+        """Wait until the processes have nothing to do: they may still be starting, or applying an earlier version."""
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            self.sample()
+            time.sleep(1.0)
+            self.sample()
+            if self.samples[-1].cpu_s - self.samples[-2].cpu_s < IDLE_CORES:
+                return
 
     def sample(self) -> None:
         """Note the totals of this moment. A process that was killed keeps its last."""
