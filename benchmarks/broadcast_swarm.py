@@ -63,7 +63,7 @@ def run(
             base = nodes.publish(payload)
             Watch(nodes, base, list(profile.peers)).follow(nodes.observer(profile), profile, [])
         observer = nodes.observer(profile)
-        observer.sample()
+        observer.settle()
         published = nodes.publish(payload)
         watch = Watch(nodes, published, list(survivors(profile, faults).peers))
         watch.follow(observer, profile, faults)

@@ -43,9 +43,11 @@ SETTINGS: dict[str, Any] = {
     "unchoke_slots_limit": -1,
     "unchoke_interval": 1,
     "initial_picker_threshold": 0,
+    # The rarest piece wherever it lies: runs of neighbouring pieces (for the sake of disks) cost a fifth of the time.
+    "whole_pieces_threshold": 0,
     # Short queues: late decisions, little that is sent twice.
     "tick_interval": 100,
-    "max_out_request_queue": 16,
+    "max_out_request_queue": 8,
     "request_queue_time": 1,
     "send_buffer_watermark": 128 * 1024,
 }

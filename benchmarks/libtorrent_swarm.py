@@ -32,7 +32,7 @@ def run(profile: Profile, faults: list[Fault], nbytes: int, directory: Path) -> 
         _connect(network, profile, peers)
         processes = {LEARNER: seeder, **peers}
         observer = Observer(network, profile, {number: one.process.pid for number, one in processes.items()})
-        observer.sample()
+        observer.settle()
         seeder.tell("publish")
         began_s: float = seeder.expect("published")["monotonic_s"]
         _meet_seeder(network, profile, seeder, peers)

@@ -18,6 +18,10 @@ TENSORS = 4
 WEIGHT_SD = 0.02
 """Standard deviation of freshly initialised weights, as of Qwen's and Llama's."""
 
+UPDATE_SD = 0.2294
+"""Standard deviation of Adam's m / sqrt(v) long after its start, if gradients of different steps are independent:
+m is then a mean over about 1 / (1 - beta1) of them, hence sqrt((1 - beta1) / (1 + beta1)) with beta1 = 0.9."""
+
 
 def layout_of(nbytes: int) -> Layout:
     """A few BF16 tensors of `nbytes` together."""
@@ -34,18 +38,14 @@ def write_random(path: Path, nbytes: int, *, seed: int) -> None:
 
 
 def write_weights(path: Path, nbytes: int, *, seed: int, step_lr: float = 0.0) -> None:
-    """N(0, 0.02) as bf16, after one Adam step of `step_lr` on the fp32 masters: the same seed gives the same masters.
-
-    The step is Adam's first, of which each element is the learning rate, up or down: the largest share of elements
-    that one step can change, and what was measured in real runs (PULSE) lies under it.
-    """
+    """N(0, 0.02) as bf16, one Adam step of `step_lr` later: the same seed gives the same fp32 masters and updates."""
     random = np.random.default_rng(seed)
 
     def slices() -> Iterator[NDArray[np.uint16]]:
         for items in _slices(nbytes):
             masters = random.standard_normal(items, dtype=np.float32) * np.float32(WEIGHT_SD)
-            signs = random.integers(0, 2, items, dtype=np.int8) * 2 - 1
-            yield to_bf16(masters + np.float32(step_lr) * signs.astype(np.float32))
+            updates = random.standard_normal(items, dtype=np.float32) * np.float32(UPDATE_SD)
+            yield to_bf16(masters - np.float32(step_lr) * updates)
 
     _write(path, slices())
 

@@ -22,6 +22,10 @@ from tests.netns.hosts import Host, Hosts, hosts
 TICK_S = 0.25
 """How often bytes and CPU are read: 1 % of a core at 17 hosts."""
 
+SETTLE_S = 120.0
+IDLE_CORES = 0.2
+"""Of all processes together: what 17 nodes take for their gossip."""
+
 EVENT_S = 120.0
 """Longest wait for a process to say what it must: 17 interpreters start on two busy cores."""
 
@@ -94,14 +98,12 @@ class Speaker:
 class Observer:
     """Reads what a transfer costs and how far it is, and brings its faults about."""
 
-    def __init__(self, network: Hosts, profile: Profile, processes: dict[int, psutil.Process | int]) -> None:
+    def __init__(self, network: Hosts, profile: Profile, pids: dict[int, int]) -> None:
         self._network = network
         self._profile = profile
-        self._processes = {
-            host: process if isinstance(process, psutil.Process) else psutil.Process(process)
-            for host, process in processes.items()
-        }
+        self._processes = {host: psutil.Process(pid) for host, pid in pids.items()}
         self._cpu_s: dict[int, float] = {}
+        self._killed: set[int] = set()
         self.samples: list[Sample] = []
         self.faults_s: list[float] = []
         self._received_before = self._received()
@@ -126,15 +128,22 @@ class Observer:
                 raise TransferFailed(f"not done after {limit_s:.0f} s; host {slowest} has {shares[slowest]:.0%}")
             time.sleep(TICK_S)
 
+    def settle(self) -> None:
+        """Wait until the processes have nothing to do: they may still be starting, or applying an earlier version."""
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            self.sample()
+            time.sleep(1.0)
+            self.sample()
+            if self.samples[-1].cpu_s - self.samples[-2].cpu_s < IDLE_CORES:
+                return
+
     def sample(self) -> None:
-        """Note the totals of this moment. A process that is gone keeps its last."""
+        """Note the totals of this moment. A process that was killed keeps its last."""
         at_s = time.monotonic()
         for host, process in self._processes.items():
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            self._cpu_s[host] = times.user + times.system
+            if host not in self._killed:
+                self._cpu_s[host] = _cpu_s(host, process)
         sent = sent_bytes(self._network.host(LEARNER))
         self.samples.append(Sample(at_s=at_s, cpu_s=sum(self._cpu_s.values()), sent_bytes=sent))
 
@@ -142,6 +151,7 @@ class Observer:
         host, link = self._network.host(fault.host), self._profile.peers[fault.host]
         match fault.kind:
             case "kill":
+                self._killed.add(fault.host)
                 self._processes[fault.host].kill()
             case "stall":
                 self._network.shape(host, up_mbit=STALLED_MBIT, down_mbit=STALLED_MBIT)
@@ -151,6 +161,17 @@ class Observer:
 
     def _received(self) -> dict[int, int]:
         return {number: received_bytes(self._network.host(number)) for number in self._profile.peers}
+
+
+def _cpu_s(host: int, process: psutil.Process) -> float:
+    """User and system time so far; TransferFailed if the process has ended by itself."""
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            times = process.cpu_times()
+            return float(times.user + times.system)
+    except psutil.NoSuchProcess:
+        pass
+    raise TransferFailed(f"the process of host {host} has ended; --work-dir keeps its log")
 
 
 def received_bytes(host: Host) -> int:
@@ -188,4 +209,7 @@ def poll(answered: Callable[[], bool], *, every_s: float, limit_s: float, what: 
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise TransferFailed(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

@@ -42,10 +42,12 @@ class Transfer:
 
 
 def figures_of(transfer: Transfer, profile: Profile, faults: list[Fault]) -> Figures:
-    """The figures of one run; peers that a fault took out are not waited for."""
+    """The figures of one run; peers that a fault took out are not waited for. TransferFailed if one came too late."""
     waited_for = survivors(profile, faults).peers
     ends_s = [transfer.completed_s[host] for host in waited_for]
     last_s, least_s = max(ends_s), bound_with_faults_s(transfer.nbytes, profile, faults)
+    if any(fault_s >= last_s for fault_s in transfer.faults_s):
+        raise TransferFailed("all peers were done before the fault came: give it a smaller fraction or more bytes")
     began, ended = at(transfer.samples, transfer.began_s), at(transfer.samples, last_s)
     delivered_gb = transfer.nbytes * len(waited_for) / BYTES_PER_GB
     found: Figures = {
@@ -91,7 +93,10 @@ def medians(runs: Sequence[Figures]) -> Figures:
 
 def _median(values: list[Any]) -> Any:
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    return round(statistics.median(numbers), 3) if numbers else values[0]
+    if not numbers:
+        return values[0]
+    median = statistics.median(numbers)
+    return round(median) if all(isinstance(number, int) for number in numbers) else round(median, 3)
 
 
 def table(schemes: dict[str, Figures]) -> list[str]:

@@ -150,7 +150,7 @@ def test_faults_are_read() -> None:
 def test_other_faults_are_refused(text: str) -> None:
     for kind in ("kill", "stall"):
         with pytest.raises(BadProfile):
-            read_fault(kind, text, HET)  # type: ignore[arg-type]
+            read_fault(kind, text, HET)
     with pytest.raises(BadProfile):
         read_fault("kill", "4@0.5:up", HET)
 
@@ -162,14 +162,13 @@ def test_the_fastest_relay_is_one_that_can_be_dialled() -> None:
 
 
 def test_who_is_waited_for_after_faults() -> None:
-    kill, stall, up = (Fault(kind=kind, host=host, fraction=0.5) for kind, host in KINDS)
+    kill = Fault(kind="kill", host=4, fraction=0.5)
+    stall = Fault(kind="stall", host=5, fraction=0.5)
+    up = Fault(kind="stall-up", host=6, fraction=0.5)
     assert 4 not in after(HET, kill).peers
     assert 5 not in after(HET, stall).peers
     assert after(HET, up).peers[6] == HostLink(up_mbit=1.0, down_mbit=200)
     assert sorted(survivors(HET, [kill, stall, up]).peers) == [2, 3, 6, 7, 8, 9]
-
-
-KINDS = (("kill", 4), ("stall", 5), ("stall-up", 6))
 
 
 def test_the_bound_with_faults_takes_each_stretch_by_itself() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.links import Fault, equal_profile
-from benchmarks.transfers import Sample, Transfer, at, figures_of, medians, table
+from benchmarks.transfers import Sample, Transfer, TransferFailed, at, figures_of, medians, table
 
 PEERS = equal_profile(2, 8, 80)
 """1 MB takes one second of the learner's uplink."""
@@ -75,3 +75,9 @@ def test_the_table_has_a_line_for_each_scheme_and_for_failures() -> None:
     assert [line.split()[0] for line in lines] == ["scheme", "relay", "star", "chain", "ratios:"]
     assert "2.000" in lines[1]
     assert "not done after 9 s" in lines[2]
+
+
+def test_a_fault_that_came_after_the_end_is_no_measurement() -> None:
+    fault = Fault(kind="stall-up", host=3, fraction=0.5)
+    with pytest.raises(TransferFailed, match="before the fault"):
+        figures_of(transfer(faults_s=[103.0]), PEERS, [fault])
