@@ -21,6 +21,7 @@ several regions are coded at a time by threads.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -52,18 +53,24 @@ STORED = 1 << 31
 
 PLANED_DTYPES: frozenset[Dtype] = frozenset({"BF16", "F16", "I16"})
 
-SPARSE_MAX_SHARE = 1 / 8
+SPARSE_MAX_SHARE = 3 / 8
 """Changed words from which on "dense" is smaller (measured: docs of benchmarks/codec.py). A receiver takes no more,
 so that a hostile encoding cannot make it widen more positions than that."""
 
 SMALL_MAX_SHARE = 1 / 8
 """Words under the threshold: finding them costs time in proportion, and more of them save little."""
 
-SAMPLE_STEP = 31
-"""Every 31st word is looked at to estimate a histogram; odd, because rows have even lengths."""
+SMALL_COST_BITS = 0.05
+"""What a small word must save to be worth its time."""
 
-BLOCK_WORDS = 32 * 1024
-"""Words compared at a time: their temporaries stay in a core's cache, and malloc has them without new pages."""
+SAMPLE_STEP = 61
+"""Every 61st word is looked at to estimate a histogram; a prime, because rows have round lengths."""
+
+BLOCK_WORDS = 64 * 1024
+"""Words taken at a time where temporaries are as large as they: those stay in a core's cache, on pages in use."""
+
+EIGHTS_MAX_SHARE = 0.57
+"""Of eight with a tenth set at random so many have one; from a tenth on np.flatnonzero itself does not branch."""
 
 ESCAPE = 255
 """As a gap: 255 words, and the gap goes on in the next byte."""
@@ -118,8 +125,11 @@ def _encode_full(flat: Bytes, dtype: Dtype) -> tuple[Codec, bytes]:
     if not _is_planed(flat.nbytes, dtype):
         return "full", _joined([_frame(flat, _CONTEXTS.searching)])
     words = _words(flat)
-    rotated = words << 1 | words >> 15
-    return "full", _joined([_frame((rotated >> 8).astype(np.uint8)), _frame(rotated.astype(np.uint8))])
+    planes = high, low = np.empty((2, words.size), dtype=np.uint8)
+    for block in _blocks(words.size):
+        rotated = _rotated(words[block])
+        high[block], low[block] = rotated >> 8, rotated
+    return "full", _joined([_frame(plane) for plane in planes])
 
 
 def _decode_full(encoded: memoryview, nbytes: int, dtype: Dtype) -> Buffer:
@@ -127,10 +137,16 @@ def _decode_full(encoded: memoryview, nbytes: int, dtype: Dtype) -> Buffer:
         (content,) = _split(encoded, 1)
         return _exactly(_plane(content, nbytes), nbytes).data
     high, low = (_exactly(_plane(stream, nbytes // 2), nbytes // 2) for stream in _split(encoded, 2))
-    rotated = np.empty(nbytes // 2, dtype="<u2")
-    rotated.view(np.uint8)[0::2] = low
-    rotated.view(np.uint8)[1::2] = high
-    return (rotated >> 1 | rotated << 15).view(np.uint8).data
+    words = np.empty(nbytes // 2, dtype="<u2")
+    for block in _blocks(words.size):
+        rotated = high[block].astype(np.uint16) << np.uint16(8) | low[block]
+        words[block] = rotated >> 1 | rotated << 15
+    return words.view(np.uint8).data
+
+
+def _rotated(words: Words) -> Words:
+    """The sign moved behind the mantissa, so that bf16's exponent is the high byte."""
+    return words << 1 | words >> 15
 
 
 def _is_planed(nbytes: int, dtype: Dtype) -> bool:
@@ -147,24 +163,12 @@ def _encode_delta(flat: Bytes, dtype: Dtype, base: Buffer) -> tuple[Codec, bytes
     if flat.nbytes % 2 and flat[-1] != before[-1]:
         return _encode_full(flat, dtype)
     words, base_words = _words(flat), _words(before)
-    changed = _changed(words, base_words, most=int(SPARSE_MAX_SHARE * words.size))
-    if changed is not None:
-        return "sparse", _encode_sparse(words, base_words, changed)
+    differs = words != base_words
+    if np.count_nonzero(differs) <= SPARSE_MAX_SHARE * words.size:
+        return "sparse", _encode_sparse(words, base_words, differs)
     if _dense_bits(words, base_words) < _full_bits(words):
         return "dense", _encode_dense(words, base_words)
     return _encode_full(flat, dtype)
-
-
-def _changed(words: Words, base: Words, *, most: int) -> Positions | None:
-    """Where `words` differ from `base`; None if in more than `most` places."""
-    found, count = [], 0
-    for start in range(0, words.size, BLOCK_WORDS):
-        block = slice(start, start + BLOCK_WORDS)
-        found.append(start + _where(words[block] != base[block]))
-        count += found[-1].size
-        if count > most:
-            return None
-    return np.concatenate(found)
 
 
 def _encode_dense(words: Words, base: Words) -> bytes:
@@ -191,16 +195,17 @@ def _magnitudes(words: Words) -> Bytes:
 # -- sparse ----------------------------------------------------------------------------------------------------
 
 
-def _encode_sparse(words: Words, base: Words, changed: Positions) -> bytes:
+def _encode_sparse(words: Words, base: Words, differs: Mask) -> bytes:
     """The threshold (a byte), then five streams: of the large words the gaps and codes in pairs of nibbles, of the
     small ones the gaps and codes a byte each, and what is too large for its nibble or byte. Only the threshold if
     nothing changed."""
+    changed = _where(differs)
     if not changed.size:
         return bytes(1)
     threshold = _threshold(base, changed)
-    is_small = _magnitudes(base[changed]) < threshold
-    large, smalls = changed[~is_small], _small(base, threshold)
-    ranks = _where(words[smalls] != base[smalls])
+    large = changed[np.flatnonzero(_magnitudes(base[changed]) >= threshold)]
+    smalls = _small(base, threshold)
+    ranks = _where(differs[smalls])
     nibbles, large_rest = _capped(_codes(words, base, large), NIBBLE)
     octets, small_rest = _capped(_codes(words, base, smalls[ranks]), ESCAPE)
     rest = np.concatenate([large_rest, small_rest]).view(np.uint8)
@@ -229,42 +234,51 @@ def _apply_sparse(encoded: memoryview, words: Words) -> None:
 
 
 def _threshold(base: Words, changed: Positions) -> int:
-    """The magnitude under which words count as small: 0 to 255, where gaps are estimated to be cheapest.
+    """The magnitude under which words count as small, 0 to 255: where gaps are estimated to be cheapest.
 
-    n words of which c changed need n*H(c/n) bits, H being the binary entropy; the large ones' gaps run over all words.
+    c changes among n words need n*H(c/n) bits, H being the binary entropy; the gaps of large words run over all words.
     """
-    all_words = SAMPLE_STEP * np.cumsum(np.bincount(_magnitudes(base[::SAMPLE_STEP]), minlength=256)).astype(float)
-    changes = np.cumsum(np.bincount(_magnitudes(base[changed]), minlength=256)).astype(float)
-    all_words, changes = np.insert(all_words, 0, 0)[:256], np.insert(changes, 0, 0)[:256]
-    bits = _gap_bits(base.size, changed.size - changes) + _gap_bits(all_words, changes)
-    return int(np.argmin(np.where(all_words <= SMALL_MAX_SHARE * base.size, bits, np.inf)))
+    words = base.size / _sampled(base).size * _below(_sampled(base))
+    changes = _below(base[changed])
+    bits = _gap_bits(base.size, changed.size - changes) + _gap_bits(words, changes) + SMALL_COST_BITS * words
+    return int(np.argmin(np.where(words <= SMALL_MAX_SHARE * base.size, bits, np.inf)))
 
 
-def _gap_bits(words: npt.ArrayLike, changed: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """words * H(changed / words): what positions need at least."""
-    words, changed = np.asarray(words, dtype=float), np.asarray(changed, dtype=float)
-    same = np.maximum(words - changed, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bits = changed * np.log2(words / changed) + same * np.log2(words / same)
-    return np.where((changed > 0) & (same > 0), bits, 0.0)
+def _below(words: Words) -> npt.NDArray[np.float64]:
+    """How many of `words` have a magnitude under 0, 1, ... 255."""
+    counts = np.bincount(_magnitudes(words), minlength=256)
+    return (np.cumsum(counts) - counts).astype(float)
+
+
+def _gap_bits(words: npt.ArrayLike, changed: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """n*H(c/n) = n log n - c log c - (n - c) log(n - c)."""
+    return _x_log_x(words) - _x_log_x(changed) - _x_log_x(words - changed)
+
+
+def _x_log_x(x: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    logs: npt.NDArray[np.float64] = x * np.log2(np.maximum(x, 1))
+    return logs
 
 
 def _small(base: Words, threshold: int) -> Positions:
     """Where the magnitude is under `threshold`."""
-    limit = np.uint16(threshold << 8)
-    starts = range(0, base.size, BLOCK_WORDS)
-    return np.concatenate([start + _where(base[start : start + BLOCK_WORDS] << 1 < limit) for start in starts])
+    mask = np.empty(base.size, dtype=np.bool_)
+    for block in _blocks(base.size):
+        np.less(base[block] + base[block], np.uint16(threshold << 8), out=mask[block])
+    return _where(mask)
 
 
 def _where(mask: Mask) -> Positions:
-    """np.flatnonzero, up to three times as fast where few are set: looks at eight at a time first."""
+    """np.flatnonzero for masks with few set, which it takes three times as long for: eight at a time are looked at
+    first, so that of those looked at one by one at least an eighth is set and no branch has to be guessed."""
     whole = mask.size // 8 * 8
-    eights = np.flatnonzero(mask[:whole].view(np.uint64) != 0)
-    if whole < mask.size or 4 * eights.size > mask.size // 8:
+    eights = mask[:whole].view(np.uint64)
+    found = np.flatnonzero(eights != 0)
+    if whole < mask.size or found.size > EIGHTS_MAX_SHARE * eights.size:
         return np.flatnonzero(mask)
-    inside = np.flatnonzero(mask.reshape(-1, 8)[eights])
-    found: Positions = (eights[inside >> 3] << 3) + (inside & 7)
-    return found
+    inside = np.flatnonzero(eights[found].view(np.bool_))
+    positions: Positions = (found[inside >> 3] << 3) + (inside & 7)
+    return positions
 
 
 # -- streams ---------------------------------------------------------------------------------------------------
@@ -272,11 +286,11 @@ def _where(mask: Mask) -> Positions:
 
 def _gaps(positions: Positions) -> Bytes:
     """Ascending positions as the number of words between each and the one before."""
-    gaps = np.diff(positions, prepend=-1) - 1
-    escapes = (gaps // ESCAPE).astype(np.uint32)
-    ends = np.cumsum(escapes + 1) - 1
-    stream = np.full(int(ends[-1]) + 1 if ends.size else 0, ESCAPE, dtype=np.uint8)
-    stream[ends] = gaps - escapes * ESCAPE
+    gaps = np.diff(positions, prepend=-1).astype(np.uint32) - np.uint32(1)
+    escapes = gaps // np.uint32(ESCAPE)
+    ends = np.cumsum(escapes, dtype=np.int64) + np.arange(gaps.size)
+    stream = np.full(positions.size + int(escapes.sum()), ESCAPE, dtype=np.uint8)
+    stream[ends] = gaps - escapes * np.uint32(ESCAPE)
     return stream
 
 
@@ -338,14 +352,17 @@ def _unzigzag(codes: Words) -> Words:
 
 def _dense_bits(words: Words, base: Words) -> float:
     """Bits a word of "dense", at most: sorting saves more."""
-    codes = _zigzag(words[::SAMPLE_STEP] - base[::SAMPLE_STEP])
+    codes = _zigzag(_sampled(words) - _sampled(base))
     return _entropy(codes & 0xFF) + _entropy(codes >> 8)
 
 
 def _full_bits(words: Words) -> float:
-    sample = words[::SAMPLE_STEP]
-    rotated = sample << 1 | sample >> 15
+    rotated = _rotated(_sampled(words))
     return _entropy(rotated & 0xFF) + _entropy(rotated >> 8)
+
+
+def _sampled(words: Words) -> Words:
+    return words[::SAMPLE_STEP]
 
 
 def _entropy(values: npt.NDArray[np.integer]) -> float:
@@ -414,6 +431,10 @@ def _exactly(plane: Bytes, size: int) -> Bytes:
 def _words(flat: Bytes) -> Words:
     """The little-endian 16-bit words of `flat`, without an odd last byte."""
     return flat[: flat.size // 2 * 2].view("<u2")
+
+
+def _blocks(words: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK_WORDS) for start in range(0, words, BLOCK_WORDS))
 
 
 # -- sums ------------------------------------------------------------------------------------------------------
