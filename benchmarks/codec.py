@@ -5,9 +5,9 @@ python -m benchmarks.codec --json
 Weights are N(0, 0.02) in float32, their bf16 casts are what is sent. A step moves each master weight by
 lr * m / (sqrt(v) + eps), where m and v have settled over gradients N(0, s) with s log-normal over the weights; its
 delta is coded against the cast from before the step. For a delta the other codecs get the XOR of the two casts, and
-the XOR is part of their time. All of them encode and decode the same regions one after another on one core, in this process.
+the XOR is part of their time. All of them encode and decode the same regions one after another, on one core.
 
-Speeds are MB (10^6 bytes) of raw bf16 per second of CPU time, the median of the repeats, after one that does not count.
+Speeds are MB (10^6 bytes) of raw bf16 per second of CPU time: the median of the repeats, after one that is not counted.
 Every decoded region is compared with what was encoded. zipnn and blosc2 are absent from the result where not installed.
 """
 
@@ -20,7 +20,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ def adam_direction(count: int, rng: np.random.Generator) -> Floats:
         v = np.float32(BETA_2) * v + np.float32(1 - BETA_2) * gradient * gradient
     m /= 1 - BETA_1**SETTLING_STEPS
     v /= 1 - BETA_2**SETTLING_STEPS
-    return m / (np.sqrt(v) + np.float32(EPSILON))
+    return (m / (np.sqrt(v) + np.float32(EPSILON))).astype(np.float32)
 
 
 def cases(nbytes: int, region_bytes: int, seed: int) -> list[Case]:
@@ -207,7 +207,7 @@ def measure(contender: Contender, case: Case, repeat: int) -> Figure:
     """The figures of one codec for one case. RuntimeError if what is decoded is not what was encoded."""
     name, regions, bases = case
     nbytes = sum(map(len, regions))
-    before = bases or [None] * len(regions)
+    before: Sequence[bytes | None] = bases or [None] * len(regions)
     encode_s, decode_s, size = [], [], 0
     for _ in range(repeat + 1):
         encode_s.append(0.0)
