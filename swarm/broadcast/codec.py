@@ -67,6 +67,7 @@ SAMPLE_WORDS = 8 * 1024
 BLOCK_WORDS = 64 * 1024
 """Words taken at a time where temporaries are as large as they: those stay in a core's cache, on pages in use."""
 
+WORTH_EIGHTS = 4096
 EIGHTS_MAX_SHARE = 0.57
 """Of eight with a tenth set at random so many have one; from a tenth on np.flatnonzero itself does not branch."""
 
@@ -286,11 +287,11 @@ def _where(mask: Mask) -> Positions:
     """np.flatnonzero for masks with few set, which it takes three times as long for: eight at a time are looked at
     first, so that of those looked at one by one at least an eighth is set and no branch has to be guessed."""
     whole = mask.size // 8 * 8
-    eights = mask[:whole].view(np.uint64)
-    found = np.flatnonzero(eights != 0)
+    eights = mask[:whole].view(np.uint64) != 0
+    found = _where(eights) if eights.size > WORTH_EIGHTS else np.flatnonzero(eights)
     if whole < mask.size or found.size > EIGHTS_MAX_SHARE * eights.size:
         return np.flatnonzero(mask)
-    inside = np.flatnonzero(eights[found].view(np.bool_))
+    inside = np.flatnonzero(mask[:whole].view(np.uint64)[found].view(np.bool_))
     positions: Positions = (found[inside >> 3] << 3) + (inside & 7)
     return positions
 
