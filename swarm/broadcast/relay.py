@@ -390,6 +390,8 @@ class Relay:
         self._rate = sum(child.rate for child in self._children.values())
         self._fresh_rate += weight * (self._fresh / elapsed - self._fresh_rate)
         self._fresh = 0
+        self._copies.settle(self._rate / max(1, len(self._children)))
+        self._forwards.settle(self._rate / max(1, self._leaf_children - 1))
 
     def _defer_stalled(self, elapsed: float) -> None:
         """Move the chunks of stalled children aside. If many look stalled, it is this node's own uplink: then none."""
