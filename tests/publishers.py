@@ -17,13 +17,15 @@ CHUNK_BYTES = 64 * 1024
 
 
 class Publisher:
-    """Publishes by KEY under `directory`. Each version changes `changed_words` 16-bit words of the one before."""
+    """Publishes by KEY under `directory`. Each version changes `changed_words` words of the one before, by up to
+    `most_ulps` either way."""
 
     def __init__(self, directory: Path, layout: Layout = MIXED_LAYOUT, *, changed_words: int = 2000) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.staging = directory / "staging.bin"
         self.changed_words = changed_words
+        self.most_ulps = 1
         self.pool = ThreadPoolExecutor(2)
         self.published = PublishedVersions(directory / "versions", KEY, layout)
         self.layout = layout
@@ -49,7 +51,8 @@ class Publisher:
         for _ in range(self.changed_words):
             at = self._draw.randrange(len(self._weights) // 2) * 2
             word = int.from_bytes(self._weights[at : at + 2], "little")
-            self._weights[at : at + 2] = ((word + self._draw.choice((-1, 1))) % 65536).to_bytes(2, "little")
+            word += self._draw.choice((-1, 1)) * self._draw.randint(1, self.most_ulps)
+            self._weights[at : at + 2] = (word % 65536).to_bytes(2, "little")
 
 
 def receiver_store(directory: Path, layout: Layout = MIXED_LAYOUT) -> VersionStore:

@@ -30,7 +30,7 @@ def main(directory: Path, die_at: int | None) -> None:
         written += len(data)
         return pwrite(descriptor, data, start)
 
-    os.pwrite = counting
+    os.pwrite = counting  # type: ignore[assignment]
     print("ready", flush=True)
     with ThreadPoolExecutor(THREADS) as pool:
         open_weights(VersionStore(directory, KEY.public_bytes), pool)

@@ -122,9 +122,11 @@ def test_a_full_disk_leaves_everything_as_it_was(publisher: Publisher, monkeypat
     publisher.publish(0)
     publisher.staging.write_bytes(weights_of(MIXED_LAYOUT, 9))
     files = sorted(path.name for path in publisher.published.store.directory.iterdir())
-    with monkeypatch.context() as patch, pytest.raises(DiskFull, match=r"no room for version 0.1: free \d+ MB there"):
-        patch.setattr(disk, "SPARE_BYTES", 1 << 60)
+    spare_bytes = disk.SPARE_BYTES
+    monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(DiskFull, match=r"no room for version 0.1: free \d+ MB there"):
         publisher.published.publish(publisher.staging, v(1), CHUNK_BYTES, publisher.pool, full=True)
+    monkeypatch.setattr(disk, "SPARE_BYTES", spare_bytes)
     assert sorted(path.name for path in publisher.published.store.directory.iterdir()) == files
     assert publisher.published.weights.version == v(0)
     assert publisher.publish(1).head.base == v(0)
