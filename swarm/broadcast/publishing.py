@@ -30,6 +30,9 @@ from swarm.wire import digest, encode
 REGIONS_IN_HAND = 8
 """Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model."""
 
+SUM_PART_BYTES = 32 * 1024 * 1024
+"""An embedding of a gigabyte is summed by all threads."""
+
 FULL_RATIO = 0.68
 """What the full encoding of bf16 weights takes of their bytes: the measured figure for N(0, 0.02)."""
 
@@ -99,7 +102,7 @@ class PublishedVersions:
             written = _ChunkWriter(file, chunk_bytes)
             entries = [written.add(region) for region in self._encodings(fresh, delta, pool)]
             digests = written.end()
-        sums = tuple(pool.map(lambda span: tensor_sum(_part(fresh, span)), tensor_spans(self._layout)))
+        sums = tuple(_sum(fresh, span, pool) for span in tensor_spans(self._layout))
         return ChunkTable(
             regions=tuple(entries), chunk_bytes=chunk_bytes, chunk_digests=tuple(digests), tensor_sums=sums
         )
@@ -167,6 +170,13 @@ class _ChunkWriter:
             self._digests.append(digest(self._open))
         self._file.flush()
         return self._digests
+
+
+def _sum(weights: memoryview, tensor: Span, pool: Executor) -> int:
+    """A tensor's sum, from parts of it: sums of parts add up, as long as no 16-bit word is cut."""
+    end = tensor.start + tensor.nbytes
+    parts = [Span(start=at, nbytes=min(SUM_PART_BYTES, end - at)) for at in range(tensor.start, end, SUM_PART_BYTES)]
+    return sum(pool.map(lambda part: tensor_sum(_part(weights, part)), parts)) % 2**64
 
 
 def _part(whole: memoryview, span: Span) -> memoryview:

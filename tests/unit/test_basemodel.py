@@ -51,6 +51,17 @@ def test_the_base_model_is_the_first_version(publisher: Publisher, tmp_path: Pat
     assert weights.path.read_bytes() == publisher.history[v(0)]
 
 
+def test_regions_over_empty_and_several_tensors_are_put_together(tmp_path: Path) -> None:
+    names = (("a", (5,)), ("none", (0,)), ("b", (7,)), ("c", (3,)), ("last", (0,)))
+    layout = Layout(tensors=tuple(TensorSpec(name=n, dtype="BF16", shape=shape) for n, shape in names), files=())
+    content = bytes(range(30))
+    base = BaseModel(save(tmp_path / "base", layout, content))
+    spans = tensor_spans(layout)
+    for start in range(30):
+        for end in range(start + 1, 31):
+            assert base.fill(layout, spans, Span(start=start, nbytes=end - start)) == content[start:end]
+
+
 def test_only_what_matches_by_digest_is_taken(publisher: Publisher, tmp_path: Path) -> None:
     content = bytearray(publisher.history[v(0)])
     content[70_000] ^= 1
@@ -68,7 +79,8 @@ def test_tensors_under_another_name_shape_or_dtype_are_not_taken(publisher: Publ
 
     def filled(name: str, dtype: str, shape: tuple[int, ...], aliases: tuple[str, ...] = ()) -> bool:
         spec = TensorSpec(name=name, dtype=dtype, shape=shape, aliases=aliases)  # type: ignore[arg-type]
-        return base.fill(Layout(tensors=(spec,), files=()), Span(start=8, nbytes=16)) is not None
+        layout = Layout(tensors=(spec,), files=())
+        return base.fill(layout, tensor_spans(layout), Span(start=8, nbytes=16)) is not None
 
     assert filled("embed", "BF16", (700, 512))
     assert filled("lm_head", "BF16", (700, 512), aliases=("other", "embed"))
