@@ -33,8 +33,8 @@ HEADER = struct.Struct(">BBHIIIQ8s")
 UNSENT_BYTES = 16 * 1024
 UNSENT_S = 0.025
 MOST_UNSENT_BYTES = 512 * 1024
-"""What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a busy
-machine take to give it more, and not much less than a chunk."""
+"""What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a
+busy machine take to give it more, and not much less than a chunk."""
 
 RATE_WEIGHT = 0.3
 

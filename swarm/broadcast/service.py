@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ CODING_THREADS = 2
 ROSTER_S = 0.25
 """Who is linked, and who is public, is looked at so often; changes within this time go out together."""
 
-MAX_RECORDS = 64
+MAX_SHOWN = 8
 """Versions whose spreading `status` shows."""
 
 
@@ -124,16 +125,31 @@ class BroadcastService:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def status(self) -> dict[str, Any]:
-        """What `status` says of the data plane; the keys are described in docs/protocol.md."""
+    def status(self, installed_s: Callable[[VersionId], dict[str, float | None]] | None = None) -> dict[str, Any]:
+        """What `status` says of the data plane; the keys are described in docs/protocol.md. `installed_s` tells when
+        samplers had installed a version."""
         return {
+            "topology": self._topology(),
             "streams": len(self._transfers.links),
             "stream_bytes_sent": self._transfers.sent_bytes,
             "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
-            "broadcasts": {str(version): self._spread(version) for version in sorted(self._spreading)[-4:]},
+            "broadcasts": {
+                str(version): {
+                    **self._spread(version),
+                    **({"installed_s": installed_s(version)} if installed_s is not None else {}),
+                }
+                for version in sorted(self._spreading)[-MAX_SHOWN:]
+            },
         }
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _topology(self) -> str:
+        if not self._transfers.links:
+            return "nobody takes part"
+        if all(member.is_leaf for member in self._roster.members):
+            return "star: everything goes over the learner's uplink, because nobody can be dialled; add one relay"
+        return "mesh"
 
     def _begin(self, held: HeldVersion, *, resumed: bool = False) -> HeldVersion:
         """Announce a version and deal it."""
@@ -146,7 +162,7 @@ class BroadcastService:
             codecs=dict(Counter(entry.codec for entry in held.table.regions)),
             announced_at=time.monotonic(),
         )
-        while len(self._spreading) > MAX_RECORDS:
+        while len(self._spreading) > MAX_SHOWN:
             del self._spreading[min(self._spreading)]
         for link in self._transfers.links.values():
             _announce(link, held)
