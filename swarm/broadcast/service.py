@@ -15,11 +15,13 @@ from aiohttp import web
 
 from swarm.broadcast.links import Station
 from swarm.broadcast.manifest import Layout, needs_base
+from swarm.broadcast.notes import Kind
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.roster import Member, Roster
 from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.tables import DIRECT_BYTES, parts_of, relays_of
 from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, TABLE, Link, Transfers
 from swarm.errors import ProtocolError
 from swarm.signing import SigningKey
@@ -164,11 +166,32 @@ class BroadcastService:
         )
         while len(self._spreading) > MAX_SHOWN:
             del self._spreading[min(self._spreading)]
-        for link in self._transfers.links.values():
-            _announce(link, held)
+        self._announce(held)
         self._transfers.open(held, Seeder(len(held.chunks.spans), now=time.monotonic(), resumed=resumed))
         self.newest = held
         return held
+
+    def _announce(self, held: HeldVersion) -> None:
+        """Head and table ahead of all chunks: receivers need no question before their first byte."""
+        links = self._transfers.links
+        publics = {node: self._station.uplink_of(node) for node in links if self._station.public_at(node)}
+        if not publics or len(links) * len(held.table_bytes) <= DIRECT_BYTES:
+            for link in links.values():
+                self._announce_directly(link, held)
+            return
+        version = held.head.version
+        for link in links.values():
+            link.send(HEAD, version, held.sealed_head)
+        spans = parts_of(len(held.table_bytes))
+        for index, (span, relay) in enumerate(zip(spans, relays_of(len(spans), publics), strict=True)):
+            part = held.table_bytes[span.start : span.start + span.nbytes]
+            links[relay].send(TABLE, version, part, kind=Kind.FRESH, index=index)
+
+    @staticmethod
+    def _announce_directly(link: Link, held: HeldVersion) -> None:
+        link.send(HEAD, held.head.version, held.sealed_head)
+        for index, span in enumerate(parts_of(len(held.table_bytes))):
+            link.send(TABLE, held.head.version, held.table_bytes[span.start : span.start + span.nbytes], index=index)
 
     def _retire(self, newer: HeldVersion) -> None:
         """Deal no more of the versions that everybody has, or that nobody needs now."""
@@ -188,7 +211,7 @@ class BroadcastService:
             return
         self._stale.add(node)
         for transfer in self._transfers.active.values():
-            _announce(self._transfers.links[node], transfer.held)
+            self._announce_directly(self._transfers.links[node], transfer.held)
 
     def _send_roster(self) -> None:
         members = tuple(
@@ -219,12 +242,6 @@ class BroadcastService:
             "last_complete_s": round(max(spreading.complete_s.values(), default=0.0), 4),
             "repairs": repairs,
         }
-
-
-def _announce(link: Link, held: HeldVersion) -> None:
-    """Head and table ahead of all chunks: the receiver needs no question before its first byte."""
-    link.send(HEAD, held.head.version, held.sealed_head)
-    link.send(TABLE, held.head.version, held.table_bytes)
 
 
 def _refuse(node: NodeId, frame: Frame, payload: bytes) -> None:

@@ -264,12 +264,12 @@ class Link:
     def say(self, version: VersionId, note: Note) -> None:
         self.send(NOTE, version, encode(note))
 
-    def send(self, type_: int, version: VersionId, payload: bytes) -> None:
+    def send(self, type_: int, version: VersionId, payload: bytes, *, kind: Kind = Kind.COPY, index: int = 0) -> None:
         """Queue a frame ahead of all chunks. A link that takes none any more is ended instead of growing."""
         if len(self._queue) >= MAX_QUEUED:
             self.stream.close(ProtocolError("the link takes no frames"))
             return
-        self._queue.append(Outgoing(Frame(type_, len(payload), version).pack(), payload))
+        self._queue.append(Outgoing(Frame(type_, len(payload), version, int(kind), index).pack(), payload))
         self.stream.wake()
 
     # -- LinkEnd ---------------------------------------------------------------------------------------------
