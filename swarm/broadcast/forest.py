@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace, heappop
+from heapq import heapify, heappop, heapreplace
 
 from swarm.types import NodeId
 

@@ -22,7 +22,7 @@ MESH_PEERS = 32
 """In a mesh of more, a chunk holds its relay for too long and connections number a thousand."""
 
 STRIPES = 16
-"""Slots of 1/16 of the rate: rounding a typical peer's slots down wastes a few percent. More would only lengthen hops."""
+"""Slots of 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More would only lengthen hops."""
 
 MAX_CHUNKS = 65_536
 """Chunks of one version that a plan aims at: digests of 2 MiB, bitmaps of 8 KiB."""
@@ -205,7 +205,7 @@ def repaired(
 ) -> Plan:
     """`plan` without the peers `gone` and with those `joined`, no child of `refused` fed by the parent it refused. A
     child whose parent stays keeps it."""
-    peers = {node: peer for node, peer in plan.peers.items()}
+    peers = dict(plan.peers)
     for node in gone:
         peers.pop(node, None)
     newcomers = [peer for peer in joined if peer.node != plan.learner.node and peer.node not in peers]

@@ -1,0 +1,135 @@
+"""What a node of a static tree misses, and what it has asked for: the books of its pulls.
+
+A chunk is overdue if its stripe is lost (nothing comes, and nothing is to be expected) and others went on past it, or
+if its parent has long sent a later one: it was lost on the way or refused as wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.broadcast.notes import MAX_INDICES, has_bit
+from swarm.types import NodeId
+
+TICK_S = 1.0
+"""How often what is overdue is looked for."""
+
+PATIENCE_TICKS = 3
+"""A chunk is missed when its parent sent a later one 3 s ago: the order is by index, and retransmission takes less."""
+
+ORPHAN_S = 1.0
+"""Without a linked parent a stripe is pulled after that time; a new plan mostly comes sooner."""
+
+SILENT_S = 8.0
+"""A stripe whose parent is linked is pulled after that time: the parent, an orphan itself, has repaired by then."""
+
+SILENT_INTERVALS = 8
+"""And after that many times its mean interval between chunks, which is what a slow swarm needs."""
+
+ASK_S = 4.0
+"""An answer that has not come by then is asked for elsewhere."""
+
+TRIES = 2
+"""After so many peers in vain it is the learner that is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A chunk that `peer` was asked for."""
+
+    peer: NodeId
+    until: float
+
+
+class Pulls:
+    """Progress by stripe, and asks under way: at most MAX_INDICES. `held` is the owner's bitmap, read only."""
+
+    def __init__(self, *, count: int, stripes: int, held: bytearray) -> None:
+        self._count = count
+        self._stripes = stripes
+        self._held = held
+        self._low = list(range(stripes))
+        self._reach = -1
+        self._front = [-1] * stripes
+        self._fronts: deque[list[int]] = deque(maxlen=PATIENCE_TICKS)
+        self._moved_at: list[float | None] = [None] * stripes
+        self._began_at: float | None = None
+        self._arrivals = 0
+        self._tries: dict[int, int] = {}
+        self.asks: dict[int, Ask] = {}
+
+    def begin(self, *, now: float) -> None:
+        """The first link is up: from now on silence means something."""
+        self._moved_at = [now if at is None else at for at in self._moved_at]
+
+    def restart(self, stripe: int, *, now: float) -> None:
+        """The stripe's parent came, went or changed: its patience begins again."""
+        self._moved_at[stripe] = now
+
+    def arrived(self, index: int, *, from_parent: bool, now: float) -> None:
+        stripe = index % self._stripes
+        self._moved_at[stripe] = now
+        self._arrivals += 1
+        if self._began_at is None:
+            self._began_at = now
+        if index > self._reach:
+            self._reach = index
+        if from_parent and index > self._front[stripe]:
+            self._front[stripe] = index
+
+    def ask(self, index: int, peer: NodeId, *, now: float) -> None:
+        assert len(self.asks) < MAX_INDICES
+        self.asks[index] = Ask(peer, now + ASK_S)
+
+    def expired(self, *, now: float) -> list[int]:
+        """Asks that were in vain."""
+        late = [index for index, ask in self.asks.items() if ask.until <= now]
+        for index in late:
+            self._tries[index] = self._tries.get(index, 0) + 1
+        return late
+
+    def exhausted(self, index: int) -> bool:
+        """Whether enough peers were asked in vain for the learner to be asked."""
+        return self._tries.get(index, 0) >= TRIES
+
+    def forget(self) -> None:
+        """All is held."""
+        self.asks.clear()
+        self._tries.clear()
+
+    def overdue(self, linked: Sequence[bool], *, now: float) -> list[int]:
+        """Missing, not asked for and late, in index order, at most MAX_INDICES. `linked`: which stripes' parents are.
+
+        To be called once a tick: it remembers how far each stripe was PATIENCE_TICKS ago.
+        """
+        lost = [self._is_lost(stripe, linked[stripe], now) for stripe in range(self._stripes)]
+        end = self._count if all(lost) else self._reach + 1
+        fronts = self._fronts[0] if len(self._fronts) == PATIENCE_TICKS else [-1] * self._stripes
+        found: list[int] = []
+        for stripe in range(self._stripes):
+            found += self._missing(stripe, end if lost[stripe] else fronts[stripe])
+        self._fronts.append(list(self._front))
+        return sorted(found)[:MAX_INDICES]
+
+    def _is_lost(self, stripe: int, linked: bool, now: float) -> bool:
+        moved_at = self._moved_at[stripe]
+        if moved_at is None:
+            return False
+        interval_s = (now - self._began_at) * self._stripes / self._arrivals if self._began_at is not None else 0.0
+        patience_s = SILENT_S + SILENT_INTERVALS * interval_s if linked else ORPHAN_S
+        return now - moved_at >= patience_s
+
+    def _missing(self, stripe: int, end: int) -> list[int]:
+        low = self._low[stripe]
+        while low < self._count and has_bit(self._held, low):
+            low += self._stripes
+        self._low[stripe] = low
+        found: list[int] = []
+        for index in range(low, end, self._stripes):
+            if not has_bit(self._held, index) and index not in self.asks:
+                found.append(index)
+                if len(found) == MAX_INDICES:
+                    break
+        return found
