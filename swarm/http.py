@@ -178,6 +178,15 @@ class PeerClient:
         except TimeoutError as error:
             raise PeerUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s") from error
 
+    async def signed_header(self, method: str, path: str, body: bytes) -> str:
+        """A value of AUTH_HEADER for what goes another way than HTTP, within this client's session."""
+        granted = await self._session_other_than(None)
+        return granted.header(method, path, body)
+
+    async def renew_session(self) -> None:
+        """The server seems not to know the session any more: open another one."""
+        await self._session_other_than(self._granted)
+
     async def _post_signed(self, path: str, body: bytes, cap_bytes: int, timeout_s: float) -> bytes:
         granted = await self._session_other_than(None)
         try:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from swarm.broadcast.manifest import Dtype, Layout, ModelFile, TensorSpec
-from swarm.broadcast.store import Published, PublishedVersions
+from swarm.broadcast.publishing import PublishedVersions
+from swarm.broadcast.store import HeldVersion
 from swarm.rollout.effects import Effect, Granted, Judged, Refused, ScoreWanted
 from swarm.rollout.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane import PlaneRules, RolloutPlane
@@ -236,13 +237,16 @@ def weights_of(what: Layout, seed: int) -> bytes:
     return b"".join(parts)
 
 
-def publish(directory: Path, what: Layout, weights: bytes, *, version: int = 0) -> Published:
+CHUNK_BYTES = 256 * 1024
+
+
+def publish(directory: Path, what: Layout, weights: bytes, *, version: int = 0) -> HeldVersion:
     """`weights` published by KEY from files under `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     staging = directory / "staging.bin"
     staging.write_bytes(weights)
     with ThreadPoolExecutor(2) as pool:
-        return PublishedVersions(directory / "versions", KEY, what).publish(staging, v(version), pool)
+        return PublishedVersions(directory / "versions", KEY, what).publish(staging, v(version), CHUNK_BYTES, pool)
 
 
 SWARM_OF_KEY = swarm_id_of(KEY.public_bytes)

@@ -10,6 +10,7 @@ another form (fused, transposed, sharded) can recompute.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Literal
 
 import msgspec
@@ -41,6 +42,9 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
 Codec = Literal["raw", "full", "dense", "sparse"]
 """How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base."""
+
+DELTAS: tuple[Codec, ...] = ("dense", "sparse")
+
 Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 """safetensors' names of dtypes."""
 
@@ -105,6 +109,13 @@ class RegionEntry(Message, frozen=True):
     decoded_digest: DigestField
 
 
+class FullRegion(Message, frozen=True):
+    """One region encoded for a single node that asked, proven by the decoded digest of the signed table alone."""
+
+    codec: Literal["raw", "full"]
+    encoded: bytes
+
+
 class ChunkTable(Message, frozen=True):
     """Regions, chunks and tensor sums of one version."""
 
@@ -153,6 +164,35 @@ def regions_of(layout: Layout) -> list[Span]:
     return spans + _cut(start, at, size)
 
 
+def region_dtypes(layout: Layout) -> list[Dtype]:
+    """The dtype of each region of a layout."""
+    ends = iter(zip(tensor_spans(layout), layout.tensors, strict=True))
+    span, tensor = next(ends)
+    dtypes: list[Dtype] = []
+    for region in regions_of(layout):
+        while span.start + span.nbytes <= region.start:
+            span, tensor = next(ends)
+        dtypes.append(tensor.dtype)
+    return dtypes
+
+
+def tensor_spans(layout: Layout) -> list[Span]:
+    """Where each tensor lies in the stream."""
+    ends = accumulate((tensor.nbytes for tensor in layout.tensors), initial=0)
+    return [Span(start=at, nbytes=tensor.nbytes) for at, tensor in zip(ends, layout.tensors, strict=False)]
+
+
+def encoded_spans(table: ChunkTable) -> list[Span]:
+    """Where the encoding of each region lies in the encoded stream."""
+    ends = accumulate((entry.encoded_bytes for entry in table.regions), initial=0)
+    return [Span(start=at, nbytes=entry.encoded_bytes) for at, entry in zip(ends, table.regions, strict=False)]
+
+
+def needs_base(table: ChunkTable) -> bool:
+    """True if some region can only be decoded over the base's."""
+    return any(entry.codec in DELTAS for entry in table.regions)
+
+
 def region_bytes(total_bytes: int) -> int:
     """Region size for a model: a 1,024th, between 64 KiB and 4 MiB, a multiple of 8 so that items stay whole."""
     aimed = -(-total_bytes // REGIONS_AIMED_AT)
@@ -183,6 +223,11 @@ def open_head(sealed: bytes, learner_key: bytes) -> Head:
 def open_layout(data: bytes, head: Head) -> Layout:
     """The layout that `head` names."""
     _check_object(data, head.layout_digest, head.layout_bytes, "layout")
+    return read_layout(data)
+
+
+def read_layout(data: bytes) -> Layout:
+    """A layout from a source that is trusted or proven otherwise; ProtocolError if it makes no sense."""
     layout = decode(data, Layout, cap_bytes=LAYOUT_BYTES)
     if not 0 < layout.total_bytes <= MODEL_BYTES:
         raise ProtocolError(f"a layout of {layout.total_bytes} bytes of weights is no model")
@@ -202,6 +247,8 @@ def open_table(data: bytes, head: Head, layout: Layout) -> ChunkTable:
     # An encoder falls back to "raw", which adds nothing.
     if any(entry.encoded_bytes > span.nbytes for entry, span in zip(table.regions, spans, strict=True)):
         raise ProtocolError("a region's encoding is larger than any encoder makes it")
+    if needs_base(table) and (head.base is None or head.base >= head.version):
+        raise ProtocolError("the chunk table has deltas, and the head names no older version as their base")
     if len(chunk_spans(table)) != len(table.chunk_digests):
         raise ProtocolError("the chunk table names another number of chunks than its regions fill")
     return table

@@ -1,270 +1,213 @@
-"""Versions on disk: what the learner has published, and a sampler's memory-mapped copy. Blocking; call from threads."""
+"""The last few versions on disk, of the learner and of receivers alike. Blocking; call from threads.
+
+A directory holds `layout`, and for each version `V.table`, `V.chunks` and `V.head`. The head is written last and
+removed first: a version without a head does not exist, and whatever else lies there is swept away at the next start.
+"""
 
 from __future__ import annotations
 
-import mmap
-import os
+import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from swarm.broadcast.codec import decode_region, encode_region, tensor_sum
+from swarm.broadcast.chunkfile import ChunkFile
+from swarm.broadcast.disk import DiskFull, replace_file
 from swarm.broadcast.manifest import (
+    HEAD_BYTES,
+    LAYOUT_BYTES,
+    TABLE_BYTES,
     ChunkTable,
-    Codec,
-    Dtype,
     Head,
     Layout,
-    RegionEntry,
-    Span,
-    chunk_spans,
-    regions_of,
-    sign_head,
+    open_head,
+    open_table,
+    read_layout,
 )
-from swarm.errors import ProtocolError
-from swarm.signing import SigningKey, swarm_id_of
+from swarm.errors import ProtocolError, TooLarge
 from swarm.types import VersionId
-from swarm.wire import Digest, digest, encode
-
-CHUNK_BYTES = 256 * 1024
-"""Unit of transfer: 20 ms of a 100 Mbit/s link. The planner will choose it per version."""
+from swarm.wire import Digest, digest
 
 KEEP_VERSIONS = 4
-"""Published versions that stay on the learner's disk in any case."""
+"""Versions that stay on disk in any case: a node that missed three publications goes on by deltas."""
 
 IN_USE_S = 30.0
 MOST_VERSIONS = 16
-"""A version that was asked for within half a minute stays too, up to so many: a slow sampler that began to fetch it
+"""A version that was asked for within half a minute stays too, up to so many: a slow node that began to fetch it
 would otherwise never come to the end of any."""
 
-T = TypeVar("T")
-
-REGIONS_IN_HAND = 8
-"""Regions coded at a time: 32 MiB of encodings at most, whatever the size of the model."""
+MAP_FILES = "weights.*"
+"""The weight map lies beside the versions, and is of the same layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """One version as the learner serves it. `path` holds the encodings end to end."""
+class SignedVersion:
+    """What a version is, and the exact bytes that prove it."""
 
     head: Head
     sealed_head: bytes
     table: ChunkTable
     table_bytes: bytes
-    chunks: tuple[Span, ...]
-    path: Path
 
 
-class PublishedVersions:
-    """The last few versions under `directory`, and their layout."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldVersion(SignedVersion):
+    """A version whose chunks are here, or on their way."""
 
-    def __init__(self, directory: Path, key: SigningKey, layout: Layout) -> None:
+    chunks: ChunkFile
+
+
+class VersionStore:
+    """The versions under `directory` that the owner of `learner_key` signed."""
+
+    def __init__(self, directory: Path, learner_key: bytes) -> None:
+        """Load what a former process left, and drop what is damaged or of another swarm."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-        self._key = key
-        self._versions: dict[VersionId, Published] = {}
+        self.directory = directory
+        self.learner_key = learner_key
+        self.layout: Layout | None = None
+        self.layout_bytes = b""
+        self.layout_digest = b""
+        self._held: dict[VersionId, HeldVersion] = {}
         self._asked_at: dict[VersionId, float] = {}
-        self.layout = layout
-        self.layout_bytes = encode(layout)
-        self.layout_digest = digest(self.layout_bytes)
+        self._changing = threading.RLock()
+        self._load()
 
-    def publish(self, staging: Path, version: VersionId, pool: Executor) -> Published:
-        """Encode the staged weights as `version`, sign its head and keep it. `pool` codes regions in parallel."""
-        path = self._directory / f"{version}.chunks"
-        with mapped(staging, self.layout.total_bytes) as weights:
-            regions = _write_encodings(path, weights, self.layout, pool)
-            sums = tuple(pool.map(lambda s: tensor_sum(weights[s.start : s.start + s.nbytes]), _tensors(self.layout)))
-        table = ChunkTable(
-            regions=tuple(regions),
-            chunk_bytes=CHUNK_BYTES,
-            chunk_digests=_chunk_digests(path),
-            tensor_sums=sums,
-        )
-        published = self._sign(version, table, path)
-        self._versions[version] = published
-        self._prune()
-        return published
+    def set_layout(self, layout_bytes: bytes, layout: Layout) -> None:
+        """The layout of every version to come. Another one than before removes the old versions and the map."""
+        if digest(layout_bytes) == self.layout_digest:
+            return
+        with self._changing:
+            for held in self.versions():
+                self.drop(held.head.version)
+            for path in self.directory.glob(MAP_FILES):
+                path.unlink()
+            replace_file(self.directory / "layout", layout_bytes)
+            self._know_layout(layout_bytes, layout)
 
-    def find(self, version: VersionId) -> Published | None:
-        """The version, if it is still kept; asking keeps it."""
-        if version in self._versions:
+    def begin(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable) -> HeldVersion:
+        """Make room for a version whose head and table were opened; the one that is here if it is known."""
+        held = self._add(sealed_head, head, table_bytes, table, whole=False)
+        self.find(head.version)
+        self.prune()
+        return held
+
+    def add_whole(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable) -> HeldVersion:
+        """A version whose chunks the caller has just written to `chunks_path`, every one of them."""
+        held = self._add(sealed_head, head, table_bytes, table, whole=True)
+        self.prune()
+        return held
+
+    def chunks_path(self, version: VersionId) -> Path:
+        return self.directory / f"{version}.chunks"
+
+    def find(self, version: VersionId) -> HeldVersion | None:
+        """The version, if it is here, complete or not; asking keeps it."""
+        if version in self._held:
             self._asked_at[version] = time.monotonic()
-        return self._versions.get(version)
+        return self._held.get(version)
+
+    def versions(self) -> list[HeldVersion]:
+        """All that are here, the oldest first."""
+        held = dict(self._held)
+        return [held[version] for version in sorted(held)]
+
+    def newest(self, *, complete: bool = False) -> HeldVersion | None:
+        """The newest version; with `complete`, the newest whose chunks are all here."""
+        return next((h for h in reversed(self.versions()) if h.chunks.complete or not complete), None)
 
     def object(self, wanted: Digest) -> bytes | None:
         """The layout or a chunk table by its digest."""
         if wanted == self.layout_digest:
             return self.layout_bytes
-        return next((p.table_bytes for p in self._versions.values() if p.head.table_digest == wanted), None)
+        return next((held.table_bytes for held in self.versions() if held.head.table_digest == wanted), None)
 
-    def _sign(self, version: VersionId, table: ChunkTable, path: Path) -> Published:
-        table_bytes = encode(table)
-        head = Head(
-            swarm=swarm_id_of(self._key.public_bytes),
-            learner_key=self._key.public_bytes,
-            version=version,
-            base=None,
-            layout_digest=self.layout_digest,
-            layout_bytes=len(self.layout_bytes),
-            table_digest=digest(table_bytes),
-            table_bytes=len(table_bytes),
-        )
-        return Published(
-            head=head,
-            sealed_head=sign_head(head, self._key),
-            table=table,
-            table_bytes=table_bytes,
-            chunks=tuple(chunk_spans(table)),
-            path=path,
-        )
+    def drop(self, version: VersionId) -> None:
+        """Remove a version. Who holds it may read it to the end: its mapping outlives its file."""
+        with self._changing:
+            self._held.pop(version, None)
+            self._asked_at.pop(version, None)
+            self._remove_files(str(version))
 
-    def _prune(self) -> None:
+    def prune(self, *, keep: int = KEEP_VERSIONS) -> None:
+        """Drop all but the newest `keep` versions and those in use."""
         now = time.monotonic()
-        self._asked_at = {version: at for version, at in self._asked_at.items() if now - at < IN_USE_S}
-        for version in sorted(self._versions)[:-KEEP_VERSIONS]:
-            if version not in self._asked_at or len(self._versions) > MOST_VERSIONS:
-                self._versions.pop(version).path.unlink()
+        with self._changing:
+            # A copy: `find` is called from other threads without the lock, so that none of them waits for a disk.
+            self._asked_at = {version: at for version, at in dict(self._asked_at).items() if now - at < IN_USE_S}
+            for version in sorted(self._held)[:-keep]:
+                if version not in self._asked_at or len(self._held) > MOST_VERSIONS:
+                    self.drop(version)
 
+    # -- files -----------------------------------------------------------------------------------------------
 
-def read_chunk(published: Published, index: int) -> bytes | None:
-    """Chunk `index` of a version; None if there is no such chunk or the version was pruned meanwhile."""
-    if not 0 <= index < len(published.chunks):
-        return None
-    try:
-        with published.path.open("rb") as file:
-            return os.pread(file.fileno(), published.chunks[index].nbytes, published.chunks[index].start)
-    except FileNotFoundError:
-        return None
+    def _add(
+        self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable, *, whole: bool
+    ) -> HeldVersion:
+        assert head.layout_digest == self.layout_digest, "set_layout comes first"
+        with self._changing:
+            known = self._held.get(head.version)
+            if known is not None and known.head == head:
+                return known
+            if known is not None:
+                raise ProtocolError(f"the learner signed two different versions {head.version}")
+            chunks = self._write(sealed_head, head, table_bytes, table, whole)
+            held = HeldVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes, chunks=chunks)
+            self._held[head.version] = held
+            return held
 
-
-class WeightMap:
-    """A sampler's copy of the weights: one flat file in layout order, overwritten region by region.
-
-    Who keeps it whole for its reader: the worker never lets an apply and an engine's copy run at the same time.
-    `version` is None while regions of two versions may be mixed.
-    """
-
-    def __init__(self, directory: Path, layout: Layout) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.layout = layout
-        self.path = directory / "weights.bin"
-        self.version: VersionId | None = None
-        self._incoming = directory / "incoming.chunks"
-        self._chunks: list[Span] = []
-        with self.path.open("wb") as file:
-            file.truncate(layout.total_bytes)
-
-    def start(self, table: ChunkTable) -> None:
-        """Make room for the chunks of a version."""
-        self._chunks = chunk_spans(table)
-        with self._incoming.open("wb") as file:
-            file.truncate(table.encoded_bytes)
-
-    def store(self, table: ChunkTable, index: int, data: bytes) -> None:
-        """Keep chunk `index` of the version that was started; ProtocolError unless it is the signed one (I2)."""
-        span = self._chunks[index]
-        if len(data) != span.nbytes or digest(data) != table.chunk_digests[index]:
-            raise ProtocolError(f"chunk {index} is not the one that the chunk table names")
-        with self._incoming.open("r+b") as file:
-            os.pwrite(file.fileno(), data, span.start)
-
-    def apply(self, head: Head, table: ChunkTable, pool: Executor) -> None:
-        """Decode the stored chunks over the map. Every region is checked before it is written (I2)."""
-        self.version = None
-        with self._incoming.open("rb") as encoded, self.path.open("r+b") as weights:
-            for jobs in _windows(_decode_jobs(table, self.layout)):
-                list(pool.map(lambda job: _apply_region(job, encoded.fileno(), weights.fileno()), jobs))
-        self._incoming.unlink()
-        self.version = head.version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DecodeJob:
-    entry: RegionEntry
-    encoded: Span
-    decoded: Span
-    dtype: Dtype
-
-
-@contextmanager
-def mapped(path: Path, nbytes: int) -> Iterator[memoryview]:
-    """A read-only view of the first `nbytes` bytes of a file."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as view:
-        whole = memoryview(view)
+    def _write(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable, whole: bool) -> ChunkFile:
+        name = str(head.version)
         try:
-            yield whole
-        finally:
-            whole.release()
+            chunks = ChunkFile(self.chunks_path(head.version), table, whole=whole)
+            replace_file(self.directory / f"{name}.table", table_bytes)
+            replace_file(self.directory / f"{name}.head", sealed_head)
+        except DiskFull:
+            self._remove_files(name)
+            raise
+        return chunks
 
+    def _load(self) -> None:
+        path = self.directory / "layout"
+        try:
+            content = _read_capped(path, LAYOUT_BYTES)
+            self._know_layout(content, read_layout(content))
+        except (FileNotFoundError, ProtocolError):
+            path.unlink(missing_ok=True)
+        for path in sorted(self.directory.glob("*.head")):
+            try:
+                self._load_version(path)
+            except (FileNotFoundError, ProtocolError):
+                self._remove_files(path.stem)
+        kept = {str(version) for version in self._held}
+        for pattern in ("*.head", "*.table", "*.chunks", "*.partial"):
+            for path in self.directory.glob(pattern):
+                if path.suffix == ".partial" or path.stem not in kept:
+                    path.unlink()
+        self._asked_at.clear()
+        self.prune()
 
-def _write_encodings(path: Path, weights: memoryview, layout: Layout, pool: Executor) -> list[RegionEntry]:
-    entries: list[RegionEntry] = []
-    dtypes = _region_dtypes(layout)
-    with path.open("wb") as file:
-        for jobs in _windows(list(zip(regions_of(layout), dtypes, strict=True))):
-            for entry, encoded in pool.map(lambda job: _encode_one(weights, *job), jobs):
-                file.write(encoded)
-                entries.append(entry)
-    return entries
-
-
-def _encode_one(weights: memoryview, span: Span, dtype: Dtype) -> tuple[RegionEntry, bytes]:
-    with weights[span.start : span.start + span.nbytes] as data:
-        codec: Codec
-        codec, encoded = encode_region(data, dtype)
-        entry = RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(data))
-    return entry, encoded
-
-
-def _apply_region(job: _DecodeJob, encoded: int, weights: int) -> None:
-    data = os.pread(encoded, job.encoded.nbytes, job.encoded.start)
-    content = decode_region(job.entry.codec, data, job.decoded.nbytes, job.dtype)
-    if digest(content) != job.entry.decoded_digest:
-        raise ProtocolError(f"the region at {job.decoded.start} does not decode to what the learner signed")
-    os.pwrite(weights, content, job.decoded.start)
-
-
-def _decode_jobs(table: ChunkTable, layout: Layout) -> list[_DecodeJob]:
-    jobs: list[_DecodeJob] = []
-    at = 0
-    for entry, span, dtype in zip(table.regions, regions_of(layout), _region_dtypes(layout), strict=True):
-        jobs.append(
-            _DecodeJob(entry=entry, encoded=Span(start=at, nbytes=entry.encoded_bytes), decoded=span, dtype=dtype)
+    def _load_version(self, path: Path) -> None:
+        sealed_head = _read_capped(path, HEAD_BYTES)
+        head = open_head(sealed_head, self.learner_key)
+        if self.layout is None or head.layout_digest != self.layout_digest or path.stem != str(head.version):
+            raise ProtocolError("this version is of another model")
+        table_bytes = _read_capped(path.with_suffix(".table"), TABLE_BYTES)
+        table = open_table(table_bytes, head, self.layout)
+        chunks = ChunkFile(self.chunks_path(head.version), table)
+        self._held[head.version] = HeldVersion(
+            head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes, chunks=chunks
         )
-        at += entry.encoded_bytes
-    return jobs
+
+    def _know_layout(self, layout_bytes: bytes, layout: Layout) -> None:
+        self.layout, self.layout_bytes, self.layout_digest = layout, layout_bytes, digest(layout_bytes)
+
+    def _remove_files(self, name: str) -> None:
+        for ending in ("head", "table", "chunks", "chunks.partial"):
+            (self.directory / f"{name}.{ending}").unlink(missing_ok=True)
 
 
-def _region_dtypes(layout: Layout) -> list[Dtype]:
-    """The dtype of each region: regions never cross from one dtype to another."""
-    tensors = deque(zip(_tensors(layout), layout.tensors, strict=True))
-    dtypes: list[Dtype] = []
-    for region in regions_of(layout):
-        while tensors[0][0].start + tensors[0][0].nbytes <= region.start:
-            tensors.popleft()
-        dtypes.append(tensors[0][1].dtype)
-    return dtypes
-
-
-def _tensors(layout: Layout) -> list[Span]:
-    spans: list[Span] = []
-    at = 0
-    for tensor in layout.tensors:
-        spans.append(Span(start=at, nbytes=tensor.nbytes))
-        at += tensor.nbytes
-    return spans
-
-
-def _chunk_digests(path: Path) -> tuple[bytes, ...]:
-    with path.open("rb") as file:
-        return tuple(digest(data) for data in iter(lambda: file.read(CHUNK_BYTES), b""))
-
-
-def _windows(items: list[T]) -> Iterator[list[T]]:
-    for at in range(0, len(items), REGIONS_IN_HAND):
-        yield items[at : at + REGIONS_IN_HAND]
+def _read_capped(path: Path, cap_bytes: int) -> bytes:
+    if path.stat().st_size > cap_bytes:
+        raise TooLarge(f"{path.name} is over the cap of {cap_bytes} bytes")
+    return path.read_bytes()

@@ -21,13 +21,14 @@ from aiohttp import web
 from swarm.errors import UserError
 from swarm.http import ON_SIGNED, Crowded, Handler, guard
 from swarm.node.limits import Gate, Guest, Limits
+from swarm.stream import PREAMBLE, Incoming, receive_exactly, start_tls, tune, wait_for
 from swarm.types import NodeId
 
 SHUTDOWN_S = 1.0
 """Open requests get this long when the node stops: held questions would otherwise keep it for their whole wait."""
 
 HANDSHAKE_S = 10.0
-"""Time limit of a TLS handshake, within which its connection is counted already."""
+"""Time limit of a first byte and of a TLS handshake, within which a connection is counted already."""
 
 CLOSE_S = 2.0
 """How long a peer may take to agree to the end of TLS: nothing is lost if it does not."""
@@ -77,6 +78,7 @@ class NodeServer:
         tls: ssl.SSLContext | None = None,
         limits: Limits | None = None,
         counted: Sequence[Counter[str]] = (),
+        on_stream: Callable[[Incoming], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._app = web.Application(middlewares=[self._limit, guard])
         self._app.add_routes(routes)
@@ -84,6 +86,7 @@ class NodeServer:
         self._app.on_response_prepare.append(_drop_needless_headers)
         self._status = status
         self._tls = tls
+        self._on_stream = on_stream
         self._gate = Gate(limits or Limits())
         self._refused: Counter[str] = Counter()
         self._counted = (self._refused, self._gate.refused, *counted)
@@ -152,8 +155,10 @@ class NodeServer:
                 self._start(self._serve(connected, guest))
 
     async def _serve(self, connected: socket.socket, guest: Guest) -> None:
-        """Shake hands where there is TLS; then the connection lives by itself."""
+        """Shake hands where there is TLS; then the connection lives by itself. Streams go another way."""
         assert self._runner.server is not None
+        if await self._is_stream(connected, guest):
+            return
         handler = self._runner.server()
         self._guests[handler] = guest
         begun = False
@@ -172,6 +177,34 @@ class NodeServer:
         finally:
             if not begun:
                 self._leave(handler)
+
+    async def _is_stream(self, connected: socket.socket, guest: Guest) -> bool:
+        """Whether the connection is dealt with: it is a stream (stream.py), or it is no more."""
+        taken = False
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                connected.setblocking(False)
+                await wait_for(connected, writable=False)
+                if self._on_stream is None or connected.recv(1, socket.MSG_PEEK) != PREAMBLE[:1]:
+                    return False
+                if await receive_exactly(connected, len(PREAMBLE)) != PREAMBLE:
+                    raise ConnectionResetError("neither HTTP nor a stream")
+                tune(connected)
+                if self._tls is not None:
+                    connected = await start_tls(connected, self._tls, server_side=True)
+            taken = True
+            prove = lambda node: self._prove(guest, node)  # noqa: E731
+            await self._on_stream(Incoming(connected, prove, lambda: self._gate.leave(guest)))
+        except (OSError, TimeoutError):
+            self._refused["handshake"] += 1
+            connected.close()
+            self._gate.leave(guest)
+        except asyncio.CancelledError:
+            if not taken:
+                connected.close()
+                self._gate.leave(guest)
+            raise
+        return True
 
     def _leave(self, handler: asyncio.Protocol) -> None:
         if (guest := self._guests.pop(handler, None)) is not None:

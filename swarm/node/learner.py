@@ -291,13 +291,16 @@ class LearnerNode:
             self._overtaken.clear()
             if self._versions_published:
                 self._say("others know a later run of this learner: publishing under the next incarnation")
-                await self._publish(self._staged_step)
+                await self._publish(self._staged_step, anew=True)
 
-    async def _publish(self, step: int) -> None:
+    async def _publish(self, step: int, *, anew: bool = False) -> None:
         # Another run under the same key is another incarnation: its versions are newer than all of those before it.
         version = VersionId(incarnation=self._network.generation - 1, version=step)
         async with self._staging:
-            published = await self._broadcast.publish(self._trainer.staging, version)
+            if anew:
+                published = await self._broadcast.republish(version)
+            else:
+                published = await self._broadcast.publish(self._trainer.staging, version)
         self._network.published(published.sealed_head)
         self._network.set_profile(Profile(held=version, engine="learner"))
         self._versions_published += 1

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from swarm.broadcast.manifest import Head, Layout
 from swarm.broadcast.service import Fetcher
-from swarm.broadcast.store import WeightMap
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.node.hello import Hello
 from swarm.node.link import LearnerLink, SwarmChanged
@@ -76,12 +75,10 @@ class Session:
         self._status = status
         self._on_change = on_change
         self._say = say
-        self._directory = directory
-        self._fetcher = Fetcher(link, hello.learner_key)
+        self._fetcher = Fetcher(link, hello.learner_key, directory / "versions")
         self._client = RolloutClient(link, node, hello.learner_key)
         self._layout: Layout | None = None
         self._layout_digest = b""
-        self._map: WeightMap | None = None
         self._prefetch = asyncio.Semaphore(1)
         self._work: asyncio.Queue[list[SealedLease]] = asyncio.Queue(maxsize=1)
         self._in_hand: set[SampleName] = set()
@@ -113,29 +110,28 @@ class Session:
 
     async def _refresh(self) -> None:
         while True:
-            head = await self._fetcher.newer_head(self._engine.installed)
-            if head is None:
+            found = await self._fetcher.newer_head(self._engine.installed)
+            if found is None:
                 continue
+            head, sealed_head = found
             try:
-                await self._take(head)
+                await self._take(head, sealed_head)
             except ProtocolError as fault:
                 # Altered on the way, or pruned while it was fetched; either way the newest head is asked for again.
                 self._say(f"version {head.version} was not taken and the newest is fetched again: {fault}")
                 await asyncio.sleep(REFETCH_S)
 
-    async def _take(self, head: Head) -> None:
+    async def _take(self, head: Head, sealed_head: bytes) -> None:
         """Fetch, verify, apply and install one version; the engine goes on with the old one until the last step."""
-        if self._layout is None or self._map is None:
+        if self._layout is None:
             await self._load(head)
             # Meanwhile other versions were published, and this one may be gone: ask for the newest again.
             return
         if head.layout_digest != self._layout_digest:
             raise SwarmChanged("the learner now trains another model")
-        table = await self._fetcher.table(head, self._layout)
-        await self._fetcher.chunks(head, table, self._map)
-        await self._fetcher.apply(head, table, self._map)
+        table, weights = await self._fetcher.fetch(head, sealed_head, self._layout)
         self._status.fetched = head.version
-        await self._engine.install(head, table, self._map.path)
+        await self._engine.install(head, table, weights)
         self._on_change()
         async with self._installed:
             self._installed.notify_all()
@@ -144,7 +140,6 @@ class Session:
         """Build the model that the swarm trains, and room for its weights."""
         layout = await self._fetcher.layout(head)
         started = await self._engine.load(layout)
-        self._map = await asyncio.to_thread(WeightMap, self._directory, layout)
         self._layout, self._layout_digest = layout, head.layout_digest
         self._say(f"engine: {started.engine} on {started.device} in {started.dtype}")
 

@@ -29,7 +29,7 @@ from swarm.broadcast.manifest import (
     regions_of,
     sign_head,
 )
-from swarm.broadcast.store import Published
+from swarm.broadcast.store import HeldVersion
 from swarm.errors import ProtocolError
 from swarm.types import VersionId
 from swarm.wire import digest, encode
@@ -37,7 +37,7 @@ from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, SWARM_OF_KEY, layout, p
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+def published(tmp_path_factory: pytest.TempPathFactory) -> HeldVersion:
     return publish(tmp_path_factory.mktemp("learner"), MIXED_LAYOUT, weights_of(MIXED_LAYOUT, 0))
 
 
@@ -106,12 +106,12 @@ def test_a_tensors_size_follows_from_shape_and_dtype(dtype: Dtype, shape: tuple[
     assert TensorSpec(name="t", dtype=dtype, shape=shape).nbytes == nbytes
 
 
-def test_chunks_cut_the_encodings_at_equal_places(published: Published) -> None:
+def test_chunks_cut_the_encodings_at_equal_places(published: HeldVersion) -> None:
     table = published.table
     spans = chunk_spans(table)
     assert [span.start for span in spans] == [i * table.chunk_bytes for i in range(len(spans))]
     assert {span.nbytes for span in spans[:-1]} == {table.chunk_bytes}
-    assert sum(span.nbytes for span in spans) == table.encoded_bytes == published.path.stat().st_size
+    assert sum(span.nbytes for span in spans) == table.encoded_bytes == published.chunks.path.stat().st_size
 
 
 # -- heads ---------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def opened_table(table: ChunkTable) -> ChunkTable:
     return open_table(data, head_of(table_bytes=data), MIXED_LAYOUT)
 
 
-def test_a_table_opens_from_exactly_the_bytes_that_the_head_names(published: Published) -> None:
+def test_a_table_opens_from_exactly_the_bytes_that_the_head_names(published: HeldVersion) -> None:
     head, data = published.head, published.table_bytes
     assert open_table(data, head, MIXED_LAYOUT) == published.table
     for other in (data + b"\0", data[:-1], data[:-1] + bytes([data[-1] ^ 1])):
@@ -248,7 +248,7 @@ def _resized(table: ChunkTable, nbytes: int) -> tuple[RegionEntry, ...]:
     return (first, *table.regions[1:])
 
 
-def test_a_table_that_does_not_fit_the_layout_is_refused(published: Published) -> None:
+def test_a_table_that_does_not_fit_the_layout_is_refused(published: HeldVersion) -> None:
     table = published.table
     assert opened_table(table) == table
     digests, regions = table.chunk_digests, table.regions
@@ -270,12 +270,12 @@ def test_a_table_that_does_not_fit_the_layout_is_refused(published: Published) -
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 1, 16 * 1024 - 1, 4 * 1024 * 1024 + 1])
-def test_a_chunk_size_out_of_bounds_is_refused(published: Published, chunk_bytes: int) -> None:
+def test_a_chunk_size_out_of_bounds_is_refused(published: HeldVersion, chunk_bytes: int) -> None:
     with pytest.raises(ProtocolError):
         opened_table(msgspec.structs.replace(published.table, chunk_bytes=chunk_bytes))
 
 
-def test_two_versions_of_one_layout_share_its_digest(published: Published, tmp_path: Path) -> None:
+def test_two_versions_of_one_layout_share_its_digest(published: HeldVersion, tmp_path: Path) -> None:
     later = publish(tmp_path, MIXED_LAYOUT, weights_of(MIXED_LAYOUT, 1), version=1)
     assert later.head.layout_digest == published.head.layout_digest
     assert later.head.table_digest != published.head.table_digest

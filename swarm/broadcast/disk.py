@@ -1,0 +1,96 @@
+"""Files under a state directory: room is taken beforehand, small files are replaced whole. Blocking."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swarm.errors import UserError
+
+SPARE_BYTES = 64 * 1024 * 1024
+"""Left free on the disk: logs, the journal and other programs want to go on too."""
+
+BLOCK_BYTES = 512
+"""Unit of st_blocks, whatever the file system's own blocks are."""
+
+
+class DiskFull(UserError):
+    """The disk has no room for what is to be kept. The message says how much to free, and where."""
+
+
+def require_room(directory: Path, nbytes: int, what: str) -> None:
+    """DiskFull unless `nbytes` more fit on the disk of `directory`."""
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if nbytes and free < nbytes + SPARE_BYTES:
+        raise _full(directory, what, nbytes + SPARE_BYTES - free)
+
+
+def allocate(descriptor: int, nbytes: int, path: Path) -> None:
+    """Give an open file exactly `nbytes`, with blocks behind all of them; DiskFull if the disk has not as many.
+
+    A write through a memory map into a block that the disk cannot give kills the process (SIGBUS); so the blocks are
+    taken before.
+    """
+    state = os.fstat(descriptor)
+    if state.st_size != nbytes:
+        os.ftruncate(descriptor, min(nbytes, state.st_size))
+    require_room(path.parent, max(0, nbytes - min(nbytes, state.st_blocks * BLOCK_BYTES)), path.name)
+    if nbytes == 0:
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        raise disk_error(error, path, nbytes) from error
+
+
+def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int, path: Path) -> None:
+    """Write all of `data` at `start`."""
+    left = memoryview(data).cast("B")
+    try:
+        while left:
+            written = os.pwrite(descriptor, left, start)
+            left, start = left[written:], start + written
+    except OSError as error:
+        raise disk_error(error, path, len(left)) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a small file: after a crash it is as it was, or holds `content` whole."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, path, len(content)) from error
+    partial.replace(path)
+
+
+@contextmanager
+def mapped(path: Path, nbytes: int) -> Iterator[memoryview]:
+    """A read-only view of the first `nbytes` bytes of a file."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as view:
+        whole = memoryview(view)
+        try:
+            yield whole
+        finally:
+            whole.release()
+
+
+def disk_error(error: OSError, path: Path, nbytes: int) -> Exception:
+    """DiskFull where that is the reason, else the error itself."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return _full(path.parent, path.name, nbytes + SPARE_BYTES) if full else error
+
+
+def _full(directory: Path, what: str, missing: int) -> DiskFull:
+    return DiskFull(
+        f"the disk of {directory} has no room for {what}: free {-(-missing // 1_000_000)} MB there, "
+        "or pass a --state-dir on another disk"
+    )

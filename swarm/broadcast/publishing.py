@@ -1,0 +1,169 @@
+"""Publishing on the learner's disk: staged weights to encodings, a chunk table, a signed head. Blocking."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from swarm.broadcast.codec import encode_region, tensor_sum
+from swarm.broadcast.disk import disk_error, mapped, require_room
+from swarm.broadcast.manifest import (
+    ChunkTable,
+    Head,
+    Layout,
+    RegionEntry,
+    Span,
+    needs_base,
+    sign_head,
+    tensor_spans,
+)
+from swarm.broadcast.store import HeldVersion, VersionStore
+from swarm.broadcast.weights import open_weights
+from swarm.signing import SigningKey, swarm_id_of
+from swarm.types import VersionId
+from swarm.wire import digest, encode
+
+REGIONS_IN_HAND = 8
+"""Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model."""
+
+FULL_RATIO = 0.68
+"""What the full encoding of bf16 weights takes of their bytes: the measured figure for N(0, 0.02)."""
+
+
+class PublishedVersions:
+    """The learner's versions under `directory`, of one layout, and the raw weights of the newest as a weight map.
+
+    What a former process published under the same key is found again and can be sent on.
+    """
+
+    def __init__(self, directory: Path, key: SigningKey, layout: Layout) -> None:
+        self._key = key
+        self._layout = layout
+        self.store = VersionStore(directory, key.public_bytes)
+        self.store.set_layout(encode(layout), layout)
+        for held in self.store.versions():
+            if not held.chunks.complete:
+                # It was announced, but its encodings were lost with the power: nobody can be given it any more.
+                self.store.drop(held.head.version)
+        self.weights = open_weights(self.store)
+
+    @property
+    def newest(self) -> HeldVersion | None:
+        return self.store.newest()
+
+    def publish(
+        self, staging: Path, version: VersionId, chunk_bytes: int, pool: Executor, *, full: bool = False
+    ) -> HeldVersion:
+        """Encode the staged weights as `version` and keep them; `pool` codes regions in parallel.
+
+        Deltas refer to the version published before, unless `full`. The staging file must not change meanwhile;
+        afterwards it holds other bytes, and the next staging writes it whole. DiskFull leaves everything as it was.
+        """
+        with mapped(staging, self._layout.total_bytes) as fresh:
+            held = self._encode(fresh, version, chunk_bytes, pool, full)
+        self.weights.exchange(staging, held)
+        return held
+
+    def republish(self, version: VersionId, chunk_bytes: int, pool: Executor) -> HeldVersion:
+        """The newest version's weights once more, as `version`."""
+        with mapped(self.weights.path, self._layout.total_bytes) as same:
+            held = self._encode(same, version, chunk_bytes, pool, full=False)
+        self.weights.apply(held)
+        return held
+
+    def _encode(
+        self, fresh: memoryview, version: VersionId, chunk_bytes: int, pool: Executor, full: bool
+    ) -> HeldVersion:
+        newest = self.newest
+        assert newest is None or version > newest.head.version
+        # After damage to the map there is nothing to refer to.
+        base = newest if newest is not None and newest.head.version == self.weights.version and not full else None
+        require_room(self.store.directory, self._expected_bytes(base), f"version {version}")
+        path = self.store.chunks_path(version)
+        partial = path.with_name(path.name + ".partial")
+        try:
+            with partial.open("wb") as file:
+                written = _ChunkWriter(file, chunk_bytes)
+                entries = [written.add(region) for region in self._encodings(fresh, base is not None, pool)]
+                digests = written.end()
+        except OSError as error:
+            partial.unlink()
+            raise disk_error(error, path, self._layout.total_bytes) from error
+        sums = tuple(pool.map(lambda span: tensor_sum(_part(fresh, span)), tensor_spans(self._layout)))
+        table = ChunkTable(
+            regions=tuple(entries), chunk_bytes=chunk_bytes, chunk_digests=tuple(digests), tensor_sums=sums
+        )
+        os.replace(partial, path)
+        return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
+
+    def _encodings(self, fresh: memoryview, delta: bool, pool: Executor) -> Iterator[_Encoded]:
+        weights = self.weights
+
+        def encode_one(index: int) -> _Encoded:
+            data = _part(fresh, weights.regions[index])
+            base = weights.content(index) if delta else None
+            codec, encoded = encode_region(data, weights.dtypes[index], base)
+            entry = RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(data))
+            return _Encoded(entry=entry, encoded=encoded)
+
+        for at in range(0, len(weights.regions), REGIONS_IN_HAND):
+            yield from pool.map(encode_one, range(at, min(at + REGIONS_IN_HAND, len(weights.regions))))
+
+    def _sign(self, version: VersionId, base: VersionId | None, table: ChunkTable) -> HeldVersion:
+        table_bytes = encode(table)
+        head = Head(
+            swarm=swarm_id_of(self._key.public_bytes),
+            learner_key=self._key.public_bytes,
+            version=version,
+            base=base,
+            layout_digest=self.store.layout_digest,
+            layout_bytes=len(self.store.layout_bytes),
+            table_digest=digest(table_bytes),
+            table_bytes=len(table_bytes),
+        )
+        return self.store.add_whole(sign_head(head, self._key), head, table_bytes, table)
+
+    def _expected_bytes(self, base: HeldVersion | None) -> int:
+        """A delta is about as large as the last one was."""
+        if base is not None and base.head.base is not None:
+            return base.table.encoded_bytes
+        return int(FULL_RATIO * self._layout.total_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Encoded:
+    entry: RegionEntry
+    encoded: bytes
+
+
+class _ChunkWriter:
+    """Writes encodings end to end and notes the digest of every chunk that they fill."""
+
+    def __init__(self, file: BinaryIO, chunk_bytes: int) -> None:
+        self._file = file
+        self._chunk_bytes = chunk_bytes
+        self._open = bytearray()
+        self._digests: list[bytes] = []
+
+    def add(self, region: _Encoded) -> RegionEntry:
+        self._file.write(region.encoded)
+        self._open += region.encoded
+        whole = len(self._open) // self._chunk_bytes * self._chunk_bytes
+        for at in range(0, whole, self._chunk_bytes):
+            self._digests.append(digest(self._open[at : at + self._chunk_bytes]))
+        del self._open[:whole]
+        return region.entry
+
+    def end(self) -> list[bytes]:
+        if self._open:
+            self._digests.append(digest(self._open))
+        self._file.flush()
+        return self._digests
+
+
+def _part(whole: memoryview, span: Span) -> memoryview:
+    return whole[span.start : span.start + span.nbytes]

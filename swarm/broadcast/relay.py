@@ -1,0 +1,428 @@
+"""A receiver's part in a mesh of depth two: relay what the seeder deals to it, keep the rest, ask for what is missing.
+
+Theory of operation (Mutualcast; the rules were found by measurement, docs/broadcast.md). Every chunk is dealt to one
+relay, which sends it to all its links. How many chunks a relay is dealt follows from credit: it grants one whenever the
+copies that wait in its queues, per child, and the chunks on their way to it are fewer than its window. The gate is on
+the sum of the queues, so that one slow child does not slow the others. A leaf has links to publics alone: it sends its
+chunks to these, and one of them, named by the seeder, forwards them to the other leaves; forward credit works alike.
+
+Nothing that a peer says is believed further than this transfer: a lie costs time, never bytes (I2 is the shell's).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from swarm.broadcast.notes import (
+    MAX_INDICES,
+    AllDealt,
+    Complete,
+    Credit,
+    Done,
+    Have,
+    Kind,
+    Note,
+    Recall,
+    Send,
+    Want,
+    has_bit,
+)
+from swarm.broadcast.window import Window
+from swarm.types import NodeId
+
+TICK_S = 0.1
+"""How often rates are measured and missing chunks are looked for."""
+
+RATE_S = 1.0
+"""Rates are of the last second or so."""
+
+STALLED_QUEUE = 8
+"""A child that has more waiting and gets under half of the average rate is stalled: a moving average of a second
+tells that from bad luck."""
+
+QUIET_S = 2.0
+"""Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
+
+ASK_AGAIN_S = 1.0
+"""A chunk that was asked for and did not come is asked for elsewhere: longer than a round trip and a queue."""
+
+Duty = list[int]
+"""[index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk."""
+
+
+class _Child:
+    """One link to another receiver."""
+
+    __slots__ = ("busy", "complete", "deferred", "has", "leaf", "notes", "queue", "rate", "sent", "stalled", "wanted")
+
+    def __init__(self, leaf: bool) -> None:
+        self.leaf = leaf
+        self.queue: deque[tuple[int, Kind, Duty | None]] = deque()
+        self.deferred: deque[int] = deque()
+        self.wanted: deque[int] = deque()
+        self.notes: deque[Note] = deque()
+        self.busy: Duty | None = None
+        self.stalled = False
+        self.complete = False
+        self.has = bytearray()
+        self.sent = 0
+        self.rate = 0.0
+
+    def holds(self, index: int) -> bool:
+        return self.complete or has_bit(self.has, index)
+
+    def waits(self) -> bool:
+        return bool(self.notes or self.queue or self.wanted or self.deferred)
+
+
+class Relay:
+    """A Courier for one receiver. `have` is what a former life left, `leaf` whether this node dials out only."""
+
+    def __init__(
+        self, seeder: NodeId, count: int, chunk_bytes: int, *, leaf: bool, now: float, have: bytes = b""
+    ) -> None:
+        self._seeder = seeder
+        self._count = count
+        self._chunk_bytes = chunk_bytes
+        self._leaf = leaf
+        self._have = bytearray(have.ljust(-(-count // 8), b"\0"))
+        self._missing = count - sum(has_bit(have, i) for i in range(count))
+        self._children: dict[NodeId, _Child] = {}
+        self._to_seeder: deque[Note] = deque()
+        self._linked = False
+        self._copies = Window(start=4, least=1, floor=4)
+        self._forwards = Window(start=8, least=2, floor=8)
+        self._queued_copies = 0
+        self._queued_forwards = 0
+        self._epoch = 0
+        self._granted = [0, 0]
+        self._done: tuple[list[int], list[int]] = ([], [])
+        self._all_dealt = False
+        self._asked: dict[int, float] = {}
+        self._asked_of: dict[int, NodeId] = {}
+        self._cursor = 0
+        self._tries = 0
+        self._arrived_at = now
+        self._ticked_at = now
+        self._rate = 0.0
+        self._fresh_rate = 0.0
+        self._fresh = 0
+        self._dirty: dict[NodeId, None] = {}
+        self.complete = self._missing == 0
+
+    # -- links -----------------------------------------------------------------------------------------------
+
+    def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
+        news: list[Note] = [Complete()] if self.complete else []
+        if not self.complete and self._missing < self._count:
+            news = [Have(bitmap=bytes(self._have))]
+        if peer == self._seeder:
+            self._linked = True
+            # The other end counts anew.
+            self._epoch = 0
+            self._copies.out = self._forwards.out = 0
+            self._granted = [0, 0]
+            self._to_seeder = deque(news)
+        else:
+            child = self._children[peer] = _Child(leaf)
+            child.notes.extend(news)
+        self._dirty[peer] = None
+        self._grant()
+
+    def leave(self, peer: NodeId, *, now: float) -> None:
+        if peer == self._seeder:
+            self._linked = False
+            return
+        child = self._children.pop(peer, None)
+        self._dirty.pop(peer, None)
+        if child is None:
+            return
+        self._unqueue(child)
+        self._dequeued(child.busy)
+        for index in [i for i, asked in self._asked_of.items() if asked == peer]:
+            del self._asked[index], self._asked_of[index]
+        self._grant()
+
+    # -- what comes ------------------------------------------------------------------------------------------
+
+    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+        self._arrived_at = now
+        self._keep(peer, index)
+        if kind is Kind.FRESH and peer == self._seeder:
+            self._fresh += 1
+            self._copies.arrived(self._queued_copies / max(1, len(self._children)))
+            self._relay(index, via)
+        elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
+            leaves = [c for c in self._leaves() if c is not source]
+            self._forwards.arrived(self._queued_forwards / max(1, len(leaves)), self._backlog())
+            self._queue(index, [(c, Kind.COPY) for c in leaves], forward=True)
+        if self._asked and len(self._asked) < MAX_INDICES // 2:
+            self._ask(now)
+        self._grant()
+
+    def heard(self, peer: NodeId, note: Note, *, now: float) -> None:
+        if isinstance(note, Recall | AllDealt):
+            if peer == self._seeder:
+                self._obey(note, now)
+            return
+        if (child := self._children.get(peer)) is None:
+            return
+        match note:
+            case Have(bitmap=bitmap):
+                child.has = bytearray(bitmap[: len(self._have)])
+            case Complete():
+                child.complete = True
+                self._unqueue(child)
+                self._grant()
+            case Want(indices=indices):
+                self._promise(child, indices)
+                self._dirty[peer] = None
+            case _:
+                pass  # Credit and Done are for the seeder
+
+    # -- what goes -------------------------------------------------------------------------------------------
+
+    def next_for(self, peer: NodeId, *, now: float) -> Note | Send | None:
+        if peer == self._seeder:
+            return self._next_note() if self._linked else None
+        child = self._children.get(peer)
+        if child is None:
+            return None
+        if child.notes:
+            return child.notes.popleft()
+        while child.queue:
+            index, kind, duty = child.queue.popleft()
+            if child.holds(index) and kind is not Kind.FORWARD:
+                self._dequeued(duty)
+                continue
+            child.busy = duty
+            return Send(index, kind)
+        if child.wanted:
+            return Send(child.wanted.popleft(), Kind.COPY)
+        if child.deferred and not self._queued_copies:
+            return Send(child.deferred.popleft(), Kind.COPY)
+        if child.stalled and not child.deferred:
+            child.stalled = False
+        return None
+
+    def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
+        if (child := self._children.get(peer)) is None:
+            return
+        child.sent += 1
+        duty, child.busy = child.busy, None
+        if duty is not None:
+            self._dequeued(duty)
+            self._grant()
+
+    def ready(self) -> list[NodeId]:
+        peers = list(self._dirty)
+        self._dirty.clear()
+        return peers
+
+    def deadline(self) -> float | None:
+        return self._ticked_at + TICK_S
+
+    def tick(self, *, now: float) -> None:
+        elapsed = max(now - self._ticked_at, 1e-3)
+        self._ticked_at = now
+        self._measure(elapsed)
+        self._defer_stalled()
+        if not self.complete and (self._all_dealt or now - self._arrived_at > QUIET_S):
+            self._ask(now)
+        if not self._queued_copies:
+            self._dirty.update((peer, None) for peer, child in self._children.items() if child.deferred)
+        self._grant()
+
+    # -- chunks ----------------------------------------------------------------------------------------------
+
+    def _keep(self, peer: NodeId, index: int) -> None:
+        if (child := self._children.get(peer)) is not None and not child.complete:
+            _set_bit(child.has, index, len(self._have))
+        self._asked.pop(index, None)
+        self._asked_of.pop(index, None)
+        if has_bit(self._have, index):
+            return
+        self._have[index >> 3] |= 1 << (index & 7)
+        self._missing -= 1
+        if self._missing == 0:
+            self.complete = True
+            self._tell_all(Complete())
+
+    def _relay(self, index: int, via: NodeId | None) -> None:
+        copies = [(c, Kind.FORWARD if self._leaf and peer == via else Kind.COPY) for peer, c in self._children.items()]
+        self._queue(index, copies, forward=False)
+
+    def _queue(self, index: int, copies: list[tuple[_Child, Kind]], *, forward: bool) -> None:
+        duty: Duty = [index, 0, int(forward)]
+        for child, kind in copies:
+            if child.holds(index) and kind is Kind.COPY:
+                continue
+            if child.stalled:
+                child.deferred.append(index)
+                continue
+            if kind is Kind.FORWARD:
+                # Others wait for it; before the copies, that is, behind the forwards.
+                place = next((i for i, entry in enumerate(child.queue) if entry[1] is not Kind.FORWARD), None)
+                child.queue.insert(len(child.queue) if place is None else place, (index, kind, duty))
+            else:
+                child.queue.append((index, kind, duty))
+            duty[1] += 1
+        self._queued_copies += duty[1]
+        self._queued_forwards += duty[1] if forward else 0
+        self._dirty.update(dict.fromkeys(self._children))
+        if not duty[1]:
+            self._report(duty)
+
+    def _dequeued(self, duty: Duty | None) -> None:
+        if duty is not None:
+            self._discharge(duty)
+
+    def _discharge(self, duty: Duty) -> None:
+        """One send of `duty` is done, or will never be."""
+        self._queued_copies -= 1
+        self._queued_forwards -= duty[2]
+        duty[1] -= 1
+        if duty[1] == 0:
+            self._report(duty)
+
+    def _report(self, duty: Duty) -> None:
+        self._done[duty[2]].append(duty[0])
+        self._dirty[self._seeder] = None
+
+    def _unqueue(self, child: _Child) -> None:
+        for _, _, duty in child.queue:
+            self._dequeued(duty)
+        child.queue.clear()
+        child.deferred.clear()
+        child.wanted.clear()
+
+    def _promise(self, child: _Child, indices: tuple[int, ...]) -> None:
+        for index in indices:
+            if has_bit(self._have, index) and len(child.wanted) < MAX_INDICES and index not in child.wanted:
+                child.wanted.append(index)
+
+    def _obey(self, note: Recall | AllDealt, now: float) -> None:
+        if isinstance(note, AllDealt):
+            if not self._all_dealt and not self.complete:
+                self._tell_all(Have(bitmap=bytes(self._have)))
+            self._all_dealt = True
+            return
+        self._epoch = note.epoch
+        self._copies.out = self._forwards.out = 0
+        self._granted = [0, 0]
+        recalled = set(note.indices)
+        for child in self._children.values():
+            kept = [entry for entry in child.queue if entry[2] is None or entry[0] not in recalled]
+            dropped = [entry[2] for entry in child.queue if entry[2] is not None and entry[0] in recalled]
+            child.queue = deque(kept)
+            for duty in dropped:
+                self._discharge(duty)
+        self._grant()
+
+    # -- credit ----------------------------------------------------------------------------------------------
+
+    def _grant(self) -> None:
+        """Tell the seeder of room. Without children a chunk that arrives is done, so only the way here counts."""
+        if not self._linked:
+            return
+        children = max(1, len(self._children))
+        rate = max(self._rate / children, self._fresh_rate)
+        self._granted[0] += self._copies.grant(self._queued_copies / children, rate)
+        leaves = sum(1 for _ in self._leaves()) - 1
+        if not self._leaf and leaves > 0:
+            self._granted[1] += self._forwards.grant(self._queued_forwards / leaves, self._rate / leaves)
+        if any(self._granted):
+            self._dirty[self._seeder] = None
+
+    def _next_note(self) -> Note | None:
+        if self._to_seeder:
+            return self._to_seeder.popleft()
+        copied, forwarded = self._done
+        if copied or forwarded:
+            self._done = (copied[MAX_INDICES:], forwarded[MAX_INDICES:])
+            return Done(copied=tuple(copied[:MAX_INDICES]), forwarded=tuple(forwarded[:MAX_INDICES]))
+        if any(self._granted):
+            copies, forwards = self._granted
+            self._granted = [0, 0]
+            return Credit(copies=copies, forwards=forwards, epoch=self._epoch)
+        return None
+
+    def _backlog(self) -> float:
+        return self._queued_copies / max(1, len(self._children))
+
+    def _leaves(self) -> Iterator[_Child]:
+        return (child for child in self._children.values() if child.leaf)
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _measure(self, elapsed: float) -> None:
+        weight = min(1.0, elapsed / RATE_S)
+        for child in self._children.values():
+            child.rate += weight * (child.sent / elapsed - child.rate)
+            child.sent = 0
+        self._rate = sum(child.rate for child in self._children.values())
+        self._fresh_rate += weight * (self._fresh / elapsed - self._fresh_rate)
+        self._fresh = 0
+
+    def _defer_stalled(self) -> None:
+        """Move the chunks of stalled children aside. If many look stalled, it is this node's own uplink: then none."""
+        live = [child for child in self._children.values() if not child.stalled]
+        fair = sum(child.rate for child in live) / max(1, len(live))
+        slow = [c for c in live if len(c.queue) > STALLED_QUEUE and c.rate < 0.5 * fair]
+        if len(slow) > max(1, len(live) // 3):
+            return
+        for child in slow:
+            child.stalled = True
+            entries = list(child.queue)
+            child.queue.clear()
+            for index, _, duty in entries:
+                child.deferred.append(index)
+                self._dequeued(duty)
+            # What is on its way may never get there.
+            self._dequeued(child.busy)
+            child.busy = None
+
+    def _ask(self, now: float) -> None:
+        """Want missing chunks of whoever has them, the seeder last."""
+        self._asked = {i: at for i, at in self._asked.items() if now - at < ASK_AGAIN_S}
+        self._asked_of = {i: peer for i, peer in self._asked_of.items() if i in self._asked}
+        wishes: dict[NodeId, list[int]] = {}
+        self._tries += 1
+        for index in self._next_missing(MAX_INDICES - len(self._asked)):
+            holders = [p for p, c in self._children.items() if c.holds(index)]
+            if self._linked and (not holders or self._tries % 8 == 0):
+                holders = [self._seeder]
+            if holders:
+                asked = holders[(index + self._tries) % len(holders)]
+                wishes.setdefault(asked, []).append(index)
+                self._asked[index], self._asked_of[index] = now, asked
+        for peer, indices in wishes.items():
+            notes = self._to_seeder if peer == self._seeder else self._children[peer].notes
+            notes.append(Want(indices=tuple(indices)))
+            self._dirty[peer] = None
+
+    def _next_missing(self, room: int) -> list[int]:
+        """The next few that are missing and not asked for, going round."""
+        found: list[int] = []
+        for _ in range(self._count):
+            if len(found) >= room:
+                break
+            index = self._cursor
+            self._cursor = (self._cursor + 1) % self._count
+            if not has_bit(self._have, index) and index not in self._asked:
+                found.append(index)
+        return found
+
+    def _tell_all(self, note: Note) -> None:
+        for peer, child in self._children.items():
+            child.notes.append(note)
+            self._dirty[peer] = None
+        self._to_seeder.append(note)
+        self._dirty[self._seeder] = None
+
+
+def _set_bit(bitmap: bytearray, index: int, nbytes: int) -> None:
+    if len(bitmap) < nbytes:
+        bitmap.extend(bytes(nbytes - len(bitmap)))
+    bitmap[index >> 3] |= 1 << (index & 7)

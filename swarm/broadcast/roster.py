@@ -1,0 +1,42 @@
+"""Who takes part in the broadcast: the learner's word to everybody that is linked with it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from swarm.types import Address, Id, NodeId
+from swarm.wire import Message
+
+MAX_MEMBERS = 256
+"""A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
+
+
+class Member(Message, frozen=True):
+    """One receiver. Without addresses it is a leaf: it dials, and nobody can dial it."""
+
+    node: Id
+    addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=4)] = ()
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.addresses
+
+
+class Roster(Message, frozen=True):
+    """The receivers that a node is to be linked with, itself among them."""
+
+    members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+def whom_to_dial(me: NodeId, roster: Roster) -> dict[NodeId, tuple[Address, ...]]:
+    """The members that `me` dials: of two publics the smaller id dials, a leaf dials all publics."""
+    own = next((member for member in roster.members if member.node == me), None)
+    if own is None:
+        return {}
+    return {
+        NodeId(member.node): member.addresses
+        for member in roster.members
+        if not member.is_leaf and member.node != me and (own.is_leaf or me < member.node)
+    }

@@ -1,0 +1,362 @@
+"""The learner's part in a mesh of depth two: every chunk is dealt to one relay, by credit.
+
+Theory of operation. Relays grant credit (relay.py). A chunk goes to the relay with credit and the shortest queue of
+fresh chunks on its link; leaves first, because a chunk that a leaf relays costs the publics the least, and all must go
+through these. If nobody has credit although the uplink is idle, the seeder sends a chunk to all itself. Near the end a
+relay that would finish late is passed over. What was dealt to a relay that dies or stands still is dealt again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from swarm.broadcast.notes import (
+    MAX_INDICES,
+    AllDealt,
+    Complete,
+    Credit,
+    Done,
+    Have,
+    Kind,
+    Note,
+    Recall,
+    Send,
+    Want,
+    has_bit,
+)
+from swarm.types import NodeId
+
+TICK_S = 0.1
+
+UNSENT = 2
+"""Fresh chunks that wait on one link: the one being sent, and the next."""
+
+OWN_QUEUE = 0.5
+"""The seeder relays a chunk itself only while its own copies queued per link are fewer."""
+
+LATENCY_WEIGHT = 0.3
+SPARE_S = 0.15
+"""Near the end a relay is passed over if its chunks take so much longer than the rest of the transfer will."""
+
+OVERDUE_S = 1.2
+OVERDUE_LATENCIES = 3.0
+IDLE_S = 1.0
+"""A relay that reported nothing for IDLE_S and holds a chunk for longer than OVERDUE_S, and than three times what its
+chunks took so far, stands still. At 0.6 s healthy relays were suspected, and it took 1.9 times the bound."""
+
+BARRED_S = 1.0
+"""It is dealt nothing for so long, and then begins anew."""
+
+RATE_DEALS = 256
+"""The rate of dealing is that of the last so many deals."""
+
+
+class _Peer:
+    """One receiver."""
+
+    __slots__ = (
+        "all_dealt", "barred_until", "complete", "copies", "credit", "epoch", "forwards", "fresh", "has", "heard_at",
+        "latency", "leaf", "notes", "relays", "to_forward", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, leaf: bool, now: float) -> None:
+        self.leaf = leaf
+        self.credit = 0
+        self.forwards = 0
+        self.epoch = 0
+        self.fresh: deque[Send] = deque()
+        self.copies: deque[int] = deque()
+        self.wanted: deque[int] = deque()
+        self.notes: deque[Note] = deque()
+        self.relays: dict[int, float] = {}
+        self.to_forward: dict[int, float] = {}
+        self.latency: float | None = None
+        self.heard_at = now
+        self.barred_until = 0.0
+        self.complete = False
+        self.all_dealt = False
+        self.has = b""
+
+    def holds(self, index: int) -> bool:
+        return self.complete or has_bit(self.has, index)
+
+    def oldest(self) -> float | None:
+        """When the chunk that it has had for longest was dealt."""
+        return min((*self.relays.values(), *self.to_forward.values()), default=None)
+
+
+class Seeder:
+    """A Courier for the learner. After a restart (`resumed`) what peers hold already is not dealt again."""
+
+    def __init__(self, count: int, *, now: float, resumed: bool = False) -> None:
+        self.complete = True
+        self._resumed = resumed
+        self._peers: dict[NodeId, _Peer] = {}
+        self._undealt: deque[int] = deque(range(count))
+        self._again: deque[int] = deque()
+        self._waiting_for: dict[int, int] = {}
+        self._dealt_at: deque[float] = deque(maxlen=RATE_DEALS)
+        self._ticked_at = now
+        self._dirty: dict[NodeId, None] = {}
+
+    @property
+    def dealt(self) -> bool:
+        """Every chunk was dealt, and every relay has passed on what it was dealt."""
+        return not (self._undealt or self._again or self._waiting_for)
+
+    @property
+    def delivered(self) -> bool:
+        """Everybody who is linked holds the version."""
+        return all(peer.complete for peer in self._peers.values())
+
+    # -- links -----------------------------------------------------------------------------------------------
+
+    def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
+        self._peers[peer] = _Peer(leaf, now)
+        self._dirty[peer] = None
+        self._deal(now)
+
+    def leave(self, peer: NodeId, *, now: float) -> None:
+        gone = self._peers.pop(peer, None)
+        self._dirty.pop(peer, None)
+        if gone is None:
+            return
+        for send in gone.fresh:
+            if send.via is not None:
+                self._forgive(send)
+        self._take_back(gone)
+        self._deal(now)
+
+    # -- what comes ------------------------------------------------------------------------------------------
+
+    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+        """Nobody has anything to send to the seeder."""
+
+    def heard(self, peer: NodeId, note: Note, *, now: float) -> None:
+        if (at := self._peers.get(peer)) is None:
+            return
+        match note:
+            case Credit() if note.epoch == at.epoch:
+                at.credit = min(MAX_INDICES, at.credit + note.copies)
+                at.forwards = min(MAX_INDICES, at.forwards + note.forwards)
+            case Done():
+                self._note_done(at, note, now)
+            case Have(bitmap=bitmap):
+                at.has = bitmap
+                self._skip_held()
+            case Complete():
+                at.complete = True
+                at.copies.clear()
+                at.wanted.clear()
+            case Want(indices=indices):
+                new = [i for i in indices if i not in at.wanted][: MAX_INDICES - len(at.wanted)]
+                at.wanted.extend(new)
+                self._dirty[peer] = None
+            case _:
+                pass
+        self._deal(now)
+
+    # -- what goes -------------------------------------------------------------------------------------------
+
+    def next_for(self, peer: NodeId, *, now: float) -> Note | Send | None:
+        if (at := self._peers.get(peer)) is None:
+            return None
+        if at.notes:
+            return at.notes.popleft()
+        if at.fresh:
+            return at.fresh.popleft()
+        while at.copies:
+            if not at.holds(index := at.copies.popleft()):
+                return Send(index, Kind.COPY)
+        if at.wanted:
+            return Send(at.wanted.popleft(), Kind.COPY)
+        if self.dealt and not at.all_dealt:
+            at.all_dealt = True
+            return AllDealt()
+        return None
+
+    def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
+        self._deal(now)
+
+    def ready(self) -> list[NodeId]:
+        peers = list(self._dirty)
+        self._dirty.clear()
+        return peers
+
+    def deadline(self) -> float | None:
+        return self._ticked_at + TICK_S
+
+    def tick(self, *, now: float) -> None:
+        self._ticked_at = now
+        for peer, at in self._peers.items():
+            self._recall_if_overdue(peer, at, now)
+        self._deal(now)
+        if self.dealt:
+            self._dirty.update((peer, None) for peer, at in self._peers.items() if not at.all_dealt)
+
+    # -- dealing ---------------------------------------------------------------------------------------------
+
+    def _deal(self, now: float) -> None:
+        while (self._again or self._undealt) and self._peers and self._deal_one(now):
+            pass
+
+    def _deal_one(self, now: float) -> bool:
+        able = [p for p, at in self._peers.items() if at.credit > 0 and self._may_relay(at) and now >= at.barred_until]
+        if not able:
+            return self._relay_itself()
+        late = self._late(now)
+        able = [p for p in able if p not in late]
+        leaves = [p for p in able if self._peers[p].leaf]
+        if leaves:
+            return self._deal_to_leaf(leaves, late, now)
+        # If all that have credit are late, others have their last chunks in hand, and it ends soonest like that.
+        return bool(able) and self._give(able, None, now)
+
+    def _deal_to_leaf(self, able: list[NodeId], late: set[NodeId], now: float) -> bool:
+        others = [p for p, at in self._peers.items() if at.leaf]
+        if len(others) == 1:
+            return self._give(able, None, now)
+        forwarders = [p for p, at in self._peers.items() if not at.leaf and at.forwards > 0 and p not in late]
+        if forwarders:
+            return self._give(able, min(forwarders, key=lambda p: _load(self._peers[p])), now)
+        if not self._own_links_idle():
+            return False
+        chosen = self._shortest(able)
+        for peer in others:
+            if peer != chosen:
+                self._peers[peer].copies.append(self._peek())
+                self._dirty[peer] = None
+        return self._give([chosen], None, now)
+
+    def _give(self, able: list[NodeId], via: NodeId | None, now: float) -> bool:
+        """Deal the next chunk to one of `able`; False if all of their links are full."""
+        able = [p for p in able if len(self._peers[p].fresh) < UNSENT]
+        if not able:
+            return False
+        peer = self._shortest(able)
+        at = self._peers[peer]
+        index = self._pop()
+        at.credit -= 1
+        if not at.relays and not at.to_forward:
+            at.heard_at = now
+        at.relays[index] = now
+        self._waiting_for[index] = 1
+        if via is not None:
+            forwarder = self._peers[via]
+            forwarder.forwards -= 1
+            if not forwarder.relays and not forwarder.to_forward:
+                forwarder.heard_at = now
+            forwarder.to_forward[index] = now
+            self._waiting_for[index] = 2
+        at.fresh.append(Send(index, Kind.FRESH, via))
+        self._dealt_at.append(now)
+        self._dirty[peer] = None
+        return True
+
+    def _relay_itself(self) -> bool:
+        if not self._own_links_idle():
+            return False
+        index = self._pop()
+        for peer, at in self._peers.items():
+            at.copies.append(index)
+            self._dirty[peer] = None
+        return True
+
+    def _may_relay(self, at: _Peer) -> bool:
+        return not at.leaf or any(not other.leaf for other in self._peers.values())
+
+    def _own_links_idle(self) -> bool:
+        peers = self._peers.values()
+        return not any(at.fresh for at in peers) and sum(len(at.copies) for at in peers) < OWN_QUEUE * len(peers)
+
+    def _late(self, now: float) -> set[NodeId]:
+        """Relays whose chunks take longer than the rest of the transfer will."""
+        known = [at.latency for at in self._peers.values() if at.latency is not None]
+        if not known or len(self._dealt_at) < 2 or now <= self._dealt_at[0]:
+            return set()
+        rate = len(self._dealt_at) / (now - self._dealt_at[0])
+        limit = (len(self._undealt) + len(self._again)) / rate + min(known) + SPARE_S
+        return {p for p, at in self._peers.items() if at.latency is not None and at.latency > limit}
+
+    def _shortest(self, able: list[NodeId]) -> NodeId:
+        return min(able, key=lambda p: (len(self._peers[p].fresh), -self._peers[p].credit))
+
+    def _peek(self) -> int:
+        return self._again[0] if self._again else self._undealt[0]
+
+    def _pop(self) -> int:
+        return self._again.popleft() if self._again else self._undealt.popleft()
+
+    # -- what was dealt --------------------------------------------------------------------------------------
+
+    def _note_done(self, at: _Peer, note: Done, now: float) -> None:
+        for index in note.copied:
+            if (dealt_at := at.relays.pop(index, None)) is not None:
+                before = at.latency if at.latency is not None else now - dealt_at
+                at.latency = before + LATENCY_WEIGHT * (now - dealt_at - before)
+                at.heard_at = now
+                self._settle(index)
+        for index in note.forwarded:
+            if at.to_forward.pop(index, None) is not None:
+                at.heard_at = now
+                self._settle(index)
+        if self.dealt:
+            self._dirty.update(dict.fromkeys(self._peers))
+
+    def _settle(self, index: int) -> None:
+        left = self._waiting_for.get(index, 0) - 1
+        if left > 0:
+            self._waiting_for[index] = left
+        else:
+            self._waiting_for.pop(index, None)
+
+    def _recall_if_overdue(self, peer: NodeId, at: _Peer, now: float) -> None:
+        oldest = at.oldest()
+        limit = max(OVERDUE_S, OVERDUE_LATENCIES * (at.latency or 0.0))
+        if oldest is None or now - oldest <= limit or now - at.heard_at <= IDLE_S:
+            return
+        for send in at.fresh:
+            if send.via is not None:
+                self._forgive(send)
+        at.fresh.clear()
+        at.epoch += 1
+        recalled = [*at.relays, *at.to_forward]
+        at.notes.extend(
+            Recall(indices=tuple(recalled[i : i + MAX_INDICES]), epoch=at.epoch)
+            for i in range(0, len(recalled), MAX_INDICES)
+        )
+        at.barred_until = now + BARRED_S
+        self._take_back(at)
+        self._dirty[peer] = None
+
+    def _take_back(self, at: _Peer) -> None:
+        """Deal again what `at` was dealt, and expect nothing more of it. The copies that it waits for are kept."""
+        taken = {*at.relays, *at.to_forward}
+        at.relays.clear()
+        at.to_forward.clear()
+        at.credit = at.forwards = 0
+        at.fresh.clear()
+        for other in self._peers.values():
+            for index in taken:
+                other.relays.pop(index, None)
+                other.to_forward.pop(index, None)
+        for index in taken:
+            self._waiting_for.pop(index, None)
+            self._again.append(index)
+
+    def _forgive(self, send: Send) -> None:
+        """A leaf will not send this: its forwarder may take another instead."""
+        forwarder = self._peers.get(send.via) if send.via is not None else None
+        if forwarder is not None and forwarder.to_forward.pop(send.index, None) is not None:
+            forwarder.forwards += 1
+
+    def _skip_held(self) -> None:
+        """After a restart of the seeder: what somebody holds already will be asked for by the others."""
+        bitmaps = [at.has for at in self._peers.values() if at.has]
+        if self._resumed and bitmaps and self._undealt:
+            self._undealt = deque(i for i in self._undealt if not any(has_bit(b, i) for b in bitmaps))
+
+
+def _load(at: _Peer) -> float:
+    """Share of what a forwarder takes that it has in hand."""
+    return len(at.to_forward) / (len(at.to_forward) + at.forwards)

@@ -1,0 +1,369 @@
+"""What flows over the links of one node: notes and chunks of the versions that are under way.
+
+Theory of operation. Each version under way has a core (a Courier) and a file of chunks. A peer takes part in a version
+once both ends have opened it: each says so with Have, or Complete. A link is filled with notes first, then with what
+the cores give, the oldest version first, because a delta needs the version before. A chunk is received into its place
+in the file; its core hears of it only when its digest is the signed one (I2), else it is a fault of its sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarm.broadcast.manifest import MAX_CHUNK_BYTES, TABLE_BYTES
+from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
+from swarm.broadcast.store import HeldVersion
+from swarm.errors import ProtocolError
+from swarm.stream import Frame, Outgoing, Stream
+from swarm.types import NodeId, VersionId
+from swarm.wire import decode, digest, encode
+
+NOTE, CHUNK, HEAD, TABLE, ROSTER = range(3, 8)
+"""Types of frames, after those of links.py."""
+
+NOTE_BYTES = MAX_BITMAP_BYTES + 1024
+HEAD_FRAME_BYTES = 1024
+ROSTER_BYTES = 64 * 1024
+
+CAPS = {NOTE: NOTE_BYTES, CHUNK: MAX_CHUNK_BYTES, HEAD: HEAD_FRAME_BYTES, TABLE: TABLE_BYTES, ROSTER: ROSTER_BYTES}
+"""Largest payload of each type, checked before a buffer is made for it."""
+
+MAX_ACTIVE = 4
+"""Versions under way at once. Whoever is further behind is brought up to date another way (catchup.py)."""
+
+MAX_FAULTS = 3
+"""Wrong chunks from one link before its node is left: one may be a broken disk or memory."""
+
+MAX_QUEUED = 256
+"""Frames of announcements and notes that wait on one link."""
+
+MAX_EARLY = 64
+"""Links whose peer opened a version before this node did, for each of the newest MAX_ACTIVE such versions."""
+
+RATE_S = 1.0
+PEAK_DECAY = 0.998
+"""The measured uplink is the best second, forgotten by half in six minutes."""
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One version under way at this node."""
+
+    held: HeldVersion
+    courier: Courier
+    opened_at: float
+    joined: set[NodeId] = field(default_factory=set)
+    receiving: dict[int, Link] = field(default_factory=dict)
+    completed_at: float | None = None
+    refetched: int = 0
+
+
+class Transfers:
+    """All links and all versions under way.
+
+    `leaf(node)` says whether a peer dials out only; `on_frame` gets announcements, `on_link` hears of new and lost
+    links, `on_complete` of versions that are whole, `on_fault` of a node that sent wrong chunks too often.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_leaf: Callable[[NodeId], bool],
+        on_frame: Callable[[NodeId, Frame, bytes], None],
+        on_link: Callable[[NodeId, bool], None],
+        on_complete: Callable[[Transfer], None],
+        on_fault: Callable[[NodeId], None],
+    ) -> None:
+        self._is_leaf = is_leaf
+        self.on_frame = on_frame
+        self._on_link = on_link
+        self._on_complete = on_complete
+        self._on_fault = on_fault
+        self.links: dict[NodeId, Link] = {}
+        self.active: dict[VersionId, Transfer] = {}
+        self._early: dict[VersionId, dict[NodeId, Note]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_before = 0
+        self._sent_gone = 0
+        self._measured_at = time.monotonic()
+        self.uplink_bytes_per_s = 0.0
+        self.rejected: Counter[str] = Counter()
+        self.rejected_of: Counter[NodeId] = Counter()
+
+    # -- links -----------------------------------------------------------------------------------------------
+
+    def open_link(self, node: NodeId, stream: Stream) -> Link:
+        """For Links: what a new stream serves."""
+        link = self.links[node] = Link(self, node, stream)
+        for transfer in self.active.values():
+            link.say(transfer.held.head.version, _opening(transfer))
+        self._on_link(node, True)
+        return link
+
+    def link_closed(self, link: Link) -> None:
+        if self.links.get(link.node) is not link:
+            return
+        del self.links[link.node]
+        self._sent_gone += link.stream.sent_bytes
+        now = time.monotonic()
+        for transfer in self.active.values():
+            for index in [i for i, by in transfer.receiving.items() if by is link]:
+                del transfer.receiving[index]
+            if link.node in transfer.joined:
+                transfer.joined.discard(link.node)
+                transfer.courier.leave(link.node, now=now)
+        for early in self._early.values():
+            early.pop(link.node, None)
+        self._on_link(link.node, False)
+        self.stir()
+
+    # -- versions --------------------------------------------------------------------------------------------
+
+    def open(self, held: HeldVersion, courier: Courier) -> Transfer:
+        """Take part in a version, with everybody who opened it before."""
+        transfer = Transfer(held=held, courier=courier, opened_at=time.monotonic())
+        version = held.head.version
+        self.active[version] = transfer
+        self.active = dict(sorted(self.active.items()))
+        for link in self.links.values():
+            link.say(version, _opening(transfer))
+        for node, note in self._early.pop(version, {}).items():
+            self._hear(self.links[node], transfer, note)
+        for old in [v for v in self._early if v <= version]:
+            del self._early[old]
+        if held.chunks.complete:
+            transfer.completed_at = time.monotonic()
+        self.stir()
+        return transfer
+
+    def close(self, version: VersionId) -> None:
+        """Take no part in a version any more."""
+        transfer = self.active.pop(version, None)
+        if transfer is not None:
+            for index, link in list(transfer.receiving.items()):
+                link.divert(transfer, index)
+
+    def stir(self) -> None:
+        """After any call of a core: wake the links that may have something to send, and arm the timer."""
+        for transfer in self.active.values():
+            for node in transfer.courier.ready():
+                if (link := self.links.get(node)) is not None:
+                    link.stream.wake()
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None or not self.active:
+            return
+        due = [at for t in self.active.values() if (at := t.courier.deadline()) is not None]
+        if due:
+            delay = max(0.005, min(due) - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        self._measure(now)
+        for transfer in list(self.active.values()):
+            at = transfer.courier.deadline()
+            if at is not None and at <= now + 0.005:
+                transfer.courier.tick(now=now)
+        self.stir()
+
+    def _measure(self, now: float) -> None:
+        if now - self._measured_at < RATE_S:
+            return
+        sent = self.sent_bytes
+        rate = (sent - self._sent_before) / (now - self._measured_at)
+        self.uplink_bytes_per_s = max(rate, PEAK_DECAY * self.uplink_bytes_per_s)
+        self._sent_before, self._measured_at = sent, now
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_gone + sum(link.stream.sent_bytes for link in self.links.values())
+
+    # -- frames ----------------------------------------------------------------------------------------------
+
+    def hear(self, link: Link, version: VersionId, note: Note) -> None:
+        transfer = self.active.get(version)
+        if transfer is not None:
+            self._hear(link, transfer, note)
+        elif isinstance(note, Have | Complete) and (not self.active or version > max(self.active)):
+            early = self._early.setdefault(version, {})
+            if len(early) < MAX_EARLY:
+                early[link.node] = note
+            while len(self._early) > MAX_ACTIVE:
+                del self._early[min(self._early)]
+
+    def _hear(self, link: Link, transfer: Transfer, note: Note) -> None:
+        now = time.monotonic()
+        if link.node not in transfer.joined:
+            if not isinstance(note, Have | Complete):
+                return
+            transfer.joined.add(link.node)
+            transfer.courier.join(link.node, leaf=self._is_leaf(link.node), now=now)
+        transfer.courier.heard(link.node, note, now=now)
+        self.stir()
+
+    def arrived(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
+        """A chunk is in its place in the file: prove it, and tell the core."""
+        if not transfer.held.chunks.accept(frame.index):
+            self.reject(link, "digest")
+            return
+        now = time.monotonic()
+        transfer.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=now)
+        if transfer.completed_at is None and transfer.held.chunks.complete:
+            transfer.completed_at = now
+            self._on_complete(transfer)
+        self.stir()
+
+    def repeated(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
+        """A chunk came that is held already: its core still has to relay it if it is told to."""
+        transfer.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=time.monotonic())
+        self.stir()
+
+    def reject(self, link: Link, reason: str) -> None:
+        """A peer sent what it should not have: refused before it went any further."""
+        self.rejected[reason] += 1
+        self.rejected_of[link.node] += 1
+        link.faults += 1
+        if link.faults >= MAX_FAULTS:
+            self._on_fault(link.node)
+
+
+class Link:
+    """One stream and what waits for it: the LinkEnd of Transfers."""
+
+    def __init__(self, transfers: Transfers, node: NodeId, stream: Stream) -> None:
+        self._transfers = transfers
+        self.node = node
+        self.stream = stream
+        self.faults = 0
+        self._queue: deque[Outgoing] = deque()
+        self._direct: Transfer | None = None
+        self._scratch = memoryview(bytearray(0))
+
+    def say(self, version: VersionId, note: Note) -> None:
+        self.send(NOTE, version, encode(note))
+
+    def send(self, type_: int, version: VersionId, payload: bytes) -> None:
+        """Queue a frame ahead of all chunks. A link that takes none any more is ended instead of growing."""
+        if len(self._queue) >= MAX_QUEUED:
+            self.stream.close(ProtocolError("the link takes no frames"))
+            return
+        self._queue.append(Outgoing(Frame(type_, len(payload), version).pack(), payload))
+        self.stream.wake()
+
+    # -- LinkEnd ---------------------------------------------------------------------------------------------
+
+    def pull(self) -> Outgoing | None:
+        if self._queue:
+            return self._queue.popleft()
+        now = time.monotonic()
+        for version, transfer in self._transfers.active.items():
+            if self.node not in transfer.joined:
+                continue
+            found = transfer.courier.next_for(self.node, now=now)
+            if isinstance(found, Send):
+                return self._chunk(version, transfer, found)
+            if found is not None:
+                payload = encode(found)
+                return Outgoing(Frame(NOTE, len(payload), version).pack(), payload)
+        return None
+
+    def place(self, frame: Frame) -> memoryview:
+        if frame.size > CAPS.get(frame.type, 0):
+            raise ProtocolError(f"a frame of type {frame.type} has no {frame.size} bytes")
+        self._direct = None
+        if frame.type != CHUNK:
+            return memoryview(bytearray(frame.size))
+        transfer = self._transfers.active.get(frame.version)
+        if transfer is not None and self._fits(transfer, frame):
+            chunks = transfer.held.chunks
+            if not chunks.has(frame.index) and frame.index not in transfer.receiving:
+                transfer.receiving[frame.index] = self
+                self._direct = transfer
+                return chunks.place(frame.index)
+        return self._scratch_of(frame.size)
+
+    def received(self, frame: Frame, payload: memoryview) -> None:
+        if frame.type == NOTE:
+            self._transfers.hear(self, frame.version, decode(payload, Note, cap_bytes=NOTE_BYTES))  # type: ignore[arg-type]
+        elif frame.type == CHUNK:
+            self._take(frame, payload)
+        elif frame.type in CAPS:
+            self._transfers.on_frame(self.node, frame, bytes(payload))
+        else:
+            raise ProtocolError(f"a frame of type {frame.type} may not come here")
+
+    def closed(self, error: Exception | None) -> None:
+        self._transfers.link_closed(self)
+
+    # -- chunks ----------------------------------------------------------------------------------------------
+
+    def divert(self, transfer: Transfer, index: int) -> None:
+        """What this link is receiving as chunk `index` is not needed any more."""
+        transfer.receiving.pop(index, None)
+        if self._direct is transfer:
+            self._direct = None
+            self.stream.divert(self._scratch_of(transfer.held.chunks.spans[index].nbytes))
+
+    def _chunk(self, version: VersionId, transfer: Transfer, send: Send) -> Outgoing:
+        payload = transfer.held.chunks.chunk(send.index)
+        via = bytes.fromhex(send.via)[:8] if send.via is not None else b"\0" * 8
+        header = Frame(CHUNK, len(payload), version, int(send.kind), send.index, via).pack()
+
+        def sent() -> None:
+            transfer.courier.sent(self.node, send, now=time.monotonic())
+            self._transfers.stir()
+
+        return Outgoing(header, payload, sent)
+
+    def _fits(self, transfer: Transfer, frame: Frame) -> bool:
+        spans = transfer.held.chunks.spans
+        if frame.index < len(spans) and spans[frame.index].nbytes == frame.size and frame.kind in Kind:
+            return True
+        self._transfers.reject(self, "shape")
+        return False
+
+    def _take(self, frame: Frame, payload: memoryview) -> None:
+        """A chunk of a version that is not under way here is dropped: the sender could not know."""
+        direct, self._direct = self._direct, None
+        transfer = self._transfers.active.get(frame.version)
+        if direct is not None:
+            direct.receiving.pop(frame.index, None)
+        if transfer is None or self.node not in transfer.joined:
+            return
+        spans = transfer.held.chunks.spans
+        if frame.index >= len(spans) or spans[frame.index].nbytes != frame.size or frame.kind not in Kind:
+            return
+        via = self._named(frame.via)
+        if direct is transfer:
+            self._transfers.arrived(self, transfer, frame, via)
+        elif transfer.held.chunks.has(frame.index):
+            self._transfers.repeated(self, transfer, frame, via)
+        elif digest(payload) == transfer.held.table.chunk_digests[frame.index]:
+            # Another link is slower with the same chunk.
+            if (slower := transfer.receiving.get(frame.index)) is not None:
+                slower.divert(transfer, frame.index)
+            transfer.held.chunks.place(frame.index)[:] = payload
+            self._transfers.arrived(self, transfer, frame, via)
+        else:
+            self._transfers.reject(self, "digest")
+
+    def _named(self, via: bytes) -> NodeId | None:
+        prefix = via.hex()
+        return next((node for node in self._transfers.links if node.startswith(prefix)), None) if any(via) else None
+
+    def _scratch_of(self, nbytes: int) -> memoryview:
+        if len(self._scratch) < nbytes:
+            self._scratch = memoryview(bytearray(nbytes))
+        return self._scratch[:nbytes]
+
+
+def _opening(transfer: Transfer) -> Note:
+    chunks = transfer.held.chunks
+    return Complete() if chunks.complete else Have(bitmap=chunks.have())

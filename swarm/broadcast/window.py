@@ -1,0 +1,44 @@
+"""How many chunks a relay wants to have under way: grows while it starves, shrinks while a queue stands."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+STARVED = 0.3
+"""Copies waiting per child when a chunk arrives, below which the relay could have had it sooner."""
+
+STANDING = 3.0
+"""If none of the last arrivals found fewer, the queue only delays."""
+
+ARRIVALS = 8
+
+LONGEST_S = 0.6
+"""A window holds no more than a relay sends in this time: what waits longer cannot be dealt to a faster one."""
+
+
+class Window:
+    """`out` is what was granted and has not arrived. Sizes in chunks per child."""
+
+    def __init__(self, *, start: int, least: int, floor: int) -> None:
+        self.size = start
+        self.out = 0
+        self._least = least
+        self._floor = floor
+        self._waiting: deque[float] = deque(maxlen=ARRIVALS)
+
+    def arrived(self, waiting: float, backlog: float | None = None) -> None:
+        """A chunk came while `waiting` copies of such chunks, and `backlog` of all, were queued per child."""
+        self.out = max(0, self.out - 1)
+        self._waiting.append(waiting)
+        if (waiting if backlog is None else backlog) < STARVED:
+            self.size += 1
+        elif len(self._waiting) == ARRIVALS and min(self._waiting) > STANDING:
+            self.size = max(self._least, self.size - 1)
+
+    def grant(self, waiting: float, rate: float) -> int:
+        """How many more may come, with `rate` the chunks per second that each child is sent."""
+        self.size = min(self.size, max(self._floor, int(LONGEST_S * rate)))
+        more = max(0, math.ceil(self.size - waiting - self.out))
+        self.out += more
+        return more
