@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from swarm.sim.world import World
+from swarm.types import NodeId
 
 PACKET_BYTES = 1448
 """Payload of a TCP segment on Ethernet with timestamps."""
@@ -41,7 +41,6 @@ class Sized(Protocol):
     def nbytes(self) -> int: ...
 
 
-N = TypeVar("N", bound=Hashable)
 F = TypeVar("F", bound=Sized)
 
 
@@ -66,15 +65,15 @@ class Port:
     busy: bool = False
     down_free_at: float = 0.0
     sent_bytes: int = 0
-    turn: deque[Lane[Any, Any]] = field(default_factory=deque)
+    turn: deque[Lane[Any]] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)
-class Lane(Generic[N, F]):
+class Lane(Generic[F]):
     """One direction of a connection. `staged` is pulled and waits for the uplink; `unacked` are (when, bytes)."""
 
-    source: N
-    target: N
+    source: NodeId
+    target: NodeId
     sender: Port
     receiver: Port
     label: str
@@ -87,71 +86,71 @@ class Lane(Generic[N, F]):
     waking: bool = False
 
 
-class Handler(Protocol[N, F]):
+class Handler(Protocol[F]):
     """What the nodes do with the network."""
 
-    def pull(self, source: N, target: N) -> F | None:
+    def pull(self, source: NodeId, target: NodeId) -> F | None:
         """The next frame for a connection that can take one."""
 
-    def taken(self, source: N, target: N, frame: F) -> None:
+    def taken(self, source: NodeId, target: NodeId, frame: F) -> None:
         """The uplink has sent all of it."""
 
-    def deliver(self, source: N, target: N, frame: F) -> None:
+    def deliver(self, source: NodeId, target: NodeId, frame: F) -> None:
         """It has arrived."""
 
 
-class BulkNetwork(Generic[N, F]):
+class BulkNetwork(Generic[F]):
     """All ports and lanes. `kick` says that a lane may have something to send."""
 
-    def __init__(self, world: World, shape: NetworkShape, handler: Handler[N, F]) -> None:
+    def __init__(self, world: World, shape: NetworkShape, handler: Handler[F]) -> None:
         self._world = world
         self._shape = shape
         self._handler = handler
-        self._ports: dict[N, Port] = {}
-        self._lanes: dict[tuple[N, N], Lane[N, F]] = {}
+        self._ports: dict[NodeId, Port] = {}
+        self._lanes: dict[tuple[NodeId, NodeId], Lane[F]] = {}
         self.most_unacked_bytes = 0
 
-    def add(self, node: N, *, up_bytes_per_s: float, down_bytes_per_s: float) -> None:
+    def add(self, node: NodeId, *, up_bytes_per_s: float, down_bytes_per_s: float) -> None:
         self._ports[node] = Port(up_bytes_per_s, down_bytes_per_s)
 
-    def set_rates(self, node: N, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None) -> None:
+    def set_rates(self, node: NodeId, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None) -> None:
         """Change a port from its next frame on."""
         port = self._ports[node]
         port.up_bytes_per_s = up_bytes_per_s or port.up_bytes_per_s
         port.down_bytes_per_s = down_bytes_per_s or port.down_bytes_per_s
 
-    def sent_bytes(self, node: N) -> int:
+    def sent_bytes(self, node: NodeId) -> int:
         """What its uplink has sent, repetitions and notes included."""
         return self._ports[node].sent_bytes
 
-    def kill(self, node: N) -> None:
+    def kill(self, node: NodeId) -> None:
         """It sends and takes nothing from now on. What has left its uplink still arrives."""
         self._ports[node].alive = False
 
-    def connect(self, a: N, b: N) -> None:
+    def connect(self, a: NodeId, b: NodeId) -> None:
         for source, target in ((a, b), (b, a)):
             label = f"{source} > {target}"
             self._lanes[source, target] = Lane(source, target, self._ports[source], self._ports[target], label)
 
-    def disconnect(self, a: N, b: N) -> None:
+    def disconnect(self, a: NodeId, b: NodeId) -> None:
         for pair in ((a, b), (b, a)):
             lane = self._lanes.pop(pair, None)
             if lane is not None:
                 lane.open = False
 
-    def connected(self, a: N, b: N) -> bool:
+    def connected(self, a: NodeId, b: NodeId) -> bool:
         return (a, b) in self._lanes
 
-    def kick(self, source: N, target: N) -> None:
+    def kick(self, source: NodeId, target: NodeId) -> None:
         lane = self._lanes.get((source, target))
         if lane is not None:
             self._fill(lane)
 
-    def _window(self, lane: Lane[N, F], nbytes: int) -> float:
+    def _window(self, lane: Lane[F], nbytes: int) -> float:
         rate = min(lane.sender.up_bytes_per_s, lane.receiver.down_bytes_per_s)
         return max(SPARE_FRAMES * nbytes, SPARE_TRIPS * 2 * self._shape.latency_s * rate)
 
-    def _fill(self, lane: Lane[N, F]) -> None:
+    def _fill(self, lane: Lane[F]) -> None:
         """Stage a frame if the lane may take one."""
         if lane.staged is not None or lane.waking or not lane.sender.alive or not self._has_room(lane):
             return
@@ -163,7 +162,7 @@ class BulkNetwork(Generic[N, F]):
         if not lane.sender.busy:
             self._send_next(lane.sender)
 
-    def _has_room(self, lane: Lane[N, F]) -> bool:
+    def _has_room(self, lane: Lane[F]) -> bool:
         """Whether it may send now; else it will be looked at again when it may."""
         now = self._world.now
         unacked = lane.unacked
@@ -177,7 +176,7 @@ class BulkNetwork(Generic[N, F]):
             return False
         return True
 
-    def _wake(self, lane: Lane[N, F], at: float) -> None:
+    def _wake(self, lane: Lane[F], at: float) -> None:
         if at == float("inf"):
             return
         lane.waking = True
@@ -196,7 +195,7 @@ class BulkNetwork(Generic[N, F]):
                 self._send(port, lane)
                 return
 
-    def _send(self, port: Port, lane: Lane[N, F]) -> None:
+    def _send(self, port: Port, lane: Lane[F]) -> None:
         frame = lane.staged
         assert frame is not None
         port.busy = True
@@ -230,7 +229,7 @@ class BulkNetwork(Generic[N, F]):
             left *= self._world.random.random()
         return lost
 
-    def _launch(self, lane: Lane[N, F], nbytes: int, took_s: float, *, repeated: bool) -> None:
+    def _launch(self, lane: Lane[F], nbytes: int, took_s: float, *, repeated: bool) -> None:
         """The frame has left the uplink: reckon when it will be there, and stage the next."""
         world, latency_s = self._world, self._shape.latency_s
         frame, lane.staged = lane.staged, None
