@@ -41,7 +41,10 @@ def forest_of(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) 
         return tuple({} for _ in range(stripes))
     slots = _slots(learner, peers, stripes)
     degrees = _spread(learner, peers, slots, stripes)
-    return tuple(_grow(learner.node, peers, degrees[stripe]) for stripe in range(stripes))
+    # Peers without slots hang where there is room: turned, so that they do not hang from the same in every stripe.
+    starts = [stripe * len(peers) // stripes for stripe in range(stripes)]
+    turned = [[*peers[start:], *peers[:start]] for start in starts]
+    return tuple(_grow(learner.node, turned[stripe], degrees[stripe]) for stripe in range(stripes))
 
 
 def _slots(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) -> dict[NodeId, int]:

@@ -86,9 +86,7 @@ class Receiver:
         self.store = await asyncio.to_thread(VersionStore, self._directory, self._learner_key)
         if self.store.layout is not None:
             self.weights = await asyncio.to_thread(open_weights, self.store)
-        self._server = VersionServer(
-            self.store, lambda: self.weights, self._pool, meter=self._station.upload.flow
-        )
+        self._server = VersionServer(self.store, lambda: self.weights, self._pool, meter=self._station.upload.flow)
         learner, _ = self._station.learner()
         self._links.dial({learner: lambda: self._station.learner()[1]})
         try:

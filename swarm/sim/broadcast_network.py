@@ -113,7 +113,9 @@ class BulkNetwork(Generic[F]):
     def add(self, node: NodeId, *, up_bytes_per_s: float, down_bytes_per_s: float) -> None:
         self._ports[node] = Port(up_bytes_per_s, down_bytes_per_s)
 
-    def set_rates(self, node: NodeId, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None) -> None:
+    def set_rates(
+        self, node: NodeId, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None
+    ) -> None:
         """Change a port from its next frame on."""
         port = self._ports[node]
         port.up_bytes_per_s = up_bytes_per_s or port.up_bytes_per_s
