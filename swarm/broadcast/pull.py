@@ -56,6 +56,7 @@ class Pulls:
         self._fronts: deque[list[int]] = deque(maxlen=PATIENCE_TICKS)
         self._moved_at: list[float | None] = [None] * stripes
         self._began_at: float | None = None
+        self._arrived_at = 0.0
         self._arrivals = 0
         self._tries: dict[int, int] = {}
         self.asks: dict[int, Ask] = {}
@@ -72,6 +73,7 @@ class Pulls:
         stripe = index % self._stripes
         self._moved_at[stripe] = now
         self._arrivals += 1
+        self._arrived_at = now
         if self._began_at is None:
             self._began_at = now
         if index > self._reach:
@@ -117,9 +119,13 @@ class Pulls:
         moved_at = self._moved_at[stripe]
         if moved_at is None:
             return False
-        interval_s = (now - self._began_at) * self._stripes / self._arrivals if self._began_at is not None else 0.0
-        patience_s = SILENT_S + SILENT_INTERVALS * interval_s if linked else ORPHAN_S
-        return now - moved_at >= patience_s
+        return now - moved_at >= (SILENT_S + SILENT_INTERVALS * self._interval_s() if linked else ORPHAN_S)
+
+    def _interval_s(self) -> float:
+        """Mean time between two chunks of a stripe, while chunks came."""
+        if self._began_at is None:
+            return 0.0
+        return (self._arrived_at - self._began_at) * self._stripes / self._arrivals
 
     def _missing(self, stripe: int, end: int) -> list[int]:
         low = self._low[stripe]

@@ -82,7 +82,8 @@ class Member:
 class BroadcastSwarm:
     """A learner, its peers, and the transfer of `size_bytes` to all of them.
 
-    `scheme` and `chunk_bytes` None leave the choice to the planner. `after` is called with every member that acted.
+    `scheme` and `chunk_bytes` None leave the choice to the planner. `after` is called with every member that acted,
+    `on_send` with what it is about to send.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class BroadcastSwarm:
         self.size_bytes = size_bytes
         self.count = -(-size_bytes // self.chunk_bytes)
         self.after: Callable[[Member], None] | None = None
+        self.on_send: Callable[[Member, Send | Note], None] | None = None
         self.detect_s = detect_s
         self.refused = 0
         self.duplicates = 0
@@ -239,13 +241,12 @@ class BroadcastSwarm:
     def pull(self, source: NodeId, target: NodeId) -> Frame | None:
         member = self.members[source]
         content = member.courier.next_for(target, now=self.world.now)
-        if self.after is not None:
-            self.after(member)
         if content is None:
             return None
+        if self.on_send is not None:
+            self.on_send(member, content)
         if not isinstance(content, Send):
             return Frame(content, note_bytes(content))
-        assert member.book[content.index], f"I2: {source} sends chunk {content.index}, which it does not hold"
         poisoned = member.lie_share > 0 and self.world.random.random() < member.lie_share
         return Frame(content, self._bytes_of(content.index) + CHUNK_HEADER_BYTES, poisoned)
 

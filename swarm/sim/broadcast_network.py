@@ -77,10 +77,12 @@ class Lane(Generic[F]):
     sender: Port
     receiver: Port
     label: str
+    buffer_bytes: float
     staged: F | None = None
     open: bool = True
     unacked: deque[tuple[float, int]] = field(default_factory=deque)
     unacked_bytes: int = 0
+    largest_bytes: int = 0
     last_arrival: float = 0.0
     not_before: float = 0.0
     waking: bool = False
@@ -108,7 +110,7 @@ class BulkNetwork(Generic[F]):
         self._handler = handler
         self._ports: dict[NodeId, Port] = {}
         self._lanes: dict[tuple[NodeId, NodeId], Lane[F]] = {}
-        self.most_unacked_bytes = 0
+        self.over_window = 0
 
     def add(self, node: NodeId, *, up_bytes_per_s: float, down_bytes_per_s: float) -> None:
         self._ports[node] = Port(up_bytes_per_s, down_bytes_per_s)
@@ -131,8 +133,11 @@ class BulkNetwork(Generic[F]):
 
     def connect(self, a: NodeId, b: NodeId) -> None:
         for source, target in ((a, b), (b, a)):
-            label = f"{source} > {target}"
-            self._lanes[source, target] = Lane(source, target, self._ports[source], self._ports[target], label)
+            sender, receiver = self._ports[source], self._ports[target]
+            # Buffers grow to what the path needs and do not shrink when it becomes slower.
+            trips_bytes = 2 * self._shape.latency_s * min(sender.up_bytes_per_s, receiver.down_bytes_per_s)
+            lane: Lane[F] = Lane(source, target, sender, receiver, f"{source} > {target}", SPARE_TRIPS * trips_bytes)
+            self._lanes[source, target] = lane
 
     def disconnect(self, a: NodeId, b: NodeId) -> None:
         for pair in ((a, b), (b, a)):
@@ -148,9 +153,9 @@ class BulkNetwork(Generic[F]):
         if lane is not None:
             self._fill(lane)
 
-    def _window(self, lane: Lane[F], nbytes: int) -> float:
-        rate = min(lane.sender.up_bytes_per_s, lane.receiver.down_bytes_per_s)
-        return max(SPARE_FRAMES * nbytes, SPARE_TRIPS * 2 * self._shape.latency_s * rate)
+    @staticmethod
+    def _window(lane: Lane[F]) -> float:
+        return max(SPARE_FRAMES * lane.largest_bytes, lane.buffer_bytes)
 
     def _fill(self, lane: Lane[F]) -> None:
         """Stage a frame if the lane may take one."""
@@ -173,7 +178,7 @@ class BulkNetwork(Generic[F]):
         if now < lane.not_before:
             self._wake(lane, lane.not_before)
             return False
-        if unacked and lane.unacked_bytes + unacked[-1][1] > self._window(lane, unacked[-1][1]):
+        if unacked and lane.unacked_bytes + lane.largest_bytes > self._window(lane):
             self._wake(lane, unacked[0][0])
             return False
         return True
@@ -247,7 +252,8 @@ class BulkNetwork(Generic[F]):
             lane.not_before = start + nbytes / self._shape.connection_bytes_per_s
         lane.unacked.append((there + latency_s if receiver.alive else float("inf"), nbytes))
         lane.unacked_bytes += nbytes
-        self.most_unacked_bytes = max(self.most_unacked_bytes, lane.unacked_bytes)
+        lane.largest_bytes = max(lane.largest_bytes, nbytes)
+        self.over_window += lane.unacked_bytes > self._window(lane) + lane.largest_bytes
 
         def arrive() -> None:
             if lane.open and receiver.alive:
