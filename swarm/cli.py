@@ -38,6 +38,8 @@ app = typer.Typer(
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
 Tls = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt. Default: unless on loopback.")]
+MaxUpload = Annotated[float | None, typer.Option(help="Most that weights may take of the line, in Mbit/s.")]
+MaxDownload = Annotated[float | None, typer.Option(help="The same for what comes in.")]
 Lan = Annotated[
     bool | None, typer.Option("--lan/--no-lan", help="Allow private addresses. Default: only on one machine.")
 ]
@@ -64,6 +66,8 @@ def lead(
     advertise: Annotated[str | None, typer.Option(help="host[:port] that others dial, if not --host.")] = None,
     tls: Tls = None,
     lan: Lan = None,
+    max_upload: MaxUpload = None,
+    max_download: MaxDownload = None,
     reward: Annotated[str | None, typer.Option(help="task, or random as a control.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     config: ConfigFile = None,
@@ -88,6 +92,8 @@ def lead(
         "advertise": advertise,
         "tls": tls,
         "lan": lan,
+        "max_upload": max_upload,
+        "max_download": max_download,
         "reward": reward,
         "seed": seed,
     }
@@ -110,6 +116,9 @@ def join(
     port: Annotated[int | None, typer.Option(help="Default: any free one; for a relay 7700.")] = None,
     tls: Tls = None,
     lan: Lan = None,
+    max_upload: MaxUpload = None,
+    max_download: MaxDownload = None,
+    base: Annotated[Path | None, typer.Option(help="A copy of the base model: what matches is not fetched.")] = None,
     batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
     config: ConfigFile = None,
@@ -126,6 +135,9 @@ def join(
         "port": port,
         "tls": tls,
         "lan": lan,
+        "max_upload": max_upload,
+        "max_download": max_download,
+        "base": base,
         "batch_samples": batch_samples,
         "device": device,
     }

@@ -23,6 +23,9 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+Mbit = Annotated[float, Field(gt=0, le=1e6)]
+"""A rate of the line in Mbit/s; not set means no cap."""
+
 Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
 """Places to begin: host, host:port, URL or join line."""
 
@@ -42,6 +45,8 @@ class LeadConfig(BaseModel):
     lan: bool | None = None
     bootstrap: Bootstrap = ()
     round_s: Annotated[float, Field(ge=0.05, le=60)] = 2.0
+    max_upload: Mbit | None = None
+    max_download: Mbit | None = None
     run_dir: Path | None = None
     state_dir: Path | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -95,7 +100,10 @@ class JoinConfig(BaseModel):
     port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     tls: bool | None = None
     lan: bool | None = None
+    max_upload: Mbit | None = None
+    max_download: Mbit | None = None
     state_dir: Path | None = None
+    base: Path | None = None
     device: str = "auto"
     engine: Literal["transformers", "scripted"] = "transformers"
     batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128

@@ -45,7 +45,7 @@ DEAD_AFTER_MS = 20_000
 TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frame:
     """A header. `kind`, `index` and `via` are those of a chunk (broadcast/notes.py)."""
 
@@ -182,6 +182,7 @@ class Stream:
         self._out: Outgoing | None = None
         self._left: list[memoryview] = []
         self._writing = False
+        self._polled = False
         self._paused_writing = False
         self._closed = False
         self.sent_bytes = 0
@@ -193,10 +194,10 @@ class Stream:
         self.wake()
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """There may be something to send. The kernel is asked whether it takes more only once it has refused."""
         if not (self._writing or self._paused_writing or self._closed):
             self._writing = True
-            self._loop.add_writer(self._fd, self._on_writable)
+            self._loop.call_soon(self._on_writable)
 
     def divert(self, into: memoryview) -> None:
         """Receive the payload that is under way into another place: what came of it so far is of no use."""
@@ -208,7 +209,7 @@ class Stream:
             return
         self._closed = True
         self._loop.remove_reader(self._fd)
-        if self._writing:
+        if self._polled:
             self._loop.remove_writer(self._fd)
         self._sock.close()
         self._end.closed(error)
@@ -223,6 +224,9 @@ class Stream:
             pass  # later
         except OSError as error:
             self.close(error)
+        if self._writing and not self._polled and not self._closed:
+            self._polled = True
+            self._loop.add_writer(self._fd, self._on_writable)
 
     def _write_some(self) -> bool:
         """Send what is left of the frame, or begin the next; False when this turn is over."""
@@ -265,7 +269,9 @@ class Stream:
 
     def _idle(self) -> None:
         self._writing = False
-        self._loop.remove_writer(self._fd)
+        if self._polled:
+            self._polled = False
+            self._loop.remove_writer(self._fd)
 
     def _resume_writing(self) -> None:
         self._paused_writing = False

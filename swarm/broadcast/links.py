@@ -11,6 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Annotated
 
@@ -211,3 +212,31 @@ class _Watched:
     def closed(self, error: Exception | None) -> None:
         self._on_end()
         self._end.closed(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """What a node's network offers to its data plane.
+
+    `learner` gives the learner's id and addresses, `public_at` the proven addresses of a public, none for a leaf.
+    """
+
+    me: NodeId
+    sessions: ServerSessions
+    peer_at: Callable[[NodeId, Address], PeerClient]
+    learner: Callable[[], tuple[NodeId, list[Address]]]
+    public_at: Callable[[NodeId], list[Address]]
+    upload: Pace
+    download: Pace
+    random: Random
+
+    def links(self, open_link: Callable[[NodeId, Stream], LinkEnd], admits: Callable[[NodeId], bool]) -> Links:
+        return Links(
+            sessions=self.sessions,
+            peer_at=self.peer_at,
+            open_link=open_link,
+            admits=admits,
+            upload=self.upload,
+            download=self.download,
+            random=self.random,
+        )

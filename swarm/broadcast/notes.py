@@ -37,9 +37,12 @@ class Kind(IntEnum):
     """A leaf relays it and cannot reach other leaves: pass it to them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
-    """One chunk for one link. `via` names the public that is to forward a leaf's fresh chunk to the other leaves."""
+    """One chunk for one link. `via` names the public that is to forward a leaf's fresh chunk to the other leaves.
+
+    Not frozen, as Frame is not: thousands a second are made, and that would take three times as long.
+    """
 
     index: int
     kind: Kind

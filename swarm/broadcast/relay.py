@@ -89,6 +89,7 @@ class Relay:
         self._have = bytearray(have.ljust(-(-count // 8), b"\0"))
         self._missing = count - sum(has_bit(have, i) for i in range(count))
         self._children: dict[NodeId, _Child] = {}
+        self._leaf_children = 0
         self._to_seeder: deque[Note] = deque()
         self._linked = False
         self._copies = Window(start=4, least=1, floor=4)
@@ -126,6 +127,7 @@ class Relay:
             self._to_seeder = deque(news)
         else:
             child = self._children[peer] = _Child(leaf)
+            self._leaf_children += leaf
             child.notes.extend(news)
         self._dirty[peer] = None
         self._grant()
@@ -138,6 +140,7 @@ class Relay:
         self._dirty.pop(peer, None)
         if child is None:
             return
+        self._leaf_children -= child.leaf
         self._unqueue(child)
         self._dequeued(child.busy)
         for index in [i for i, asked in self._asked_of.items() if asked == peer]:
@@ -329,8 +332,8 @@ class Relay:
         children = max(1, len(self._children))
         rate = max(self._rate / children, self._fresh_rate)
         self._granted[0] += self._copies.grant(self._queued_copies / children, rate)
-        leaves = sum(1 for _ in self._leaves()) - 1
-        if not self._leaf and leaves > 0:
+        leaves = self._leaf_children - 1
+        if leaves > 0 and not self._leaf:
             self._granted[1] += self._forwards.grant(self._queued_forwards / leaves, self._rate / leaves)
         if any(self._granted):
             self._dirty[self._seeder] = None

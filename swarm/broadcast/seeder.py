@@ -98,6 +98,7 @@ class Seeder:
         self._dealt_at: deque[float] = deque(maxlen=RATE_DEALS)
         self._ticked_at = now
         self._dirty: dict[NodeId, None] = {}
+        self.repairs = 0
 
     @property
     def dealt(self) -> bool:
@@ -151,6 +152,7 @@ class Seeder:
             case Want(indices=indices):
                 new = [i for i in indices if i not in at.wanted][: MAX_INDICES - len(at.wanted)]
                 at.wanted.extend(new)
+                self.repairs += len(new)
                 self._dirty[peer] = None
             case _:
                 pass
@@ -340,6 +342,7 @@ class Seeder:
             for index in taken:
                 other.relays.pop(index, None)
                 other.to_forward.pop(index, None)
+        self.repairs += len(taken)
         for index in taken:
             self._waiting_for.pop(index, None)
             self._again.append(index)

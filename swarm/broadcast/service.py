@@ -1,142 +1,215 @@
-"""Publishing on the learner's side and fetching on a sampler's: the shells around manifest, codec and store."""
+"""The learner's data plane: versions are encoded and signed off the event loop, announced, and dealt to the relays."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
-from swarm.broadcast.catchup import catch_up
-from swarm.broadcast.manifest import ChunkTable, Head, Layout, open_head, open_layout, open_table
+from swarm.broadcast.links import Station
+from swarm.broadcast.manifest import Layout, needs_base
 from swarm.broadcast.publishing import PublishedVersions
-from swarm.broadcast.serving import VersionServer, parse_version
-from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
-from swarm.broadcast.weights import WeightMap, open_weights
+from swarm.broadcast.roster import Member, Roster
+from swarm.broadcast.seeder import Seeder
+from swarm.broadcast.serving import VersionServer
+from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, TABLE, Link, Transfers
 from swarm.errors import ProtocolError
-from swarm.http import Peer, binary
 from swarm.signing import SigningKey
-from swarm.types import VersionId
-
-CHUNK_BYTES = 256 * 1024
-"""Unit of transfer: 20 ms of a 100 Mbit/s link. The planner will choose it per version."""
+from swarm.stream import Frame, Incoming
+from swarm.types import NodeId, VersionId
+from swarm.wire import encode
 
 CODING_THREADS = 2
-"""Regions coded at a time. Two leave room for the network on a small machine; zstd does 0.4 GB/s on each."""
+"""Regions coded at a time. Two leave room for the network on a small machine."""
 
-HEAD_WAIT_S = 20.0
-"""Longest time that a request for a newer head is held open."""
+ROSTER_S = 0.25
+"""Who is linked, and who is public, is looked at so often; changes within this time go out together."""
 
-FETCH_S = 60.0
-"""Time limit for one object or chunk: 4 MiB at 0.6 Mbit/s."""
+MAX_RECORDS = 64
+"""Versions whose spreading `status` shows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Spreading:
+    """How one version spreads. Times in seconds since it was announced, by receiver."""
+
+    raw_bytes: int
+    encoded_bytes: int
+    codecs: dict[str, int]
+    announced_at: float
+    complete_s: dict[NodeId, float] = field(default_factory=dict)
 
 
 class BroadcastService:
-    """The learner's side: encodes and signs versions off the event loop and serves them."""
+    """The learner's side. `run` goes on for as long as receivers are served."""
 
-    def __init__(self, directory: Path, key: SigningKey) -> None:
+    def __init__(self, directory: Path, key: SigningKey, station: Station, *, scheme: str = "relay") -> None:
         self._directory = directory
         self._key = key
+        self._station = station
+        self._scheme = scheme
         self._pool = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec")
         self._versions: PublishedVersions | None = None
-        self._changed = asyncio.Condition()
+        self._layout: Layout | None = None
+        self._transfers = Transfers(
+            is_leaf=lambda node: not station.public_at(node),
+            on_frame=_refuse,
+            on_link=self._on_link,
+            on_complete=lambda transfer: None,
+            on_fault=lambda node: self._links.bar(node),
+            on_peer_complete=self._on_peer_complete,
+        )
+        self._links = station.links(self._transfers.open_link, lambda node: True)
+        self._roster = Roster(members=())
+        self._stale: set[NodeId] = set()
+        self._spreading: dict[VersionId, Spreading] = {}
         self._server = VersionServer(
             lambda: self._versions.store if self._versions else None,
             lambda: self._versions.weights if self._versions else None,
             self._pool,
+            meter=station.upload.flow,
         )
         self.newest: HeldVersion | None = None
 
-    def set_layout(self, layout: Layout) -> None:
-        """The tensors and files of every version to come."""
-        self._versions = PublishedVersions(self._directory, self._key, layout)
+    async def open(self, layout: Layout) -> None:
+        """The tensors and files of every version to come. What a former process published under the same directory and
+        key goes on being sent."""
+        self._layout = layout
+        self._versions = await asyncio.to_thread(PublishedVersions, self._directory, self._key, layout)
+        if (newest := self._versions.newest) is not None:
+            self._begin(newest, resumed=True)
 
     async def publish(self, staging: Path, version: VersionId) -> HeldVersion:
-        """Encode the staged weights, sign the head and announce it. The staging file must not change meanwhile."""
+        """Encode the staged weights, sign the head and announce it. The staging file must not change meanwhile;
+        afterwards it holds other bytes."""
         assert self._versions is not None
-        published = await asyncio.to_thread(self._versions.publish, staging, version, CHUNK_BYTES, self._pool)
-        return await self._tell(published)
+        # With too many versions under way a delta would only make the queue longer: begin anew, and drop the others.
+        late = sum(not t.courier.delivered for t in self._transfers.active.values() if isinstance(t.courier, Seeder))
+        full = late >= MAX_ACTIVE - 1
+        size = self._chunk_bytes()
+        held = await asyncio.to_thread(self._versions.publish, staging, version, size, self._pool, full=full)
+        return self._begin(held)
 
     async def republish(self, version: VersionId) -> HeldVersion:
         """The newest version's weights once more, as `version`."""
         assert self._versions is not None
-        return await self._tell(await asyncio.to_thread(self._versions.republish, version, CHUNK_BYTES, self._pool))
+        held = await asyncio.to_thread(self._versions.republish, version, self._chunk_bytes(), self._pool)
+        return self._begin(held)
 
-    async def _tell(self, published: HeldVersion) -> HeldVersion:
-        async with self._changed:
-            self.newest = published
-            self._changed.notify_all()
-        return published
+    async def run(self) -> None:
+        """Tell everybody who takes part, until cancelled."""
+        try:
+            while True:
+                self._send_roster()
+                await asyncio.sleep(ROSTER_S)
+        finally:
+            await self._links.close()
+            for version in list(self._transfers.active):
+                self._transfers.close(version)
+
+    async def accept(self, incoming: Incoming) -> None:
+        """Take a stream that a receiver opened."""
+        await self._links.accept(incoming)
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/v1/head", self._get_head), *self._server.routes()]
+        return self._server.routes()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _get_head(self, request: web.Request) -> web.Response:
-        """The newest sealed head; with `newer_than`, held open until there is one; empty if none comes."""
-        known = request.query.get("newer_than")
-        than = parse_version(known) if known else None
-        try:
-            async with asyncio.timeout(HEAD_WAIT_S), self._changed:
-                await self._changed.wait_for(lambda: self._is_newer(than))
-        except TimeoutError:
-            return binary(b"")
-        assert self.newest is not None
-        return binary(self.newest.sealed_head)
+    def status(self) -> dict[str, Any]:
+        """What `status` says of the data plane; the keys are described in docs/protocol.md."""
+        return {
+            "streams": len(self._transfers.links),
+            "stream_bytes_sent": self._transfers.sent_bytes,
+            "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
+            "broadcasts": {str(version): self._spread(version) for version in sorted(self._spreading)[-4:]},
+        }
 
-    def _is_newer(self, than: VersionId | None) -> bool:
-        return self.newest is not None and (than is None or self.newest.head.version > than)
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _begin(self, held: HeldVersion, *, resumed: bool = False) -> HeldVersion:
+        """Announce a version and deal it."""
+        assert self._layout is not None
+        version = held.head.version
+        self._retire(held)
+        self._spreading[version] = Spreading(
+            raw_bytes=self._layout.total_bytes,
+            encoded_bytes=held.table.encoded_bytes,
+            codecs=dict(Counter(entry.codec for entry in held.table.regions)),
+            announced_at=time.monotonic(),
+        )
+        while len(self._spreading) > MAX_RECORDS:
+            del self._spreading[min(self._spreading)]
+        for link in self._transfers.links.values():
+            _announce(link, held)
+        self._transfers.open(held, Seeder(len(held.chunks.spans), now=time.monotonic(), resumed=resumed))
+        self.newest = held
+        return held
+
+    def _retire(self, newer: HeldVersion) -> None:
+        """Deal no more of the versions that everybody has, or that nobody needs now."""
+        for version, transfer in list(self._transfers.active.items()):
+            seeder = transfer.courier
+            assert isinstance(seeder, Seeder)
+            if (seeder.dealt and seeder.delivered) or not needs_base(newer.table):
+                self._transfers.close(version)
+        while len(self._transfers.active) >= MAX_ACTIVE:
+            self._transfers.close(min(self._transfers.active))
+
+    def _chunk_bytes(self) -> int:
+        return 16 * 1024
+
+    def _on_link(self, node: NodeId, up: bool) -> None:
+        if not up:
+            return
+        self._stale.add(node)
+        for transfer in self._transfers.active.values():
+            _announce(self._transfers.links[node], transfer.held)
+
+    def _send_roster(self) -> None:
+        members = tuple(
+            Member(node=node, addresses=tuple(self._station.public_at(node))) for node in sorted(self._transfers.links)
+        )
+        roster = Roster(members=members)
+        changed = roster != self._roster
+        self._roster = roster
+        version = VersionId(incarnation=0, version=0)
+        for node, link in self._transfers.links.items():
+            if changed or node in self._stale:
+                link.send(ROSTER, version, encode(roster))
+        self._stale.clear()
+
+    def _on_peer_complete(self, node: NodeId, version: VersionId) -> None:
+        if (spreading := self._spreading.get(version)) is not None:
+            spreading.complete_s.setdefault(node, time.monotonic() - spreading.announced_at)
+
+    def _spread(self, version: VersionId) -> dict[str, Any]:
+        spreading = self._spreading[version]
+        transfer = self._transfers.active.get(version)
+        repairs = transfer.courier.repairs if transfer and isinstance(transfer.courier, Seeder) else None
+        return {
+            "raw_bytes": spreading.raw_bytes,
+            "encoded_bytes": spreading.encoded_bytes,
+            "codecs": spreading.codecs,
+            "complete": len(spreading.complete_s),
+            "last_complete_s": round(max(spreading.complete_s.values(), default=0.0), 4),
+            "repairs": repairs,
+        }
 
 
-class Fetcher:
-    """A sampler's side: newest head, layout once, then each version into the weight map."""
+def _announce(link: Link, held: HeldVersion) -> None:
+    """Head and table ahead of all chunks: the receiver needs no question before its first byte."""
+    link.send(HEAD, held.head.version, held.sealed_head)
+    link.send(TABLE, held.head.version, held.table_bytes)
 
-    def __init__(self, peer: Peer, learner_key: bytes, directory: Path) -> None:
-        self._peer = peer
-        self._learner_key = learner_key
-        self._directory = directory
-        self._pool = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec")
-        self._store: VersionStore | None = None
-        self._weights: WeightMap | None = None
 
-    async def newer_head(self, than: VersionId | None) -> tuple[Head, bytes] | None:
-        """The newest head, and as sealed, once it is newer than `than`; None if there was none within HEAD_WAIT_S."""
-        query = f"?newer_than={than}" if than else ""
-        sealed = await self._peer.get("/v1/head" + query, cap_bytes=4096, timeout_s=HEAD_WAIT_S + 10)
-        if not sealed:
-            return None
-        head = open_head(sealed, self._learner_key)
-        if than is not None and head.version <= than:
-            raise ProtocolError(f"asked for a version newer than {than}, the learner offers {head.version}")
-        return head, sealed
-
-    async def layout(self, head: Head) -> Layout:
-        """The layout that `head` names; from then on there is a map."""
-        data = await self._object(head.layout_digest, head.layout_bytes)
-        layout = await asyncio.to_thread(open_layout, data, head)
-        self._store, self._weights = await asyncio.to_thread(self._open, data, layout)
-        return layout
-
-    async def fetch(self, head: Head, sealed_head: bytes, layout: Layout) -> tuple[ChunkTable, Path]:
-        """Bring the map to this version; its table, and where the weights lie."""
-        assert self._store is not None
-        assert self._weights is not None
-        data = await self._object(head.table_digest, head.table_bytes)
-        table = await asyncio.to_thread(open_table, data, head, layout)
-        target = SignedVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=data)
-        await catch_up(self._store, self._weights, target, (), learner=self._peer, pool=self._pool)
-        return table, self._weights.path
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _open(self, layout_bytes: bytes, layout: Layout) -> tuple[VersionStore, WeightMap]:
-        store = VersionStore(self._directory, self._learner_key)
-        store.set_layout(layout_bytes, layout)
-        return store, open_weights(store)
-
-    async def _object(self, wanted: bytes, nbytes: int) -> bytes:
-        return await self._peer.get(f"/v1/objects/{wanted.hex()}", cap_bytes=nbytes, timeout_s=FETCH_S)
+def _refuse(node: NodeId, frame: Frame, payload: bytes) -> None:
+    raise ProtocolError("receivers announce nothing")

@@ -14,13 +14,15 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.broadcast.manifest import MAX_CHUNK_BYTES, TABLE_BYTES
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
 from swarm.broadcast.store import HeldVersion
 from swarm.errors import ProtocolError
 from swarm.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
-from swarm.wire import decode, digest, encode
+from swarm.wire import digest, encode
 
 NOTE, CHUNK, HEAD, TABLE, ROSTER = range(3, 8)
 """Types of frames, after those of links.py."""
@@ -43,6 +45,10 @@ MAX_QUEUED = 256
 
 MAX_EARLY = 64
 """Links whose peer opened a version before this node did, for each of the newest MAX_ACTIVE such versions."""
+
+_NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
+
+KINDS = frozenset(int(kind) for kind in Kind)
 
 RATE_S = 1.0
 PEAK_DECAY = 0.998
@@ -77,12 +83,14 @@ class Transfers:
         on_link: Callable[[NodeId, bool], None],
         on_complete: Callable[[Transfer], None],
         on_fault: Callable[[NodeId], None],
+        on_peer_complete: Callable[[NodeId, VersionId], None] = lambda node, version: None,
     ) -> None:
         self._is_leaf = is_leaf
         self.on_frame = on_frame
         self._on_link = on_link
         self._on_complete = on_complete
         self._on_fault = on_fault
+        self._on_peer_complete = on_peer_complete
         self.links: dict[NodeId, Link] = {}
         self.active: dict[VersionId, Transfer] = {}
         self._early: dict[VersionId, dict[NodeId, Note]] = {}
@@ -206,6 +214,8 @@ class Transfers:
             transfer.joined.add(link.node)
             transfer.courier.join(link.node, leaf=self._is_leaf(link.node), now=now)
         transfer.courier.heard(link.node, note, now=now)
+        if isinstance(note, Complete):
+            self._on_peer_complete(link.node, transfer.held.head.version)
         self.stir()
 
     def arrived(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
@@ -291,7 +301,7 @@ class Link:
 
     def received(self, frame: Frame, payload: memoryview) -> None:
         if frame.type == NOTE:
-            self._transfers.hear(self, frame.version, decode(payload, Note, cap_bytes=NOTE_BYTES))  # type: ignore[arg-type]
+            self._transfers.hear(self, frame.version, read_note(payload))
         elif frame.type == CHUNK:
             self._take(frame, payload)
         elif frame.type in CAPS:
@@ -324,7 +334,7 @@ class Link:
 
     def _fits(self, transfer: Transfer, frame: Frame) -> bool:
         spans = transfer.held.chunks.spans
-        if frame.index < len(spans) and spans[frame.index].nbytes == frame.size and frame.kind in Kind:
+        if frame.index < len(spans) and spans[frame.index].nbytes == frame.size and frame.kind in KINDS:
             return True
         self._transfers.reject(self, "shape")
         return False
@@ -338,7 +348,7 @@ class Link:
         if transfer is None or self.node not in transfer.joined:
             return
         spans = transfer.held.chunks.spans
-        if frame.index >= len(spans) or spans[frame.index].nbytes != frame.size or frame.kind not in Kind:
+        if frame.index >= len(spans) or spans[frame.index].nbytes != frame.size or frame.kind not in KINDS:
             return
         via = self._named(frame.via)
         if direct is transfer:
@@ -362,6 +372,14 @@ class Link:
         if len(self._scratch) < nbytes:
             self._scratch = memoryview(bytearray(nbytes))
         return self._scratch[:nbytes]
+
+
+def read_note(data: memoryview) -> Note:
+    """A note as it came; ProtocolError for anything else. It is capped already, and there are thousands a second."""
+    try:
+        return _NOTES.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"not a note: {error}") from error
 
 
 def _opening(transfer: Transfer) -> Note:

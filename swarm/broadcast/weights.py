@@ -109,6 +109,11 @@ class WeightMap:
         return self._target.head.version if self._target else None
 
     @property
+    def current(self) -> SignedVersion | None:
+        """The version that the map holds; None while it is being changed."""
+        return self._current if self.version is not None else None
+
+    @property
     def last_whole(self) -> VersionId | None:
         """The last version that the map held as a whole; most regions may still be of it."""
         return self._current.head.version if self._current else None

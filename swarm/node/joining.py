@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+from swarm.broadcast.basemodel import BaseModel
 from swarm.config import DEFAULT_PORT, JoinConfig
 from swarm.gossip.joinline import PREFIX, read_join_line
 from swarm.gossip.reachability import is_loopback
@@ -27,6 +30,8 @@ def join_settings(config: JoinConfig) -> NetworkSettings:
         bootstrap=tuple(config.bootstrap),
         tls=config.tls,
         lan=config.lan,
+        max_upload_mbit=config.max_upload,
+        max_download_mbit=config.max_download,
     )
 
 
@@ -47,6 +52,22 @@ def reachability_line(kind: str, address: str | None) -> str:
     if address is not None:
         return f"others can dial this node at {address}: it takes part as a public node"
     return "others cannot dial this node any more: it takes part as a leaf"
+
+
+def weights_directory(state_dir: Path, swarm: str) -> Path:
+    """Where the weights of a swarm are kept. Those of swarms that this node has left, gigabytes that nobody will read
+    again, are removed. Blocking."""
+    directory = state_dir / "swarms" / swarm
+    for old in directory.parent.glob("*"):
+        if old != directory:
+            shutil.rmtree(old)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def open_base(directory: Path | None) -> BaseModel | None:
+    """The local copy of the base model that the user named. UserError if there is none. Blocking."""
+    return BaseModel(directory) if directory is not None else None
 
 
 def hosts_of(bootstraps: Sequence[str]) -> list[str]:

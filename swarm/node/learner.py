@@ -84,7 +84,7 @@ class LearnerNode:
             state.release()
 
     async def _run(self, network: NodeNetwork) -> bool:
-        self._broadcast = BroadcastService(self._run_dir / "versions", network.key)
+        self._broadcast = BroadcastService(self._run_dir / "versions", network.key, network.station)
         self._rollouts = RolloutService(
             key=network.key,
             sessions=network.sessions,
@@ -95,11 +95,12 @@ class LearnerNode:
         self._trainer = TrainerProcess(self._run_dir, hang_s=self._config.trainer_hang_s)
         try:
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
-            await network.start(routes, self.status, beat_s=self._config.beat_s)
+            await network.start(routes, self.status, on_stream=self._broadcast.accept, beat_s=self._config.beat_s)
             async with network.swarm(network.key.public_bytes, self._config.round_s), asyncio.TaskGroup() as group:
                 self._announce()
                 network.on_generation = self._overtaken.set
-                beside = [group.create_task(work()) for work in (self._rollouts.watch_silence, self._publish_anew)]
+                works = (self._rollouts.watch_silence, self._publish_anew, self._broadcast.run)
+                beside = [group.create_task(work()) for work in works]
                 reached = await self._lead()
                 for task in beside:
                     task.cancel()
@@ -141,6 +142,7 @@ class LearnerNode:
             "held_out": self._held_out,
             "metrics": self._last,
             **self._rollouts.status(),
+            **self._broadcast.status(),
         }
 
     # -- the run ---------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ class LearnerNode:
         prepared = await self._trainer.prepare(self._config)
         if (nbytes := len(encode(prepared.layout))) > LAYOUT_BYTES:
             raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
-        self._broadcast.set_layout(prepared.layout)
+        await self._broadcast.open(prepared.layout)
         tokenizer = self._trainer.files_dir / "tokenizer.json"
         if not tokenizer.is_file():
             raise UserError(
@@ -398,6 +400,8 @@ def _network_settings(config: LeadConfig) -> NetworkSettings:
         advertise=config.advertise,
         tls=config.tls,
         lan=config.lan,
+        max_upload_mbit=config.max_upload,
+        max_download_mbit=config.max_download,
         round_s=config.round_s,
     )
     advertised(settings, config.port or DEFAULT_PORT, b"")

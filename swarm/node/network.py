@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from swarm.auth import ServerSessions
+from swarm.broadcast.links import Station
 from swarm.broadcast.manifest import open_head
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.joinline import JoinLine, write_join_line
@@ -37,7 +38,7 @@ from swarm.gossip.reachability import (
     is_loopback,
     is_private,
 )
-from swarm.gossip.records import Profile, SignedRecord, open_record
+from swarm.gossip.records import Profile, SignedRecord, open_record, prefix_of
 from swarm.gossip.rules import GossipRules
 from swarm.gossip.service import KNOCK_S, GossipService
 from swarm.http import PeerClient, session_route
@@ -49,6 +50,7 @@ from swarm.node.peers import PeerPool
 from swarm.node.tls import load_or_create_tls
 from swarm.node.view import view_status
 from swarm.signing import node_id_of, swarm_id_of, unseal
+from swarm.stream import Incoming, Pace
 from swarm.types import Address, NodeId, Role, VersionId
 from swarm.wire import PROTOCOL, decode, encode
 
@@ -67,6 +69,8 @@ class NetworkSettings:
     tls: bool | None = None
     lan: bool | None = None
     round_s: float = 2.0
+    max_upload_mbit: float | None = None
+    max_download_mbit: float | None = None
 
 
 class NodeNetwork:
@@ -98,6 +102,16 @@ class NodeNetwork:
         self._fingerprint = self._tls.fingerprint if self._tls else b""
         self.sessions = ServerSessions(self.key, self._fingerprint)
         self.peers = PeerPool(self.key)
+        self.station = Station(
+            me=self.key.node_id,
+            sessions=self.sessions,
+            peer_at=self.peers.at,
+            learner=self.learner,
+            public_at=self.public_at,
+            upload=_pace(settings.max_upload_mbit),
+            download=_pace(settings.max_download_mbit),
+            random=self._random,
+        )
         self._beat_s = 0.0
         self._greeting: Greeting | None = None
         self._port = 0
@@ -126,14 +140,19 @@ class NodeNetwork:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(
-        self, routes: Iterable[web.RouteDef], status: Callable[[], dict[str, Any]], *, beat_s: float = 0.0
+        self,
+        routes: Iterable[web.RouteDef],
+        status: Callable[[], dict[str, Any]],
+        *,
+        on_stream: Callable[[Incoming], Coroutine[Any, Any, None]],
+        beat_s: float = 0.0,
     ) -> int:
         """Listen; the port in use. `beat_s` is what a learner wants of its samplers."""
         self._beat_s = beat_s
         own = [hello_route(self._hello), session_route(self.sessions), *self.gossip.routes()]
         tls = self._tls.context if self._tls else None
         counted = [self.sessions.refused, self.gossip.rejected]
-        self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted)
+        self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted, on_stream=on_stream)
         self._port = await self._server.start(self._settings.host, self._settings.port)
         hosts = [*self.bootstraps.hosts, *([self.address.host] if self._role == "learner" else [])]
         if self._settings.lan is None and not self._lan and any(map(is_private, hosts)):
@@ -187,6 +206,15 @@ class NodeNetwork:
             # Where the user said it is: a record may name an address that is good only elsewhere.
             addresses.append(self._greeting.address)
         return node, list(dict.fromkeys(addresses))
+
+    def public_at(self, node: NodeId) -> list[Address]:
+        """Where a public can be dialled; nothing for a leaf, or a node that is not known."""
+        if not self.gossip.is_open:
+            return []
+        signed = self.gossip.core.view.record_of(prefix_of(node))
+        if signed is None or signed.node != node or signed.record.reachability != "public":
+            return []
+        return list(self.gossip.core.view.table.callable_at(signed))
 
     def set_profile(self, profile: Profile) -> None:
         self.gossip.core.set_profile(profile, now=time.monotonic())
@@ -347,6 +375,10 @@ class NodeNetwork:
         except OSError as error:
             self._say_once(f"cannot write down this node's generation; after a restart it may be banned: {error}")
         self.on_generation()
+
+
+def _pace(mbit_per_s: float | None) -> Pace:
+    return Pace(mbit_per_s * 1e6 / 8 if mbit_per_s else None)
 
 
 def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Address:

@@ -1,14 +1,18 @@
-"""The relay node: no model, no engine; it keeps the swarm together, and carries what others need."""
+"""The relay node: no model, no engine; it keeps the swarm together, and carries its weights."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from swarm.broadcast.receiver import Receiver
 from swarm.config import JoinConfig
+from swarm.gossip.records import Profile
+from swarm.node.data_plane import DataPlane
 from swarm.node.identity import StateDirectory
-from swarm.node.joining import join_settings, reachability_line, unless_stopped
+from swarm.node.joining import join_settings, open_base, reachability_line, unless_stopped, weights_directory
 from swarm.node.network import NodeNetwork
 
 
@@ -32,30 +36,45 @@ class RelayNode:
         """Take part until a stop is requested."""
         state = StateDirectory.claim(self._config.state_dir, "relay")
         try:
+            base = await asyncio.to_thread(open_base, self._config.base)
             network = NodeNetwork(state.path, "relay", join_settings(self._config), say=self._say, emit=self._emit)
             self._network = network
-            await network.start([], self.status)
+            self._data = DataPlane(network.station, say=self._say, base=base)
+            await network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             self._say(f"relay {network.node}; status: echo-node status {network.address.url}")
             try:
-                await self._take_part(network)
+                await self._take_part(network, state.path)
             finally:
                 await network.stop()
+                self._data.close()
         finally:
             state.release()
 
     def status(self) -> dict[str, Any]:
         """What the node says of itself; the keys are described in docs/protocol.md."""
-        return {**self._network.status(), "state": self._state, "bootstrap": list(self._config.bootstrap)}
+        own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}
+        return {**self._network.status(), **own, **self._data.status()}
 
-    async def _take_part(self, network: NodeNetwork) -> None:
+    async def _take_part(self, network: NodeNetwork, state_dir: Path) -> None:
         found = await unless_stopped(self._stop, network.find())
         if found is None:
             return
         self._say(network.trust_line())
-        async with network.swarm(found.hello.learner_key, found.learner.record.round_s):
+        key = found.hello.learner_key
+        directory = await asyncio.to_thread(weights_directory, state_dir, found.hello.swarm)
+        async with network.swarm(key, found.learner.record.round_s), self._data.receiving(directory, key) as receiver:
             self._state = "relaying"
+            telling = asyncio.create_task(self._tell_held(network, receiver))
             await self._stop.wait()
+            telling.cancel()
             self._state = "leaving"
+
+    async def _tell_held(self, network: NodeNetwork, receiver: Receiver) -> None:
+        """Have gossip tell what this node holds."""
+        held = None
+        while True:
+            held = (await receiver.installed(held)).head.version
+            network.set_profile(Profile(held=held, uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}")))
 
     def _emit(self, kind: str, **fields: Any) -> None:
         if kind in ("reachable", "unreachable"):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.config import JoinConfig
 from swarm.errors import ChildFailed, EchoError, ProtocolError, first_fault
 from swarm.gossip.records import Profile
+from swarm.node.bootstrap import Greeting
+from swarm.node.data_plane import DataPlane
 from swarm.node.identity import StateDirectory
-from swarm.node.joining import join_settings, reachability_line, unless_stopped
+from swarm.node.joining import join_settings, open_base, reachability_line, unless_stopped, weights_directory
 from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.node.network import NodeNetwork
 from swarm.node.session import SamplerStatus, Session
@@ -47,13 +48,16 @@ class SamplerNode:
         """Sample until the run is over or a stop is requested. ChildFailed if the engine cannot be kept alive."""
         self._state = StateDirectory.claim(self._config.state_dir, "sampler")
         try:
+            base = await asyncio.to_thread(open_base, self._config.base)
             self._network = NodeNetwork(self._state.path, "sampler", self._settings, say=self._say, emit=self._emit)
-            await self._network.start([], self.status)
+            self._data = DataPlane(self._network.station, say=self._say, base=base)
+            await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             try:
                 self._say(f"sampler {self._network.node}; status: echo-node status {self._network.address.url}")
                 await self._sessions()
             finally:
                 await self._network.stop()
+                self._data.close()
         finally:
             self._state.release()
 
@@ -63,9 +67,9 @@ class SamplerNode:
             **self._network.status(),
             "state": self._status.state,
             "bootstrap": list(self._config.bootstrap),
-            "fetched": str(self._status.fetched) if self._status.fetched else None,
             "verdicts": dict(self._status.verdicts),
             **(self._engine.status() if self._engine else {}),
+            **self._data.status(),
         }
 
     async def _sessions(self) -> None:
@@ -76,18 +80,28 @@ class SamplerNode:
             if found is None:
                 return
             self._say(self._network.trust_line())
-            async with self._network.swarm(found.hello.learner_key, found.learner.record.round_s):
-                if await self._serve():
+            try:
+                if await self._take_part(found):
                     self._say("the run is finished; thank you")
                     return
+            except* OtherModel as changed:
+                self._say(f"{first_fault(changed)}; joining it anew")
 
-    async def _serve(self) -> bool:
+    async def _take_part(self, found: Greeting) -> bool:
+        """Work for one swarm; True when its run is over."""
+        key = found.hello.learner_key
+        directory = await asyncio.to_thread(weights_directory, self._state.path, found.hello.swarm)
+        swarm = self._network.swarm(key, found.learner.record.round_s)
+        async with swarm, self._data.receiving(directory, key) as receiver:
+            return await self._serve(receiver)
+
+    async def _serve(self, receiver: Receiver) -> bool:
         """One session after another for one swarm; True when its run is over, False to look for a swarm anew."""
         faults = 0
         while not self._stop.is_set():
             accepted = self._status.verdicts["accepted"]
             try:
-                if await self._session():
+                if await self._session(receiver):
                     return True
                 continue
             except (EchoError, ExceptionGroup) as error:
@@ -102,7 +116,7 @@ class SamplerNode:
             await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
         return False
 
-    async def _session(self) -> bool:
+    async def _session(self, receiver: Receiver) -> bool:
         """Work for the learner with one engine, which starts while the learner is looked for; True at the run's end."""
         engine = self._engine = EngineWorker(
             self._state.path,
@@ -112,13 +126,13 @@ class SamplerNode:
         )
         launch = asyncio.create_task(engine.launch())
         try:
-            return await self._work(engine, launch)
+            return await self._work(engine, receiver, launch)
         finally:
             launch.cancel()
             await asyncio.gather(launch, return_exceptions=True)
             await engine.stop()
 
-    async def _work(self, engine: EngineWorker, launch: asyncio.Task[None]) -> bool:
+    async def _work(self, engine: EngineWorker, receiver: Receiver, launch: asyncio.Task[None]) -> bool:
         """From the learner's hello to its end, or ours."""
         self._status.state = "looking for the learner"
         link = LearnerLink(self._network, self._say)
@@ -129,36 +143,31 @@ class SamplerNode:
         if self._stop.is_set():
             return False
         launch.result()
-        directory = self._state.path / "swarms" / hello.swarm
-        await asyncio.to_thread(_remove_other_swarms, directory)
         session = Session(
             node=self._network.node,
             hello=hello,
             link=link,
             engine=engine,
-            directory=directory,
+            receiver=receiver,
             capacity=self._config.batch_samples,
             status=self._status,
-            on_change=lambda: self._say_profile(engine),
+            on_change=lambda: self._say_profile(engine, receiver),
             say=self._say,
         )
         return await session.run(self._stop)
 
-    def _say_profile(self, engine: EngineWorker) -> None:
+    def _say_profile(self, engine: EngineWorker, receiver: Receiver) -> None:
         """Have gossip tell what this node holds and how fast it is."""
         rate = float(f"{engine.rollouts_per_s:.2g}")
-        cost = self._config.cost_per_hour
-        self._network.set_profile(
-            Profile(held=engine.installed, engine=self._config.engine, rollouts_per_s=rate, cost_per_hour=cost)
+        profile = Profile(
+            held=engine.installed,
+            engine=self._config.engine,
+            rollouts_per_s=rate,
+            uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
+            cost_per_hour=self._config.cost_per_hour,
         )
+        self._network.set_profile(profile)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         if kind in ("reachable", "unreachable"):
             self._say(reachability_line(kind, fields["address"]))
-
-
-def _remove_other_swarms(directory: Path) -> None:
-    """Weights of swarms that this node has left: gigabytes that nobody will read again."""
-    for old in directory.parent.glob("*"):
-        if old != directory:
-            shutil.rmtree(old)

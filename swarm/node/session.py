@@ -1,14 +1,14 @@
 """A sampler's work for one learner: the tasks between its weights, its engine and the learner's leases.
 
-    refresh   newest head -> chunks -> weight map -> engine (between two batches)
+    refresh   weight map -> engine (between two batches); the receiver keeps the map up to date meanwhile
     ask       leases, one batch ahead of the engine -> work queue
     generate  work queue -> engine -> answer queue
     submit    answer queue -> learner
     beat      a sign of life every beat_s, and after every install
 
-Order that matters: an apply overwrites the weight map and an install reads it; both happen in `refresh` alone, one
-after the other. A sample is in `_in_hand` from its lease to its verdict; every question names these, so that the
-learner knows of leases that were lost on the way, and what is left of them at the end is handed back.
+Order that matters: an install reads the weight map, so nothing is applied to it meanwhile (`Receiver.steady`). A sample
+is in `_in_hand` from its lease to its verdict; every question names these, so that the learner knows of leases that
+were lost on the way, and what is left of them at the end is handed back.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from swarm.broadcast.manifest import Head, Layout
-from swarm.broadcast.service import Fetcher
+from swarm.broadcast.receiver import Receiver
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.node.hello import Hello
-from swarm.node.link import LearnerLink, SwarmChanged
+from swarm.node.link import LearnerLink
 from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
 from swarm.sampler.worker import EngineWorker
 from swarm.types import NodeId, VersionId
@@ -40,8 +38,8 @@ FAREWELL_S = 3.0
 LEAST_BEAT_S = 0.2
 """A learner may ask for no more than five beats a second."""
 
-REFETCH_S = 1.0
-"""Pause after a version that could not be taken, so that a broken learner is not hammered."""
+AGAIN_S = 1.0
+"""Pause before weights that could not be read are looked at again: a catch-up repairs them meanwhile."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +47,6 @@ class SamplerStatus:
     """What the node shows of itself, filled in by whoever knows."""
 
     state: str = "starting"
-    fetched: VersionId | None = None
     verdicts: Counter[str] = field(default_factory=Counter)
 
 
@@ -63,7 +60,7 @@ class Session:
         hello: Hello,
         link: LearnerLink,
         engine: EngineWorker,
-        directory: Path,
+        receiver: Receiver,
         capacity: int,
         status: SamplerStatus,
         on_change: Callable[[], None],
@@ -75,10 +72,8 @@ class Session:
         self._status = status
         self._on_change = on_change
         self._say = say
-        self._fetcher = Fetcher(link, hello.learner_key, directory / "versions")
+        self._receiver = receiver
         self._client = RolloutClient(link, node, hello.learner_key)
-        self._layout: Layout | None = None
-        self._layout_digest = b""
         self._prefetch = asyncio.Semaphore(1)
         self._work: asyncio.Queue[list[SealedLease]] = asyncio.Queue(maxsize=1)
         self._in_hand: set[SampleName] = set()
@@ -103,44 +98,34 @@ class Session:
                     task.cancel()
         finally:
             await self._hand_back(set(self._in_hand), forget=stop.is_set() or self._over.is_set())
-            self._fetcher.close()
         return self._over.is_set()
 
     # -- weights ---------------------------------------------------------------------------------------------
 
     async def _refresh(self) -> None:
+        await self._load()
         while True:
-            found = await self._fetcher.newer_head(self._engine.installed)
-            if found is None:
-                continue
-            head, sealed_head = found
+            await self._receiver.installed(self._engine.installed)
             try:
-                await self._take(head, sealed_head)
+                await self._install()
             except ProtocolError as fault:
-                # Altered on the way, or pruned while it was fetched; either way the newest head is asked for again.
-                self._say(f"version {head.version} was not taken and the newest is fetched again: {fault}")
-                await asyncio.sleep(REFETCH_S)
+                self._say(f"the weights cannot be read: {fault}")
+                await asyncio.sleep(AGAIN_S)
 
-    async def _take(self, head: Head, sealed_head: bytes) -> None:
-        """Fetch, verify, apply and install one version; the engine goes on with the old one until the last step."""
-        if self._layout is None:
-            await self._load(head)
-            # Meanwhile other versions were published, and this one may be gone: ask for the newest again.
-            return
-        if head.layout_digest != self._layout_digest:
-            raise SwarmChanged("the learner now trains another model")
-        table, weights = await self._fetcher.fetch(head, sealed_head, self._layout)
-        self._status.fetched = head.version
-        await self._engine.install(head, table, weights)
+    async def _install(self) -> None:
+        """Have the engine take what the map holds; it goes on with the old weights until then."""
+        weights = self._receiver.weights
+        assert weights is not None
+        async with self._receiver.steady() as version:
+            await self._engine.install(version.head, version.table, weights.path)
         self._on_change()
         async with self._installed:
             self._installed.notify_all()
 
-    async def _load(self, head: Head) -> None:
-        """Build the model that the swarm trains, and room for its weights."""
-        layout = await self._fetcher.layout(head)
+    async def _load(self) -> None:
+        """Build the model that the swarm trains; its weights come meanwhile."""
+        layout = await self._receiver.layout()
         started = await self._engine.load(layout)
-        self._layout, self._layout_digest = layout, head.layout_digest
         self._say(f"engine: {started.engine} on {started.device} in {started.dtype}")
 
     # -- rollouts --------------------------------------------------------------------------------------------
