@@ -12,7 +12,7 @@ Bytes are in the books of the simulation, never in a courier: `Member.book` is w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -322,22 +322,22 @@ class BroadcastSwarm:
     def live_peers(self) -> list[Member]:
         return [member for node, member in self.members.items() if member.alive and node != self.learner.node]
 
-    def delivered(self) -> bool:
+    def delivered(self, not_for: Container[NodeId] = ()) -> bool:
         """Whether all live peers hold all."""
-        return all(not member.missing for member in self.members.values() if member.alive)
+        return all(not m.missing for node, m in self.members.items() if m.alive and node not in not_for)
 
-    def run(self, limit_s: float) -> bool:
-        """Run until all live peers hold all, or for `limit_s`; True if they do."""
+    def run(self, limit_s: float, *, not_for: Container[NodeId] = ()) -> bool:
+        """Run until all live peers hold all, or for `limit_s`; True if they do. `not_for` are not waited for."""
         end = self.world.now + limit_s
-        waiting = self.live_peers()
+        waiting = [member for member in self.live_peers() if member.host.node not in not_for]
 
         def over() -> bool:
             while waiting and (not waiting[-1].alive or not waiting[-1].missing):
                 waiting.pop()
-            return self.world.now >= end or (not waiting and self.delivered())
+            return self.world.now >= end or (not waiting and self.delivered(not_for))
 
         self.world.run_until(over)
-        return self.delivered()
+        return self.delivered(not_for)
 
 
 def note_bytes(note: Note) -> int:
