@@ -22,6 +22,9 @@ STRIPE_DEGREE = 16
 """Children of one peer in one stripe, where others can take the rest: a hop costs degree * chunk / uplink, and a death
 leaves so many subtrees behind. 16 reaches 4,096 peers in three hops."""
 
+NEAR = 64
+"""Peers in line that are looked at for one that its parent does not feed yet."""
+
 Tree = dict[NodeId, NodeId]
 """Parent of every peer."""
 
@@ -41,10 +44,8 @@ def forest_of(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) 
         return tuple({} for _ in range(stripes))
     slots = _slots(learner, peers, stripes)
     degrees = _spread(learner, peers, slots, stripes)
-    # Peers without slots hang where there is room: turned, so that they do not hang from the same in every stripe.
-    starts = [stripe * len(peers) // stripes for stripe in range(stripes)]
-    turned = [[*peers[start:], *peers[:start]] for start in starts]
-    return tuple(_grow(learner.node, turned[stripe], degrees[stripe]) for stripe in range(stripes))
+    fed: dict[NodeId, set[NodeId]] = {node: set() for node in slots}
+    return tuple(_grow(learner.node, peers, degrees[stripe], fed) for stripe in range(stripes))
 
 
 def _slots(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) -> dict[NodeId, int]:
@@ -115,8 +116,10 @@ def _fill(
             left -= part
 
 
-def _grow(learner: NodeId, peers: Sequence[PeerProfile], degrees: dict[NodeId, int]) -> Tree:
-    """One tree, from the top.
+def _grow(
+    learner: NodeId, peers: Sequence[PeerProfile], degrees: dict[NodeId, int], fed: dict[NodeId, set[NodeId]]
+) -> Tree:
+    """One tree, from the top. `fed` is whom each node feeds in some stripe.
 
     Slots number as many as peers. Those of leaves are filled by publics only. Those of publics and learner number the
     leaves plus `spare`, and take at most `spare` publics. Were there no free slot and a peer left, then all slots of
@@ -134,8 +137,9 @@ def _grow(learner: NodeId, peers: Sequence[PeerProfile], degrees: dict[NodeId, i
             kind = True if parent != learner and not public[parent] else _next_kind(waiting, degrees, spare)
             if parent == learner or public[parent]:
                 spare -= kind
-            child = waiting[kind].popleft()
+            child = _take(waiting[kind], degrees, fed[parent])
             tree[child] = parent
+            fed[parent].add(child)
             if degrees.get(child):
                 free.append((child, degrees[child]))
     return tree
@@ -146,3 +150,15 @@ def _next_kind(waiting: dict[bool, deque[NodeId]], degrees: dict[NodeId, int], s
     if not waiting[False] or not waiting[True] or not spare:
         return not waiting[False]
     return degrees.get(waiting[True][0], 0) > degrees.get(waiting[False][0], 0)
+
+
+def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) -> NodeId:
+    """The next of those that wait that its parent does not feed yet, if one is near. Sockets share an uplink evenly: of
+    an uplink that is a little too slow, all that is missing would be missing to the few children in two stripes."""
+    has_slots = degrees.get(waiting[0], 0) > 0
+    for place in range(min(NEAR, len(waiting))):
+        node = waiting[place]
+        if node not in fed and (degrees.get(node, 0) > 0) == has_slots:
+            del waiting[place]
+            return node
+    return waiting.popleft()

@@ -33,7 +33,7 @@ PLANNED_CHUNK_BYTES = 1024 * 1024
 RELAY_S = 0.03
 """How long one chunk may hold a typical relay of a mesh: N - 1 copies at its uplink."""
 
-FILL_SHARE = 0.03
+FILL_SHARE = 0.05
 """Share of the transfer that may pass before the last peer of a forest has its first chunk."""
 
 DEPTH = 5
