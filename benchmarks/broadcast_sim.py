@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -128,7 +128,7 @@ def run(case: Case, befall: Callable[[BroadcastSwarm, Random], None]) -> Figures
 # -- many peers ----------------------------------------------------------------------------------------------------
 
 
-def random_case(options: argparse.Namespace, peers: int, seed: int) -> Case:
+def random_case(options: argparse.Namespace, peers: int, scheme: str, seed: int) -> Case:
     """The swarm that the targets speak of."""
     draw = Random(f"hosts {peers} {seed}")
     leaves = round(options.leaf_share * peers)
@@ -137,6 +137,7 @@ def random_case(options: argparse.Namespace, peers: int, seed: int) -> Case:
     hosts = [_host(number, draw_uplink(draw), one) for number, one in enumerate(public)]
     learner = _host_of("learner", options.learner_mbit * BYTES_PER_MBIT, math.inf, True)
     size_bytes = round(options.size_mib * MIB)
+    believed = [replace(h, believed_up=h.up_bytes_per_s * draw.lognormvariate(0, options.error)) for h in hosts]
     slowest = min(host.down_bytes_per_s for host in hosts)
     rate = bound_bytes_per_s(learner.up_bytes_per_s, [host.profile for host in hosts], slowest_downlink=slowest)
     cap = None
@@ -145,13 +146,14 @@ def random_case(options: argparse.Namespace, peers: int, seed: int) -> Case:
     return Case(
         name=f"{peers} peers",
         learner=learner,
-        peers=hosts,
+        peers=believed,
         size_bytes=size_bytes,
         shape=NetworkShape(
             latency_s=options.latency, loss_share=options.loss, overhead=PACKET_OVERHEAD, connection_bytes_per_s=cap
         ),
         bound_s=size_bytes / rate,
         detect_s=DETECT_S,
+        scheme=None if scheme == "relay" else scheme_named(scheme),
         chunk_bytes=options.chunk_kib * 1024 if options.chunk_kib else None,
         seed=seed,
     )
@@ -239,19 +241,19 @@ def scheme_named(text: str) -> Scheme:
 def rows_of(options: argparse.Namespace) -> list[Figures]:
     """Runs what is asked for, printing each row as it comes."""
     rows = []
+    turns = [(scheme, seed) for scheme in options.schemes.split(",") for seed in range(1, options.seeds + 1)]
     if options.profile is None:
         for peers in map(int, options.peers.split(",")):
-            for seed in range(1, options.seeds + 1):
-                case = random_case(options, peers, seed)
+            for scheme, seed in turns:
+                case = random_case(options, peers, scheme, seed)
                 rows.append(_said(run(case, deaths(options.dying, case.bound_s))))
         return rows
     profile = read_profile(options.profile)
     faults = [read_fault("kill", text, profile) for text in options.kill]
     faults += [read_fault("stall", text, profile) for text in options.stall]
     check_faults(profile, faults)
-    for scheme in options.schemes.split(","):
-        for seed in range(1, options.seeds + 1):
-            rows.append(_said(run(profile_case(options, profile, faults, scheme, seed), befalls(faults))))
+    for scheme, seed in turns:
+        rows.append(_said(run(profile_case(options, profile, faults, scheme, seed), befalls(faults))))
     return rows
 
 
@@ -260,7 +262,8 @@ def _said(row: Figures) -> Figures:
     last_s = f"{row['last_peer_s']:.1f}" if row["last_peer_s"] is not None else "-"
     print(
         f"{row['peers']:5d} peers  {row['scheme']:<7} {row['chunk_bytes'] >> 10:5d} KiB chunks"
-        f"  bound {row['bound_s']:7.1f} s  last peer {last_s:>7} s  ratio {ratio:>6}  learner's copies {row['learner_copies']:5.2f}"
+        f"  bound {row['bound_s']:7.1f} s  last peer {last_s:>7} s  ratio {ratio:>6}"
+        f"  learner's copies {row['learner_copies']:5.2f}"
         f"  pulled {row['pulled_share']:.4f}  twice {row['duplicate_share']:.4f}  {row['cpu_s']:.0f} CPU-s",
         flush=True,
     )
@@ -279,10 +282,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loss", type=float, default=0.01, help="share of packets")
     parser.add_argument("--cubic", action="store_true", help="loss limits every connection as it does cubic or Reno")
     parser.add_argument("--dying", type=float, default=0.05, help="share of peers that die")
+    parser.add_argument("--error", type=float, default=0.0, help="sigma of what the planner believes of log uplinks")
     parser.add_argument("--chunk-kib", type=int, help="instead of what the planner chooses")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="TOML file of hosts: no latency, loss or deaths")
-    parser.add_argument("--schemes", default="relay", help="with a profile: relay (the planner's), mesh, forest, ...")
+    parser.add_argument("--schemes", default="relay", help="relay (the planner's choice), mesh, forest, ...")
     parser.add_argument("--kill", action="append", default=[], metavar="HOST@FRACTION")
     parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")

@@ -45,7 +45,10 @@ def forest_of(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) 
     slots = _slots(learner, peers, stripes)
     degrees = _spread(learner, peers, slots, stripes)
     fed: dict[NodeId, set[NodeId]] = {node: set() for node in slots}
-    return tuple(_grow(learner.node, peers, degrees[stripe], fed) for stripe in range(stripes))
+    # Who comes last hangs below the slowest: somebody else in every stripe.
+    starts = [stripe * len(peers) // stripes for stripe in range(stripes)]
+    turned = [[*peers[start:], *peers[:start]] for start in starts]
+    return tuple(_grow(learner.node, turned[stripe], degrees[stripe], fed) for stripe in range(stripes))
 
 
 def _slots(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) -> dict[NodeId, int]:

@@ -28,6 +28,10 @@ SILENT_S = 8.0
 SILENT_INTERVALS = 8
 """And after that many times its mean interval between chunks, which is what a slow swarm needs."""
 
+END_SHARE = 0.03
+"""Others being whole for so much of the time that the transfer took is no accident of the last chunks: the parent of
+what is still missing is too slow."""
+
 ASK_S = 4.0
 """An answer that has not come by then is asked for elsewhere."""
 
@@ -114,6 +118,22 @@ class Pulls:
             found += self._missing(stripe, end if lost[stripe] else fronts[stripe])
         self._fronts.append(list(self._front))
         return sorted(found)[:MAX_INDICES]
+
+    def last_missing(self, *, whole_at: float | None, now: float) -> list[int]:
+        """Missing and not asked for, the last first, since somebody else is whole for long. The parents send the first
+        of them meanwhile."""
+        if whole_at is None or not self._is_ending(whole_at, now):
+            return []
+        found: list[int] = []
+        for index in range(self._count - 1, -1, -1):
+            if not has_bit(self._held, index) and index not in self.asks:
+                found.append(index)
+                if len(found) == MAX_INDICES:
+                    break
+        return found
+
+    def _is_ending(self, whole_at: float, now: float) -> bool:
+        return self._began_at is not None and now - whole_at >= max(TICK_S, END_SHARE * (now - self._began_at))
 
     def _is_lost(self, stripe: int, linked: bool, now: float) -> bool:
         moved_at = self._moved_at[stripe]

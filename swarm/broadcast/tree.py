@@ -5,7 +5,7 @@ each link in index order; a link is asked for its next frame only when it can ta
 but its own subtree. A child that comes, or comes back, says what it holds (Have) and is sent the rest. A child given to
 this node while the transfer runs is sent what is new at once and what it may lack once it has said so.
 
-Pull is for what trees lose. A chunk is overdue if its stripe has no linked parent or has been silent while others went
+Pull is for what trees lose, and at the end for what a slow parent still has. A chunk is overdue if its stripe has no linked parent or has been silent while others went
 on, or if its parent has long sent a later one (the chunk was lost, or refused as wrong). It is asked for (Want) from a
 peer known to hold it, else from a parent in another stripe, at last from the learner, and passed on to the children
 like any other. Pulls end by themselves when new routes come. Few links at a time are served what they asked for: a
@@ -95,6 +95,7 @@ class TreeCourier:
         self._until_paced = 0
         self._ahead: dict[NodeId, None] = {}
         self._tick_at: float | None = None
+        self._whole_at: float | None = None
 
     @property
     def held_count(self) -> int:
@@ -247,6 +248,8 @@ class TreeCourier:
                 self._hear_what_it_holds(peer, link, now)
             case Complete():
                 link.complete = True
+                if self._whole_at is None and peer != self._learner:
+                    self._whole_at = now
                 link.theirs = _full(self._count)
                 link.queue.clear()
                 self._hear_what_it_holds(peer, link, now)
@@ -377,7 +380,8 @@ class TreeCourier:
         for index in self._pulls.expired(now=now):
             self._settle_ask(index)
         wants: dict[NodeId, list[int]] = {}
-        for index in self._pulls.overdue([parent in self._links for parent in self._routes.parents], now=now):
+        overdue = self._pulls.overdue([parent in self._links for parent in self._routes.parents], now=now)
+        for index in overdue or self._pulls.last_missing(whole_at=self._whole_at, now=now):
             peer = self._holder_of(index)
             if peer is not None and len(self._pulls.asks) < MAX_INDICES:
                 self._pulls.ask(index, peer, now=now)
