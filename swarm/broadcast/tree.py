@@ -5,11 +5,11 @@ each link in index order; a link is asked for its next frame only when it can ta
 but its own subtree. A child that comes, or comes back, says what it holds (Have) and is sent the rest. A child given to
 this node while the transfer runs is sent what is new at once and what it may lack once it has said so.
 
-Pull is for what trees lose, and at the end for what a slow parent still has. A chunk is overdue if its stripe has no linked parent or has been silent while others went
-on, or if its parent has long sent a later one (the chunk was lost, or refused as wrong). It is asked for (Want) from a
-peer known to hold it, else from a parent in another stripe, at last from the learner, and passed on to the children
-like any other. Pulls end by themselves when new routes come. Few links at a time are served what they asked for: a
-repair slows the trees of others down by that much and no more.
+Pull is for what trees lose, and at the end for what a slow parent still has. A chunk is overdue if its stripe has no
+linked parent or has been silent while others went on, or if its parent has long sent a later one (the chunk was lost,
+or refused as wrong). It is asked for (Want) from a peer known to hold it, else from a parent in another stripe, at last
+from the learner, and passed on to the children like any other. Pulls end by themselves when new routes come. Few links
+at a time are served what they asked for: a repair slows the trees of others down by that much and no more.
 
 Bounds: an index is in a link's queue once; what a peer asked for, and what is asked of it, is at most MAX_INDICES.
 """

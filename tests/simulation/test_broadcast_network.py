@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -84,7 +85,7 @@ def test_loss_costs_its_share_and_a_round_trip_and_keeps_the_order() -> None:
     assert len(arrived) == 200
     assert arrived == sorted(arrived)
     assert hose.network.sent_bytes(S) > 200 * 100
-    gaps = [later - earlier for earlier, later in zip(arrived, arrived[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(arrived)]
     assert max(gaps) > 2 * 0.2
 
 
