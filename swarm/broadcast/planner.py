@@ -42,6 +42,9 @@ DEPTH = 5
 ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8
 """Where nobody's uplink is known."""
 
+LEAST_LEFT = 0.05
+"""Of an uplink, when all children leave it: it may have been a moment's stall."""
+
 MAX_REFUSED = 4096
 """Pairs that do not work together, remembered by a plan: the oldest are forgotten."""
 
@@ -220,6 +223,27 @@ def repaired(
     )
 
 
+def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
+    """`plan` with other parents for those who fall behind in a stripe, given as (child, stripe). A parent is believed
+    to have less uplink by the share of its children that it loses: the next plan asks less of it."""
+    profiles = dict(plan.peers)
+    slots = slots_of(plan.trees)
+    trees = [dict(tree) for tree in plan.trees]
+    late: list[set[NodeId]] = [set() for _ in trees]
+    lost: dict[NodeId, int] = {}
+    for child, stripe in behind:
+        parent = trees[stripe].get(child)
+        if parent in profiles and child in profiles:
+            del trees[stripe][child]
+            late[stripe].update((parent, child))
+            lost[parent] = lost.get(parent, 0) + 1
+    for node, count in lost.items():
+        left = max(LEAST_LEFT, 1 - count / slots[node])
+        profiles[node] = replace(profiles[node], uplink_bytes_per_s=profiles[node].uplink_bytes_per_s * left)
+    repair = _Repair(plan.learner, profiles, frozenset(plan.refused))
+    return replace(plan, peers=profiles, trees=repair.trees(trees, late))
+
+
 class _Repair:
     """New parents for orphans, by least load over all stripes."""
 
@@ -233,23 +257,24 @@ class _Repair:
         self._uplinks.update((node, peer.uplink_bytes_per_s) for node, peer in peers.items())
         self._slots: dict[NodeId, int] = {}
 
-    def trees(self, old: Sequence[Tree]) -> tuple[Tree, ...]:
+    def trees(self, old: Sequence[Tree], late: Sequence[set[NodeId]] = ()) -> tuple[Tree, ...]:
+        """The trees, whole again. Nobody new is given to those who are `late` in the stripe."""
         kept = [{child: parent for child, parent in tree.items() if self._stays(parent, child)} for tree in old]
         self._slots = slots_of(kept)
-        for tree in kept:
-            self._attach_missing(tree)
+        for stripe, tree in enumerate(kept):
+            self._attach_missing(tree, late[stripe] if late else set())
         return tuple(kept)
 
     def _stays(self, parent: NodeId, child: NodeId) -> bool:
         alive = child in self._peers and parent in self._uplinks
         return alive and (parent == self._learner or (parent, child) not in self._refused)
 
-    def _attach_missing(self, tree: Tree) -> None:
+    def _attach_missing(self, tree: Tree, late: set[NodeId]) -> None:
         """Orphans with children first: what hangs below them waits for them."""
         children = children_of(tree)
         orphans = [node for node in self._peers if node not in tree]
         for orphan in sorted(orphans, key=lambda node: -len(children.get(node, ()))):
-            below = self._below(orphan, children)
+            below = self._below(orphan, children) | late
             parent = min(
                 (node for node in self._uplinks if node not in below and self._may_feed(node, orphan)),
                 key=self._next_load,

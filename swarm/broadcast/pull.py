@@ -32,6 +32,12 @@ END_SHARE = 0.03
 """Others being whole for so much of the time that the transfer took is no accident of the last chunks: the parent of
 what is still missing is too slow."""
 
+BEHIND_S = 2.0
+"""A stripe that is so far behind the median stripe, and falls further behind, has a parent that cannot keep up."""
+
+BEHIND_TICKS = 3
+"""Falling behind is measured over so many ticks; a new parent is given as many to show what it can."""
+
 ASK_S = 4.0
 """An answer that has not come by then is asked for elsewhere."""
 
@@ -62,6 +68,9 @@ class Pulls:
         self._began_at: float | None = None
         self._arrived_at = 0.0
         self._arrivals = 0
+        self._seen = [-1] * stripes
+        self._lags: deque[list[float]] = deque(maxlen=BEHIND_TICKS)
+        self._changed = [0] * stripes
         self._tries: dict[int, int] = {}
         self.asks: dict[int, Ask] = {}
 
@@ -72,6 +81,7 @@ class Pulls:
     def restart(self, stripe: int, *, now: float) -> None:
         """The stripe's parent came, went or changed: its patience begins again."""
         self._moved_at[stripe] = now
+        self._changed[stripe] = BEHIND_TICKS
 
     def arrived(self, index: int, *, from_parent: bool, now: float) -> None:
         stripe = index % self._stripes
@@ -80,6 +90,8 @@ class Pulls:
         self._arrived_at = now
         if self._began_at is None:
             self._began_at = now
+        if index > self._seen[stripe]:
+            self._seen[stripe] = index
         if index > self._reach:
             self._reach = index
         if from_parent and index > self._front[stripe]:
@@ -118,6 +130,18 @@ class Pulls:
             found += self._missing(stripe, end if lost[stripe] else fronts[stripe])
         self._fronts.append(list(self._front))
         return sorted(found)[:MAX_INDICES]
+
+    def behind(self) -> list[int]:
+        """Stripes whose parents cannot keep up. To be called once a tick."""
+        middle = sorted(self._seen)[self._stripes // 2]
+        lags = [(middle - seen) / self._stripes * self._interval_s() for seen in self._seen]
+        before = self._lags[0] if len(self._lags) == BEHIND_TICKS else None
+        self._lags.append(lags)
+        self._changed = [max(0, ticks - 1) for ticks in self._changed]
+        if before is None:
+            return []
+        worse = [lags[s] > BEHIND_S and lags[s] > before[s] and not self._changed[s] for s in range(self._stripes)]
+        return [stripe for stripe, is_worse in enumerate(worse) if is_worse]
 
     def last_missing(self, *, whole_at: float | None, now: float) -> list[int]:
         """Missing and not asked for, the last first, since somebody else is whole for long. The parents send the first

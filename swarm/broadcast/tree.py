@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 
-from swarm.broadcast.notes import MAX_INDICES, Complete, Have, Kind, Note, Send, Want, has_bit
+from swarm.broadcast.notes import MAX_INDICES, Behind, Complete, Have, Kind, Note, Send, Want, has_bit
 from swarm.broadcast.planner import Routes
 from swarm.broadcast.pull import TICK_S, Pulls
 from swarm.types import NodeId
@@ -96,6 +96,7 @@ class TreeCourier:
         self._ahead: dict[NodeId, None] = {}
         self._tick_at: float | None = None
         self._whole_at: float | None = None
+        self._complaints: dict[tuple[NodeId, int], None] = {}
 
     @property
     def held_count(self) -> int:
@@ -255,6 +256,8 @@ class TreeCourier:
                 self._hear_what_it_holds(peer, link, now)
             case Want(indices=indices):
                 self._take_want(peer, link, indices, now)
+            case Behind(stripes=stripes) if self.complete:
+                self._complaints.update(((peer, s), None) for s in stripes if s < self._stripes)
             case _:
                 pass  # of the mesh: it has no meaning here, and costs nothing
 
@@ -366,6 +369,7 @@ class TreeCourier:
             self._pace()
             self._limit = max(self._limit, at_least)
         if not self.complete and self._links:
+            self._complain()
             self._pull(now)
         if self._links:
             self._arm(now)
@@ -375,6 +379,20 @@ class TreeCourier:
         link = self._links.get(ask.peer) if ask is not None else None
         if link is not None:
             link.pending -= 1
+
+    def complaints(self) -> list[tuple[NodeId, int]]:
+        """Who falls behind in which stripe, heard since the last call: for the learner's planner (relief.py)."""
+        found = list(self._complaints)
+        self._complaints.clear()
+        return found
+
+    def _complain(self) -> None:
+        parents = self._routes.parents
+        stripes = [s for s in self._pulls.behind() if parents[s] in self._links and parents[s] != self._learner]
+        link = self._links.get(self._learner)
+        if stripes and link is not None and len(link.notes) < MAX_NOTES:
+            link.notes.append(Behind(stripes=tuple(stripes[:MAX_INDICES])))
+            self._ready[self._learner] = None
 
     def _pull(self, now: float) -> None:
         for index in self._pulls.expired(now=now):

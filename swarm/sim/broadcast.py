@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from swarm.broadcast.forest import PeerProfile
-from swarm.broadcast.notes import Courier, Have, Note, Recall, Send, Want
+from swarm.broadcast.notes import Behind, Courier, Have, Note, Recall, Send, Want
 from swarm.broadcast.planner import Plan, Scheme, plan_of, repaired
 from swarm.broadcast.relay import Relay
+from swarm.broadcast.relief import Relief
 from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.tree import TreeCourier
 from swarm.sim.broadcast_network import BulkNetwork, NetworkShape
@@ -28,6 +29,9 @@ from swarm.types import NodeId
 
 MAX_FAULTS = 3
 """Wrong chunks of one sender until its link is closed."""
+
+RELIEF_S = 0.5
+"""The learner gathers complaints for so long: those from further down come later."""
 
 HANDSHAKE_TRIPS = 2
 """Round trips until a new link carries frames."""
@@ -115,6 +119,9 @@ class BroadcastSwarm:
         self.detect_s = detect_s
         self.refused = 0
         self.duplicates = 0
+        self.relief = Relief()
+        self._relieving = False
+        self.moves = 0
         self.closed_links: set[tuple[NodeId, NodeId]] = set()
         self.members: dict[NodeId, Member] = {}
         for host in (learner, *peers):
@@ -271,7 +278,23 @@ class BroadcastSwarm:
             member.courier.arrived(source, content.index, content.kind, content.via, now=self.world.now)
         else:
             member.courier.heard(source, content, now=self.world.now)
+            if isinstance(content, Behind):
+                self._relieve_later()
         self._drain(member)
+
+    def _relieve_later(self) -> None:
+        """Somebody fell behind: the learner plans anew for all who say so within RELIEF_S."""
+        if not self._relieving:
+            self._relieving = True
+            self.world.schedule(RELIEF_S, "relief", self._relieve)
+
+    def _relieve(self) -> None:
+        self._relieving = False
+        courier = self.members[self.learner.node].courier
+        if isinstance(courier, TreeCourier):
+            plan = self.relief.plan(self.plan, courier.complaints(), now=self.world.now)
+            self.moves += plan is not self.plan
+            self._replan(plan)
 
     def _keep(self, member: Member, index: int) -> None:
         if member.book[index]:

@@ -28,6 +28,7 @@ CORES = (
     "swarm.broadcast.planner",
     "swarm.broadcast.tree",
     "swarm.broadcast.pull",
+    "swarm.broadcast.relief",
     "swarm.gossip.answers",
     "swarm.gossip.calls",
     "swarm.gossip.partners",
