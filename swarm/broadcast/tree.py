@@ -309,7 +309,7 @@ class TreeCourier:
         return None
 
     def _may_lead(self, index: int) -> bool:
-        """Whether a link may send `index` now. The limit is reckoned anew when each link could have sent once."""
+        """Whether a link may send `index` now. The limit is reckoned anew when half of the links have come up to it."""
         self._until_paced -= 1
         if self._until_paced <= 0:
             self._pace()
@@ -317,7 +317,8 @@ class TreeCourier:
 
     def _pace(self) -> None:
         heads = [link.queue[0] for link in self._links.values() if link.queue]
-        self._until_paced = len(heads)
+        # Half of them: those that stand still never come to ask.
+        self._until_paced = len(heads) // 2
         if heads:
             self._limit = sorted(heads)[len(heads) // 2] + LEAD_ROUNDS * self._stripes
         self._ready.update(self._ahead)

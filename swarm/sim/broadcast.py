@@ -315,7 +315,7 @@ class BroadcastSwarm:
         if member.faults[sender] >= MAX_FAULTS:
             self.closed_links |= {(node, sender), (sender, node)}
             self._unlink(sender, node)
-            self._replan(repaired(self.plan, refused=[(sender, node)]))
+            self._replan(repaired(self.plan, refused=[(sender, node), (node, sender)]))
 
     def _drain(self, member: Member) -> None:
         courier = member.courier

@@ -77,12 +77,12 @@ class Lane(Generic[F]):
     sender: Port
     receiver: Port
     label: str
-    buffer_bytes: float
     staged: F | None = None
     open: bool = True
     unacked: deque[tuple[float, int]] = field(default_factory=deque)
     unacked_bytes: int = 0
     largest_bytes: int = 0
+    widest_bytes: float = 0.0
     last_arrival: float = 0.0
     not_before: float = 0.0
     waking: bool = False
@@ -118,7 +118,7 @@ class BulkNetwork(Generic[F]):
     def set_rates(
         self, node: NodeId, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None
     ) -> None:
-        """Change a port from its next frame on."""
+        """Change a port from its next frame on. What is on its way to it was reckoned at the old rate, and stays so."""
         port = self._ports[node]
         port.up_bytes_per_s = up_bytes_per_s or port.up_bytes_per_s
         port.down_bytes_per_s = down_bytes_per_s or port.down_bytes_per_s
@@ -134,9 +134,7 @@ class BulkNetwork(Generic[F]):
     def connect(self, a: NodeId, b: NodeId) -> None:
         for source, target in ((a, b), (b, a)):
             sender, receiver = self._ports[source], self._ports[target]
-            # Buffers grow to what the path needs and do not shrink when it becomes slower.
-            trips_bytes = 2 * self._shape.latency_s * min(sender.up_bytes_per_s, receiver.down_bytes_per_s)
-            lane: Lane[F] = Lane(source, target, sender, receiver, f"{source} > {target}", SPARE_TRIPS * trips_bytes)
+            lane: Lane[F] = Lane(source, target, sender, receiver, f"{source} > {target}")
             self._lanes[source, target] = lane
 
     def disconnect(self, a: NodeId, b: NodeId) -> None:
@@ -153,9 +151,9 @@ class BulkNetwork(Generic[F]):
         if lane is not None:
             self._fill(lane)
 
-    @staticmethod
-    def _window(lane: Lane[F]) -> float:
-        return max(SPARE_FRAMES * lane.largest_bytes, lane.buffer_bytes)
+    def _window(self, lane: Lane[F]) -> float:
+        rate = min(lane.sender.up_bytes_per_s, lane.receiver.down_bytes_per_s)
+        return max(SPARE_FRAMES * lane.largest_bytes, SPARE_TRIPS * 2 * self._shape.latency_s * rate)
 
     def _fill(self, lane: Lane[F]) -> None:
         """Stage a frame if the lane may take one."""
@@ -253,7 +251,8 @@ class BulkNetwork(Generic[F]):
         lane.unacked.append((there + latency_s if receiver.alive else float("inf"), nbytes))
         lane.unacked_bytes += nbytes
         lane.largest_bytes = max(lane.largest_bytes, nbytes)
-        self.over_window += lane.unacked_bytes > self._window(lane) + lane.largest_bytes
+        lane.widest_bytes = max(lane.widest_bytes, self._window(lane))
+        self.over_window += lane.unacked_bytes > lane.widest_bytes + lane.largest_bytes
 
         def arrive() -> None:
             if lane.open and receiver.alive:

@@ -67,12 +67,15 @@ class BroadcastPlan:
         scheme = draw.choice(schemes)
         # A mesh is dealt chunks as small as the planner wants them.
         meshed = scheme == "mesh" or (scheme is None and peers <= MESH_PEERS)
+        stall_share = draw.choice([0.0, 0.0, 0.1])
+        # A stalled link that many send to holds a chunk of each: at 256 KiB it takes longer than anything is awaited.
+        sizes = [16, 32] if meshed else [16, 64] if stall_share else [16, 64, 256]
         return cls(
             peers=peers,
             leaf_share=draw.choice([0.0, 0.3, 0.5, 0.7, 1.0]),
             learner_mbit=draw.choice([20.0, 50.0, 100.0, 200.0]),
             chunks=draw.randint(40, 400),
-            chunk_bytes=draw.choice([16, 32] if meshed else [16, 64, 256]) * 1024,
+            chunk_bytes=draw.choice(sizes) * 1024,
             scheme=scheme,
             shape=NetworkShape(
                 latency_s=draw.choice([0.0, 0.02, 0.05, 0.15]), loss_share=draw.choice([0.0, 0.01, 0.03])
@@ -81,7 +84,7 @@ class BroadcastPlan:
             death_share=draw.choice([0.0, 0.1, 0.3]),
             return_share=draw.choice([0.0, 0.5]),
             joins=draw.choice([0, 0, 1, 4]),
-            stall_share=draw.choice([0.0, 0.0, 0.1]),
+            stall_share=stall_share,
             stall_uplink_only=draw.random() < 0.5,
             liar_share=draw.choice([0.0, 0.0, 0.1, 0.2]),
             lie_share=draw.choice([0.05, 1.0]),
