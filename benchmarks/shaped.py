@@ -19,7 +19,7 @@ from benchmarks.links import LEARNER, STALLED_MBIT, Fault, Profile, in_order
 from benchmarks.transfers import Sample, TransferFailed
 from tests.netns.hosts import Host, Hosts, hosts
 
-TICK_S = 0.25
+TICK_S = 0.5
 """How often bytes and CPU are read: 1 % of a core at 17 hosts."""
 
 SETTLE_S = 120.0

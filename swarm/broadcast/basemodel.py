@@ -7,6 +7,8 @@ parsed, with caps; its tensors are bytes that prove themselves by the digest of 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -61,21 +63,23 @@ class BaseModel:
         for path in paths:
             self._places |= _read_header(path)
 
-    def fill(self, layout: Layout, span: Span) -> bytes | None:
-        """The bytes of a span of the stream; None if a tensor in it is not here in the same dtype and shape."""
+    def fill(self, layout: Layout, tensors: Sequence[Span], span: Span) -> bytes | None:
+        """The bytes of a span of the stream, whose tensors lie at `tensors`; None if one of them is not here in the
+        same dtype and shape."""
         content = bytearray(span.nbytes)
         end = span.start + span.nbytes
-        for tensor, whole in zip(layout.tensors, tensor_spans(layout), strict=True):
+        # Empty tensors share their start with the one that follows.
+        index = bisect_right(tensors, span.start, key=lambda tensor: tensor.start) - 1
+        while index < len(tensors) and tensors[index].start < end:
+            whole = tensors[index]
             first, last = max(span.start, whole.start), min(end, whole.start + whole.nbytes)
-            if first >= last:
-                continue
-            place = self._place(tensor)
-            if place is None:
-                return None
-            part = _read(place, first - whole.start, last - first)
-            if part is None:
-                return None
-            content[first - span.start : last - span.start] = part
+            if first < last:
+                place = self._place(layout.tensors[index])
+                part = _read(place, first - whole.start, last - first) if place is not None else None
+                if part is None:
+                    return None
+                content[first - span.start : last - span.start] = part
+            index += 1
         return bytes(content)
 
     def _place(self, tensor: TensorSpec) -> _Place | None:
@@ -89,8 +93,9 @@ class BaseModel:
 def take_from_base(base: BaseModel, weights: WeightMap, table: ChunkTable) -> int:
     """Put the regions of the fill's target that the base model has; how many bytes that spares."""
     spared = 0
+    tensors = tensor_spans(weights.layout)
     for index in weights.lacking(table):
-        content = base.fill(weights.layout, weights.regions[index])
+        content = base.fill(weights.layout, tensors, weights.regions[index])
         if content is not None and digest(content) == table.regions[index].decoded_digest:
             weights.put_region(index, "raw", content)
             spared += len(content)

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 
 from swarm.broadcast.basemodel import BaseModel, take_from_base
 from swarm.broadcast.fetching import FETCH_S, Download, Piece
-from swarm.broadcast.manifest import HEAD_BYTES, FullRegion, needs_base, open_head, open_table
+from swarm.broadcast.manifest import DELTAS, HEAD_BYTES, ITEM_BYTES, FullRegion, needs_base, open_head, open_table
 from swarm.broadcast.serving import Meter
 from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.weights import WeightMap
@@ -28,7 +28,10 @@ from swarm.types import VersionId
 from swarm.wire import decode
 
 FULL_RATIO = 0.68
-"""What the full encoding of bf16 weights takes of their bytes: the measured figure for N(0, 0.02)."""
+"""What the full encoding of 16-bit weights takes of their bytes: the measured figure for N(0, 0.02)."""
+
+CHUNKS_WORTH = 1.1
+"""Chunks may be a tenth more bytes than full regions: what came as chunks can be given on, and nobody encodes it."""
 
 FRAMING_BYTES = 64
 """A region's answer is its encoding with the codec's name before it."""
@@ -93,7 +96,8 @@ class _CatchUp:
         if base is not None and self._weights.last_whole is None:
             await self._thread(self._weights.begin_fill, target)
             self._report.from_base_bytes = await self._thread(take_from_base, base, self._weights, target.table)
-        row = await self._deltas(target, self._full_bytes(self._weights.lacking(target.table)))
+        full_bytes = self._full_bytes(target, self._weights.lacking(target.table))
+        row = await self._deltas(target, int(CHUNKS_WORTH * full_bytes))
         if row is not None:
             self._report.way = "deltas"
             try:
@@ -125,7 +129,7 @@ class _CatchUp:
                 return None
             row.insert(0, found)
             cost += self._chunk_bytes(found)
-        cost += self._full_bytes(self._weights.missing_base(row[0]))
+        cost += self._full_bytes(row[0], self._weights.missing_base(row[0]))
         return row if cost <= limit_bytes else None
 
     async def _take_deltas(self, row: list[SignedVersion]) -> None:
@@ -171,7 +175,12 @@ class _CatchUp:
             return chunks.put(index, body)
 
         pieces = [
-            Piece(path=f"/v1/versions/{version}/chunks/{i}", cap_bytes=span.nbytes, take=partial(take, i))
+            Piece(
+                path=f"/v1/versions/{version}/chunks/{i}",
+                expected_bytes=span.nbytes,
+                cap_bytes=span.nbytes,
+                take=partial(take, i),
+            )
             for i, span in enumerate(chunks.spans)
             if not chunks.has(i)
         ]
@@ -192,6 +201,7 @@ class _CatchUp:
         pieces = [
             Piece(
                 path=f"/v1/versions/{version}/regions/{i}",
+                expected_bytes=self._full_region_bytes(target, i),
                 cap_bytes=weights.regions[i].nbytes + FRAMING_BYTES,
                 take=partial(take, i),
             )
@@ -213,8 +223,16 @@ class _CatchUp:
         if not done:
             raise PeerUnreachable(f"nobody gives the last {download.left} {what}")
 
-    def _full_bytes(self, indices: Sequence[int]) -> int:
-        return int(FULL_RATIO * sum(self._weights.regions[i].nbytes for i in indices))
+    def _full_bytes(self, version: SignedVersion, indices: Sequence[int]) -> int:
+        return sum(self._full_region_bytes(version, index) for index in indices)
+
+    def _full_region_bytes(self, version: SignedVersion, index: int) -> int:
+        """What a region of a version takes in full: told by its table, or estimated."""
+        entry = version.table.regions[index]
+        if entry.codec not in DELTAS:
+            return entry.encoded_bytes
+        nbytes = self._weights.regions[index].nbytes
+        return int(FULL_RATIO * nbytes) if ITEM_BYTES[self._weights.dtypes[index]] == 2 else nbytes
 
     def _chunk_bytes(self, version: SignedVersion) -> int:
         """What is still to be fetched of a version's chunks."""

@@ -5,7 +5,7 @@ on the difference of their patterns modulo 2^16: for bf16 that is the distance i
 numbers for small steps, and it can be undone for every pair of patterns, NaN and sign crossings included.
 
   raw     the bytes themselves.
-  full    two planes a frame each: exponents, which repeat, and sign with mantissa, which hardly do.
+  full    two planes: exponents, which repeat, and sign with mantissa, which hardly do.
   sparse  few words changed: the gaps between them, and their differences.
   dense   many changed: every word's difference, smallest words of the base first.
 
@@ -14,13 +14,13 @@ magnitude, which the receiver knows from the base. Hence "dense" sorts by it, so
 block of zstd gets a code table that fits. "sparse" writes the words under a threshold as a list of their own: gaps
 there count small words only. At lr 1e-6 2 % of the words are under it and hold half of all changes.
 
-Every stream is a zstd frame of its own, for its own code table. numpy and zstd release the interpreter lock, so that
-several regions are coded at a time by threads.
+numpy and zstd release the interpreter lock, so that several regions are coded at a time by threads.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -46,24 +46,33 @@ SUM_BLOCK_BYTES = 4 * 1024 * 1024
 """Words summed at a time: bincount widens them to eight bytes each, and an embedding may have a gigabyte."""
 
 LENGTH_BYTES = 4
-"""Before the streams stand their lengths, little-endian. The top bit is set where a stream is not compressed."""
-
 STORED = 1 << 31
+"""Before the streams stand their lengths, little-endian, with this bit set where a stream is not compressed."""
 
 PLANED_DTYPES: frozenset[Dtype] = frozenset({"BF16", "F16", "I16"})
 
-SPARSE_MAX_SHARE = 1 / 8
-"""Changed words from which on "dense" is smaller (measured: docs of benchmarks/codec.py). A receiver takes no more,
-so that a hostile encoding cannot make it widen more positions than that."""
+SPARSE_MAX_SHARE = 3 / 8
+"""Of changed words; from there on "dense" is smaller. A receiver takes no more, because it widens each position to
+eight bytes."""
 
 SMALL_MAX_SHARE = 1 / 8
 """Words under the threshold: finding them costs time in proportion, and more of them save little."""
 
-SAMPLE_STEP = 31
-"""Every 31st word is looked at to estimate a histogram; odd, because rows have even lengths."""
+SMALL_COST_BITS = 0.05
+"""What a small word must save to be worth its time."""
 
-BLOCK_WORDS = 32 * 1024
-"""Words compared at a time: their temporaries stay in a core's cache, and malloc has them without new pages."""
+SAMPLE_WORDS = 8 * 1024
+"""About as many are looked at to estimate a histogram."""
+
+BLOCK_WORDS = 64 * 1024
+"""Words taken at a time where temporaries are as large as they: those stay in a core's cache, on pages in use."""
+
+WORTH_EIGHTS = 4096
+EIGHTS_MAX_SHARE = 0.57
+"""Of eight with a tenth set at random so many have one; from a tenth on np.flatnonzero itself does not branch."""
+
+UNCHANGED = bytes(1)
+"""All of a sparse region in which nothing changed; of any dtype."""
 
 ESCAPE = 255
 """As a gap: 255 words, and the gap goes on in the next byte."""
@@ -75,6 +84,7 @@ Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 def encode_region(data: Buffer, dtype: Dtype, base: Buffer | None = None) -> tuple[Codec, bytes]:
@@ -104,10 +114,8 @@ def decode_region(codec: Codec, encoded: Buffer, nbytes: int, dtype: Dtype, base
         raise ProtocolError(f"a {codec} region of {nbytes} bytes came without the {nbytes} bytes of its base")
     decoded = np.frombuffer(base, dtype=np.uint8).copy()
     words = _words(decoded)
-    if codec == "dense":
-        _apply_dense(memoryview(encoded), words)
-    else:
-        _apply_sparse(memoryview(encoded), words)
+    apply = _apply_dense if codec == "dense" else _apply_sparse
+    apply(memoryview(encoded), words)
     return decoded.data
 
 
@@ -115,26 +123,31 @@ def decode_region(codec: Codec, encoded: Buffer, nbytes: int, dtype: Dtype, base
 
 
 def _encode_full(flat: Bytes, dtype: Dtype) -> tuple[Codec, bytes]:
-    if not _is_planed(flat.nbytes, dtype):
+    if dtype not in PLANED_DTYPES or flat.nbytes % 2:
         return "full", _joined([_frame(flat, _CONTEXTS.searching)])
     words = _words(flat)
-    rotated = words << 1 | words >> 15
-    return "full", _joined([_frame((rotated >> 8).astype(np.uint8)), _frame(rotated.astype(np.uint8))])
+    planes = high, low = np.empty((2, words.size), dtype=np.uint8)
+    for block in _blocks(words.size):
+        rotated = _rotated(words[block])
+        high[block], low[block] = rotated >> 8, rotated
+    return "full", _joined([_frame(plane) for plane in planes])
 
 
 def _decode_full(encoded: memoryview, nbytes: int, dtype: Dtype) -> Buffer:
-    if not _is_planed(nbytes, dtype):
+    if dtype not in PLANED_DTYPES or nbytes % 2:
         (content,) = _split(encoded, 1)
         return _exactly(_plane(content, nbytes), nbytes).data
     high, low = (_exactly(_plane(stream, nbytes // 2), nbytes // 2) for stream in _split(encoded, 2))
-    rotated = np.empty(nbytes // 2, dtype="<u2")
-    rotated.view(np.uint8)[0::2] = low
-    rotated.view(np.uint8)[1::2] = high
-    return (rotated >> 1 | rotated << 15).view(np.uint8).data
+    words = np.empty(nbytes // 2, dtype="<u2")
+    for block in _blocks(words.size):
+        rotated = high[block].astype(np.uint16) << np.uint16(8) | low[block]
+        words[block] = rotated >> 1 | rotated << 15
+    return words.view(np.uint8).data
 
 
-def _is_planed(nbytes: int, dtype: Dtype) -> bool:
-    return dtype in PLANED_DTYPES and nbytes % 2 == 0
+def _rotated(words: Words) -> Words:
+    """The sign moved behind the mantissa, so that bf16's exponent is the high byte."""
+    return words << np.uint16(1) | words >> np.uint16(15)
 
 
 # -- deltas ----------------------------------------------------------------------------------------------------
@@ -147,24 +160,14 @@ def _encode_delta(flat: Bytes, dtype: Dtype, base: Buffer) -> tuple[Codec, bytes
     if flat.nbytes % 2 and flat[-1] != before[-1]:
         return _encode_full(flat, dtype)
     words, base_words = _words(flat), _words(before)
-    changed = _changed(words, base_words, most=int(SPARSE_MAX_SHARE * words.size))
-    if changed is not None:
-        return "sparse", _encode_sparse(words, base_words, changed)
-    if _dense_bits(words, base_words) < _full_bits(words):
+    differs = words != base_words
+    if np.count_nonzero(differs) <= SPARSE_MAX_SHARE * words.size:
+        return "sparse", _encode_sparse(words, base_words, differs)
+    sample = _sample(words)
+    # Sorting makes "dense" still smaller than this estimate.
+    if _plane_bits(_zigzag(sample - _sample(base_words))) < _plane_bits(_rotated(sample)):
         return "dense", _encode_dense(words, base_words)
     return _encode_full(flat, dtype)
-
-
-def _changed(words: Words, base: Words, *, most: int) -> Positions | None:
-    """Where `words` differ from `base`; None if in more than `most` places."""
-    found, count = [], 0
-    for start in range(0, words.size, BLOCK_WORDS):
-        block = slice(start, start + BLOCK_WORDS)
-        found.append(start + _where(words[block] != base[block]))
-        count += found[-1].size
-        if count > most:
-            return None
-    return np.concatenate(found)
 
 
 def _encode_dense(words: Words, base: Words) -> bytes:
@@ -179,7 +182,7 @@ def _apply_dense(encoded: memoryview, words: Words) -> None:
 
 
 def _by_magnitude(base: Words) -> Positions:
-    """Positions of all words, those of the smallest magnitude first. Eight bits tell bf16's exponents apart."""
+    """Positions of all words, those of the smallest magnitude first."""
     return np.argsort(_magnitudes(base), kind="stable")
 
 
@@ -188,19 +191,30 @@ def _magnitudes(words: Words) -> Bytes:
     return (words << 1 >> 8).astype(np.uint8)
 
 
+def _sample(words: Words) -> Words:
+    return words[:: words.size // SAMPLE_WORDS | 1]  # odd, because rows have round lengths
+
+
+def _plane_bits(sample: Words) -> float:
+    """Bits a word that two planes take, one of the low and one of the high bytes, by their histograms."""
+    shares = [np.bincount(plane, minlength=256) / sample.size for plane in (sample & np.uint16(255), sample >> 8)]
+    return -float(sum((share * np.log2(np.maximum(share, 1e-9))).sum() for share in shares))
+
+
 # -- sparse ----------------------------------------------------------------------------------------------------
 
 
-def _encode_sparse(words: Words, base: Words, changed: Positions) -> bytes:
+def _encode_sparse(words: Words, base: Words, differs: Mask) -> bytes:
     """The threshold (a byte), then five streams: of the large words the gaps and codes in pairs of nibbles, of the
     small ones the gaps and codes a byte each, and what is too large for its nibble or byte. Only the threshold if
     nothing changed."""
+    changed = _where(differs)
     if not changed.size:
-        return bytes(1)
+        return UNCHANGED
     threshold = _threshold(base, changed)
-    is_small = _magnitudes(base[changed]) < threshold
-    large, smalls = changed[~is_small], _small(base, threshold)
-    ranks = _where(words[smalls] != base[smalls])
+    large = changed[np.flatnonzero(_magnitudes(base[changed]) >= threshold)]
+    smalls = _small(base, threshold)
+    ranks = _where(differs[smalls])
     nibbles, large_rest = _capped(_codes(words, base, large), NIBBLE)
     octets, small_rest = _capped(_codes(words, base, smalls[ranks]), ESCAPE)
     rest = np.concatenate([large_rest, small_rest]).view(np.uint8)
@@ -209,13 +223,15 @@ def _encode_sparse(words: Words, base: Words, changed: Positions) -> bytes:
 
 
 def _apply_sparse(encoded: memoryview, words: Words) -> None:
-    if len(encoded) == 1 and encoded[0] == 0:
+    if bytes(encoded[:2]) == UNCHANGED:
         return
     if not encoded:
         raise ProtocolError("a sparse region has no threshold")
     smalls = _small(words, encoded[0])
-    cap = int(SPARSE_MAX_SHARE * words.size)
-    streams = [_plane(stream, 2 * cap) for stream in _split(encoded[1:], 5)]
+    most = int(SPARSE_MAX_SHARE * words.size)
+    gaps = most + words.size // ESCAPE
+    caps = (gaps, most, gaps, most, 2 * most)
+    streams = [_plane(stream, cap) for stream, cap in zip(_split(encoded[1:], 5), caps, strict=True)]
     large_at, small_at = _positions(streams[0], words.size), smalls[_positions(streams[2], smalls.size)]
     nibbles, octets = _unpaired(streams[1], large_at.size), _exactly(streams[3], small_at.size)
     if streams[4].size % 2:
@@ -229,54 +245,64 @@ def _apply_sparse(encoded: memoryview, words: Words) -> None:
 
 
 def _threshold(base: Words, changed: Positions) -> int:
-    """The magnitude under which words count as small: 0 to 255, where gaps are estimated to be cheapest.
+    """The magnitude under which words count as small, 0 to 255: where gaps are estimated to be cheapest.
 
-    n words of which c changed need n*H(c/n) bits, H being the binary entropy; the large ones' gaps run over all words.
+    c changes among n words need n*H(c/n) bits, H being the binary entropy; the gaps of large words run over all words.
     """
-    all_words = SAMPLE_STEP * np.cumsum(np.bincount(_magnitudes(base[::SAMPLE_STEP]), minlength=256)).astype(float)
-    changes = np.cumsum(np.bincount(_magnitudes(base[changed]), minlength=256)).astype(float)
-    all_words, changes = np.insert(all_words, 0, 0)[:256], np.insert(changes, 0, 0)[:256]
-    bits = _gap_bits(base.size, changed.size - changes) + _gap_bits(all_words, changes)
-    return int(np.argmin(np.where(all_words <= SMALL_MAX_SHARE * base.size, bits, np.inf)))
+    sample = _sample(base)
+    words = base.size / sample.size * _below(sample)
+    changes = _below(base[changed])
+    bits = (
+        _gap_bits(np.full(256, float(base.size)), changed.size - changes)
+        + _gap_bits(words, changes)
+        + SMALL_COST_BITS * words
+    )
+    return int(np.argmin(np.where(words <= SMALL_MAX_SHARE * base.size, bits, np.inf)))
 
 
-def _gap_bits(words: npt.ArrayLike, changed: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """words * H(changed / words): what positions need at least."""
-    words, changed = np.asarray(words, dtype=float), np.asarray(changed, dtype=float)
-    same = np.maximum(words - changed, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bits = changed * np.log2(words / changed) + same * np.log2(words / same)
-    return np.where((changed > 0) & (same > 0), bits, 0.0)
+def _below(words: Words) -> Floats:
+    """How many of `words` have a magnitude under 0, 1, ... 255."""
+    counts = np.bincount(_magnitudes(words), minlength=256)
+    return (np.cumsum(counts) - counts).astype(float)
+
+
+def _gap_bits(words: Floats, changed: Floats) -> Floats:
+    """n*H(c/n) = n log n - c log c - (n - c) log(n - c)."""
+    return _x_log_x(words) - _x_log_x(changed) - _x_log_x(words - changed)
+
+
+def _x_log_x(x: Floats) -> Floats:
+    return x * np.log2(np.maximum(x, 1))
 
 
 def _small(base: Words, threshold: int) -> Positions:
     """Where the magnitude is under `threshold`."""
-    limit = np.uint16(threshold << 8)
-    starts = range(0, base.size, BLOCK_WORDS)
-    return np.concatenate([start + _where(base[start : start + BLOCK_WORDS] << 1 < limit) for start in starts])
+    mask = np.empty(base.size, dtype=np.bool_)
+    for block in _blocks(base.size):
+        np.less(base[block] + base[block], np.uint16(threshold << 8), out=mask[block])
+    return _where(mask)
 
 
 def _where(mask: Mask) -> Positions:
-    """np.flatnonzero, up to three times as fast where few are set: looks at eight at a time first."""
+    """np.flatnonzero for masks with few set, which it takes three times as long for: eight at a time are looked at
+    first, so that of those looked at one by one at least an eighth is set and no branch has to be guessed."""
     whole = mask.size // 8 * 8
-    eights = np.flatnonzero(mask[:whole].view(np.uint64) != 0)
-    if whole < mask.size or 4 * eights.size > mask.size // 8:
+    eights = mask[:whole].view(np.uint64) != 0
+    found = _where(eights) if eights.size > WORTH_EIGHTS else np.flatnonzero(eights)
+    if whole < mask.size or found.size > EIGHTS_MAX_SHARE * eights.size:
         return np.flatnonzero(mask)
-    inside = np.flatnonzero(mask.reshape(-1, 8)[eights])
-    found: Positions = (eights[inside >> 3] << 3) + (inside & 7)
-    return found
-
-
-# -- streams ---------------------------------------------------------------------------------------------------
+    inside = np.flatnonzero(mask[:whole].view(np.uint64)[found].view(np.bool_))
+    positions: Positions = (found[inside >> 3] << 3) + (inside & 7)
+    return positions
 
 
 def _gaps(positions: Positions) -> Bytes:
     """Ascending positions as the number of words between each and the one before."""
-    gaps = np.diff(positions, prepend=-1) - 1
-    escapes = (gaps // ESCAPE).astype(np.uint32)
-    ends = np.cumsum(escapes + 1) - 1
-    stream = np.full(int(ends[-1]) + 1 if ends.size else 0, ESCAPE, dtype=np.uint8)
-    stream[ends] = gaps - escapes * ESCAPE
+    gaps = np.diff(positions, prepend=-1).astype(np.uint32) - np.uint32(1)
+    escapes = gaps // np.uint32(ESCAPE)
+    ends = np.cumsum(escapes, dtype=np.int64) + np.arange(gaps.size)
+    stream = np.full(positions.size + int(escapes.sum()), ESCAPE, dtype=np.uint8)
+    stream[ends] = gaps - escapes * np.uint32(ESCAPE)
     return stream
 
 
@@ -292,7 +318,7 @@ def _positions(gaps: Bytes, size: int) -> Positions:
 
 
 def _codes(words: Words, base: Words, at: Positions) -> Words:
-    """Small numbers for small differences at places that differ: none is 0, so codes begin there."""
+    """Small numbers for small differences. At places that differ none is 0, so that number stands for the next."""
     return _zigzag(words[at] - base[at]) - np.uint16(1)
 
 
@@ -331,31 +357,6 @@ def _zigzag(differences: Words) -> Words:
 def _unzigzag(codes: Words) -> Words:
     one = np.uint16(1)
     return codes >> one ^ -(codes & one)
-
-
-# -- estimates -------------------------------------------------------------------------------------------------
-
-
-def _dense_bits(words: Words, base: Words) -> float:
-    """Bits a word of "dense", at most: sorting saves more."""
-    codes = _zigzag(words[::SAMPLE_STEP] - base[::SAMPLE_STEP])
-    return _entropy(codes & 0xFF) + _entropy(codes >> 8)
-
-
-def _full_bits(words: Words) -> float:
-    sample = words[::SAMPLE_STEP]
-    rotated = sample << 1 | sample >> 15
-    return _entropy(rotated & 0xFF) + _entropy(rotated >> 8)
-
-
-def _entropy(values: npt.NDArray[np.integer]) -> float:
-    """Bits a value, by their histogram."""
-    counts = np.bincount(values)
-    shares = counts[counts > 0] / values.size
-    return float(-(shares * np.log2(shares)).sum())
-
-
-# -- frames ----------------------------------------------------------------------------------------------------
 
 
 class _Contexts(threading.local):
@@ -416,7 +417,8 @@ def _words(flat: Bytes) -> Words:
     return flat[: flat.size // 2 * 2].view("<u2")
 
 
-# -- sums ------------------------------------------------------------------------------------------------------
+def _blocks(words: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK_WORDS) for start in range(0, words, BLOCK_WORDS))
 
 
 def tensor_sum(data: Buffer) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from swarm.errors import UserError
@@ -72,15 +70,10 @@ def replace_file(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
-@contextmanager
-def mapped(path: Path, nbytes: int) -> Iterator[memoryview]:
-    """A read-only view of the first `nbytes` bytes of a file."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as view:
-        whole = memoryview(view)
-        try:
-            yield whole
-        finally:
-            whole.release()
+def map_file(path: Path, nbytes: int) -> memoryview:
+    """A read-only view of the first `nbytes` bytes of a file. The mapping ends with the last part of the view."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ))
 
 
 def disk_error(error: OSError, path: Path, nbytes: int) -> Exception:

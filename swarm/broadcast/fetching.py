@@ -31,11 +31,12 @@ BUSY_IN_A_ROW = 10
 """A peer that asks for patience so often has none to give."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
     """One GET. `take` gets the body, in a thread, and says whether it is what was signed."""
 
     path: str
+    expected_bytes: int
     cap_bytes: int
     take: Callable[[bytes], bool]
 
@@ -52,8 +53,8 @@ class Download:
         self._pool = pool
         self._meter = meter
         self._waiting = deque(pieces)
-        self._asked: dict[int, tuple[Piece, float, int]] = {}
-        self._left = {id(piece) for piece in pieces}
+        self._asked: dict[Piece, tuple[float, int]] = {}
+        self._left = set(pieces)
         self._seconds = 0.0
         self._taken = 0
         self._news = asyncio.Event()
@@ -106,13 +107,13 @@ class Download:
         while self._left and not state.left:
             while self._waiting:
                 piece = self._waiting.popleft()
-                if id(piece) in self._left:
-                    self._asked[id(piece)] = (piece, loop.time(), 1)
+                if piece in self._left:
+                    self._asked[piece] = (loop.time(), 1)
                     return piece
             late_s = max(LATE_S, LATE_RATIO * self._seconds / max(1, self._taken))
-            for key, (piece, since, askers) in self._asked.items():
+            for piece, (since, askers) in self._asked.items():
                 if askers == 1 and loop.time() - since > late_s:
-                    self._asked[key] = (piece, since, 2)
+                    self._asked[piece] = (since, 2)
                     return piece
             self._news.clear()
             try:
@@ -124,10 +125,10 @@ class Download:
 
     def _put_back(self, piece: Piece) -> None:
         """A piece that did not come waits again, unless another peer is being asked for it."""
-        asked = self._asked.pop(id(piece), None)
-        if id(piece) in self._left:
-            if asked is not None and asked[2] > 1:
-                self._asked[id(piece)] = (piece, asked[1], asked[2] - 1)
+        asked = self._asked.pop(piece, None)
+        if piece in self._left:
+            if asked is not None and asked[1] > 1:
+                self._asked[piece] = (asked[0], asked[1] - 1)
             else:
                 self._waiting.append(piece)
         self._news.set()
@@ -136,7 +137,7 @@ class Download:
         """Ask for a piece and take it; why the peer is to be left, or None."""
         loop = asyncio.get_running_loop()
         if self._meter is not None:
-            await self._meter(piece.cap_bytes)
+            await self._meter(piece.expected_bytes)
         began = loop.time()
         try:
             body = await state.peer.get(piece.path, cap_bytes=piece.cap_bytes, timeout_s=FETCH_S)
@@ -152,9 +153,9 @@ class Download:
         except PeerUnreachable:
             return "unreachable"
         self.fetched_bytes += len(body)
-        if id(piece) in self._left and not await loop.run_in_executor(self._pool, piece.take, body):
+        if piece in self._left and not await loop.run_in_executor(self._pool, piece.take, body):
             return "lied"
-        self._left.discard(id(piece))
+        self._left.discard(piece)
         state.gone = state.busy = 0
         self._seconds += loop.time() - began
         self._taken += 1

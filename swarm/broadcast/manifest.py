@@ -42,9 +42,6 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
 Codec = Literal["raw", "full", "dense", "sparse"]
 """How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base."""
-
-DELTAS: tuple[Codec, ...] = ("dense", "sparse")
-
 Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 """safetensors' names of dtypes."""
 
@@ -60,6 +57,8 @@ ITEM_BYTES: dict[Dtype, int] = {
     "U8": 1,
     "BOOL": 1,
 }
+
+DELTAS: tuple[Codec, ...] = ("dense", "sparse")
 
 HEAD_CONTEXT = "head"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from swarm.broadcast.codec import encode_region, tensor_sum
-from swarm.broadcast.disk import disk_error, mapped, require_room
+from swarm.broadcast.disk import disk_error, map_file, require_room
 from swarm.broadcast.manifest import (
     ChunkTable,
     Head,
@@ -29,6 +29,9 @@ from swarm.wire import digest, encode
 
 REGIONS_IN_HAND = 8
 """Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model."""
+
+SUM_PART_BYTES = 32 * 1024 * 1024
+"""An embedding of a gigabyte is summed by all threads."""
 
 FULL_RATIO = 0.68
 """What the full encoding of bf16 weights takes of their bytes: the measured figure for N(0, 0.02)."""
@@ -63,15 +66,14 @@ class PublishedVersions:
         Deltas refer to the version published before, unless `full`. The staging file must not change meanwhile;
         afterwards it holds other bytes, and the next staging writes it whole. DiskFull leaves everything as it was.
         """
-        with mapped(staging, self._layout.total_bytes) as fresh:
-            held = self._encode(fresh, version, chunk_bytes, pool, full)
+        held = self._encode(map_file(staging, self._layout.total_bytes), version, chunk_bytes, pool, full)
         self.weights.exchange(staging, held)
         return held
 
     def republish(self, version: VersionId, chunk_bytes: int, pool: Executor) -> HeldVersion:
         """The newest version's weights once more, as `version`."""
-        with mapped(self.weights.path, self._layout.total_bytes) as same:
-            held = self._encode(same, version, chunk_bytes, pool, full=False)
+        same = map_file(self.weights.path, self._layout.total_bytes)
+        held = self._encode(same, version, chunk_bytes, pool, full=False)
         self.weights.apply(held)
         return held
 
@@ -86,19 +88,24 @@ class PublishedVersions:
         path = self.store.chunks_path(version)
         partial = path.with_name(path.name + ".partial")
         try:
-            with partial.open("wb") as file:
-                written = _ChunkWriter(file, chunk_bytes)
-                entries = [written.add(region) for region in self._encodings(fresh, base is not None, pool)]
-                digests = written.end()
+            table = self._write(partial, fresh, chunk_bytes, pool, base is not None)
+            os.replace(partial, path)
         except OSError as error:
-            partial.unlink()
             raise disk_error(error, path, self._layout.total_bytes) from error
-        sums = tuple(pool.map(lambda span: tensor_sum(_part(fresh, span)), tensor_spans(self._layout)))
-        table = ChunkTable(
+        finally:
+            partial.unlink(missing_ok=True)
+        return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
+
+    def _write(self, path: Path, fresh: memoryview, chunk_bytes: int, pool: Executor, delta: bool) -> ChunkTable:
+        """Write all encodings to `path`; the table of what is there."""
+        with path.open("wb") as file:
+            written = _ChunkWriter(file, chunk_bytes)
+            entries = [written.add(region) for region in self._encodings(fresh, delta, pool)]
+            digests = written.end()
+        sums = tuple(_sum(fresh, span, pool) for span in tensor_spans(self._layout))
+        return ChunkTable(
             regions=tuple(entries), chunk_bytes=chunk_bytes, chunk_digests=tuple(digests), tensor_sums=sums
         )
-        os.replace(partial, path)
-        return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
 
     def _encodings(self, fresh: memoryview, delta: bool, pool: Executor) -> Iterator[_Encoded]:
         weights = self.weights
@@ -128,9 +135,9 @@ class PublishedVersions:
         return self.store.add_whole(sign_head(head, self._key), head, table_bytes, table)
 
     def _expected_bytes(self, base: HeldVersion | None) -> int:
-        """A delta is about as large as the last one was."""
-        if base is not None and base.head.base is not None:
-            return base.table.encoded_bytes
+        """A delta is about as large as the last one was, and of the first one nothing is known."""
+        if base is not None:
+            return base.table.encoded_bytes if base.head.base is not None else 0
         return int(FULL_RATIO * self._layout.total_bytes)
 
 
@@ -163,6 +170,13 @@ class _ChunkWriter:
             self._digests.append(digest(self._open))
         self._file.flush()
         return self._digests
+
+
+def _sum(weights: memoryview, tensor: Span, pool: Executor) -> int:
+    """A tensor's sum, from parts of it: sums of parts add up, as long as no 16-bit word is cut."""
+    end = tensor.start + tensor.nbytes
+    parts = [Span(start=at, nbytes=min(SUM_PART_BYTES, end - at)) for at in range(tensor.start, end, SUM_PART_BYTES)]
+    return sum(pool.map(lambda part: tensor_sum(_part(weights, part)), parts)) % 2**64
 
 
 def _part(whole: memoryview, span: Span) -> memoryview:

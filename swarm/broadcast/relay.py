@@ -11,6 +11,7 @@ Nothing that a peer says is believed further than this transfer: a lie costs tim
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -41,6 +42,9 @@ STALLED_QUEUE = 8
 """A child that has more waiting and gets under half of the average rate is stalled: a moving average of a second
 tells that from bad luck."""
 
+KEPT_UP_TICKS = 3
+"""A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
+
 QUIET_S = 2.0
 """Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
 
@@ -54,7 +58,10 @@ Duty = list[int]
 class _Child:
     """One link to another receiver."""
 
-    __slots__ = ("busy", "complete", "deferred", "has", "leaf", "notes", "queue", "rate", "sent", "stalled", "wanted")
+    __slots__ = (
+        "arrivals", "asked", "busy", "complete", "deferred", "has", "kept_up", "leaf", "notes", "offered", "queue",
+        "rate", "sent", "stalled", "wanted",
+    )  # fmt: skip
 
     def __init__(self, leaf: bool) -> None:
         self.leaf = leaf
@@ -64,6 +71,10 @@ class _Child:
         self.notes: deque[Note] = deque()
         self.busy: Duty | None = None
         self.stalled = False
+        self.offered = 0
+        self.kept_up = 0
+        self.arrivals = 0
+        self.asked = 0
         self.complete = False
         self.has = bytearray()
         self.sent = 0
@@ -98,6 +109,8 @@ class Relay:
         self._queued_forwards = 0
         self._epoch = 0
         self._granted = [0, 0]
+        self._relayed: list[int] = []
+        self._forwarded: list[int] = []
         self._done: tuple[list[int], list[int]] = ([], [])
         self._all_dealt = False
         self._asked: dict[int, float] = {}
@@ -129,6 +142,8 @@ class Relay:
             child = self._children[peer] = _Child(leaf)
             self._leaf_children += leaf
             child.notes.extend(news)
+            # It came too late for these, and nobody else was told to send them to it.
+            child.deferred.extend(self._relayed if not leaf else [*self._relayed, *self._forwarded])
         self._dirty[peer] = None
         self._grant()
 
@@ -159,6 +174,7 @@ class Relay:
         elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
             self._forwards.arrived(self._queued_forwards / max(1, len(leaves)), self._backlog())
+            self._forwarded.append(index)
             self._queue(index, [(c, Kind.COPY) for c in leaves], forward=True)
         if self._asked and len(self._asked) < MAX_INDICES // 2:
             self._ask(now)
@@ -203,10 +219,15 @@ class Relay:
             return Send(index, kind)
         if child.wanted:
             return Send(child.wanted.popleft(), Kind.COPY)
-        if child.deferred and not self._queued_copies:
-            return Send(child.deferred.popleft(), Kind.COPY)
-        if child.stalled and not child.deferred:
-            child.stalled = False
+        return self._next_deferred(child)
+
+    def _next_deferred(self, child: _Child) -> Send | None:
+        """What a child missed while it was stalled: as much as it is offered, or if nobody else waits."""
+        while child.deferred and (not child.stalled or child.offered > 0 or not self._queued_copies):
+            index = child.deferred.popleft()
+            if not child.holds(index):
+                child.offered -= 1
+                return Send(index, Kind.COPY)
         return None
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
@@ -230,7 +251,7 @@ class Relay:
         elapsed = max(now - self._ticked_at, 1e-3)
         self._ticked_at = now
         self._measure(elapsed)
-        self._defer_stalled()
+        self._defer_stalled(elapsed)
         if not self.complete and (self._all_dealt or now - self._arrived_at > QUIET_S):
             self._ask(now)
         if not self._queued_copies:
@@ -240,7 +261,8 @@ class Relay:
     # -- chunks ----------------------------------------------------------------------------------------------
 
     def _keep(self, peer: NodeId, index: int) -> None:
-        if (child := self._children.get(peer)) is not None and not child.complete:
+        if (child := self._children.get(peer)) is not None:
+            child.arrivals += 1
             _set_bit(child.has, index, len(self._have))
         self._asked.pop(index, None)
         self._asked_of.pop(index, None)
@@ -253,6 +275,7 @@ class Relay:
             self._tell_all(Complete())
 
     def _relay(self, index: int, via: NodeId | None) -> None:
+        self._relayed.append(index)
         copies = [(c, Kind.FORWARD if self._leaf and peer == via else Kind.COPY) for peer, c in self._children.items()]
         self._queue(index, copies, forward=False)
 
@@ -367,37 +390,51 @@ class Relay:
         self._rate = sum(child.rate for child in self._children.values())
         self._fresh_rate += weight * (self._fresh / elapsed - self._fresh_rate)
         self._fresh = 0
+        self._copies.settle(self._rate / max(1, len(self._children)))
+        self._forwards.settle(self._rate / max(1, self._leaf_children - 1))
 
-    def _defer_stalled(self) -> None:
+    def _defer_stalled(self, elapsed: float) -> None:
         """Move the chunks of stalled children aside. If many look stalled, it is this node's own uplink: then none."""
         live = [child for child in self._children.values() if not child.stalled]
         fair = sum(child.rate for child in live) / max(1, len(live))
+        for peer, child in self._children.items():
+            if child.stalled:
+                self._offer(child, 0.5 * fair * elapsed)
+                self._dirty[peer] = None
         slow = [c for c in live if len(c.queue) > STALLED_QUEUE and c.rate < 0.5 * fair]
-        if len(slow) > max(1, len(live) // 3):
-            return
-        for child in slow:
-            child.stalled = True
-            entries = list(child.queue)
-            child.queue.clear()
-            for index, _, duty in entries:
-                child.deferred.append(index)
-                self._dequeued(duty)
-            # What is on its way may never get there.
-            self._dequeued(child.busy)
-            child.busy = None
+        if len(slow) <= max(1, len(live) // 3):
+            for child in slow:
+                self._defer(child)
+
+    def _offer(self, child: _Child, chunks: float) -> None:
+        child.kept_up = child.kept_up + 1 if child.offered <= 0 or not child.deferred else 0
+        child.offered = math.ceil(chunks)
+        if child.kept_up > KEPT_UP_TICKS:
+            child.stalled = False
+
+    def _defer(self, child: _Child) -> None:
+        child.stalled = True
+        child.offered = 1
+        child.kept_up = 0
+        entries = list(child.queue)
+        child.queue.clear()
+        for index, _, duty in entries:
+            child.deferred.append(index)
+            self._dequeued(duty)
+        # What is on its way may never get there.
+        self._dequeued(child.busy)
+        child.busy = None
 
     def _ask(self, now: float) -> None:
         """Want missing chunks of whoever has them, the seeder last."""
         self._asked = {i: at for i, at in self._asked.items() if now - at < ASK_AGAIN_S}
         self._asked_of = {i: peer for i, peer in self._asked_of.items() if i in self._asked}
+        for peer, child in self._children.items():
+            child.asked = sum(asked == peer for asked in self._asked_of.values())
         wishes: dict[NodeId, list[int]] = {}
         self._tries += 1
         for index in self._next_missing(MAX_INDICES - len(self._asked)):
-            holders = [p for p, c in self._children.items() if c.holds(index)]
-            if self._linked and (not holders or self._tries % 8 == 0):
-                holders = [self._seeder]
-            if holders:
-                asked = holders[(index + self._tries) % len(holders)]
+            if (asked := self._whom_to_ask(index)) is not None:
                 wishes.setdefault(asked, []).append(index)
                 self._asked[index], self._asked_of[index] = now, asked
         for peer, indices in wishes.items():
@@ -405,14 +442,28 @@ class Relay:
             notes.append(Want(indices=tuple(indices)))
             self._dirty[peer] = None
 
+    def _whom_to_ask(self, index: int) -> NodeId | None:
+        """Of those who have it, who sent the most so far for what it is asked now; the seeder if nobody has it, and
+        now and then, because what others say may be wrong."""
+        holders = [(c.asked + 1) / (c.arrivals + 1) for c in self._children.values() if c.holds(index)]
+        if self._linked and (not holders or self._tries % 8 == 0):
+            return self._seeder
+        least = min(holders, default=0.0)
+        for peer, child in self._children.items():
+            if child.holds(index) and (child.asked + 1) / (child.arrivals + 1) <= least:
+                child.asked += 1
+                return peer
+        return None
+
     def _next_missing(self, room: int) -> list[int]:
-        """The next few that are missing and not asked for, going round."""
+        """The next few that are missing and not asked for, going round, the last first: what others deferred comes
+        the first first."""
         found: list[int] = []
         for _ in range(self._count):
             if len(found) >= room:
                 break
+            self._cursor = (self._cursor - 1) % self._count
             index = self._cursor
-            self._cursor = (self._cursor + 1) % self._count
             if not has_bit(self._have, index) and index not in self._asked:
                 found.append(index)
         return found

@@ -98,6 +98,7 @@ class Seeder:
         self._dealt_at: deque[float] = deque(maxlen=RATE_DEALS)
         self._ticked_at = now
         self._dirty: dict[NodeId, None] = {}
+        self._relayed: list[int] = []
         self.repairs = 0
 
     @property
@@ -113,7 +114,8 @@ class Seeder:
     # -- links -----------------------------------------------------------------------------------------------
 
     def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
-        self._peers[peer] = _Peer(leaf, now)
+        at = self._peers[peer] = _Peer(leaf, now)
+        at.copies.extend(self._relayed)
         self._dirty[peer] = None
         self._deal(now)
 
@@ -259,6 +261,7 @@ class Seeder:
         if not self._own_links_idle():
             return False
         index = self._pop()
+        self._relayed.append(index)
         for peer, at in self._peers.items():
             at.copies.append(index)
             self._dirty[peer] = None

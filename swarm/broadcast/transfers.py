@@ -99,6 +99,7 @@ class Transfers:
         self._sent_gone = 0
         self._measured_at = time.monotonic()
         self.uplink_bytes_per_s = 0.0
+        self.repeated_chunks = 0
         self.rejected: Counter[str] = Counter()
         self.rejected_of: Counter[NodeId] = Counter()
 
@@ -232,6 +233,7 @@ class Transfers:
 
     def repeated(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
         """A chunk came that is held already: its core still has to relay it if it is told to."""
+        self.repeated_chunks += 1
         transfer.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=time.monotonic())
         self.stir()
 

@@ -18,16 +18,16 @@ same time. `version` is None while regions of two versions may be mixed. Blockin
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from swarm.broadcast.codec import decode_region, encode_region
-from swarm.broadcast.disk import allocate, replace_file, write_at
+from swarm.broadcast.codec import Buffer, decode_region, encode_region
+from swarm.broadcast.disk import allocate, map_file, replace_file, write_at
 from swarm.broadcast.manifest import (
     DELTAS,
     TABLE_BYTES,
@@ -149,13 +149,14 @@ class WeightMap:
         lacking = self.lacking(held.table)
         jobs = [_Job(index=i, entry=held.table.regions[i], encoded=spans[i]) for i in lacking]
         self.begin_fill(held)
-        run = pool.map if pool else map
-        with self._redo.open("w+b") as redo:
-            allocate(redo.fileno(), self._slot_bytes * min(REGIONS_IN_HAND, len(jobs)), self._redo)
+        redo = os.open(self._redo, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            allocate(redo, self._slot_bytes * REGIONS_IN_HAND, self._redo)
             for window in _windows(jobs):
                 # A slot is free again when all of its window have been written over the map.
-                slots = range(len(window))
-                list(run(lambda job, slot: self._apply_region(held, job, redo.fileno(), slot), window, slots))
+                _run_all(pool, [partial(self._apply_region, held, job, redo, n) for n, job in enumerate(window)])
+        finally:
+            os.close(redo)
         self.finish()
 
     def begin_fill(self, target: SignedVersion) -> None:
@@ -202,7 +203,7 @@ class WeightMap:
         os.replace(staging, self._next)
         os.replace(self.path, staging)
         os.replace(self._next, self.path)
-        self._view = _view(self.path, self.layout.total_bytes)
+        self._view = map_file(self.path, self.layout.total_bytes)
         self._holds = [entry.decoded_digest for entry in fresh.table.regions]
         self._reopen_descriptor()
         self.finish()
@@ -245,19 +246,18 @@ class WeightMap:
 
     def _apply_region(self, held: HeldVersion, job: _Job, redo: int, slot: int) -> None:
         span, codec = self.regions[job.index], job.entry.codec
-        with self.content(job.index) as base, held.chunks.encoded(job.encoded) as encoded:
-            beside = decode_region(
-                codec, encoded, span.nbytes, self.dtypes[job.index], base if codec in DELTAS else None
-            )
-            if digest(beside) != job.entry.decoded_digest:
-                raise ProtocolError(f"the region at {span.start} does not decode to what the learner signed")
-            at = slot * self._slot_bytes
-            write_at(redo, job.index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
-            write_at(redo, beside, at + REDO_HEADER_BYTES, self._redo)
-            # Only now, that the redo file holds it whole, may the base be lost.
-            self._overwrite(job.index, beside, job.entry.decoded_digest)
+        base = self.content(job.index) if codec in DELTAS else None
+        encoded = held.chunks.encoded(job.encoded)
+        beside = decode_region(codec, encoded, span.nbytes, self.dtypes[job.index], base)
+        if digest(beside) != job.entry.decoded_digest:
+            raise ProtocolError(f"the region at {span.start} does not decode to what the learner signed")
+        at = slot * self._slot_bytes
+        write_at(redo, job.index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
+        write_at(redo, beside, at + REDO_HEADER_BYTES, self._redo)
+        # Only now, that the redo file holds it whole, may the base be lost.
+        self._overwrite(job.index, beside, job.entry.decoded_digest)
 
-    def _overwrite(self, index: int, content: bytes | bytearray | memoryview, holds: bytes) -> None:
+    def _overwrite(self, index: int, content: Buffer, holds: bytes) -> None:
         self._holds[index] = UNKNOWN
         write_at(self._descriptor, content, self.regions[index].start, self.path)
         self._holds[index] = holds
@@ -271,7 +271,7 @@ class WeightMap:
         known = self.path.exists() and self.path.stat().st_size == self.layout.total_bytes
         self._reopen_descriptor()
         allocate(self._descriptor, self.layout.total_bytes, self.path)
-        self._view = _view(self.path, self.layout.total_bytes)
+        self._view = map_file(self.path, self.layout.total_bytes)
         self._holds = [digest(self.content(i)) if known else UNKNOWN for i in range(len(self.regions))]
 
     def _reopen_descriptor(self) -> None:
@@ -311,13 +311,12 @@ class WeightMap:
         """Say which version the map holds as a whole; one that has just become whole is recorded."""
         if self._target is not None and not self.lacking(self._target.table):
             os.replace(self._target_path, self._current_path)
-            self._redo.unlink(missing_ok=True)
             self._current, self._target = self._target, None
         whole = self._current is not None and not self.lacking(self._current.table)
         self.version = self._current.head.version if self._current is not None and whole else None
 
 
-def open_weights(store: VersionStore) -> WeightMap:
+def open_weights(store: VersionStore, pool: Executor | None = None) -> WeightMap:
     """The map beside the versions of a store, brought as far as what a former process left allows."""
     assert store.layout is not None
     weights = WeightMap(store.directory, store.layout, store.learner_key)
@@ -325,13 +324,20 @@ def open_weights(store: VersionStore) -> WeightMap:
     # What was begun comes first: its base is half overwritten.
     for held in sorted(store.versions(), key=lambda held: (held.head.version != unfinished, held.head.version)):
         if held.chunks.complete and weights.can_become(held):
-            weights.apply(held)
+            weights.apply(held, pool)
     return weights
 
 
-def _view(path: Path, nbytes: int) -> memoryview:
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ))
+def _run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
+    """Run all calls to their ends, whatever becomes of them; then raise the first fault."""
+    if pool is None:
+        for call in calls:
+            call()
+        return
+    futures = [pool.submit(call) for call in calls]
+    wait(futures)
+    for future in futures:
+        future.result()
 
 
 def _windows(items: list[T]) -> Iterator[list[T]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 
 STARVED = 0.3
 """Copies waiting per child when a chunk arrives, below which the relay could have had it sooner."""
 
 STANDING = 3.0
-"""If none of the last arrivals found fewer, the queue only delays."""
+STANDING_S = 0.03
+"""A queue that was never shorter than so many chunks, nor than takes so long to send, in the last interval only
+delays. It is looked at over time, not over arrivals: these come in bursts, and each burst makes a queue."""
 
-ARRIVALS = 8
+INTERVAL_S = 0.1
 
 LONGEST_S = 0.6
 """A window holds no more than a relay sends in this time: what waits longer cannot be dealt to a faster one."""
@@ -25,20 +26,24 @@ class Window:
         self.out = 0
         self._least = least
         self._floor = floor
-        self._waiting: deque[float] = deque(maxlen=ARRIVALS)
+        self._shortest = math.inf
 
     def arrived(self, waiting: float, backlog: float | None = None) -> None:
         """A chunk came while `waiting` copies of such chunks, and `backlog` of all, were queued per child."""
         self.out = max(0, self.out - 1)
-        self._waiting.append(waiting)
         if (waiting if backlog is None else backlog) < STARVED:
             self.size += 1
-        elif len(self._waiting) == ARRIVALS and min(self._waiting) > STANDING:
-            self.size = max(self._least, self.size - 1)
 
     def grant(self, waiting: float, rate: float) -> int:
         """How many more may come, with `rate` the chunks per second that each child is sent."""
+        self._shortest = min(self._shortest, waiting)
         self.size = min(self.size, max(self._floor, int(LONGEST_S * rate)))
         more = max(0, math.ceil(self.size - waiting - self.out))
         self.out += more
         return more
+
+    def settle(self, rate: float) -> None:
+        """Called every INTERVAL_S."""
+        if self._shortest > max(STANDING, STANDING_S * rate) and self._shortest < math.inf:
+            self.size = max(self._least, self.size - 1)
+        self._shortest = math.inf

@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.broadcast.codec import decode_region, encode_region, tensor_sum
-from swarm.broadcast.manifest import ITEM_BYTES, Dtype, Layout, TensorSpec, regions_of
+from swarm.broadcast.manifest import ITEM_BYTES, Codec, Dtype, Layout, TensorSpec, regions_of
 from swarm.errors import ProtocolError
+from swarm.wire import compress
 
 words = st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=300).map(
     lambda values: b"".join(value.to_bytes(2, "little") for value in values)
 )
 smooth = st.tuples(words, st.integers(1, 40)).map(lambda drawn: drawn[0] * drawn[1])
+dtypes = st.sampled_from(sorted(ITEM_BYTES))
 two_byte_dtypes = st.sampled_from(sorted(dtype for dtype, nbytes in ITEM_BYTES.items() if nbytes == 2))
 
 
@@ -41,6 +43,68 @@ def test_damage_gives_other_bytes_of_the_right_size_or_is_refused(data: bytes, f
         pass
     with pytest.raises(ProtocolError):
         decode_region(codec, encoded, len(data) + longer, "BF16")
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A base and the version after it, in which a few words, many or none took other values."""
+    base = draw(words | smooth)
+    items = [base[at : at + 2] for at in range(0, len(base), 2)]
+    for at, word in draw(st.dictionaries(st.integers(0, len(items) - 1), st.binary(min_size=2, max_size=2))).items():
+        items[at] = word
+    tail = draw(st.binary(max_size=1))
+    return base + tail, b"".join(items) + tail
+
+
+@given(versions() | st.integers(0, 600).flatmap(lambda n: st.tuples(*[st.binary(min_size=n, max_size=n)] * 2)), dtypes)
+def test_any_version_comes_back_on_any_base(pair: tuple[bytes, bytes], dtype: Dtype) -> None:
+    base, data = pair
+    codec, encoded = encode_region(data, dtype, base)
+    assert bytes(decode_region(codec, encoded, len(data), dtype, base)) == data
+    assert len(encoded) <= len(data)
+
+
+@given(versions(), st.integers(min_value=0), st.integers(min_value=0), st.booleans())
+def test_a_damaged_delta_gives_other_bytes_of_the_right_size_or_is_refused(
+    pair: tuple[bytes, bytes], flip: int, end: int, cut: bool
+) -> None:
+    base, data = pair
+    codec, encoded = encode_region(data, "BF16", base)
+    damaged = bytearray(encoded)
+    damaged[flip // 8 % len(encoded)] ^= 1 << flip % 8
+    _decode_hostile(codec, bytes(encoded[: end % len(encoded)] if cut else damaged), base)
+
+
+@given(st.sampled_from(("full", "dense", "sparse")), st.binary(max_size=80), versions())
+def test_random_bytes_are_refused_or_give_bytes_of_the_right_size(
+    codec: Codec, encoded: bytes, pair: tuple[bytes, bytes]
+) -> None:
+    _decode_hostile(codec, encoded, pair[0])
+
+
+stored = st.binary(max_size=12).map(lambda content: (len(content) | 1 << 31, content))
+compressed = st.binary(min_size=1, max_size=40).map(compress).map(lambda frame: (len(frame), frame))
+
+
+@given(st.integers(0, 255), st.lists(stored | compressed, min_size=5, max_size=5), versions())
+def test_well_formed_streams_of_anything_are_refused_or_give_bytes_of_the_right_size(
+    threshold: int, streams: list[tuple[int, bytes]], pair: tuple[bytes, bytes]
+) -> None:
+    encoded = bytes([threshold]) + _joined(streams)
+    _decode_hostile("sparse", encoded, pair[0])
+    _decode_hostile("dense", _joined(streams[:2]), pair[0])
+
+
+def _joined(streams: list[tuple[int, bytes]]) -> bytes:
+    return b"".join([*(length.to_bytes(4, "little") for length, _ in streams), *(content for _, content in streams)])
+
+
+def _decode_hostile(codec: Codec, encoded: bytes, base: bytes) -> None:
+    """Whatever comes, nothing but ProtocolError is raised."""
+    try:
+        assert len(decode_region(codec, encoded, len(base), "BF16", base)) == len(base)
+    except ProtocolError:
+        pass
 
 
 @given(words, st.data())

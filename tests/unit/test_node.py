@@ -14,7 +14,7 @@ from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
 from swarm.node.learner import LearnerNode, _control_seed, _train_group, check_model
 from swarm.node.metrics import RunLog, create_run_directory
-from swarm.node.sampler import _remove_other_swarms
+from swarm.node.joining import weights_directory
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.messages import LeasedRollouts, Submission

@@ -1,197 +1,223 @@
-"""Publishing, fetching chunk by chunk, and applying: bit for bit, and nothing that was not signed."""
+"""Versions on disk: kept, pruned, found again after a restart, and swept away when they are damaged or foreign."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from swarm.broadcast.codec import tensor_sum
-from swarm.broadcast.manifest import ChunkTable, chunk_spans, open_head, open_layout, open_table, regions_of
-from swarm.broadcast.store import KEEP_VERSIONS, MOST_VERSIONS, Published, PublishedVersions, WeightMap, read_chunk
+from swarm.broadcast import disk
+from swarm.broadcast import store as store_module
+from swarm.broadcast.disk import DiskFull
+from swarm.broadcast.manifest import sign_head
+from swarm.broadcast.store import IN_USE_S, KEEP_VERSIONS, MOST_VERSIONS, VersionStore
 from swarm.errors import ProtocolError
-from swarm.types import VersionId
 from swarm.wire import Digest, digest, encode
-from tests.builders import KEY, MIXED_LAYOUT, layout, publish, v, weights_of
-
-WEIGHTS = weights_of(MIXED_LAYOUT, 0)
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return publish(tmp_path_factory.mktemp("learner"), MIXED_LAYOUT, WEIGHTS)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> WeightMap:
-    return WeightMap(tmp_path / "sampler", MIXED_LAYOUT)
-
-
-def chunks_of(version: Published) -> list[bytes]:
-    found = [read_chunk(version, index) for index in range(len(chunk_spans(version.table)))]
-    return [chunk for chunk in found if chunk is not None]
-
-
-def fetch(copy: WeightMap, table: ChunkTable, chunks: list[bytes]) -> None:
-    copy.start(table)
-    for index in reversed(range(len(chunks))):
-        copy.store(table, index, chunks[index])
-
-
-def test_a_version_arrives_bit_for_bit(published: Published, copy: WeightMap, pool: ThreadPoolExecutor) -> None:
-    chunks = chunks_of(published)
-    assert len(WEIGHTS) > 1 << 20
-    assert len(chunks) > 2
-    fetch(copy, published.table, chunks)
-    copy.apply(published.head, published.table, pool)
-    assert copy.path.read_bytes() == WEIGHTS
-    assert copy.version == v(0)
-
-
-def test_what_is_served_opens_with_the_learners_key_alone(published: Published) -> None:
-    head = open_head(published.sealed_head, KEY.public_bytes)
-    assert head == published.head
-    found = open_layout(encode(MIXED_LAYOUT), head)
-    assert open_table(published.table_bytes, head, found) == published.table
-
-
-def test_a_newer_version_overwrites_the_older_one(
-    published: Published, copy: WeightMap, pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
-    newer = publish(tmp_path / "newer", MIXED_LAYOUT, weights_of(MIXED_LAYOUT, 1), version=1)
-    for version in (published, newer):
-        fetch(copy, version.table, chunks_of(version))
-        copy.apply(version.head, version.table, pool)
-    assert copy.path.read_bytes() == weights_of(MIXED_LAYOUT, 1)
-    assert copy.version == v(1)
-
-
-def test_tensor_sums_are_those_of_the_weights(published: Published) -> None:
-    at = 0
-    for tensor, expected in zip(MIXED_LAYOUT.tensors, published.table.tensor_sums, strict=True):
-        assert tensor_sum(WEIGHTS[at : at + tensor.nbytes]) == expected, tensor.name
-        at += tensor.nbytes
-
-
-def test_no_chunk_but_the_signed_one_is_kept(published: Published, copy: WeightMap, tmp_path: Path) -> None:
-    table, chunks = published.table, chunks_of(published)
-    copy.start(table)
-    incoming = tmp_path / "sampler" / "incoming.chunks"
-    untouched = incoming.read_bytes()
-    flipped = bytes([chunks[0][0] ^ 1]) + chunks[0][1:]
-    for other in (flipped, chunks[0][:-1], chunks[0] + b"\0", chunks[1], b""):
-        with pytest.raises(ProtocolError, match="chunk 0 is not the one"):
-            copy.store(table, 0, other)
-    assert incoming.read_bytes() == untouched
-    assert copy.path.read_bytes() == bytes(len(WEIGHTS))
-
-
-def _with_wrong_region(table: ChunkTable, place: int) -> ChunkTable:
-    """`table`, but the region at `place` is signed as something else."""
-    wrong = msgspec.structs.replace(table.regions[place], decoded_digest=digest(b"something else"))
-    regions = (*table.regions[:place], wrong, *table.regions[place + 1 :])
-    return msgspec.structs.replace(table, regions=regions)
-
-
-def test_a_region_that_does_not_decode_to_what_was_signed_is_never_written(
-    published: Published, copy: WeightMap, pool: ThreadPoolExecutor
-) -> None:
-    table = _with_wrong_region(published.table, 5)
-    fetch(copy, table, chunks_of(published))
-    with pytest.raises(ProtocolError, match="does not decode"):
-        copy.apply(published.head, table, pool)
-    span = regions_of(MIXED_LAYOUT)[5]
-    assert copy.path.read_bytes()[span.start : span.start + span.nbytes] == bytes(span.nbytes)
-    assert copy.version is None
-
-
-def test_chunks_that_never_came_are_not_applied(
-    published: Published, copy: WeightMap, pool: ThreadPoolExecutor
-) -> None:
-    copy.start(published.table)
-    copy.store(published.table, 0, chunks_of(published)[0])
-    with pytest.raises(ProtocolError):
-        copy.apply(published.head, published.table, pool)
-    assert copy.version is None
-
-
-def test_a_failed_apply_is_mended_by_fetching_again(
-    published: Published, copy: WeightMap, pool: ThreadPoolExecutor
-) -> None:
-    copy.start(published.table)
-    with pytest.raises(ProtocolError):
-        copy.apply(published.head, published.table, pool)
-    fetch(copy, published.table, chunks_of(published))
-    copy.apply(published.head, published.table, pool)
-    assert copy.path.read_bytes() == WEIGHTS
-
-
-def test_there_is_no_chunk_outside_a_version(published: Published) -> None:
-    assert read_chunk(published, -1) is None
-    assert read_chunk(published, len(chunk_spans(published.table))) is None
-
+from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, layout, v
+from tests.publishers import Publisher, begin, hand_over, receiver_store
 
 SMALL = layout(("w", "BF16", (100,)), ("nothing", "F32", (0,)), ("odd", "U8", (3,)), ("flag", "BOOL", ()))
 
 
-def publish_many(
-    directory: Path, count: int, *, fetched: range = range(0)
-) -> tuple[PublishedVersions, list[Published]]:
-    """Versions 0..count - 1; somebody begins to fetch those in `fetched` as soon as they are there."""
-    staging = directory / "staging.bin"
-    versions = PublishedVersions(directory / "versions", KEY, SMALL)
-    done: list[Published] = []
-    with ThreadPoolExecutor(2) as pool:
-        for number in range(count):
-            staging.write_bytes(weights_of(SMALL, number))
-            done.append(versions.publish(staging, v(number), pool))
-            if number in fetched:
-                versions.find(v(number))
-    return versions, done
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    return Publisher(tmp_path / "learner", SMALL, changed_words=3)
 
 
-def test_the_last_four_versions_are_kept(tmp_path: Path) -> None:
-    versions, done = publish_many(tmp_path, KEEP_VERSIONS + 2)
-    assert [versions.find(v(i)) is not None for i in range(6)] == [False, False, True, True, True, True]
-    assert len(list((tmp_path / "versions").iterdir())) == KEEP_VERSIONS
-    assert read_chunk(done[0], 0) is None
-    assert read_chunk(done[5], 0) == done[5].path.read_bytes()
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
-def test_a_version_that_is_being_fetched_stays_but_not_any_number_of_them(tmp_path: Path) -> None:
-    versions, _ = publish_many(tmp_path, KEEP_VERSIONS + 3, fetched=range(1))
-    assert [versions.find(v(i)) is not None for i in range(7)] == [True, False, False, True, True, True, True]
-    (tmp_path / "more").mkdir()
-    publish_many(tmp_path / "more", MOST_VERSIONS + 3, fetched=range(MOST_VERSIONS))
-    assert len(list((tmp_path / "more" / "versions").iterdir())) == MOST_VERSIONS
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(store_module, "time", clock)
+    return clock
 
 
-def test_objects_are_found_by_their_digests(tmp_path: Path) -> None:
-    versions, done = publish_many(tmp_path, KEEP_VERSIONS + 1)
-    assert versions.object(Digest(done[4].head.layout_digest)) == encode(SMALL)
-    assert versions.object(Digest(done[4].head.table_digest)) == done[4].table_bytes
-    assert versions.object(Digest(done[0].head.table_digest)) is None
-    assert versions.object(digest(b"unknown")) is None
+def numbers(store: VersionStore) -> list[int]:
+    return [held.head.version.version for held in store.versions()]
 
 
-def test_odd_and_empty_tensors_arrive_too(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    _, (version,) = publish_many(tmp_path, 1)
-    copy = WeightMap(tmp_path / "sampler", SMALL)
-    fetch(copy, version.table, chunks_of(version))
-    copy.apply(version.head, version.table, pool)
-    assert copy.path.read_bytes() == weights_of(SMALL, 0)
+def names(store: VersionStore) -> set[str]:
+    return {path.name for path in store.directory.iterdir()}
 
 
-def test_a_version_is_signed_as_itself(tmp_path: Path) -> None:
-    _, done = publish_many(tmp_path, 2)
-    heads = [open_head(one.sealed_head, KEY.public_bytes).version for one in done]
-    assert heads == [v(0), VersionId(incarnation=0, version=1)]
+def test_the_last_four_versions_are_kept(publisher: Publisher) -> None:
+    publisher.publish_up_to(KEEP_VERSIONS + 1)
+    store = publisher.published.store
+    assert numbers(store) == [2, 3, 4, 5]
+    assert {name for name in names(store) if name.startswith("0.")} == {
+        f"0.{number}.{ending}" for number in (2, 3, 4, 5) for ending in ("head", "table", "chunks")
+    }
+
+
+def test_a_version_that_is_being_fetched_stays_for_a_while(publisher: Publisher, clock: Clock) -> None:
+    publisher.publish(0)
+    store = publisher.published.store
+    assert store.find(v(0)) is not None
+    for number in range(1, KEEP_VERSIONS + 3):
+        publisher.publish(number)
+    assert numbers(store) == [0, 3, 4, 5, 6]
+    clock.now += IN_USE_S + 1
+    store.prune()
+    assert numbers(store) == [3, 4, 5, 6]
+
+
+def test_not_any_number_of_versions_is_in_use(publisher: Publisher) -> None:
+    for number in range(MOST_VERSIONS + 5):
+        publisher.publish(number)
+        publisher.published.store.find(v(number))
+    assert numbers(publisher.published.store) == list(range(5, MOST_VERSIONS + 5))
+
+
+def test_a_pruned_version_can_be_read_to_its_end(publisher: Publisher) -> None:
+    first = publisher.publish(0)
+    sending = first.chunks.chunk(0)
+    content = bytes(sending)
+    for number in range(1, KEEP_VERSIONS + 1):
+        publisher.publish(number)
+    assert publisher.published.store.find(v(0)) is None
+    assert sending == content
+    assert first.chunks.chunk(0) == content
+
+
+def test_objects_are_found_by_their_digests(publisher: Publisher) -> None:
+    done = publisher.publish_up_to(KEEP_VERSIONS)
+    store = publisher.published.store
+    assert store.object(Digest(done[4].head.layout_digest)) == encode(SMALL)
+    assert store.object(Digest(done[4].head.table_digest)) == done[4].table_bytes
+    assert store.object(Digest(done[0].head.table_digest)) is None
+    assert store.object(digest(b"unknown")) is None
+
+
+def test_a_receiver_finds_everything_again(publisher: Publisher, tmp_path: Path) -> None:
+    done = publisher.publish_up_to(2)
+    store = receiver_store(tmp_path / "receiver", SMALL)
+    for version in done[:2]:
+        hand_over(store, version)
+    begin(store, done[2])
+    again = VersionStore(store.directory, KEY.public_bytes)
+    assert again.layout == SMALL
+    assert again.layout_digest == done[0].head.layout_digest
+    assert [(held.head, held.chunks.complete) for held in again.versions()] == [
+        (done[0].head, True),
+        (done[1].head, True),
+        (done[2].head, False),
+    ]
+    newest, complete = again.newest(), again.newest(complete=True)
+    assert newest is not None
+    assert complete is not None
+    assert (newest.head.version, complete.head.version) == (v(2), v(1))
+    assert newest.sealed_head == done[2].sealed_head
+
+
+def test_a_known_version_is_not_begun_twice(publisher: Publisher, tmp_path: Path) -> None:
+    version = publisher.publish(0)
+    store = receiver_store(tmp_path / "receiver", SMALL)
+    assert begin(store, version) is begin(store, version)
+
+
+def test_another_version_under_the_same_name_is_refused(publisher: Publisher, tmp_path: Path) -> None:
+    version = publisher.publish(0)
+    store = receiver_store(tmp_path / "receiver", SMALL)
+    begin(store, version)
+    table = msgspec.structs.replace(version.table, tensor_sums=(1, 2, 3, 4))
+    table_bytes = encode(table)
+    head = msgspec.structs.replace(version.head, table_digest=digest(table_bytes), table_bytes=len(table_bytes))
+    with pytest.raises(ProtocolError, match="signed two different versions"):
+        store.begin(sign_head(head, KEY), head, table_bytes, table)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, _truncate, _flip])
+@pytest.mark.parametrize("ending", ["head", "table"])
+def test_a_damaged_version_is_swept_away(
+    publisher: Publisher, tmp_path: Path, damage: Callable[[Path], None], ending: str
+) -> None:
+    done = publisher.publish_up_to(1)
+    store = receiver_store(tmp_path / "receiver", SMALL)
+    for version in done:
+        hand_over(store, version)
+    damage(store.directory / f"0.1.{ending}")
+    again = VersionStore(store.directory, KEY.public_bytes)
+    assert numbers(again) == [0]
+    assert names(again) == {"layout", "0.0.head", "0.0.table", "0.0.chunks"}
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, _truncate, _flip])
+def test_a_damaged_chunk_is_missing(publisher: Publisher, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    version = publisher.publish(0)
+    store = receiver_store(tmp_path / "receiver", SMALL)
+    hand_over(store, version)
+    damage(store.directory / "0.0.chunks")
+    (held,) = VersionStore(store.directory, KEY.public_bytes).versions()
+    assert held.chunks.missing == 1
+
+
+def test_a_damaged_layout_takes_its_versions_with_it(publisher: Publisher) -> None:
+    publisher.publish(0)
+    directory = publisher.published.store.directory
+    _flip(directory / "layout")
+    assert VersionStore(directory, KEY.public_bytes).versions() == []
+
+
+def test_what_a_killed_process_left_half_written_is_swept_away(publisher: Publisher) -> None:
+    publisher.publish(0)
+    directory = publisher.published.store.directory
+    for name in ("0.1.chunks.partial", "0.1.chunks", "0.1.table", "0.1.head.partial", "layout.partial"):
+        (directory / name).write_bytes(b"half")
+    again = VersionStore(directory, KEY.public_bytes)
+    assert numbers(again) == [0]
+    assert {name for name in names(again) if "0.1" in name or "partial" in name} == set()
+
+
+def test_versions_of_another_swarm_are_removed(publisher: Publisher) -> None:
+    publisher.publish(0)
+    assert VersionStore(publisher.published.store.directory, OTHER_KEY.public_bytes).versions() == []
+
+
+def test_another_layout_removes_versions_and_map(publisher: Publisher) -> None:
+    publisher.publish(0)
+    store = publisher.published.store
+    assert "weights.bin" in names(store)
+    store.set_layout(encode(MIXED_LAYOUT), MIXED_LAYOUT)
+    assert names(store) == {"layout"}
+    assert store.versions() == []
+    assert VersionStore(store.directory, KEY.public_bytes).layout == MIXED_LAYOUT
+
+
+def test_the_same_layout_removes_nothing(publisher: Publisher) -> None:
+    publisher.publish(0)
+    store = publisher.published.store
+    store.set_layout(encode(SMALL), SMALL)
+    assert numbers(store) == [0]
+
+
+def test_a_version_that_does_not_fit_leaves_nothing_behind(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = publisher.publish(0)
+    store = receiver_store(tmp_path / "receiver", SMALL)
+    monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(DiskFull):
+        begin(store, version)
+    assert names(store) == {"layout"}
+    assert store.find(v(0)) is None

@@ -1,0 +1,75 @@
+"""A learner's disk and a receiver's, for tests: versions that differ little, and what one hands to the other."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from swarm.broadcast.manifest import Layout
+from swarm.broadcast.publishing import PublishedVersions
+from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
+from swarm.types import VersionId
+from swarm.wire import encode
+from tests.builders import KEY, MIXED_LAYOUT, v, weights_of
+
+CHUNK_BYTES = 64 * 1024
+
+
+class Publisher:
+    """Publishes by KEY under `directory`. Each version changes `changed_words` words of the one before, by up to
+    `most_ulps` either way."""
+
+    def __init__(self, directory: Path, layout: Layout = MIXED_LAYOUT, *, changed_words: int = 2000) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.staging = directory / "staging.bin"
+        self.changed_words = changed_words
+        self.most_ulps = 1
+        self.pool = ThreadPoolExecutor(2)
+        self.published = PublishedVersions(directory / "versions", KEY, layout)
+        self.layout = layout
+        self.history: dict[VersionId, bytes] = {}
+        self._draw = random.Random(5)
+        self._weights = bytearray(weights_of(layout, 0))
+
+    def publish(self, version: int, *, full: bool = False) -> HeldVersion:
+        if self.history:
+            self._step()
+        self.staging.write_bytes(self._weights)
+        self.history[v(version)] = bytes(self._weights)
+        return self.published.publish(self.staging, v(version), CHUNK_BYTES, self.pool, full=full)
+
+    def publish_up_to(self, version: int) -> list[HeldVersion]:
+        return [self.publish(number) for number in range(version + 1)]
+
+    def restart(self) -> None:
+        """As another process finds the directory."""
+        self.published = PublishedVersions(self.directory / "versions", KEY, self.layout)
+
+    def _step(self) -> None:
+        for _ in range(self.changed_words):
+            at = self._draw.randrange(len(self._weights) // 2) * 2
+            word = int.from_bytes(self._weights[at : at + 2], "little")
+            word += self._draw.choice((-1, 1)) * self._draw.randint(1, self.most_ulps)
+            self._weights[at : at + 2] = (word % 65536).to_bytes(2, "little")
+
+
+def receiver_store(directory: Path, layout: Layout = MIXED_LAYOUT) -> VersionStore:
+    store = VersionStore(directory, KEY.public_bytes)
+    store.set_layout(encode(layout), layout)
+    return store
+
+
+def begin(store: VersionStore, version: SignedVersion) -> HeldVersion:
+    return store.begin(version.sealed_head, version.head, version.table_bytes, version.table)
+
+
+def hand_over(store: VersionStore, version: HeldVersion) -> HeldVersion:
+    """Every chunk of a version, in reverse order."""
+    held = begin(store, version)
+    for index in reversed(range(len(held.chunks.spans))):
+        if not held.chunks.has(index):
+            held.chunks.place(index)[:] = version.chunks.chunk(index)
+            assert held.chunks.accept(index)
+    return held

@@ -1,0 +1,149 @@
+"""A local copy of the base model: files as the safetensors package writes them, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from swarm.broadcast import basemodel
+from swarm.broadcast.basemodel import BaseModel, find_base, take_from_base
+from swarm.broadcast.manifest import Layout, Span, TensorSpec, tensor_spans
+from swarm.broadcast.weights import open_weights
+from swarm.errors import UserError
+from tests.builders import MIXED_LAYOUT, v
+from tests.publishers import Publisher, receiver_store
+
+DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}
+
+
+def save(directory: Path, layout: Layout, content: bytes, *, files: int = 1) -> Path:
+    """The tensors of a stream in safetensors files, in turn."""
+    directory.mkdir(exist_ok=True)
+    parts: list[dict[str, torch.Tensor]] = [{} for _ in range(files)]
+    for place, (tensor, span) in enumerate(zip(layout.tensors, tensor_spans(layout), strict=True)):
+        flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)[span.start : span.start + span.nbytes]
+        parts[place % files][tensor.name] = flat.clone().view(DTYPES[tensor.dtype]).view(tensor.shape)
+    for number, part in enumerate(parts):
+        save_file(part, directory / f"model-{number}.safetensors")
+    return directory
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    publisher = Publisher(tmp_path / "learner")
+    publisher.publish(0)
+    return publisher
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_the_base_model_is_the_first_version(publisher: Publisher, tmp_path: Path, files: int) -> None:
+    base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, publisher.history[v(0)], files=files))
+    version = publisher.published.store.versions()[0]
+    weights = open_weights(receiver_store(tmp_path / "receiver"))
+    weights.begin_fill(version)
+    assert take_from_base(base, weights, version.table) == MIXED_LAYOUT.total_bytes
+    weights.finish()
+    assert weights.version == v(0)
+    assert weights.path.read_bytes() == publisher.history[v(0)]
+
+
+def test_regions_over_empty_and_several_tensors_are_put_together(tmp_path: Path) -> None:
+    names = (("a", (5,)), ("none", (0,)), ("b", (7,)), ("c", (3,)), ("last", (0,)))
+    layout = Layout(tensors=tuple(TensorSpec(name=n, dtype="BF16", shape=shape) for n, shape in names), files=())
+    content = bytes(range(30))
+    base = BaseModel(save(tmp_path / "base", layout, content))
+    spans = tensor_spans(layout)
+    for start in range(30):
+        for end in range(start + 1, 31):
+            assert base.fill(layout, spans, Span(start=start, nbytes=end - start)) == content[start:end]
+
+
+def test_only_what_matches_by_digest_is_taken(publisher: Publisher, tmp_path: Path) -> None:
+    content = bytearray(publisher.history[v(0)])
+    content[70_000] ^= 1
+    base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, bytes(content)))
+    version = publisher.published.store.versions()[0]
+    weights = open_weights(receiver_store(tmp_path / "receiver"))
+    weights.begin_fill(version)
+    spared = take_from_base(base, weights, version.table)
+    assert weights.lacking(version.table) == [1]
+    assert spared == MIXED_LAYOUT.total_bytes - weights.regions[1].nbytes
+
+
+def test_tensors_under_another_name_shape_or_dtype_are_not_taken(publisher: Publisher, tmp_path: Path) -> None:
+    base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, publisher.history[v(0)]))
+
+    def filled(name: str, dtype: str, shape: tuple[int, ...], aliases: tuple[str, ...] = ()) -> bool:
+        spec = TensorSpec(name=name, dtype=dtype, shape=shape, aliases=aliases)  # type: ignore[arg-type]
+        layout = Layout(tensors=(spec,), files=())
+        return base.fill(layout, tensor_spans(layout), Span(start=8, nbytes=16)) is not None
+
+    assert filled("embed", "BF16", (700, 512))
+    assert filled("lm_head", "BF16", (700, 512), aliases=("other", "embed"))
+    assert not filled("lm_head", "BF16", (700, 512))
+    assert not filled("embed", "F16", (700, 512))
+    assert not filled("embed", "BF16", (512, 700))
+
+
+def header(entries: object, data: bytes = b"x" * 8) -> bytes:
+    text = json.dumps(entries).encode() if not isinstance(entries, bytes) else entries
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: str = "BF16", shape: object = (2, 2), data_offsets: object = (0, 8)) -> dict[str, object]:
+    return {"w": {"dtype": dtype, "shape": shape, "data_offsets": data_offsets}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8,
+        (100).to_bytes(8, "little") + b"{}",
+        header(b"not json"),
+        header([1, 2]),
+        header(entry(data_offsets=(0, 9))),
+        header(entry(data_offsets=(8, 0))),
+        header(entry(data_offsets=(-8, 0))),
+        header(entry(data_offsets=(0,))),
+        header(entry(shape=(-2, -2))),
+        header(entry(shape="2")),
+        header(entry(shape=[1] * 17)),
+        header({"w": {}}),
+        header(b"[" * 100_000),
+    ],
+)
+def test_a_file_that_is_no_safetensors_is_said(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match="is no whole safetensors file"):
+        BaseModel(tmp_path)
+
+
+def test_a_header_over_the_cap_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(header(entry()))
+    BaseModel(tmp_path)
+    monkeypatch.setattr(basemodel, "HEADER_BYTES", 20)
+    with pytest.raises(UserError, match=r"its header claims \d+ bytes"):
+        BaseModel(tmp_path)
+
+
+def test_a_directory_without_safetensors_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no .safetensors file in"):
+        BaseModel(tmp_path)
+
+
+def test_a_model_is_found_by_path_and_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    cached = tmp_path / "hub" / "models--some--model"
+    (cached / "snapshots" / "abc").mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc\n")
+    assert find_base("some/model") == cached / "snapshots" / "abc"
+    assert find_base(str(tmp_path)) == tmp_path
+    with pytest.raises(UserError, match="neither a directory nor a model in the Hugging Face cache"):
+        find_base("other/model")

@@ -1,0 +1,128 @@
+"""Chunks received straight into a mapped file: nothing but what was signed is held, and nothing is fetched twice."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarm.broadcast import disk
+from swarm.broadcast.chunkfile import ChunkFile
+from swarm.broadcast.disk import DiskFull
+from swarm.broadcast.manifest import ChunkTable, Span
+from swarm.broadcast.store import HeldVersion
+from tests.builders import MIXED_LAYOUT, publish, weights_of
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> HeldVersion:
+    return publish(tmp_path_factory.mktemp("learner"), MIXED_LAYOUT, weights_of(MIXED_LAYOUT, 0))
+
+
+def receive(chunks: ChunkFile, index: int, data: bytes | memoryview) -> bool:
+    chunks.place(index)[: len(data)] = data
+    return chunks.accept(index)
+
+
+def test_chunks_arrive_in_any_order_and_are_counted(version: HeldVersion, tmp_path: Path) -> None:
+    chunks = ChunkFile(tmp_path / "v.chunks", version.table)
+    count = len(chunks.spans)
+    assert count > 2
+    for done, index in enumerate(reversed(range(count))):
+        assert not chunks.complete
+        assert chunks.missing == count - done
+        assert not chunks.has(index)
+        assert receive(chunks, index, version.chunks.chunk(index))
+        assert chunks.has(index)
+        assert chunks.have()[index // 8] >> index % 8 & 1
+    assert chunks.complete
+    whole = Span(start=0, nbytes=version.table.encoded_bytes)
+    assert chunks.encoded(whole) == version.chunks.encoded(whole)
+    assert (tmp_path / "v.chunks").read_bytes() == version.chunks.path.read_bytes()
+
+
+def test_no_chunk_but_the_signed_one_is_accepted(version: HeldVersion, tmp_path: Path) -> None:
+    chunks = ChunkFile(tmp_path / "v.chunks", version.table)
+    good = bytes(version.chunks.chunk(0))
+    flipped = bytes([good[0] ^ 1]) + good[1:]
+    for other in (flipped, good[:-1], bytes(version.chunks.chunk(1)), b""):
+        assert not receive(chunks, 0, other)
+        assert not chunks.put(0, other)
+        chunks.place(0)[:] = bytes(len(good))
+    assert not chunks.put(0, good + b"\0")
+    assert chunks.missing == len(chunks.spans)
+    assert set(chunks.have()) == {0}
+    assert receive(chunks, 0, good)
+
+
+def test_a_chunk_that_came_in_one_piece_is_put_and_counted_once(version: HeldVersion, tmp_path: Path) -> None:
+    chunks = ChunkFile(tmp_path / "v.chunks", version.table)
+    for _ in range(2):
+        assert chunks.put(1, version.chunks.chunk(1))
+        assert chunks.missing == len(chunks.spans) - 1
+    assert chunks.chunk(1) == version.chunks.chunk(1)
+
+
+def test_what_is_there_after_a_restart_is_not_fetched_again(version: HeldVersion, tmp_path: Path) -> None:
+    path = tmp_path / "v.chunks"
+    before = ChunkFile(path, version.table)
+    for index in (0, 2):
+        receive(before, index, version.chunks.chunk(index))
+    before.place(1)[:100] = version.chunks.chunk(1)[:100]
+    before.close()
+    after = ChunkFile(path, version.table)
+    assert [i for i in range(len(after.spans)) if after.has(i)] == [0, 2]
+    assert after.missing == len(after.spans) - 2
+
+
+@pytest.mark.parametrize("length", [0, 1000, 10_000_000])
+def test_a_file_of_another_size_is_mended(version: HeldVersion, tmp_path: Path, length: int) -> None:
+    path = tmp_path / "v.chunks"
+    path.write_bytes(version.chunks.path.read_bytes())
+    os.truncate(path, length)
+    chunks = ChunkFile(path, version.table)
+    assert chunks.complete == (length > version.table.encoded_bytes)
+    assert path.stat().st_size == version.table.encoded_bytes
+
+
+def test_chunks_that_rot_are_forgotten(version: HeldVersion, tmp_path: Path) -> None:
+    chunks = ChunkFile(tmp_path / "v.chunks", version.table)
+    for index in range(len(chunks.spans)):
+        chunks.put(index, version.chunks.chunk(index))
+    assert chunks.recheck() == 0
+    with (tmp_path / "v.chunks").open("r+b") as file:
+        os.pwrite(file.fileno(), b"rot", chunks.spans[1].start + 5)
+    assert chunks.recheck() == 1
+    assert not chunks.has(1)
+    assert chunks.missing == 1
+
+
+def test_a_chunk_that_is_being_sent_outlives_the_file(version: HeldVersion, tmp_path: Path) -> None:
+    chunks = ChunkFile(tmp_path / "v.chunks", version.table)
+    chunks.put(0, version.chunks.chunk(0))
+    sending = chunks.chunk(0)
+    chunks.close()
+    chunks.path.unlink()
+    assert sending == version.chunks.chunk(0)
+    assert sending.readonly
+
+
+def test_all_the_room_is_taken_before_anything_is_received(version: HeldVersion, tmp_path: Path) -> None:
+    ChunkFile(tmp_path / "v.chunks", version.table)
+    state = (tmp_path / "v.chunks").stat()
+    assert state.st_blocks * disk.BLOCK_BYTES >= version.table.encoded_bytes
+
+
+def test_a_full_disk_is_said_beforehand(version: HeldVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(DiskFull, match=r"has no room for v.chunks: free \d+ MB there, or pass a --state-dir"):
+        ChunkFile(tmp_path / "v.chunks", version.table)
+    assert (tmp_path / "v.chunks").stat().st_size == 0
+
+
+def test_a_version_without_any_bytes_is_complete_at_once(version: HeldVersion, tmp_path: Path) -> None:
+    regions = tuple(msgspec.structs.replace(entry, encoded_bytes=0) for entry in version.table.regions)
+    table: ChunkTable = msgspec.structs.replace(version.table, regions=regions, chunk_digests=())
+    assert ChunkFile(tmp_path / "v.chunks", table).complete
