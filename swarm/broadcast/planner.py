@@ -51,10 +51,12 @@ MAX_REFUSED = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """One node's part of a plan: for each stripe its parent (None: learner, or no part) and its children."""
+    """One node's part of a plan: for each stripe its parent (None: learner, or no part) and its children; the pace that
+    is planned for all, 0 if unknown."""
 
     parents: tuple[NodeId | None, ...]
     children: tuple[tuple[NodeId, ...], ...]
+    chunks_per_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +70,26 @@ class Plan:
     trees: tuple[Tree, ...]
     refused: tuple[tuple[NodeId, NodeId], ...] = ()
     _children: tuple[dict[NodeId, list[NodeId]], ...] = field(init=False, repr=False, compare=False)
+    rate_bytes_per_s: float = field(init=False, compare=False)
+    """What the busiest uplink allows."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_children", tuple(map(children_of, self.trees)))
+        object.__setattr__(self, "rate_bytes_per_s", self._rate())
 
     def routes_of(self, node: NodeId) -> Routes:
         """What `node` has to do."""
         return Routes(
             parents=tuple(tree.get(node) for tree in self.trees),
             children=tuple(tuple(children.get(node, ())) for children in self._children),
+            chunks_per_s=self.rate_bytes_per_s / self.chunk_bytes,
         )
 
     def pairs(self) -> set[tuple[NodeId, NodeId]]:
         """Links that the trees need, as (parent, child)."""
         return {(parent, child) for tree in self.trees for child, parent in tree.items()}
 
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """What the busiest uplink allows."""
+    def _rate(self) -> float:
         slots = slots_of(self.trees)
         profiles = {self.learner.node: self.learner, **self.peers}
         busiest = (profiles[node].uplink_bytes_per_s * len(self.trees) / count for node, count in slots.items())

@@ -32,8 +32,12 @@ END_SHARE = 0.03
 """Others being whole for so much of the time that the transfer took is no accident of the last chunks: the parent of
 what is still missing is too slow."""
 
-BEHIND_S = 2.0
+BEHIND_S = 4.0
 """A stripe that is so far behind the median stripe, and falls further behind, has a parent that cannot keep up."""
+
+BEHIND_SHARE = 0.5
+"""And comes at under half of the pace of the others. Where all uplinks are full a few percent are nobody's fault, and
+moving children about for that would cost more than it gains."""
 
 BEHIND_TICKS = 3
 """Falling behind is measured over so many ticks; a new parent is given as many to show what it can."""
@@ -140,8 +144,12 @@ class Pulls:
         self._changed = [max(0, ticks - 1) for ticks in self._changed]
         if before is None:
             return []
-        worse = [lags[s] > BEHIND_S and lags[s] > before[s] and not self._changed[s] for s in range(self._stripes)]
-        return [stripe for stripe, is_worse in enumerate(worse) if is_worse]
+        growth_s = BEHIND_SHARE * BEHIND_TICKS * TICK_S
+        return [
+            stripe
+            for stripe, (lag, old) in enumerate(zip(lags, before, strict=True))
+            if lag > BEHIND_S and lag - old > growth_s and not self._changed[stripe]
+        ]
 
     def last_missing(self, *, whole_at: float | None, now: float) -> list[int]:
         """Missing and not asked for, the last first, since somebody else is whole for long. The parents send the first

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from swarm.broadcast.forest import PeerProfile
@@ -30,7 +30,7 @@ from swarm.types import NodeId
 MAX_FAULTS = 3
 """Wrong chunks of one sender until its link is closed."""
 
-RELIEF_S = 0.5
+RELIEF_S = 1.5
 """The learner gathers complaints for so long: those from further down come later."""
 
 HANDSHAKE_TRIPS = 2
@@ -108,10 +108,10 @@ class BroadcastSwarm:
         self.latency_s = shape.latency_s
         self.network: BulkNetwork[Frame] = BulkNetwork(world, shape, self)
         self.learner = learner
-        self.plan: Plan = plan_of(
-            learner.profile, [peer.profile for peer in peers], encoded_bytes=size_bytes, scheme=scheme
-        )
-        self.chunk_bytes = chunk_bytes or self.plan.chunk_bytes
+        profiles = [peer.profile for peer in peers]
+        plan = plan_of(learner.profile, profiles, encoded_bytes=size_bytes, scheme=scheme)
+        self.plan: Plan = replace(plan, chunk_bytes=chunk_bytes or plan.chunk_bytes)
+        self.chunk_bytes = self.plan.chunk_bytes
         self.size_bytes = size_bytes
         self.count = -(-size_bytes // self.chunk_bytes)
         self.after: Callable[[Member], None] | None = None
