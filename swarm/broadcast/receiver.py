@@ -28,12 +28,25 @@ from swarm.broadcast.manifest import (
     open_layout,
     open_table,
 )
-from swarm.broadcast.notes import Kind
+from swarm.broadcast.notes import Courier, Kind
+from swarm.broadcast.planner import Routes
+from swarm.broadcast.planning import routes_in
 from swarm.broadcast.relay import Relay
-from swarm.broadcast.roster import Roster, whom_to_dial
+from swarm.broadcast.roster import Roster, Routing, whom_to_dial
 from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.tables import MOST_PARTS, TableParts
-from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROSTER_BYTES, TABLE, Transfer, Transfers
+from swarm.broadcast.transfers import (
+    HEAD,
+    MAX_ACTIVE,
+    ROSTER,
+    ROSTER_BYTES,
+    ROUTES,
+    ROUTES_BYTES,
+    TABLE,
+    Transfer,
+    Transfers,
+)
+from swarm.broadcast.tree import TreeCourier
 from swarm.broadcast.weights import WeightMap, open_weights
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
 from swarm.http import Peer
@@ -108,6 +121,7 @@ class Receiver:
         )
         self._links = station.links(self._transfers.open_link, self._admits)
         self._heads: dict[VersionId, _Announced] = {}
+        self._routes: dict[VersionId, Routes] = {}
         self._early_parts: dict[VersionId, list[tuple[NodeId, Frame, bytes]]] = {}
         self._announced: asyncio.Queue[_Announced] = asyncio.Queue(maxsize=MAX_ANNOUNCED)
         self._changed = asyncio.Condition()
@@ -204,6 +218,8 @@ class Receiver:
             raise ProtocolError("only the learner announces")
         elif frame.type == ROSTER:
             self._take_roster(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
+        elif frame.type == ROUTES:
+            self._take_routes(frame.version, decode(payload, Routing, cap_bytes=ROUTES_BYTES))
         elif frame.type == HEAD:
             head = open_head(payload, self._learner_key)
             if self._target is None or head.version > self._target.head.version:
@@ -213,6 +229,23 @@ class Receiver:
                     self._heads.pop(min(self._heads)).cancel()
                 for part in self._early_parts.pop(head.version, []):
                     self._take_part(*part)
+
+    def _take_routes(self, version: VersionId, routing: Routing) -> None:
+        """This node's place in the trees of a version, before or while it is under way."""
+        routes = routes_in(routing)
+        if len(routes.parents) != len(routes.children):
+            raise ProtocolError("routes have a parent and children for each stripe")
+        self._routes[version] = routes
+        while len(self._routes) > MAX_ACTIVE:
+            del self._routes[min(self._routes)]
+        transfer = self._transfers.active.get(version)
+        if (
+            transfer is not None
+            and isinstance(transfer.courier, TreeCourier)
+            and transfer.courier.stripes == len(routes.parents)
+        ):
+            transfer.courier.set_routes(routes, now=time.monotonic())
+            self._transfers.stir()
 
     def _take_part(self, node: NodeId, frame: Frame, payload: bytes) -> None:
         """Pass a part on if the learner says so, and keep it; one may overtake the head."""
@@ -272,19 +305,19 @@ class Receiver:
         self._note_time(head.version, "announced_s")
         self._retire(held)
         if self._is_within_reach(held):
-            learner, _ = self._station.learner()
-            relay = Relay(
-                learner,
-                len(held.chunks.spans),
-                table.chunk_bytes,
-                leaf=self._is_leaf(self._station.me),
-                now=time.monotonic(),
-                have=held.chunks.have(),
-            )
-            self._transfers.open(held, relay)
+            self._transfers.open(held, self._courier(held))
             if held.chunks.complete:
                 self._note_time(head.version, "complete_s")
         await self._tell()
+
+    def _courier(self, held: HeldVersion) -> Courier:
+        """This node's part: in the trees if the learner gave it a place there, else in the mesh."""
+        learner, _ = self._station.learner()
+        count, have = len(held.chunks.spans), held.chunks.have()
+        if (routes := self._routes.get(held.head.version)) is not None:
+            return TreeCourier(count=count, learner=learner, routes=routes, held=have, random=self._station.random)
+        leaf = self._is_leaf(self._station.me)
+        return Relay(learner, count, held.table.chunk_bytes, leaf=leaf, now=time.monotonic(), have=have)
 
     async def _table(self, announced: _Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
         """The table as it came in parts; if that is not the signed one, as the learner or a peer has it."""

@@ -24,14 +24,22 @@ from swarm.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
 from swarm.wire import digest, encode
 
-NOTE, CHUNK, HEAD, TABLE, ROSTER = range(3, 8)
+NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
 """Types of frames, after those of links.py."""
 
 NOTE_BYTES = MAX_BITMAP_BYTES + 1024
 HEAD_FRAME_BYTES = 1024
 ROSTER_BYTES = 64 * 1024
+ROUTES_BYTES = 64 * 1024
 
-CAPS = {NOTE: NOTE_BYTES, CHUNK: MAX_CHUNK_BYTES, HEAD: HEAD_FRAME_BYTES, TABLE: TABLE_BYTES, ROSTER: ROSTER_BYTES}
+CAPS = {
+    NOTE: NOTE_BYTES,
+    CHUNK: MAX_CHUNK_BYTES,
+    HEAD: HEAD_FRAME_BYTES,
+    TABLE: TABLE_BYTES,
+    ROSTER: ROSTER_BYTES,
+    ROUTES: ROUTES_BYTES,
+}
 """Largest payload of each type, checked before a buffer is made for it."""
 
 MAX_ACTIVE = 4

@@ -91,11 +91,11 @@ class TreeCourier:
         self.complete = self._missing == 0
         self.duplicates = 0
         self.pulled = 0
-        self._stripes = len(routes.parents)
-        self._pulls = Pulls(count=count, stripes=self._stripes, held=self._held)
+        self.stripes = len(routes.parents)
+        self._pulls = Pulls(count=count, stripes=self.stripes, held=self._held)
         self._wishers: dict[int, list[NodeId]] = {}
         self._copying = 0
-        self._limit = LEAD_ROUNDS * self._stripes
+        self._limit = LEAD_ROUNDS * self.stripes
         self._until_paced = 0
         self._ahead: dict[NodeId, None] = {}
         self._tick_at: float | None = None
@@ -121,9 +121,9 @@ class TreeCourier:
 
     def set_routes(self, routes: Routes, *, now: float) -> None:
         """A new plan of as many stripes. New parents are told what is held; new children are sent what they lack."""
-        assert len(routes.parents) == self._stripes
+        assert len(routes.parents) == self.stripes
         old, self._routes = self._routes, routes
-        for stripe in range(self._stripes):
+        for stripe in range(self.stripes):
             if routes.parents[stripe] != old.parents[stripe]:
                 self._pulls.restart(stripe, now=now)
                 self._greet_parent(routes.parents[stripe], now)
@@ -142,7 +142,7 @@ class TreeCourier:
     def _release(self, child: NodeId, stripe: int) -> None:
         link = self._links.get(child)
         if link is not None:
-            link.queue = [index for index in link.queue if index % self._stripes != stripe]
+            link.queue = [index for index in link.queue if index % self.stripes != stripe]
             heapify(link.queue)
             link.backlog.pop(stripe, None)
 
@@ -158,7 +158,7 @@ class TreeCourier:
 
     def _enqueue_stripe(self, child: NodeId, link: _Link, stripe: int) -> None:
         queued = set(link.queue)
-        for index in range(stripe, self._count, self._stripes):
+        for index in range(stripe, self._count, self.stripes):
             if has_bit(self._held, index) and not has_bit(link.theirs, index) and index not in queued:
                 link.queue.append(index)
         heapify(link.queue)
@@ -170,7 +170,7 @@ class TreeCourier:
         self._pulls.begin(now=now)
         if self._missing < self._count:
             self._tell(peer, link, now)
-        for stripe in range(self._stripes):
+        for stripe in range(self.stripes):
             if peer in self._routes.children[stripe]:
                 self._enqueue_stripe(peer, link, stripe)
             if self._routes.parents[stripe] == peer:
@@ -201,7 +201,7 @@ class TreeCourier:
         link = self._links.get(peer)
         if link is not None:
             _set_bit(link.theirs, index)
-        from_parent = kind is Kind.FRESH and self._routes.parents[index % self._stripes] == peer
+        from_parent = kind is Kind.FRESH and self._routes.parents[index % self.stripes] == peer
         self._pulls.arrived(index, from_parent=from_parent, now=now)
         self._settle_ask(index)
         if has_bit(self._held, index):
@@ -218,7 +218,7 @@ class TreeCourier:
         self._missing -= 1
 
     def _pass_on(self, index: int) -> None:
-        for child in self._routes.children[index % self._stripes]:
+        for child in self._routes.children[index % self.stripes]:
             link = self._links.get(child)
             if link is not None and not link.complete and not has_bit(link.theirs, index):
                 heappush(link.queue, index)
@@ -258,7 +258,7 @@ class TreeCourier:
             case Want(indices=indices):
                 self._take_want(peer, link, indices, now)
             case Behind(stripes=stripes) if self.complete:
-                self._complaints.update(((peer, s), None) for s in stripes if s < self._stripes)
+                self._complaints.update(((peer, s), None) for s in stripes if s < self.stripes)
             case _:
                 pass  # of the mesh: it has no meaning here, and costs nothing
 
@@ -320,13 +320,13 @@ class TreeCourier:
         heads = sorted(link.queue[0] for link in self._links.values() if link.queue)
         self._until_paced = len(heads)
         if heads:
-            self._limit = heads[len(heads) // 2] + LEAD_ROUNDS * self._stripes
+            self._limit = heads[len(heads) // 2] + LEAD_ROUNDS * self.stripes
         self._ready.update(self._ahead)
         self._ahead.clear()
 
     def _walk(self) -> None:
         """Some link stands still or is slow: the others go on at somewhat more than the planned pace."""
-        step = max(LEAD_ROUNDS * self._stripes, int(WALK * self._routes.chunks_per_s * TICK_S))
+        step = max(LEAD_ROUNDS * self.stripes, int(WALK * self._routes.chunks_per_s * TICK_S))
         at_least = self._limit + step
         self._pace()
         self._limit = max(self._limit, at_least)
