@@ -92,7 +92,13 @@ class AllDealt(Message, frozen=True, tag=7):
     """The seeder has nothing left to deal and nothing outstanding: what is still missing has to be asked for."""
 
 
-Note = Credit | Done | Recall | Have | Complete | Want | AllDealt
+class Behind(Message, frozen=True, tag=8):
+    """To the learner: these stripes fall behind the others, and their parents are linked."""
+
+    stripes: Indices
+
+
+Note = Credit | Done | Recall | Have | Complete | Want | AllDealt | Behind
 
 
 class Courier(Protocol):

@@ -42,6 +42,10 @@ STALLED_QUEUE = 8
 """A child that has more waiting and gets under half of the average rate is stalled: a moving average of a second
 tells that from bad luck."""
 
+DEFERRED_EVERY = 4
+"""So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the
+end, and everybody with them."""
+
 KEPT_UP_TICKS = 3
 """A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
 
@@ -210,6 +214,8 @@ class Relay:
             return None
         if child.notes:
             return child.notes.popleft()
+        if child.sent % DEFERRED_EVERY == 0 and (deferred := self._next_deferred(child)) is not None:
+            return deferred
         while child.queue:
             index, kind, duty = child.queue.popleft()
             if child.holds(index) and kind is not Kind.FORWARD:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,13 @@ from aiohttp import web
 
 from swarm.broadcast.links import Station
 from swarm.broadcast.manifest import Layout, needs_base
+from swarm.broadcast.notes import Kind
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.roster import Member, Roster
 from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.tables import DIRECT_BYTES, parts_of, relays_of
 from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, TABLE, Link, Transfers
 from swarm.errors import ProtocolError
 from swarm.signing import SigningKey
@@ -32,7 +35,7 @@ CODING_THREADS = 2
 ROSTER_S = 0.25
 """Who is linked, and who is public, is looked at so often; changes within this time go out together."""
 
-MAX_RECORDS = 64
+MAX_SHOWN = 8
 """Versions whose spreading `status` shows."""
 
 
@@ -124,16 +127,31 @@ class BroadcastService:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def status(self) -> dict[str, Any]:
-        """What `status` says of the data plane; the keys are described in docs/protocol.md."""
+    def status(self, installed_s: Callable[[VersionId], dict[str, float | None]] | None = None) -> dict[str, Any]:
+        """What `status` says of the data plane; the keys are described in docs/protocol.md. `installed_s` tells when
+        samplers had installed a version."""
         return {
+            "topology": self._topology(),
             "streams": len(self._transfers.links),
             "stream_bytes_sent": self._transfers.sent_bytes,
             "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
-            "broadcasts": {str(version): self._spread(version) for version in sorted(self._spreading)[-4:]},
+            "broadcasts": {
+                str(version): {
+                    **self._spread(version),
+                    **({"installed_s": installed_s(version)} if installed_s is not None else {}),
+                }
+                for version in sorted(self._spreading)[-MAX_SHOWN:]
+            },
         }
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _topology(self) -> str:
+        if not self._transfers.links:
+            return "nobody takes part"
+        if all(member.is_leaf for member in self._roster.members):
+            return "star: everything goes over the learner's uplink, because nobody can be dialled; add one relay"
+        return "mesh"
 
     def _begin(self, held: HeldVersion, *, resumed: bool = False) -> HeldVersion:
         """Announce a version and deal it."""
@@ -146,13 +164,34 @@ class BroadcastService:
             codecs=dict(Counter(entry.codec for entry in held.table.regions)),
             announced_at=time.monotonic(),
         )
-        while len(self._spreading) > MAX_RECORDS:
+        while len(self._spreading) > MAX_SHOWN:
             del self._spreading[min(self._spreading)]
-        for link in self._transfers.links.values():
-            _announce(link, held)
+        self._announce(held)
         self._transfers.open(held, Seeder(len(held.chunks.spans), now=time.monotonic(), resumed=resumed))
         self.newest = held
         return held
+
+    def _announce(self, held: HeldVersion) -> None:
+        """Head and table ahead of all chunks: receivers need no question before their first byte."""
+        links = self._transfers.links
+        publics = {node: self._station.uplink_of(node) for node in links if self._station.public_at(node)}
+        if not publics or len(links) * len(held.table_bytes) <= DIRECT_BYTES:
+            for link in links.values():
+                self._announce_directly(link, held)
+            return
+        version = held.head.version
+        for link in links.values():
+            link.send(HEAD, version, held.sealed_head)
+        spans = parts_of(len(held.table_bytes))
+        for index, (span, relay) in enumerate(zip(spans, relays_of(len(spans), publics), strict=True)):
+            part = held.table_bytes[span.start : span.start + span.nbytes]
+            links[relay].send(TABLE, version, part, kind=Kind.FRESH, index=index)
+
+    @staticmethod
+    def _announce_directly(link: Link, held: HeldVersion) -> None:
+        link.send(HEAD, held.head.version, held.sealed_head)
+        for index, span in enumerate(parts_of(len(held.table_bytes))):
+            link.send(TABLE, held.head.version, held.table_bytes[span.start : span.start + span.nbytes], index=index)
 
     def _retire(self, newer: HeldVersion) -> None:
         """Deal no more of the versions that everybody has, or that nobody needs now."""
@@ -172,7 +211,7 @@ class BroadcastService:
             return
         self._stale.add(node)
         for transfer in self._transfers.active.values():
-            _announce(self._transfers.links[node], transfer.held)
+            self._announce_directly(self._transfers.links[node], transfer.held)
 
     def _send_roster(self) -> None:
         members = tuple(
@@ -203,12 +242,6 @@ class BroadcastService:
             "last_complete_s": round(max(spreading.complete_s.values(), default=0.0), 4),
             "repairs": repairs,
         }
-
-
-def _announce(link: Link, held: HeldVersion) -> None:
-    """Head and table ahead of all chunks: the receiver needs no question before its first byte."""
-    link.send(HEAD, held.head.version, held.sealed_head)
-    link.send(TABLE, held.head.version, held.table_bytes)
 
 
 def _refuse(node: NodeId, frame: Frame, payload: bytes) -> None:
