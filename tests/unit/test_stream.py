@@ -10,7 +10,6 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +18,10 @@ import uvloop
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.node.http import NodeServer
 from swarm.node.tls import ServerTls, load_or_create_tls
-from swarm.stream import HEADER, PREAMBLE, Frame, Outgoing, Pace, open_stream, unpack_frame
-from swarm.types import Address, VersionId
+from swarm.stream import HEADER, PREAMBLE, Frame, Pace, open_stream, unpack_frame
+from swarm.types import Address
 from tests.builders import v
-from tests.unit.wires import Place, at, connected, pair_of_sockets, until
-
-NOTE, CHUNK = 3, 4
-VERSION = VersionId(incarnation=2, version=2**40)
+from tests.unit.wires import NOTE, VERSION, Place, at, connected, frame_of, pair_of_sockets, until
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +32,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
 @pytest.fixture(params=["plain", "tls"])
 def tls(request: pytest.FixtureRequest, certificate: ServerTls) -> ServerTls | None:
     return certificate if request.param == "tls" else None
-
-
-def frame_of(payload: bytes, *, type_: int = CHUNK, index: int = 0, sent: Callable[[], None] | None = None) -> Outgoing:
-    header = Frame(type_, len(payload), VERSION, kind=1, index=index, via=b"\1" * 8).pack()
-    return Outgoing(header, payload, sent)
 
 
 @asynccontextmanager
@@ -353,9 +344,7 @@ async def test_flow_takes_its_time() -> None:
 
 
 @pytest.mark.parametrize("direction", ["upload", "download"])
-async def test_a_capped_link_loses_nothing_and_stands_in_line_once(
-    tls: ServerTls | None, direction: str
-) -> None:
+async def test_a_capped_link_loses_nothing_and_stands_in_line_once(tls: ServerTls | None, direction: str) -> None:
     """At 60 MB/s a burst is larger than what is read in one turn."""
     pace = Pace(60e6)
     sizes = [16_384] * 600

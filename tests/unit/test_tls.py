@@ -79,7 +79,7 @@ async def who(peer: PeerClient, body: bytes = b"body", path: str = "/who?x=%2F")
 
 
 async def who_once_there_is_room(peer: PeerClient) -> str:
-    """The server hears of a connection's end a turn or two later; pytest's own time limit ends this if it never does."""
+    """The server hears of a connection's end a turn or two later; pytest's time limit ends this if it never does."""
     while True:
         try:
             return await who(peer)

@@ -12,12 +12,21 @@ from swarm.errors import ProtocolError
 from swarm.node.http import NodeServer
 from swarm.node.tls import ServerTls
 from swarm.stream import Frame, Incoming, Outgoing, Pace, Stream, open_stream
-from swarm.types import Address
+from swarm.types import Address, VersionId
 
 PATIENCE_S = 20.0
 """Longest wait for anything on two busy cores; a test that passes waits for what it asks, not for this."""
 
 CAP_BYTES = 4 * 1024 * 1024
+
+
+NOTE, CHUNK = 3, 4
+VERSION = VersionId(incarnation=2, version=2**40)
+
+
+def frame_of(payload: bytes, *, type_: int = CHUNK, index: int = 0, sent: Callable[[], None] | None = None) -> Outgoing:
+    header = Frame(type_, len(payload), VERSION, kind=1, index=index, via=b"\1" * 8).pack()
+    return Outgoing(header, payload, sent)
 
 
 class Place:

@@ -1,0 +1,261 @@
+"""Who is let in over a stream, what replaces what, and that links come back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from swarm.auth import ServerSessions
+from swarm.broadcast import links as links_module
+from swarm.broadcast.links import HELLO, METHOD, NO_VERSION, PATH, WELCOME, Links, StreamHello
+from swarm.http import session_route
+from swarm.node.http import NodeServer
+from swarm.node.peers import PeerPool
+from swarm.node.tls import ServerTls, load_or_create_tls
+from swarm.signing import SigningKey
+from swarm.stream import HEADER, Frame, Pace, Stream, open_stream, receive_exactly, send_all, unpack_frame
+from swarm.types import Address, NodeId
+from swarm.wire import PROTOCOL, encode
+from tests.builders import KEY, OTHER_KEY
+from tests.unit.wires import Place, frame_of, until
+
+THIRD_KEY = SigningKey.from_bytes(bytes(range(2, 34)))
+
+
+class Host:
+    """A node's server, sessions and links, and a Place at each link that it ever had."""
+
+    def __init__(self, key: SigningKey, tls: ServerTls | None = None) -> None:
+        self.key = key
+        self.admitted: set[NodeId] = {KEY.node_id, OTHER_KEY.node_id, THIRD_KEY.node_id}
+        self.places: list[tuple[NodeId, Place]] = []
+        self._tls = tls
+        self._fingerprint = tls.fingerprint if tls else b""
+        self.sessions = ServerSessions(key, self._fingerprint)
+        self.peers = PeerPool(key)
+        self.links = Links(
+            sessions=self.sessions,
+            peer_at=self.peers.at,
+            open_link=self._open_link,
+            admits=lambda node: node in self.admitted,
+            upload=Pace(None),
+            download=Pace(None),
+            random=Random(1),
+        )
+
+    async def start(self, port: int = 0) -> None:
+        self._server = NodeServer(
+            [session_route(self.sessions)],
+            dict,
+            tls=self._tls.context if self._tls else None,
+            on_stream=self.links.accept,
+        )
+        port = await self._server.start("127.0.0.1", port)
+        self.address = Address(host="127.0.0.1", port=port, fingerprint=self._fingerprint)
+
+    async def stop(self) -> None:
+        await self.links.close()
+        await self._server.stop()
+        await self.peers.close()
+
+    def dial(self, *others: Host) -> None:
+        self.links.dial({other.key.node_id: lambda other=other: [other.address] for other in others})  # type: ignore[misc]
+
+    def live(self) -> list[NodeId]:
+        return [node for node, place in self.places if not place.ends]
+
+    def _open_link(self, node: NodeId, stream: Stream) -> Place:
+        place = Place()
+        place.stream = stream
+        self.places.append((node, place))
+        return place
+
+
+@asynccontextmanager
+async def hosts(*keys: SigningKey, tls: ServerTls | None = None) -> AsyncIterator[list[Host]]:
+    async with AsyncExitStack() as stack:
+        found = [Host(key, tls) for key in keys]
+        for host in found:
+            await host.start()
+            stack.push_async_callback(host.stop)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.02)
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+async def test_both_ends_know_whom_they_are_linked_with(tmp_path: Path, encrypted: bool) -> None:
+    tls = load_or_create_tls(tmp_path) if encrypted else None
+    async with hosts(KEY, OTHER_KEY, tls=tls) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        assert (one.live(), two.live()) == ([OTHER_KEY.node_id], [KEY.node_id])
+        (_, here), (_, there) = one.places[0], two.places[0]
+        here.give(frame_of(b"one way"))
+        there.give(frame_of(b"and the other"))
+        await until(lambda: here.came and there.came)
+        assert (here.came[0][1], there.came[0][1]) == (b"and the other", b"one way")
+        assert len(one.links) == len(two.links) == 1
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+async def hello_to(host: Host, said: bytes) -> bytes:
+    """What the host answers to the bytes of a hello; nothing if it hangs up."""
+    with await open_stream(host.address) as sock:
+        await send_all(sock, said)
+        try:
+            return await receive_exactly(sock, HEADER.size)
+        except ConnectionResetError:
+            return b""
+
+
+def framed(hello: StreamHello | bytes, *, type_: int = HELLO) -> bytes:
+    body = hello if isinstance(hello, bytes) else encode(hello)
+    return Frame(type_, len(body), NO_VERSION).pack() + body
+
+
+async def auth_for(host: Host, *, key: SigningKey = KEY, said: bytes = encode(PROTOCOL)) -> str:
+    peers = PeerPool(key)
+    try:
+        return await peers.at(host.key.node_id, host.address).signed_header(METHOD, PATH, said)
+    finally:
+        await peers.close()
+
+
+async def test_a_hello_that_is_right_is_welcome_once_and_not_twice() -> None:
+    async with hosts(OTHER_KEY) as (host,):
+        said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)))
+        assert unpack_frame(await hello_to(host, said)).type == WELCOME
+        assert await hello_to(host, said) == b""
+        assert host.links.refused == {"stream": 1}
+        assert host.sessions.refused == {"replayed": 1}
+
+
+async def test_an_unknown_session_another_protocol_and_another_signature_are_refused() -> None:
+    async with hosts(OTHER_KEY, THIRD_KEY) as (host, elsewhere):
+        granted_elsewhere = await auth_for(elsewhere)
+        refused = [
+            framed(StreamHello(protocol=PROTOCOL, auth=granted_elsewhere)),
+            framed(StreamHello(protocol=PROTOCOL + 1, auth=await auth_for(host))),
+            framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host, said=b"other bytes"))),
+            framed(StreamHello(protocol=PROTOCOL, auth="no base64 at all \xff")),
+            framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)), type_=WELCOME),
+            framed(b"\xc1 no message"),
+            Frame(HELLO, 1025, NO_VERSION).pack() + bytes(1025),
+        ]
+        for said in refused:
+            assert await hello_to(host, said) == b""
+        assert host.links.refused == {"stream": len(refused)}
+        assert host.places == []
+
+
+async def test_a_node_that_is_not_wanted_is_refused_until_it_is() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        two.admitted.clear()
+        one.dial(two)
+        await until(lambda: two.links.refused["stream"] >= 2)
+        assert two.places == []
+        two.admitted.add(KEY.node_id)
+        await until(two.live)
+
+
+async def test_a_barred_node_is_left_and_neither_let_in_nor_dialled() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        two.links.bar(KEY.node_id)
+        await until(lambda: two.links.refused["stream"] >= 2)
+        assert two.live() == []
+        one.links.bar(OTHER_KEY.node_id)
+        refused = two.links.refused["stream"]
+        await asyncio.sleep(0.1)
+        assert two.links.refused["stream"] <= refused + 1
+
+
+async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "HELLO_S", 0.05)
+    async with hosts(OTHER_KEY) as (host,):
+        assert await hello_to(host, b"\1") == b""
+        assert host.links.refused == {"stream": 1}
+
+
+# -- again ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_link_takes_the_place_of_the_old_one() -> None:
+    async with hosts(OTHER_KEY) as (two,):
+        socks = []
+        for _ in range(2):
+            said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(two)))
+            socks.append(await open_stream(two.address))
+            await send_all(socks[-1], said)
+            await receive_exactly(socks[-1], HEADER.size)
+        await until(lambda: len(two.places) == 2)
+        assert two.places[0][1].ends == [None]
+        assert two.places[1][1].ends == []
+        assert len(two.links) == 1
+        for sock in socks:
+            sock.close()
+
+
+async def test_a_link_comes_back_after_the_other_nodes_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        port = two.address.port
+        await two.stop()
+        await until(lambda: not one.live())
+        again = Host(OTHER_KEY)
+        await again.start(port)
+        try:
+            await until(lambda: again.live() and one.live())
+            assert len(one.places) == 2
+        finally:
+            await again.stop()
+
+
+async def test_a_node_that_moved_is_dialled_where_it_is_said_to_be_last() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            stale = Address(host="127.0.0.1", port=nobody.getsockname()[1])
+            one.links.dial({OTHER_KEY.node_id: lambda: [stale]})
+            await asyncio.sleep(0.05)
+            one.dial(two)
+            await until(one.live)
+
+
+async def test_who_is_wanted_no_more_is_not_dialled_again() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        one.links.dial({})
+        two.links.end(KEY.node_id)
+        await until(lambda: not one.live())
+        await asyncio.sleep(0.1)
+        assert len(one.places) == 1
+
+
+async def test_a_hello_that_comes_after_the_end_opens_nothing() -> None:
+    async with hosts(OTHER_KEY) as (host,):
+        said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)))
+        with await open_stream(host.address) as sock:
+            await send_all(sock, said[:40])
+            await asyncio.sleep(0.05)
+            await host.links.close()
+            await send_all(sock, said[40:])
+            with pytest.raises(ConnectionResetError):
+                await receive_exactly(sock, 2 * HEADER.size)
+        assert host.live() == []
+        assert len(host.links) == 0
