@@ -20,7 +20,6 @@ from swarm.broadcast.notes import (
     AllDealt,
     Complete,
     Credit,
-    Done,
     Have,
     Kind,
     Note,
@@ -203,7 +202,7 @@ class Relay:
                 self._promise(child, indices)
                 self._dirty[peer] = None
             case _:
-                pass  # Credit and Done are for the seeder
+                pass  # credit is for the seeder
 
     # -- what goes -------------------------------------------------------------------------------------------
 
@@ -374,14 +373,18 @@ class Relay:
         if self._to_seeder:
             return self._to_seeder.popleft()
         copied, forwarded = self._done
-        if copied or forwarded:
-            self._done = (copied[MAX_INDICES:], forwarded[MAX_INDICES:])
-            return Done(copied=tuple(copied[:MAX_INDICES]), forwarded=tuple(forwarded[:MAX_INDICES]))
-        if any(self._granted):
-            copies, forwards = self._granted
-            self._granted = [0, 0]
-            return Credit(copies=copies, forwards=forwards, epoch=self._epoch)
-        return None
+        if not (copied or forwarded or any(self._granted)):
+            return None
+        copies, forwards = self._granted
+        self._granted = [0, 0]
+        self._done = (copied[MAX_INDICES:], forwarded[MAX_INDICES:])
+        return Credit(
+            copies=copies,
+            forwards=forwards,
+            epoch=self._epoch,
+            copied=tuple(copied[:MAX_INDICES]),
+            forwarded=tuple(forwarded[:MAX_INDICES]),
+        )
 
     def _backlog(self) -> float:
         return self._queued_copies / max(1, len(self._children))

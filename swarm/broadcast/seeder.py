@@ -15,7 +15,6 @@ from swarm.broadcast.notes import (
     AllDealt,
     Complete,
     Credit,
-    Done,
     Have,
     Kind,
     Note,
@@ -46,6 +45,9 @@ chunks took so far, stands still. At 0.6 s healthy relays were suspected, and it
 
 BARRED_S = 1.0
 """It is dealt nothing for so long, and then begins anew."""
+
+MAX_CREDIT = 1024
+"""Chunks that one relay is believed to have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB."""
 
 RATE_DEALS = 256
 """The rate of dealing is that of the last so many deals."""
@@ -139,11 +141,11 @@ class Seeder:
         if (at := self._peers.get(peer)) is None:
             return
         match note:
-            case Credit() if note.epoch == at.epoch:
-                at.credit = min(MAX_INDICES, at.credit + note.copies)
-                at.forwards = min(MAX_INDICES, at.forwards + note.forwards)
-            case Done():
+            case Credit():
                 self._note_done(at, note, now)
+                if note.epoch == at.epoch:
+                    at.credit = min(MAX_CREDIT, at.credit + note.copies)
+                    at.forwards = min(MAX_CREDIT, at.forwards + note.forwards)
             case Have(bitmap=bitmap):
                 at.has = bitmap
                 self._skip_held()
@@ -300,7 +302,7 @@ class Seeder:
 
     # -- what was dealt --------------------------------------------------------------------------------------
 
-    def _note_done(self, at: _Peer, note: Done, now: float) -> None:
+    def _note_done(self, at: _Peer, note: Credit, now: float) -> None:
         for index in note.copied:
             if (dealt_at := at.relays.pop(index, None)) is not None:
                 before = at.latency if at.latency is not None else now - dealt_at
