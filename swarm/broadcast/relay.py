@@ -38,12 +38,9 @@ RATE_S = 1.0
 """Rates are of the last second or so."""
 
 STALLED_QUEUE = 8
-"""A child that has more waiting and gets under half of the average rate is stalled: a moving average of a second
-tells that from bad luck."""
-
-DEFERRED_EVERY = 4
-"""So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the
-end, and everybody with them."""
+STALLED_SHARE = 0.25
+"""A child that has more waiting and gets under a quarter of the average rate is stalled: a moving average of a second
+tells that from bad luck. A connection that only begins slowly gets more."""
 
 KEPT_UP_TICKS = 3
 """A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
@@ -172,7 +169,7 @@ class Relay:
         self._keep(peer, index)
         if kind is Kind.FRESH and peer == self._seeder:
             self._fresh += 1
-            self._copies.arrived(self._queued_copies / max(1, len(self._children)))
+            self._copies.arrived(self._backlog())
             self._relay(index, via)
         elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
@@ -214,8 +211,6 @@ class Relay:
             return None
         if child.notes:
             return child.notes.popleft()
-        if child.sent % DEFERRED_EVERY == 0 and (deferred := self._next_deferred(child)) is not None:
-            return deferred
         while child.queue:
             index, kind, duty = child.queue.popleft()
             if child.holds(index) and kind is not Kind.FORWARD:
@@ -290,7 +285,8 @@ class Relay:
         for child, kind in copies:
             if child.holds(index) and kind is Kind.COPY:
                 continue
-            if child.stalled:
+            if kind is Kind.COPY and (child.stalled or child.deferred or len(child.queue) >= self._most_queued()):
+                # A slow child holds up neither the chunk's report nor the next chunk.
                 child.deferred.append(index)
                 continue
             if kind is Kind.FORWARD:
@@ -362,7 +358,7 @@ class Relay:
             return
         children = max(1, len(self._children))
         rate = max(self._rate / children, self._fresh_rate)
-        self._granted[0] += self._copies.grant(self._queued_copies / children, rate)
+        self._granted[0] += self._copies.grant(self._backlog(), rate)
         leaves = self._leaf_children - 1
         if leaves > 0 and not self._leaf:
             self._granted[1] += self._forwards.grant(self._queued_forwards / leaves, self._rate / leaves)
@@ -387,7 +383,14 @@ class Relay:
         )
 
     def _backlog(self) -> float:
-        return self._queued_copies / max(1, len(self._children))
+        """Copies waiting per child. A slow child counts with no more than a window, that the others may go on."""
+        most = self._most_queued()
+        waiting = sum(min(most, len(c.queue) + len(c.deferred)) for c in self._children.values() if not c.stalled)
+        return waiting / max(1, len(self._children))
+
+    def _most_queued(self) -> int:
+        """Copies in a child's queue beyond which it is slow."""
+        return max(STALLED_QUEUE, 2 * self._copies.size, 2 * self._forwards.size)
 
     def _leaves(self) -> Iterator[_Child]:
         return (child for child in self._children.values() if child.leaf)
@@ -413,7 +416,7 @@ class Relay:
             if child.stalled:
                 self._offer(child, 0.5 * fair * elapsed)
                 self._dirty[peer] = None
-        slow = [c for c in live if len(c.queue) > STALLED_QUEUE and c.rate < 0.5 * fair]
+        slow = [c for c in live if len(c.queue) + len(c.deferred) > STALLED_QUEUE and c.rate < STALLED_SHARE * fair]
         if len(slow) <= max(1, len(live) // 3):
             for child in slow:
                 self._defer(child)
