@@ -11,7 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Annotated
 
@@ -66,6 +66,7 @@ class Links:
         upload: Pace,
         download: Pace,
         random: Random,
+        refused: Counter[str] | None = None,
     ) -> None:
         self._sessions = sessions
         self._peer_at = peer_at
@@ -77,7 +78,7 @@ class Links:
         self._streams: dict[NodeId, Stream] = {}
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._barred_until: dict[NodeId, float] = {}
-        self.refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter() if refused is None else refused
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -219,7 +220,8 @@ class Station:
     """What a node's network offers to its data plane.
 
     `learner` gives the learner's id and addresses, `public_at` the proven addresses of a public, none for a leaf,
-    `uplink_of` what a node says of its uplink in bytes a second, 0 if it says nothing.
+    `uplink_of` what a node says of its uplink in bytes a second, 0 if it says nothing. `refused` counts the streams
+    that were refused, for `status`.
     """
 
     me: NodeId
@@ -231,6 +233,7 @@ class Station:
     upload: Pace
     download: Pace
     random: Random
+    refused: Counter[str] = field(default_factory=Counter)
 
     def links(self, open_link: Callable[[NodeId, Stream], LinkEnd], admits: Callable[[NodeId], bool]) -> Links:
         return Links(
@@ -241,4 +244,5 @@ class Station:
             upload=self.upload,
             download=self.download,
             random=self.random,
+            refused=self.refused,
         )
