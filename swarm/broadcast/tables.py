@@ -1,8 +1,8 @@
 """How a chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one relay.
 
 A part cannot be proven by itself; the whole is, by the head. Whoever ends up with another table fetches the right one
-from the learner, finds which parts were wrong, and blames who sent them. So a lie costs what a table for everybody
-would have cost in the first place. Small tables go to everybody directly.
+from a public that has it, from the learner if none has, finds which parts were wrong, and blames who sent them. So a
+lie costs the learner at most what a table for everybody would have cost. Small tables go to everybody directly.
 """
 
 from __future__ import annotations
