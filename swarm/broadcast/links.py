@@ -76,7 +76,9 @@ class Links:
         self._download = download
         self._random = random
         self._streams: dict[NodeId, Stream] = {}
+        self._wanted: dict[NodeId, Callable[[], list[Address]]] = {}
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
+        self._closed = False
         self._barred_until: dict[NodeId, float] = {}
         self.refused: Counter[str] = Counter() if refused is None else refused
 
@@ -86,11 +88,12 @@ class Links:
     def dial(self, wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
         """Keep a link to each of these nodes, which are tried at their addresses in turn; give up all others that
         this node dialled."""
+        self._wanted = wanted
         for node in [n for n in self._dialling if n not in wanted]:
             self._dialling.pop(node).cancel()
-        for node, addresses in wanted.items():
+        for node in wanted:
             if node not in self._dialling:
-                self._dialling[node] = asyncio.get_running_loop().create_task(self._keep(node, addresses))
+                self._dialling[node] = asyncio.get_running_loop().create_task(self._keep(node))
 
     def bar(self, node: NodeId) -> None:
         """Leave `node`, and have nothing to do with it for a while."""
@@ -104,6 +107,8 @@ class Links:
             stream.close()
 
     async def close(self) -> None:
+        """End all links. One whose hello is still being read is ended as soon as it begins."""
+        self._closed = True
         tasks = list(self._dialling.values())
         for task in tasks:
             task.cancel()
@@ -129,6 +134,8 @@ class Links:
             raise
         else:
             self._begin(node, incoming.sock, incoming.leave)
+            if self._closed:
+                self.end(node)
 
     async def _read_hello(self, incoming: Incoming) -> NodeId:
         frame = unpack(await receive_exactly(incoming.sock, HEADER.size))
@@ -145,11 +152,11 @@ class Links:
 
     # -- dialling --------------------------------------------------------------------------------------------
 
-    async def _keep(self, node: NodeId, addresses: Callable[[], list[Address]]) -> None:
-        """A link to `node`, again and again."""
+    async def _keep(self, node: NodeId) -> None:
+        """A link to `node`, again and again, wherever it is said to be by then."""
         tries = 0
         while True:
-            known = addresses()
+            known = self._wanted[node]()
             if known and not self._is_barred(node):
                 try:
                     ended = await self._dial(node, known[tries % len(known)])

@@ -114,7 +114,7 @@ class Relay:
         self._epoch = 0
         self._granted = [0, 0]
         self._relayed: list[int] = []
-        self._forwarded: list[int] = []
+        self._forwarded: dict[int, None] = {}
         self._done: tuple[list[int], list[int]] = ([], [])
         self._all_dealt = False
         self._asked: dict[int, float] = {}
@@ -178,8 +178,9 @@ class Relay:
         elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
             self._forwards.arrived(self._queued_forwards / max(1, len(leaves)), self._backlog())
-            self._forwarded.append(index)
-            self._queue(index, [(c, Kind.COPY) for c in leaves], forward=True)
+            # Once: a leaf that sends it again must not have all leaves sent it again.
+            self._queue(index, [] if index in self._forwarded else [(c, Kind.COPY) for c in leaves], forward=True)
+            self._forwarded[index] = None
         if self._asked and len(self._asked) < MAX_INDICES // 2:
             self._ask(now)
         self._grant()
@@ -344,6 +345,8 @@ class Relay:
         self._copies.out = self._forwards.out = 0
         self._granted = [0, 0]
         recalled = set(note.indices)
+        for index in recalled:
+            self._forwarded.pop(index, None)
         for child in self._children.values():
             kept = [entry for entry in child.queue if entry[2] is None or entry[0] not in recalled]
             dropped = [entry[2] for entry in child.queue if entry[2] is not None and entry[0] in recalled]

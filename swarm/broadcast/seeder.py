@@ -211,6 +211,10 @@ class Seeder:
         late = self._late(now)
         able = [p for p in able if p not in late]
         leaves = [p for p in able if self._peers[p].leaf]
+        if self._again:
+            # The leaf may have no link to its forwarder, and then it would be dealt to leaves for ever.
+            publics = [p for p in able if not self._peers[p].leaf]
+            return self._give(publics, None, now) if publics else self._relay_itself()
         if leaves:
             return self._deal_to_leaf(leaves, late, now)
         # If all that have credit are late, others have their last chunks in hand, and it ends soonest like that.
@@ -284,7 +288,9 @@ class Seeder:
         return {p for p, at in self._peers.items() if at.latency is not None and at.latency > limit}
 
     def _shortest(self, able: list[NodeId]) -> NodeId:
-        return min(able, key=lambda p: (len(self._peers[p].fresh), -self._peers[p].credit))
+        """Of those with the shortest queue whoever was quickest so far: where the forwarders bind, relays have credit
+        to spare, and a chunk with a slow one would keep its forwarder waiting."""
+        return min(able, key=lambda p: (len(self._peers[p].fresh), self._peers[p].latency or 0.0))
 
     def _peek(self) -> int:
         return self._again[0] if self._again else self._undealt[0]

@@ -31,7 +31,7 @@ def early(tmp_path: Path) -> dict[str, Any]:
     node._network = NodeNetwork(
         tmp_path, "learner", NetworkSettings(host="127.0.0.1", port=7700), say=print, emit=lambda kind, **fields: None
     )
-    node._broadcast = BroadcastService(tmp_path / "versions", KEY, STATION)
+    node._broadcast = BroadcastService(tmp_path / "versions", KEY, node._network.station)
     node._rollouts = RolloutService(
         key=KEY,
         sessions=ServerSessions(KEY, b""),

@@ -21,6 +21,7 @@ CORES = (
     "swarm.broadcast.manifest",
     "swarm.broadcast.notes",
     "swarm.broadcast.relay",
+    "swarm.broadcast.roster",
     "swarm.broadcast.seeder",
     "swarm.broadcast.window",
     "swarm.broadcast.tracker",
@@ -60,7 +61,7 @@ PURE = (*DATA, "swarm.broadcast.codec", "swarm.tasks.base", "swarm.tasks.copy")
 
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
-SHARED = ("types", "wire", "signing", "auth", "errors", "http")
+SHARED = ("types", "wire", "signing", "auth", "errors", "http", "stream")
 ABOVE = ("swarm.node", "swarm.cli", "swarm.demo", "swarm.__main__")
 
 

@@ -1,192 +1,261 @@
-"""Profiles, faults and the four-term bound of the broadcast benchmark."""
+"""Who is let in over a stream, what replaces what, and that links come back."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchmarks.links import (
-    BYTES_PER_MBIT,
-    BadProfile,
-    Fault,
-    HostLink,
-    Profile,
-    after,
-    bound_s,
-    bound_with_faults_s,
-    check_faults,
-    equal_profile,
-    fastest,
-    profile_of,
-    read_fault,
-    read_profile,
-    survivors,
-)
+from swarm.auth import ServerSessions
+from swarm.broadcast import links as links_module
+from swarm.broadcast.links import HELLO, METHOD, NO_VERSION, PATH, WELCOME, Links, StreamHello
+from swarm.http import session_route
+from swarm.node.http import NodeServer
+from swarm.node.peers import PeerPool
+from swarm.node.tls import ServerTls, load_or_create_tls
+from swarm.signing import SigningKey
+from swarm.stream import HEADER, Frame, Pace, Stream, open_stream, receive_exactly, send_all, unpack_frame
+from swarm.types import Address, NodeId
+from swarm.wire import PROTOCOL, encode
+from tests.builders import KEY, OTHER_KEY
+from tests.unit.wires import Place, frame_of, until
 
-PROFILES = Path(__file__).parents[2] / "benchmarks" / "profiles"
-MIB_64 = 64 << 20
-
-NAMED = ("homogeneous", "heterogeneous", "sixteen", "half-unreachable")
+THIRD_KEY = SigningKey.from_bytes(bytes(range(2, 34)))
 
 
-def profile(learner_up: float, *peers: tuple[float, float, bool]) -> Profile:
-    tables = [{"up_mbit": up, "down_mbit": down, "reachable": reachable} for up, down, reachable in peers]
-    return profile_of("test", [{"up_mbit": learner_up, "down_mbit": 100.0}, *tables])
+class Host:
+    """A node's server, sessions and links, and a Place at each link that it ever had."""
+
+    def __init__(self, key: SigningKey, tls: ServerTls | None = None) -> None:
+        self.key = key
+        self.admitted: set[NodeId] = {KEY.node_id, OTHER_KEY.node_id, THIRD_KEY.node_id}
+        self.places: list[tuple[NodeId, Place]] = []
+        self._tls = tls
+        self._fingerprint = tls.fingerprint if tls else b""
+        self.sessions = ServerSessions(key, self._fingerprint)
+        self.peers = PeerPool(key)
+        self.links = Links(
+            sessions=self.sessions,
+            peer_at=self.peers.at,
+            open_link=self._open_link,
+            admits=lambda node: node in self.admitted,
+            upload=Pace(None),
+            download=Pace(None),
+            random=Random(1),
+        )
+
+    async def start(self, port: int = 0) -> None:
+        self._server = NodeServer(
+            [session_route(self.sessions)],
+            dict,
+            tls=self._tls.context if self._tls else None,
+            on_stream=self.links.accept,
+        )
+        port = await self._server.start("127.0.0.1", port)
+        self.address = Address(host="127.0.0.1", port=port, fingerprint=self._fingerprint)
+
+    async def stop(self) -> None:
+        await self.links.close()
+        await self._server.stop()
+        await self.peers.close()
+
+    def dial(self, *others: Host) -> None:
+        self.links.dial({other.key.node_id: lambda other=other: [other.address] for other in others})  # type: ignore[misc]
+
+    def live(self) -> list[NodeId]:
+        return [node for node, place in self.places if not place.ends]
+
+    def _open_link(self, node: NodeId, stream: Stream) -> Place:
+        place = Place()
+        place.stream = stream
+        self.places.append((node, place))
+        return place
 
 
-@pytest.mark.parametrize(
-    ("links", "seconds_per_mbit"),
-    [
-        (profile(10, (50, 100, True), (50, 100, True)), 1 / 10),  # the learner's uplink
-        (profile(100, (50, 20, True), (50, 100, True)), 1 / 20),  # the slowest downlink
-        (profile(50, *[(50, 100, True)] * 8), 8 / 450),  # all uplinks; under 1 / 50, which binds
-        (profile(100, *[(10, 200, True)] * 8), 8 / 180),  # all uplinks
-        (profile(50, *[(10, 500, True)] * 2, *[(200, 500, False)] * 6), 6 / 70),  # the leaves' cut
-        (profile(50, *[(200, 500, False)] * 3), 3 / 50),  # no public peer: a star
-    ],
-)
-def test_the_bound_is_the_largest_of_four_terms(links: Profile, seconds_per_mbit: float) -> None:
-    binding = max(seconds_per_mbit, 1 / links.learner.up_mbit)
-    assert bound_s(BYTES_PER_MBIT, links) == pytest.approx(binding)
+@asynccontextmanager
+async def hosts(*keys: SigningKey, tls: ServerTls | None = None) -> AsyncIterator[list[Host]]:
+    async with AsyncExitStack() as stack:
+        found = [Host(key, tls) for key in keys]
+        for host in found:
+            await host.start()
+            stack.push_async_callback(host.stop)
+        yield found
 
 
-def test_the_bounds_of_the_issue() -> None:
-    """64 MiB in decimal Mbit: 536.87."""
-    assert bound_s(MIB_64, read_profile(PROFILES / "homogeneous.toml")) == pytest.approx(10.737, abs=0.001)
-    assert bound_s(MIB_64, read_profile(PROFILES / "heterogeneous.toml")) == pytest.approx(6.711, abs=0.001)
-    assert bound_s(MIB_64, read_profile(PROFILES / "sixteen.toml")) == pytest.approx(21.475, abs=0.001)
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.02)
 
 
-@given(
-    st.floats(1, 1000),
-    st.lists(st.tuples(st.floats(1, 1000), st.floats(1, 1000), st.booleans()), min_size=2, max_size=20),
-)
-def test_nobody_is_served_faster_for_having_worse_links(
-    learner_up: float, peers: list[tuple[float, float, bool]]
-) -> None:
-    links = profile(learner_up, *peers)
-    least = bound_s(MIB_64, links)
-    for number, link in links.peers.items():
-        for worse in (
-            replace(link, up_mbit=link.up_mbit / 2),
-            replace(link, down_mbit=link.down_mbit / 2),
-            replace(link, reachable=False),
-        ):
-            assert bound_s(MIB_64, replace(links, peers={**links.peers, number: worse})) >= least
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+async def test_both_ends_know_whom_they_are_linked_with(tmp_path: Path, encrypted: bool) -> None:
+    tls = load_or_create_tls(tmp_path) if encrypted else None
+    async with hosts(KEY, OTHER_KEY, tls=tls) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        assert (one.live(), two.live()) == ([OTHER_KEY.node_id], [KEY.node_id])
+        (_, here), (_, there) = one.places[0], two.places[0]
+        here.give(frame_of(b"one way"))
+        there.give(frame_of(b"and the other"))
+        await until(lambda: here.came and there.came)
+        assert (here.came[0][1], there.came[0][1]) == (b"and the other", b"one way")
+        assert len(one.links) == len(two.links) == 1
 
 
-@pytest.mark.parametrize("path", sorted(PROFILES.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_profile_here_can_be_read_and_says_what_it_is(path: Path) -> None:
-    read = read_profile(path)
-    assert read.name == path.stem
-    assert bound_s(MIB_64, read) > 0
-    assert path.read_text().startswith("# ")
+# -- refusals ------------------------------------------------------------------------------------------------
 
 
-def test_the_named_profiles_are_there_and_hold_outs_too() -> None:
-    names = {path.stem for path in PROFILES.glob("*.toml")}
-    assert set(NAMED) <= names
-    assert sum(name.startswith("holdout-") for name in names) >= 5
-    assert [link.up_mbit for link in read_profile(PROFILES / "heterogeneous.toml").peers.values()] == [
-        *(10, 20, 30, 50, 50, 80, 100, 200)
-    ]
+async def hello_to(host: Host, said: bytes) -> bytes:
+    """What the host answers to the bytes of a hello; nothing if it hangs up."""
+    with await open_stream(host.address) as sock:
+        await send_all(sock, said)
+        try:
+            return await receive_exactly(sock, HEADER.size)
+        except ConnectionResetError:
+            return b""
 
 
-def test_options_alone_make_all_links_alike() -> None:
-    made = equal_profile(3, 25, 50)
-    assert list(made.hosts) == [1, 2, 3, 4]
-    assert set(made.hosts.values()) == {HostLink(up_mbit=25, down_mbit=50)}
+def framed(hello: StreamHello | bytes, *, type_: int = HELLO) -> bytes:
+    body = hello if isinstance(hello, bytes) else encode(hello)
+    return Frame(type_, len(body), NO_VERSION).pack() + body
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "list of"),
-        ("[host]\nup_mbit = 1", "list of"),
-        ("peers = 3", "list of"),
-        ("[[host]]\nup_mbit = 1\ndown_mbit = 1", "1 hosts"),
-        ("[[host]]\nup_mbit = 1\n[[host]]\nup_mbit = 1", "host 1 needs a number above zero as down_mbit"),
-        ("[[host]]\nup_mbit = 0\ndown_mbit = 1\n[[host]]", "up_mbit, not 0"),
-        ("[[host]]\nup_mbit = inf\ndown_mbit = 1\n[[host]]", "up_mbit, not inf"),
-        ("[[host]]\nup_mbit = nan\ndown_mbit = 1\n[[host]]", "up_mbit, not nan"),
-        ("[[host]]\nup_mbit = true\ndown_mbit = 1\n[[host]]", "up_mbit, not True"),
-        ("[[host]]\nup_mbps = 5\n[[host]]", "unknown key 'up_mbps'"),
-        ("[[host]]\nup_mbit = 1\ndown_mbit = 1\nreachable = 1\n[[host]]", "true or false"),
-        ("host = [1, 2]", "host 1 is no table"),
-        ("[[host]]\nup_mbit = 1\ndown_mbit = 1\nreachable = false\n" * 2, "everybody must reach it"),
-        ("[[", "cannot read"),
-    ],
-)
-def test_a_profile_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "profile.toml"
-    path.write_text(text)
-    with pytest.raises(BadProfile, match=says) as refused:
-        read_profile(path)
-    assert "\n" not in str(refused.value)
+async def auth_for(host: Host, *, key: SigningKey = KEY, said: bytes = encode(PROTOCOL)) -> str:
+    peers = PeerPool(key)
+    try:
+        return await peers.at(host.key.node_id, host.address).signed_header(METHOD, PATH, said)
+    finally:
+        await peers.close()
 
 
-def test_no_such_profile(tmp_path: Path) -> None:
-    with pytest.raises(BadProfile, match="cannot read"):
-        read_profile(tmp_path / "none.toml")
+async def test_a_hello_that_is_right_is_welcome_once_and_not_twice() -> None:
+    async with hosts(OTHER_KEY) as (host,):
+        said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)))
+        assert unpack_frame(await hello_to(host, said)).type == WELCOME
+        assert await hello_to(host, said) == b""
+        assert host.links.refused == {"stream": 1}
+        assert host.sessions.refused == {"replayed": 1}
 
 
-HET = read_profile(PROFILES / "heterogeneous.toml")
+async def test_an_unknown_session_another_protocol_and_another_signature_are_refused() -> None:
+    async with hosts(OTHER_KEY, THIRD_KEY) as (host, elsewhere):
+        granted_elsewhere = await auth_for(elsewhere)
+        refused = [
+            framed(StreamHello(protocol=PROTOCOL, auth=granted_elsewhere)),
+            framed(StreamHello(protocol=PROTOCOL + 1, auth=await auth_for(host))),
+            framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host, said=b"other bytes"))),
+            framed(StreamHello(protocol=PROTOCOL, auth="no base64 at all \xff")),
+            framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)), type_=WELCOME),
+            framed(b"\xc1 no message"),
+            Frame(HELLO, 1025, NO_VERSION).pack() + bytes(1025),
+        ]
+        for said in refused:
+            assert await hello_to(host, said) == b""
+        assert host.links.refused == {"stream": len(refused)}
+        assert host.places == []
 
 
-def test_faults_are_read() -> None:
-    assert read_fault("kill", "4@0.5", HET) == Fault(kind="kill", host=4, fraction=0.5)
-    assert read_fault("kill", "fastest@.25", HET) == Fault(kind="kill", host=9, fraction=0.25)
-    assert read_fault("stall", "2@0", HET) == Fault(kind="stall", host=2, fraction=0.0)
-    assert read_fault("stall", "2@0.5:up", HET) == Fault(kind="stall-up", host=2, fraction=0.5)
+async def test_a_node_that_is_not_wanted_is_refused_until_it_is() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        two.admitted.clear()
+        one.dial(two)
+        await until(lambda: two.links.refused["stream"] >= 2)
+        assert two.places == []
+        two.admitted.add(KEY.node_id)
+        await until(two.live)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "4", "@0.5", "4@1", "4@1.5", "4@-0.5", "1@0.5", "10@0.5", "slowest@0.5", "4@0.5:down"]
-)
-def test_other_faults_are_refused(text: str) -> None:
-    for kind in ("kill", "stall"):
-        with pytest.raises(BadProfile):
-            read_fault(kind, text, HET)
-    with pytest.raises(BadProfile):
-        read_fault("kill", "4@0.5:up", HET)
+async def test_a_barred_node_is_left_and_neither_let_in_nor_dialled() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        two.links.bar(KEY.node_id)
+        await until(lambda: two.links.refused["stream"] >= 2)
+        assert two.live() == []
+        one.links.bar(OTHER_KEY.node_id)
+        refused = two.links.refused["stream"]
+        await asyncio.sleep(0.1)
+        assert two.links.refused["stream"] <= refused + 1
 
 
-def test_the_fastest_relay_is_one_that_can_be_dialled() -> None:
-    assert fastest(HET) == 9
-    assert fastest(read_profile(PROFILES / "heterogeneous-fast-unreachable.toml")) == 5
-    assert fastest(profile(10, (5, 5, False), (6, 6, False))) == 3
+async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "HELLO_S", 0.05)
+    async with hosts(OTHER_KEY) as (host,):
+        assert await hello_to(host, b"\1") == b""
+        assert host.links.refused == {"stream": 1}
 
 
-def test_who_is_waited_for_after_faults() -> None:
-    kill = Fault(kind="kill", host=4, fraction=0.5)
-    stall = Fault(kind="stall", host=5, fraction=0.5)
-    up = Fault(kind="stall-up", host=6, fraction=0.5)
-    assert 4 not in after(HET, kill).peers
-    assert 5 not in after(HET, stall).peers
-    assert after(HET, up).peers[6] == HostLink(up_mbit=1.0, down_mbit=200)
-    assert sorted(survivors(HET, [kill, stall, up]).peers) == [2, 3, 6, 7, 8, 9]
+# -- again ---------------------------------------------------------------------------------------------------
 
 
-def test_the_bound_with_faults_takes_each_stretch_by_itself() -> None:
-    kill = Fault(kind="kill", host=9, fraction=0.5)
-    # 8 peers share 640 Mbit/s for one half, 7 peers 440 for the other.
-    assert bound_with_faults_s(BYTES_PER_MBIT, HET, [kill]) == pytest.approx(0.5 * 8 / 640 + 0.5 * 7 / 440)
-    late = Fault(kind="stall-up", host=8, fraction=0.75)
-    expected = 0.5 * 8 / 640 + 0.25 * 7 / 440 + 0.25 * 7 / 341
-    assert bound_with_faults_s(BYTES_PER_MBIT, HET, [late, kill]) == pytest.approx(expected)
-    assert bound_with_faults_s(BYTES_PER_MBIT, HET, []) == bound_s(BYTES_PER_MBIT, HET)
+async def test_a_new_link_takes_the_place_of_the_old_one() -> None:
+    async with hosts(OTHER_KEY) as (two,):
+        socks = []
+        for _ in range(2):
+            said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(two)))
+            socks.append(await open_stream(two.address))
+            await send_all(socks[-1], said)
+            await receive_exactly(socks[-1], HEADER.size)
+        await until(lambda: len(two.places) == 2)
+        assert two.places[0][1].ends == [None]
+        assert two.places[1][1].ends == []
+        assert len(two.links) == 1
+        for sock in socks:
+            sock.close()
 
 
-def test_faults_leave_somebody_to_wait_for() -> None:
-    two = profile(10, (5, 5, True), (6, 6, True))
-    kill, stall = Fault(kind="kill", host=2, fraction=0.5), Fault(kind="stall", host=3, fraction=0.5)
-    check_faults(two, [kill])
-    check_faults(two, [kill, Fault(kind="stall-up", host=3, fraction=0.5)])
-    with pytest.raises(BadProfile, match="left to wait for"):
-        check_faults(two, [kill, stall])
-    with pytest.raises(BadProfile, match="one fault"):
-        check_faults(two, [kill, Fault(kind="stall-up", host=2, fraction=0.7)])
+async def test_a_link_comes_back_after_the_other_nodes_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        port = two.address.port
+        await two.stop()
+        await until(lambda: not one.live())
+        again = Host(OTHER_KEY)
+        await again.start(port)
+        try:
+            await until(lambda: again.live() and one.live())
+            assert len(one.places) == 2
+        finally:
+            await again.stop()
+
+
+async def test_a_node_that_moved_is_dialled_where_it_is_said_to_be_last() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            stale = Address(host="127.0.0.1", port=nobody.getsockname()[1])
+            one.links.dial({OTHER_KEY.node_id: lambda: [stale]})
+            await asyncio.sleep(0.05)
+            one.dial(two)
+            await until(one.live)
+
+
+async def test_who_is_wanted_no_more_is_not_dialled_again() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        one.links.dial({})
+        two.links.end(KEY.node_id)
+        await until(lambda: not one.live())
+        await asyncio.sleep(0.1)
+        assert len(one.places) == 1
+
+
+async def test_a_hello_that_comes_after_the_end_opens_nothing() -> None:
+    async with hosts(OTHER_KEY) as (host,):
+        said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)))
+        with await open_stream(host.address) as sock:
+            await send_all(sock, said[:40])
+            await asyncio.sleep(0.05)
+            await host.links.close()
+            await send_all(sock, said[40:])
+            with pytest.raises(ConnectionResetError):
+                await receive_exactly(sock, 2 * HEADER.size)
+        assert host.live() == []
+        assert len(host.links) == 0

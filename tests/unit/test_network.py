@@ -20,6 +20,7 @@ from swarm.node.hello import HELLO_PATH
 from swarm.node.http import NodeServer
 from swarm.node.identity import next_generation
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.stream import Incoming
 from swarm.types import Address, Role
 from swarm.wire import encode
 from tests.builders import OTHER_KEY
@@ -37,10 +38,16 @@ def network(directory: Path, role: Role, *bootstrap: str, **settings: Any) -> No
     )
 
 
+async def refuse_stream(incoming: Incoming) -> None:
+    """These nodes have no data plane."""
+    incoming.sock.close()
+    incoming.leave()
+
+
 @asynccontextmanager
 async def learner(directory: Path) -> AsyncIterator[NodeNetwork]:
     node = network(directory, "learner")
-    await node.start([], node.status, beat_s=1.0)
+    await node.start([], node.status, on_stream=refuse_stream, beat_s=1.0)
     try:
         async with node.swarm(node.key.public_bytes, ROUND_S):
             yield node
@@ -51,7 +58,7 @@ async def learner(directory: Path) -> AsyncIterator[NodeNetwork]:
 @asynccontextmanager
 async def joined(directory: Path, bootstrap: str) -> AsyncIterator[NodeNetwork]:
     node = network(directory, "relay", bootstrap)
-    await node.start([], node.status)
+    await node.start([], node.status, on_stream=refuse_stream)
     try:
         found = await node.find()
         async with node.swarm(found.hello.learner_key, found.learner.record.round_s):
@@ -126,7 +133,7 @@ async def test_a_public_that_speaks_another_protocol_is_one_that_does_not_answer
 
 async def test_who_has_no_swarm_yet_calls_nobody_back_and_says_so(tmp_path: Path) -> None:
     node = network(tmp_path / "node", "relay", "127.0.0.1:9")
-    port = await node.start([], node.status)
+    port = await node.start([], node.status, on_stream=refuse_stream)
     try:
         async with PeerClient(Address(host="127.0.0.1", port=port), key=OTHER_KEY, server=node.node) as peer:
             for path in ("/v1/dial-back", "/v1/gossip"):

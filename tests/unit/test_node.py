@@ -12,9 +12,9 @@ import pytest
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
+from swarm.node.joining import weights_directory
 from swarm.node.learner import LearnerNode, _control_seed, _train_group, check_model
 from swarm.node.metrics import RunLog, create_run_directory
-from swarm.node.joining import weights_directory
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.messages import LeasedRollouts, Submission
@@ -196,7 +196,7 @@ def test_only_weights_of_swarms_that_were_left_are_removed(tmp_path: Path) -> No
     for kept in ("swarms/now", "swarm-photos"):
         (tmp_path / kept).mkdir(parents=True)
     (tmp_path / "swarms" / "before").mkdir()
-    _remove_other_swarms(tmp_path / "swarms" / "now")
+    assert weights_directory(tmp_path, "now") == tmp_path / "swarms" / "now"
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["now", "swarm-photos", "swarms"]
 
 

@@ -78,6 +78,15 @@ async def who(peer: PeerClient, body: bytes = b"body", path: str = "/who?x=%2F")
     return (await peer.post(path, body, cap_bytes=CAP, timeout_s=5.0)).decode()
 
 
+async def who_once_there_is_room(peer: PeerClient) -> str:
+    """The server hears of a connection's end a turn or two later; pytest's time limit ends this if it never does."""
+    while True:
+        try:
+            return await who(peer)
+        except PeerUnreachable:
+            await asyncio.sleep(0.01)
+
+
 def at(address: Address, *, port: int | None = None, fingerprint: bytes | None = None) -> Address:
     return Address(
         host=address.host,
@@ -286,10 +295,8 @@ async def test_a_ninth_connection_is_told_why_and_one_that_ends_makes_room() -> 
         assert b"too many connections from your address" in said
         assert there.server.refused() == {"connections": 1}
         held[0][1].close()
-        while len(there.server._guests) == 8:  # noqa: ASYNC110 - the server has no event for a test to wait on
-            await asyncio.sleep(0)
         async with there.client() as peer:
-            assert await who(peer) == KEY.node_id
+            assert await who_once_there_is_room(peer) == KEY.node_id
         for _, writer in held:
             writer.close()
 
@@ -303,10 +310,8 @@ async def never_shaking_hands(tls: ServerTls) -> None:
         assert there.server.refused() == {"connections": 1}
         for _, writer in held:
             writer.close()
-        while there.server._guests:  # noqa: ASYNC110 - the server has no event for a test to wait on
-            await asyncio.sleep(0)
         async with there.client() as peer:
-            assert await who(peer) == KEY.node_id
+            assert await who_once_there_is_room(peer) == KEY.node_id
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

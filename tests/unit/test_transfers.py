@@ -1,83 +1,471 @@
-"""The figures of the broadcast benchmark, from what was observed."""
+"""Chunks over real sockets between cores in one process: proven before they go further, whoever lies or leaves."""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
 import pytest
 
-from benchmarks.links import Fault, equal_profile
-from benchmarks.transfers import Sample, Transfer, TransferFailed, at, figures_of, medians, table
+from swarm.broadcast.chunkfile import ChunkFile
+from swarm.broadcast.manifest import ChunkTable, Head, RegionEntry
+from swarm.broadcast.notes import Complete, Courier, Credit, Have, Kind, Note, Want
+from swarm.broadcast.relay import Relay
+from swarm.broadcast.seeder import Seeder
+from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.transfers import (
+    CHUNK,
+    HEAD,
+    MAX_ACTIVE,
+    MAX_EARLY,
+    MAX_FAULTS,
+    NOTE,
+    Transfer,
+    Transfers,
+    read_note,
+)
+from swarm.errors import ProtocolError
+from swarm.stream import Frame, Outgoing, Pace, Stream
+from swarm.types import NodeId, VersionId
+from swarm.wire import digest, encode
+from tests.builders import KEY, SWARM_OF_KEY, v
+from tests.unit.wires import Place, at, pair_of_sockets, until
 
-PEERS = equal_profile(2, 8, 80)
-"""1 MB takes one second of the learner's uplink."""
-
-SAMPLES = [
-    Sample(at_s=100.0, cpu_s=5.0, sent_bytes=0),
-    Sample(at_s=102.0, cpu_s=6.0, sent_bytes=2_000_000),
-    Sample(at_s=104.0, cpu_s=10.0, sent_bytes=2_400_000),
-]
-
-
-def transfer(**changes: object) -> Transfer:
-    observed = {
-        "nbytes": 1_000_000,
-        "began_s": 101.0,
-        "completed_s": {2: 102.25, 3: 103.0},
-        "samples": SAMPLES,
-        "encrypted": True,
-    }
-    return Transfer(**{**observed, **changes})  # type: ignore[arg-type]
-
-
-def test_the_figures_of_one_run() -> None:
-    assert figures_of(transfer(), PEERS, []) == {
-        "last_peer_s": 2.0,
-        "bound_s": 1.0,
-        "ratio": 2.0,
-        "first_peer_s": 1.25,
-        "cpu_s_per_gb": (8.0 - 5.5) / 0.002,
-        "learner_sent_bytes": 1_200_000,
-        "learner_copies": 1.2,
-        "version_bytes": 1_000_000,
-        "encrypted": True,
-    }
+CHUNK_BYTES = 16_384
+COUNT = 40
+LAST_BYTES = 1000
 
 
-def test_a_peer_that_was_killed_is_not_waited_for() -> None:
-    fault = Fault(kind="kill", host=3, fraction=0.5)
-    found = figures_of(transfer(completed_s={2: 102.25}, faults_s=[101.5]), PEERS, [fault])
-    assert found["last_peer_s"] == found["first_peer_s"] == 1.25
-    assert found["cpu_s_per_gb"] == pytest.approx((6.5 - 5.5) / 0.001)
-    assert found["bound_without_faults_s"] == 1.0
-    assert found["faults_s"] == [0.5]
+def name(number: int) -> NodeId:
+    return NodeId(f"{number:032x}")
+
+
+SEEDER = name(0)
+
+
+def content_of(version: int) -> bytes:
+    return random.Random(version).randbytes((COUNT - 1) * CHUNK_BYTES + LAST_BYTES)
+
+
+def chunk_of(index: int, version: int = 0) -> bytes:
+    return content_of(version)[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+
+
+def held_at(path: Path, *, version: int = 0, whole: bool = False) -> HeldVersion:
+    content = content_of(version)
+    table = ChunkTable(
+        regions=(RegionEntry(codec="raw", encoded_bytes=len(content), decoded_digest=digest(content)),),
+        chunk_bytes=CHUNK_BYTES,
+        chunk_digests=tuple(digest(chunk_of(i, version)) for i in range(COUNT)),
+        tensor_sums=(0,),
+    )
+    nowhere = digest(b"")
+    head = Head(
+        swarm=SWARM_OF_KEY,
+        learner_key=KEY.public_bytes,
+        version=v(version),
+        base=None,
+        layout_digest=nowhere,
+        layout_bytes=1,
+        table_digest=nowhere,
+        table_bytes=1,
+    )
+    if whole:
+        path.write_bytes(content)
+    return HeldVersion(head=head, sealed_head=b"", table=table, table_bytes=b"", chunks=ChunkFile(path, table))
+
+
+class Party:
+    """An honest node."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.node = name(number)
+        self.path = directory / f"{number}.chunks"
+        self.left: list[NodeId] = []
+        self.completed: list[VersionId] = []
+        self.transfers = Transfers(
+            is_leaf=lambda node: False,
+            on_frame=self._refuse,
+            on_link=lambda node, up: None,
+            on_complete=lambda transfer: self.completed.append(transfer.held.head.version),
+            on_fault=self._leave,
+        )
+
+    def open(self, *, version: int = 0, seeder: bool = False) -> Transfer:
+        held = held_at(self.path.with_suffix(f".{version}"), version=version, whole=seeder)
+        now = time.monotonic()
+        courier: Courier = Seeder(COUNT, now=now) if seeder else Relay(SEEDER, COUNT, CHUNK_BYTES, leaf=False, now=now)
+        return self.transfers.open(held, courier)
+
+    def linked(self, node: NodeId, stream: Stream) -> None:
+        stream.start(self.transfers.open_link(node, stream))
+
+    def close(self) -> None:
+        for link in list(self.transfers.links.values()):
+            link.stream.close()
+        for version in list(self.transfers.active):
+            self.transfers.close(version)
+
+    def _leave(self, node: NodeId) -> None:
+        self.left.append(node)
+        self.transfers.links[node].stream.close()
+
+    @staticmethod
+    def _refuse(node: NodeId, frame: Frame, payload: bytes) -> None:
+        raise ProtocolError("nobody announces here")
+
+
+class Stranger(Place):
+    """The other end of a party's link, which says what a test wants it to say."""
+
+    def says(self, note: Note, *, version: int = 0) -> None:
+        body = encode(note)
+        self.give(Outgoing(Frame(NOTE, len(body), v(version)).pack(), body))
+
+    def sends(self, index: int, payload: bytes, *, version: int = 0, kind: int = Kind.FRESH) -> None:
+        self.give(chunk_frame(index, payload, version=version, kind=kind))
+
+    def chunks(self) -> list[tuple[int, bytes]]:
+        return [(frame.index, payload) for frame, payload in self.came if frame.type == CHUNK]
+
+    def notes(self) -> list[Note]:
+        return [read_note(memoryview(payload)) for frame, payload in self.came if frame.type == NOTE]
+
+
+def chunk_frame(index: int, payload: bytes, *, version: int = 0, kind: int = Kind.FRESH) -> Outgoing:
+    return Outgoing(Frame(CHUNK, len(payload), v(version), kind, index).pack(), payload, lambda: None)
+
+
+def stream_over(sock: object) -> Stream:
+    return Stream(sock, upload=Pace(None), download=Pace(None))  # type: ignore[arg-type]
+
+
+def stranger_at(party: Party, number: int, *, joins: bool = True) -> Stranger:
+    here, there = pair_of_sockets()
+    party.linked(name(number), stream_over(here))
+    stranger = Stranger()
+    at(there, stranger)
+    if joins:
+        stranger.says(Have(bitmap=b""))
+    return stranger
+
+
+def link(one: Party, two: Party) -> None:
+    here, there = pair_of_sockets()
+    one.linked(two.node, stream_over(here))
+    two.linked(one.node, stream_over(there))
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Iterator[Callable[[int], list[Party]]]:
+    made: list[Party] = []
+
+    def make(count: int) -> list[Party]:
+        found = [Party(tmp_path, number) for number in range(count)]
+        made.extend(found)
+        return found
+
+    yield make
+    for party in made:
+        party.close()
+
+
+@pytest.fixture
+async def relay(parties: Callable[[int], list[Party]]) -> AsyncIterator[Party]:
+    """One receiver, whose seeder and peers are strangers."""
+    _, party = parties(2)
+    party.open()
+    yield party
+    party.close()
+
+
+def held_by(party: Party, version: int = 0) -> dict[int, bytes]:
+    chunks = party.transfers.active[v(version)].held.chunks
+    return {i: bytes(chunks.chunk(i)) for i in range(COUNT) if chunks.has(i)}
+
+
+# -- delivery ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("receivers", [1, 2, 5])
+async def test_everybody_gets_every_bit(parties: Callable[[int], list[Party]], receivers: int) -> None:
+    everybody = parties(receivers + 1)
+    for number, party in enumerate(everybody):
+        for other in everybody[:number]:
+            link(party, other)
+        party.open(seeder=number == 0)
+    await until(lambda: all(party.completed for party in everybody[1:]))
+    for party in everybody:
+        assert b"".join(held_by(party).values()) == content_of(0)
+        assert party.left == []
+        assert party.transfers.rejected == {}
+    seeder = everybody[0].transfers.active[v(0)].courier
+    await until(lambda: seeder.delivered)  # type: ignore[attr-defined]
+
+
+async def test_several_versions_travel_at_once(parties: Callable[[int], list[Party]]) -> None:
+    everybody = parties(4)
+    for number, party in enumerate(everybody):
+        for other in everybody[:number]:
+            link(party, other)
+    for version in range(MAX_ACTIVE):
+        for number, party in enumerate(everybody):
+            party.open(version=version, seeder=number == 0)
+    await until(lambda: all(len(party.completed) == MAX_ACTIVE for party in everybody[1:]))
+    for version in range(MAX_ACTIVE):
+        assert {b"".join(held_by(party, version).values()) for party in everybody} == {content_of(version)}
+
+
+async def test_who_opens_a_version_later_is_served_all_the_same(parties: Callable[[int], list[Party]]) -> None:
+    seeder, early, late = everybody = parties(3)
+    for number, party in enumerate(everybody):
+        for other in everybody[:number]:
+            link(party, other)
+    seeder.open(seeder=True)
+    early.open()
+    await until(lambda: early.completed)
+    late.open()
+    await until(lambda: late.completed)
+    assert b"".join(held_by(late).values()) == content_of(0)
+
+
+async def test_a_link_that_comes_in_the_middle_takes_part(parties: Callable[[int], list[Party]]) -> None:
+    seeder, one, two = parties(3)
+    seeder.open(seeder=True)
+    for party in (one, two):
+        party.open()
+    link(one, seeder)
+    await until(lambda: one.completed)
+    link(two, one)
+    await until(lambda: two.completed)
+    assert two.transfers.links.keys() == {one.node}
+
+
+# -- lies ----------------------------------------------------------------------------------------------------
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 @pytest.mark.parametrize(
-    ("moment_s", "cpu_s", "sent_bytes"),
-    [(99.0, 5.0, 0), (100.0, 5.0, 0), (101.0, 5.5, 1_000_000), (102.0, 6.0, 2_000_000), (200.0, 10.0, 2_400_000)],
+    ("index", "payload", "reason"),
+    [
+        (3, flipped(chunk_of(3)), "digest"),
+        (3, chunk_of(4), "digest"),
+        (3, chunk_of(3, version=1), "digest"),
+        (3, chunk_of(3)[:-1], "shape"),
+        (3, chunk_of(3) + b"x", "shape"),
+        (COUNT - 1, chunk_of(3), "shape"),
+        (COUNT, chunk_of(3), "shape"),
+        (2**32 - 1, chunk_of(3), "shape"),
+    ],
+    ids=["bit", "swapped", "other-version", "short", "long", "last", "beyond", "far-beyond"],
 )
-def test_totals_between_samples_lie_on_a_line(moment_s: float, cpu_s: float, sent_bytes: float) -> None:
-    found = at(SAMPLES, moment_s)
-    assert (found.cpu_s, found.sent_bytes) == (cpu_s, sent_bytes)
+async def test_a_wrong_chunk_goes_no_further_and_counts_against_its_sender(
+    relay: Party, index: int, payload: bytes, reason: str
+) -> None:
+    liar, child = stranger_at(relay, 0), stranger_at(relay, 7)
+    liar.sends(index, payload)
+    await until(lambda: relay.transfers.rejected)
+    assert relay.transfers.rejected == {reason: 1}
+    assert relay.transfers.rejected_of == {SEEDER: 1}
+    assert held_by(relay) == {}
+    liar.sends(3, chunk_of(3))
+    await until(child.chunks)
+    assert child.chunks() == [(3, chunk_of(3))]
+    assert held_by(relay) == {3: chunk_of(3)}
+    assert relay.left == []
 
 
-def test_repeats_give_medians_and_all_ratios() -> None:
-    runs = [
-        {"ratio": ratio, "encrypted": True, "learner_sent_bytes": sent}
-        for ratio, sent in ((1.3, 7), (1.1, 9), (1.2, 5))
-    ]
-    assert medians(runs) == {"ratio": 1.2, "encrypted": True, "learner_sent_bytes": 7, "ratios": [1.3, 1.1, 1.2]}
-    assert medians(runs[:1]) == runs[0]
+async def test_a_kind_that_does_not_exist_is_refused(relay: Party) -> None:
+    liar = stranger_at(relay, 0)
+    liar.sends(3, chunk_of(3), kind=9)
+    await until(lambda: relay.transfers.rejected == {"shape": 1})
+    assert held_by(relay) == {}
 
 
-def test_the_table_has_a_line_for_each_scheme_and_for_failures() -> None:
-    found = figures_of(transfer(), PEERS, [])
-    lines = table({"relay": found, "star": {"error": "not done after 9 s"}, "chain": medians([found, found])})
-    assert [line.split()[0] for line in lines] == ["scheme", "relay", "star", "chain", "ratios:"]
-    assert "2.000" in lines[1]
-    assert "not done after 9 s" in lines[2]
+async def test_who_lies_again_and_again_is_left(relay: Party) -> None:
+    liar, honest = stranger_at(relay, 7), stranger_at(relay, 0)
+    for index in range(MAX_FAULTS + 2):
+        liar.sends(index, flipped(chunk_of(index)))
+    await until(lambda: liar.ends)
+    assert relay.left == [name(7)]
+    assert relay.transfers.rejected_of == {name(7): MAX_FAULTS}
+    assert relay.transfers.links.keys() == {SEEDER}
+    honest.sends(0, chunk_of(0))
+    await until(lambda: held_by(relay) == {0: chunk_of(0)})
 
 
-def test_a_fault_that_came_after_the_end_is_no_measurement() -> None:
-    fault = Fault(kind="stall-up", host=3, fraction=0.5)
-    with pytest.raises(TransferFailed, match="before the fault"):
-        figures_of(transfer(faults_s=[103.0]), PEERS, [fault])
+class Liar(Stranger):
+    """Says that it has everything, takes what it is dealt, and passes on other bytes."""
+
+    def __init__(self, others: list[Stranger]) -> None:
+        super().__init__()
+        self._others = others
+
+    def received(self, frame: Frame, payload: memoryview) -> None:
+        super().received(frame, payload)
+        if frame.type == CHUNK:
+            for other in self._others:
+                other.sends(frame.index, flipped(bytes(payload)), kind=Kind.COPY)
+        elif frame.type == NOTE and isinstance(note := read_note(payload), Want):
+            for index in note.indices:
+                self.sends(index, flipped(chunk_of(index)), kind=Kind.COPY)
+
+
+async def test_what_a_liar_gave_is_fetched_elsewhere(parties: Callable[[int], list[Party]]) -> None:
+    everybody = parties(4)
+    for number, party in enumerate(everybody):
+        for other in everybody[:number]:
+            link(party, other)
+    lies: list[Stranger] = []
+    for party in everybody:
+        here, there = pair_of_sockets()
+        party.linked(name(9), stream_over(here))
+        lies.append(Liar(lies))
+        at(there, lies[-1])
+        lies[-1].says(Have(bitmap=b"") if party is everybody[0] else Complete())
+    # It wants to relay as much as it can get.
+    lies[0]._others = lies[1:]  # type: ignore[attr-defined]
+    lies[0].says(Credit(copies=10, forwards=0, epoch=0))
+    for number, party in enumerate(everybody):
+        party.open(seeder=number == 0)
+    await until(lambda: all(party.completed for party in everybody[1:]))
+    for party in everybody[1:]:
+        assert b"".join(held_by(party).values()) == content_of(0)
+        assert set(party.transfers.rejected_of) <= {name(9)}
+    assert sum(party.transfers.rejected.total() for party in everybody[1:]) > 0
+
+
+# -- the same chunk twice ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", ["true", "other"])
+async def test_of_two_links_with_one_chunk_the_slower_one_writes_nothing_more(relay: Party, rest: str) -> None:
+    slow_here, slow = pair_of_sockets()
+    relay.linked(name(7), stream_over(slow_here))
+    body = encode(Have(bitmap=b""))
+    frame = chunk_frame(5, chunk_of(5), kind=Kind.COPY)
+    slow.send(Frame(NOTE, len(body), v(0)).pack() + body + frame.header + chunk_of(5)[:6000])
+    transfer = relay.transfers.active[v(0)]
+    await until(lambda: 5 in transfer.receiving)
+    fast = stranger_at(relay, 0)
+    fast.sends(5, chunk_of(5))
+    await until(lambda: transfer.held.chunks.has(5))
+    assert transfer.receiving == {}
+    slow.send(chunk_of(5)[6000:] if rest == "true" else bytes(CHUNK_BYTES - 6000))
+    slow.send(chunk_frame(6, chunk_of(6), kind=Kind.COPY).header + chunk_of(6))
+    await until(lambda: transfer.held.chunks.has(6))
+    assert held_by(relay) == {5: chunk_of(5), 6: chunk_of(6)}
+    assert relay.transfers.rejected == {}
+    slow.close()
+
+
+async def test_a_chunk_whose_sender_left_in_the_middle_comes_from_another(relay: Party) -> None:
+    gone_here, gone = pair_of_sockets()
+    relay.linked(name(7), stream_over(gone_here))
+    gone.send(chunk_frame(5, chunk_of(5)).header + bytes(6000))
+    transfer = relay.transfers.active[v(0)]
+    await until(lambda: 5 in transfer.receiving)
+    gone.close()
+    await until(lambda: not transfer.receiving)
+    stranger_at(relay, 0).sends(5, chunk_of(5))
+    await until(lambda: held_by(relay) == {5: chunk_of(5)})
+
+
+async def test_a_chunk_that_is_here_already_is_still_relayed_if_it_is_fresh(relay: Party) -> None:
+    seeder, child = stranger_at(relay, 0), stranger_at(relay, 7)
+    other = stranger_at(relay, 8)
+    other.sends(5, chunk_of(5), kind=Kind.COPY)
+    await until(lambda: held_by(relay) == {5: chunk_of(5)})
+    seeder.sends(5, chunk_of(5))
+    await until(child.chunks)
+    assert child.chunks() == [(5, chunk_of(5))]
+    assert other.chunks() == []
+
+
+# -- versions that are not here ------------------------------------------------------------------------------
+
+
+async def test_a_version_that_is_dropped_in_the_middle_of_a_chunk_is_touched_no_more(relay: Party) -> None:
+    here, there = pair_of_sockets()
+    relay.linked(SEEDER, stream_over(here))
+    there.send(chunk_frame(5, chunk_of(5)).header + chunk_of(5)[:6000])
+    transfer = relay.transfers.active[v(0)]
+    await until(lambda: 5 in transfer.receiving)
+    relay.transfers.close(v(0))
+    before = relay.path.with_suffix(".0").read_bytes()
+    body = encode(Have(bitmap=b"\1"))
+    there.send(chunk_of(5)[6000:] + Frame(NOTE, len(body), v(1)).pack() + body)
+    await until(lambda: relay.transfers._early)
+    assert relay.path.with_suffix(".0").read_bytes() == before
+    assert relay.transfers.rejected == {}
+    assert relay.transfers.links.keys() == {SEEDER}
+    there.close()
+
+
+async def test_chunks_of_a_version_that_is_not_open_are_dropped_without_blame(relay: Party) -> None:
+    early = stranger_at(relay, 0)
+    early.sends(5, chunk_of(5, version=1), version=1)
+    early.sends(5, chunk_of(5))
+    await until(lambda: held_by(relay) == {5: chunk_of(5)})
+    assert relay.transfers.rejected == {}
+
+
+async def test_who_opened_a_version_first_is_remembered(relay: Party) -> None:
+    peer = stranger_at(relay, 7)
+    peer.says(Complete(), version=1)
+    await until(lambda: relay.transfers._early)
+    transfer = relay.open(version=1)
+    assert transfer.joined == {name(7)}
+    assert relay.transfers._early == {}
+
+
+async def test_what_is_remembered_of_versions_to_come_is_bounded(relay: Party) -> None:
+    peer = stranger_at(relay, 7)
+    for version in range(1, 3 * MAX_ACTIVE):
+        peer.says(Complete(), version=version)
+    await until(lambda: v(3 * MAX_ACTIVE - 1) in relay.transfers._early)
+    assert sorted(relay.transfers._early) == [v(n) for n in range(2 * MAX_ACTIVE, 3 * MAX_ACTIVE)]
+    crowd = [stranger_at(relay, 100 + n, joins=False) for n in range(MAX_EARLY + 3)]
+    for one in crowd:
+        one.says(Complete(), version=50)
+    last = v(50)
+    await until(lambda: len(relay.transfers._early.get(last, ())) == MAX_EARLY)
+    peer.stream.close()
+    await until(lambda: name(7) not in relay.transfers.links)
+    assert all(name(7) not in early for early in relay.transfers._early.values())
+
+
+# -- other frames --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("note", [b"", b"\xc1", b"\xff" * 100, encode((99,)), b"\x92" * 5000])
+async def test_a_note_that_is_none_ends_the_link_and_no_other(relay: Party, note: bytes) -> None:
+    other, peer = stranger_at(relay, 0), stranger_at(relay, 7)
+    peer.give(Outgoing(Frame(NOTE, len(note), v(0)).pack(), note))
+    await until(lambda: peer.ends)
+    assert relay.transfers.links.keys() == {SEEDER}
+    other.sends(1, chunk_of(1))
+    await until(lambda: held_by(relay) == {1: chunk_of(1)})
+
+
+@pytest.mark.parametrize("frame", [Frame(1, 0, v(0)), Frame(99, 0, v(0)), Frame(99, 1, v(0)), Frame(HEAD, 1025, v(0))])
+async def test_a_frame_of_no_known_type_or_size_ends_the_link(relay: Party, frame: Frame) -> None:
+    peer = stranger_at(relay, 7)
+    peer.give(Outgoing(frame.pack(), b""))
+    await until(lambda: peer.ends)
+    assert relay.transfers.links.keys() == set()
+
+
+async def test_wants_for_chunks_that_are_not_here_are_harmless(relay: Party) -> None:
+    seeder, peer = stranger_at(relay, 0), stranger_at(relay, 7)
+    seeder.sends(1, chunk_of(1))
+    await until(peer.chunks)
+    peer.says(Want(indices=(5, COUNT + 3, 4_000_000)))
+    peer.says(Want(indices=(1,)))
+    await until(lambda: len(peer.chunks()) == 2)
+    assert peer.chunks() == 2 * [(1, chunk_of(1))]

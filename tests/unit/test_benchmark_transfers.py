@@ -1,0 +1,83 @@
+"""The figures of the broadcast benchmark, from what was observed."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.links import Fault, equal_profile
+from benchmarks.transfers import Sample, Transfer, TransferFailed, at, figures_of, medians, table
+
+PEERS = equal_profile(2, 8, 80)
+"""1 MB takes one second of the learner's uplink."""
+
+SAMPLES = [
+    Sample(at_s=100.0, cpu_s=5.0, sent_bytes=0),
+    Sample(at_s=102.0, cpu_s=6.0, sent_bytes=2_000_000),
+    Sample(at_s=104.0, cpu_s=10.0, sent_bytes=2_400_000),
+]
+
+
+def transfer(**changes: object) -> Transfer:
+    observed = {
+        "nbytes": 1_000_000,
+        "began_s": 101.0,
+        "completed_s": {2: 102.25, 3: 103.0},
+        "samples": SAMPLES,
+        "encrypted": True,
+    }
+    return Transfer(**{**observed, **changes})  # type: ignore[arg-type]
+
+
+def test_the_figures_of_one_run() -> None:
+    assert figures_of(transfer(), PEERS, []) == {
+        "last_peer_s": 2.0,
+        "bound_s": 1.0,
+        "ratio": 2.0,
+        "first_peer_s": 1.25,
+        "cpu_s_per_gb": (8.0 - 5.5) / 0.002,
+        "learner_sent_bytes": 1_200_000,
+        "learner_copies": 1.2,
+        "version_bytes": 1_000_000,
+        "encrypted": True,
+    }
+
+
+def test_a_peer_that_was_killed_is_not_waited_for() -> None:
+    fault = Fault(kind="kill", host=3, fraction=0.5)
+    found = figures_of(transfer(completed_s={2: 102.25}, faults_s=[101.5]), PEERS, [fault])
+    assert found["last_peer_s"] == found["first_peer_s"] == 1.25
+    assert found["cpu_s_per_gb"] == pytest.approx((6.5 - 5.5) / 0.001)
+    assert found["bound_without_faults_s"] == 1.0
+    assert found["faults_s"] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("moment_s", "cpu_s", "sent_bytes"),
+    [(99.0, 5.0, 0), (100.0, 5.0, 0), (101.0, 5.5, 1_000_000), (102.0, 6.0, 2_000_000), (200.0, 10.0, 2_400_000)],
+)
+def test_totals_between_samples_lie_on_a_line(moment_s: float, cpu_s: float, sent_bytes: float) -> None:
+    found = at(SAMPLES, moment_s)
+    assert (found.cpu_s, found.sent_bytes) == (cpu_s, sent_bytes)
+
+
+def test_repeats_give_medians_and_all_ratios() -> None:
+    runs = [
+        {"ratio": ratio, "encrypted": True, "learner_sent_bytes": sent}
+        for ratio, sent in ((1.3, 7), (1.1, 9), (1.2, 5))
+    ]
+    assert medians(runs) == {"ratio": 1.2, "encrypted": True, "learner_sent_bytes": 7, "ratios": [1.3, 1.1, 1.2]}
+    assert medians(runs[:1]) == runs[0]
+
+
+def test_the_table_has_a_line_for_each_scheme_and_for_failures() -> None:
+    found = figures_of(transfer(), PEERS, [])
+    lines = table({"relay": found, "star": {"error": "not done after 9 s"}, "chain": medians([found, found])})
+    assert [line.split()[0] for line in lines] == ["scheme", "relay", "star", "chain", "ratios:"]
+    assert "2.000" in lines[1]
+    assert "not done after 9 s" in lines[2]
+
+
+def test_a_fault_that_came_after_the_end_is_no_measurement() -> None:
+    fault = Fault(kind="stall-up", host=3, fraction=0.5)
+    with pytest.raises(TransferFailed, match="before the fault"):
+        figures_of(transfer(faults_s=[103.0]), PEERS, [fault])

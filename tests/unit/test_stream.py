@@ -1,0 +1,371 @@
+"""Streams over real sockets: whole frames both ways, in order, however they come; caps; turns; and the pace."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.node.http import NodeServer
+from swarm.node.tls import ServerTls, load_or_create_tls
+from swarm.stream import HEADER, PREAMBLE, Frame, Pace, open_stream, unpack_frame
+from swarm.types import Address
+from tests.builders import v
+from tests.unit.wires import NOTE, VERSION, Place, at, connected, frame_of, pair_of_sockets, until
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
+    return load_or_create_tls(tmp_path_factory.mktemp("identity"))
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, certificate: ServerTls) -> ServerTls | None:
+    return certificate if request.param == "tls" else None
+
+
+@asynccontextmanager
+async def linked(tls: ServerTls | None) -> AsyncIterator[tuple[Place, Place]]:
+    async with connected(tls) as (there, here):
+        one, two = at(there, Place()), at(here, Place())
+        yield one, two
+        one.stream.close()
+        two.stream.close()
+
+
+def payloads(count: int, seed: int) -> list[bytes]:
+    """Of all sizes around those of records, buffers and wake-ups."""
+    draw = random.Random(seed)
+    sizes = [1, 31, 32, 33, 16_383, 16_384, 16_385, 32_768, 70_000, 300_000]
+    return [draw.randbytes(draw.choice(sizes)) for _ in range(count)]
+
+
+# -- frames --------------------------------------------------------------------------------------------------
+
+
+def test_a_header_is_read_as_it_was_written() -> None:
+    frame = Frame(7, 2**32 - 1, VERSION, kind=2, index=4_000_000, via=b"abcdefgh")
+    assert len(frame.pack()) == HEADER.size == 32
+    assert unpack_frame(frame.pack()) == frame
+
+
+async def both_ways(tls: ServerTls | None) -> None:
+    async with linked(tls) as (one, two):
+        out, back = payloads(60, seed=1), payloads(60, seed=2)
+        taken: list[int] = []
+        one.give(*(frame_of(p, index=i, sent=lambda i=i: taken.append(i)) for i, p in enumerate(out)))  # type: ignore[misc]
+        two.give(*(frame_of(p, type_=NOTE) for p in back))
+        await until(lambda: len(two.came) == len(out) and len(one.came) == len(back))
+        assert [payload for _, payload in two.came] == out
+        assert [payload for _, payload in one.came] == back
+        assert [frame.index for frame, _ in two.came] == taken == list(range(len(out)))
+        assert {(frame.version, frame.via) for frame, _ in two.came} == {(VERSION, b"\1" * 8)}
+        assert one.stream.sent_bytes == sum(HEADER.size + len(p) for p in out)
+        assert one.ends == two.ends == []
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_frames_of_all_sizes_come_whole_in_order_and_both_ways(
+    tls: ServerTls | None, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    run(both_ways(tls))
+
+
+async def test_a_frame_that_comes_byte_by_byte_comes_whole() -> None:
+    raw, sock = pair_of_sockets()
+    place = at(sock, Place())
+    for byte in frame_of(b"four", index=9).header + b"four" + Frame(NOTE, 0, v(0)).pack():
+        raw.send(bytes([byte]))
+        await asyncio.sleep(0)
+    await until(lambda: len(place.came) == 2)
+    assert [(frame.index, payload) for frame, payload in place.came] == [(9, b"four"), (0, b"")]
+    place.stream.close()
+    raw.close()
+
+
+async def test_several_frames_in_one_segment_come_apart() -> None:
+    raw, sock = pair_of_sockets()
+    place = at(sock, Place())
+    raw.send(b"".join(frame_of(p).header + p for p in (b"a", b"", b"ccc" * 1000)))
+    await until(lambda: len(place.came) == 3)
+    assert [payload for _, payload in place.came] == [b"a", b"", b"ccc" * 1000]
+    place.stream.close()
+    raw.close()
+
+
+class Filed(Place):
+    """Receives chunks into one buffer."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self.file = bytearray(nbytes)
+
+    def place(self, frame: Frame) -> memoryview:
+        return memoryview(self.file)[: frame.size]
+
+
+async def test_what_is_diverted_goes_on_in_the_other_place() -> None:
+    raw, sock = pair_of_sockets()
+    place = Filed(1000)
+    at(sock, place)
+    payload = random.Random(3).randbytes(1000)
+    raw.send(frame_of(payload).header + payload[:400])
+    await until(lambda: bytes(place.file[:400]) == payload[:400])
+    aside = bytearray(1000)
+    place.stream.divert(memoryview(aside))
+    place.file[:] = bytes(1000)
+    raw.send(payload[400:] + frame_of(b"next").header + b"next")
+    await until(lambda: len(place.came) == 2)
+    assert place.file == b"next" + bytes(996)
+    assert (aside[:400], aside[400:]) == (bytes(400), payload[400:])
+    assert place.came[1][1] == b"next"
+    place.stream.close()
+    raw.close()
+
+
+# -- ends ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_frame_over_its_cap_ends_the_link_before_any_memory_is_taken(tls: ServerTls | None) -> None:
+    async with connected(tls) as (there, here):
+        sender, strict = at(there, Place()), at(here, Place(cap_bytes=100))
+        sender.give(frame_of(bytes(100)), frame_of(bytes(101)), frame_of(b"never"))
+        await until(lambda: strict.ends and sender.ends)
+        assert [len(payload) for _, payload in strict.came] == [100]
+        assert isinstance(strict.ends[0], ProtocolError)
+        assert isinstance(sender.ends[0], OSError)
+        assert len(strict.ends) == len(sender.ends) == 1
+
+
+async def test_a_fault_of_who_receives_ends_the_link() -> None:
+    class Choosy(Place):
+        def received(self, frame: Frame, payload: memoryview) -> None:
+            raise ProtocolError("not this")
+
+    raw, sock = pair_of_sockets()
+    place = at(sock, Choosy())
+    raw.send(frame_of(b"x").header + b"x")
+    await until(lambda: place.ends)
+    assert isinstance(place.ends[0], ProtocolError)
+    raw.close()
+
+
+async def test_the_other_sides_end_is_heard_once_and_nothing_is_sent_any_more(tls: ServerTls | None) -> None:
+    async with linked(tls) as (one, two):
+        two.stream.close()
+        await until(lambda: one.ends)
+        one.give(frame_of(b"late"))
+        one.stream.close()
+        await asyncio.sleep(0.01)
+        assert len(one.ends) == len(two.ends) == 1
+        assert isinstance(one.ends[0], OSError)
+        assert two.ends == [None]
+        assert len(one.outbox) == 1
+
+
+# -- turns ---------------------------------------------------------------------------------------------------
+
+
+async def test_links_take_turns_chunk_by_chunk() -> None:
+    order: list[str] = []
+    places: list[Place] = []
+    for name in ("a", "b", "c"):
+        here, there = pair_of_sockets()
+        at(there, Place())
+        source = at(here, Place())
+        source.outbox.extend(frame_of(bytes(1000), sent=lambda name=name: order.append(name)) for _ in range(20))  # type: ignore[misc]
+        places.append(source)
+    for source in places:
+        source.stream.wake()
+    await until(lambda: len(order) == 60)
+    assert max(len(list(run)) for _, run in itertools.groupby(order)) == 1
+    for source in places:
+        source.stream.close()
+
+
+async def test_notes_do_not_cost_a_turn() -> None:
+    order: list[str] = []
+    here, there = pair_of_sockets()
+    other = at(there, Place())
+    source = at(here, Place())
+    notes = [frame_of(b"note", type_=NOTE) for _ in range(10)]
+    source.give(*notes, frame_of(b"chunk", sent=lambda: order.append("chunk")))
+    await until(lambda: order)
+    assert source.stream.sent_bytes == 11 * HEADER.size + 45
+    await until(lambda: len(other.came) == 11)
+    source.stream.close()
+    other.stream.close()
+
+
+# -- opening -------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_there() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(PeerUnreachable, match="cannot be reached for a stream"):
+            await open_stream(Address(host="127.0.0.1", port=bound.getsockname()[1]))
+
+
+async def test_a_stream_is_opened_to_the_named_certificate_alone(certificate: ServerTls) -> None:
+    server = NodeServer([], dict, tls=certificate.context, on_stream=lambda incoming: asyncio.sleep(0))
+    port = await server.start("127.0.0.1", 0)
+    try:
+        with pytest.raises(PeerUnreachable, match="is not the one that was named"):
+            await open_stream(Address(host="127.0.0.1", port=port, fingerprint=b"f" * 32))
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("said", [b"\0echo-strean\n", PREAMBLE + b"no TLS at all" * 10])
+async def test_what_is_neither_http_nor_a_stream_is_closed_and_counted(certificate: ServerTls, said: bytes) -> None:
+    server = NodeServer([], dict, tls=certificate.context, on_stream=lambda incoming: asyncio.sleep(0))
+    port = await server.start("127.0.0.1", 0)
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        try:
+            await reader.read()
+        except ConnectionResetError:
+            pass
+        await until(lambda: server.refused() == {"handshake": 1})
+        writer.close()
+    finally:
+        await server.stop()
+
+
+# -- pace ----------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A loop of which Pace knows no more than the time."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (max(when, self.now), next(self._order), call))
+
+    def run_until(self, end: float) -> None:
+        while self._due and self._due[0][0] <= end:
+            self.now, _, call = heapq.heappop(self._due)
+            call()
+        self.now = end
+
+
+class Link:
+    """Has always something to send: one chunk in each turn of the loop."""
+
+    def __init__(self, pace: Pace, clock: Clock, nbytes: int) -> None:
+        self._pace, self._clock, self._nbytes = pace, clock, nbytes
+        self.sent_bytes = 0
+
+    def wake(self) -> None:
+        self._clock.call_at(self._clock.now, self._send)
+
+    def _send(self) -> None:
+        if self._pace.admits(self.wake):
+            self._pace.took(self._nbytes)
+            self.sent_bytes += self._nbytes
+            self.wake()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("swarm.stream.asyncio.get_running_loop", lambda: clock)
+    return clock
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e5, 1.25e6, 1e8])
+def test_a_pace_keeps_its_rate_on_the_line_and_shares_it_alike(clock: Clock, bytes_per_s: float) -> None:
+    pace = Pace(bytes_per_s)
+    links = [Link(pace, clock, 16_384) for _ in range(4)]
+    for link in links:
+        link.wake()
+    clock.run_until(1010.0)
+    of_payload = bytes_per_s / Pace.OVERHEAD
+    burst = max(Pace.LEAST_BURST_BYTES, Pace.BURST_S * of_payload)
+    assert 10 * of_payload <= pace.total_bytes <= 10 * of_payload + burst + 16_384
+    shares = [link.sent_bytes for link in links]
+    assert max(shares) - min(shares) <= burst + 16_384
+
+
+def test_an_idle_hour_saves_up_no_more_than_a_burst(clock: Clock) -> None:
+    pace = Pace(1e6)
+    link = Link(pace, clock, 1448)
+    clock.run_until(4600.0)
+    link.wake()
+    clock.run_until(4601.0)
+    assert pace.total_bytes <= 1e6 / Pace.OVERHEAD + Pace.LEAST_BURST_BYTES + 1448
+
+
+def test_without_a_cap_everything_flows_and_is_counted(clock: Clock) -> None:
+    pace = Pace(None)
+    assert pace.admits(lambda: None)
+    pace.took(10**12)
+    assert pace.admits(lambda: None)
+    assert pace.total_bytes == 10**12
+
+
+def test_who_came_first_goes_first(clock: Clock) -> None:
+    pace = Pace(1e6)
+    pace.took(10**6)
+    turns: deque[str] = deque()
+    for name in "abc":
+        assert not pace.admits(lambda name=name: turns.append(name))  # type: ignore[misc]
+    clock.run_until(1010.0)
+    assert list(turns) == ["a", "b", "c"]
+
+
+async def test_flow_takes_its_time() -> None:
+    pace = Pace(10e6)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await asyncio.gather(*(pace.flow(100_000) for _ in range(20)))
+    assert pace.total_bytes == 2_000_000
+    burst = max(Pace.LEAST_BURST_BYTES, Pace.BURST_S * 10e6)
+    assert loop.time() - began >= (2_000_000 - burst - 100_000) / 10e6 - 0.002
+
+
+@pytest.mark.parametrize("direction", ["upload", "download"])
+async def test_a_capped_link_loses_nothing_and_stands_in_line_once(tls: ServerTls | None, direction: str) -> None:
+    """At 60 MB/s a burst is larger than what is read in one turn."""
+    pace = Pace(60e6)
+    sizes = [16_384] * 600
+    draw = random.Random(5)
+    sent = [draw.randbytes(size) for size in sizes]
+    longest = 0
+    async with connected(tls) as (there, here):
+        source = at(there, Place(), **({"upload": pace} if direction == "upload" else {}))
+        sink = at(here, Place(), **({"download": pace} if direction == "download" else {}))
+        began = asyncio.get_running_loop().time()
+        source.give(*map(frame_of, sent))
+
+        def done() -> bool:
+            nonlocal longest
+            longest = max(longest, len(pace._waiting))
+            return len(sink.came) == len(sent)
+
+        await until(done, pause_s=0)
+        took_s = asyncio.get_running_loop().time() - began
+        assert [payload for _, payload in sink.came] == sent
+        assert took_s >= (sum(sizes) - Pace.BURST_S * 60e6 - 300_000) / 60e6
+        assert longest <= 1
+        source.stream.close()
+        sink.stream.close()
