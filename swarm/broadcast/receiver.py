@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from swarm.broadcast.announcements import Announced, Announcements
 from swarm.broadcast.basemodel import BaseModel
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.links import Station
@@ -34,7 +35,6 @@ from swarm.broadcast.planning import routes_in
 from swarm.broadcast.relay import Relay
 from swarm.broadcast.roster import Roster, Routing, whom_to_dial
 from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
-from swarm.broadcast.tables import MOST_PARTS, TableParts
 from swarm.broadcast.transfers import (
     HEAD,
     MAX_ACTIVE,
@@ -54,7 +54,7 @@ from swarm.stream import Frame, Incoming
 from swarm.types import Address, NodeId, VersionId
 from swarm.wire import decode
 
-MAX_ANNOUNCED = 16
+MAX_WAITING = 16
 """Announcements that wait to be opened; more are dropped, and the newest comes again with the next link."""
 
 PATIENCE_S = 10.0
@@ -69,23 +69,7 @@ FETCH_S = 60.0
 MAX_TIMES = 16
 """Versions whose times `status` shows."""
 
-
-TABLE_S = 2.0
-"""A table that is not complete so long after its head is asked for: a relay may have died with a part of it."""
-
-
-class _Announced:
-    """A head, and the parts of its table."""
-
-    def __init__(self, sealed: bytes, head: Head) -> None:
-        self.sealed = sealed
-        self.head = head
-        self.parts = TableParts(head.table_bytes)
-        self.timer: asyncio.TimerHandle | None = None
-
-    def cancel(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+T = TypeVar("T")
 
 
 class OtherModel(EchoError):
@@ -120,10 +104,9 @@ class Receiver:
             on_fault=self._leave,
         )
         self._links = station.links(self._transfers.open_link, self._admits)
-        self._heads: dict[VersionId, _Announced] = {}
+        self._announcements = Announcements(self._queue)
         self._routes: dict[VersionId, Routes] = {}
-        self._early_parts: dict[VersionId, list[tuple[NodeId, Frame, bytes]]] = {}
-        self._announced: asyncio.Queue[_Announced] = asyncio.Queue(maxsize=MAX_ANNOUNCED)
+        self._announced: asyncio.Queue[Announced] = asyncio.Queue(maxsize=MAX_WAITING)
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
@@ -148,8 +131,7 @@ class Receiver:
                 group.create_task(self._keep_up())
         finally:
             await self._links.close()
-            for announced in self._heads.values():
-                announced.cancel()
+            self._announcements.close()
             for version in list(self._transfers.active):
                 self._transfers.close(version)
 
@@ -222,13 +204,8 @@ class Receiver:
             self._take_routes(frame.version, decode(payload, Routing, cap_bytes=ROUTES_BYTES))
         elif frame.type == HEAD:
             head = open_head(payload, self._learner_key)
-            if self._target is None or head.version > self._target.head.version:
-                self._heads[head.version] = announced = _Announced(payload, head)
-                announced.timer = asyncio.get_running_loop().call_later(TABLE_S, self._queue, announced)
-                while len(self._heads) > MAX_ACTIVE:
-                    self._heads.pop(min(self._heads)).cancel()
-                for part in self._early_parts.pop(head.version, []):
-                    self._take_part(*part)
+            if self._is_news(head.version):
+                self._announcements.take_head(payload, head)
 
     def _take_routes(self, version: VersionId, routing: Routing) -> None:
         """This node's place in the trees of a version, before or while it is under way."""
@@ -248,24 +225,16 @@ class Receiver:
             self._transfers.stir()
 
     def _take_part(self, node: NodeId, frame: Frame, payload: bytes) -> None:
-        """Pass a part on if the learner says so, and keep it; one may overtake the head."""
+        """Pass a part on if the learner says so, and keep it."""
         if frame.kind == Kind.FRESH and node == self._station.learner()[0]:
             for peer, link in self._transfers.links.items():
                 if peer != node:
                     link.send(TABLE, frame.version, payload, index=frame.index)
-        if (announced := self._heads.get(frame.version)) is None:
-            early = self._early_parts.setdefault(frame.version, [])
-            if len(early) < MOST_PARTS:
-                early.append((node, frame, payload))
-            while len(self._early_parts) > MAX_ACTIVE:
-                del self._early_parts[min(self._early_parts)]
-        elif announced.parts.put(frame.index, payload, node) and announced.parts.whole() is not None:
-            self._queue(announced)
+        if self._is_news(frame.version):
+            self._announcements.take_part(frame.version, frame.index, payload, node)
 
-    def _queue(self, announced: _Announced) -> None:
-        """Have a version opened: its table is here, or does not come by itself."""
-        announced.cancel()
-        if self._heads.pop(announced.head.version, None) is not None and not self._announced.full():
+    def _queue(self, announced: Announced) -> None:
+        if not self._announced.full():
             self._announced.put_nowait(announced)
 
     def _take_roster(self, roster: Roster) -> None:
@@ -294,9 +263,9 @@ class Receiver:
             except (ProtocolError, PeerUnreachable) as fault:
                 self._say(f"version {announced.head.version} was announced and cannot be taken: {fault}")
 
-    async def _open(self, announced: _Announced) -> None:
+    async def _open(self, announced: Announced) -> None:
         head = announced.head
-        if self._target is not None and head.version <= self._target.head.version:
+        if not self._is_news(head.version):
             return
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
@@ -319,7 +288,7 @@ class Receiver:
         leaf = self._is_leaf(self._station.me)
         return Relay(learner, count, held.table.chunk_bytes, leaf=leaf, now=time.monotonic(), have=have)
 
-    async def _table(self, announced: _Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
+    async def _table(self, announced: Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
         """The table as it came in parts; if that is not the signed one, as the learner or a peer has it."""
         head, layout = announced.head, store.layout
         assert layout is not None
@@ -328,18 +297,23 @@ class Receiver:
                 return data, await asyncio.to_thread(open_table, data, head, layout)
             except ProtocolError:
                 self._transfers.rejected["table"] += 1
-        path = f"/v1/objects/{head.table_digest.hex()}"
+        data, table = await self._object(
+            head.table_digest, head.table_bytes, lambda data: open_table(data, head, layout), "its chunk table"
+        )
+        for liar in announced.parts.liars(data):
+            if (link := self._transfers.links.get(liar)) is not None:
+                self._transfers.reject(link, "table")
+        return data, table
+
+    async def _object(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
+        """An object from whoever gives the right one, and what `read` makes of it. PeerUnreachable if nobody does."""
         for peer in [*self._sources(), *self._learner()]:
             try:
-                data = await peer.get(path, cap_bytes=head.table_bytes, timeout_s=FETCH_S)
-                table = await asyncio.to_thread(open_table, data, head, layout)
+                data = await peer.get(f"/v1/objects/{digest.hex()}", cap_bytes=cap_bytes, timeout_s=FETCH_S)
+                return data, await asyncio.to_thread(read, data)
             except (PeerUnreachable, ProtocolError):
                 continue
-            for liar in announced.parts.liars(data):
-                if (link := self._transfers.links.get(liar)) is not None:
-                    self._transfers.reject(link, "table")
-            return data, table
-        raise PeerUnreachable("nobody gives its chunk table")
+        raise PeerUnreachable(f"nobody gives {name}")
 
     async def _with_layout(self, head: Head) -> VersionStore:
         """The store with the head's layout, fetched if it is not here. OtherModel if there was another one."""
@@ -348,16 +322,9 @@ class Receiver:
             return self.store
         if self.store.layout is not None and self._target is not None:
             raise OtherModel("the learner now trains another model")
-        path, cap = f"/v1/objects/{head.layout_digest.hex()}", LAYOUT_BYTES
-        for peer in [*self._sources(), *self._learner()]:
-            try:
-                data = await peer.get(path, cap_bytes=cap, timeout_s=FETCH_S)
-                layout = await asyncio.to_thread(open_layout, data, head)
-                break
-            except (PeerUnreachable, ProtocolError):
-                continue
-        else:
-            raise PeerUnreachable("nobody gives the layout of the model")
+        data, layout = await self._object(
+            head.layout_digest, LAYOUT_BYTES, lambda data: open_layout(data, head), "the layout of the model"
+        )
         if self.weights is not None:
             self.weights.close()
             self.weights = None
@@ -480,6 +447,9 @@ class Receiver:
         self._news.set()
         async with self._changed:
             self._changed.notify_all()
+
+    def _is_news(self, version: VersionId) -> bool:
+        return self._target is None or version > self._target.head.version
 
     def _is_behind(self) -> bool:
         return self._target is not None and self.version != self._target.head.version

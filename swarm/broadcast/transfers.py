@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broadcast.manifest import MAX_CHUNK_BYTES, TABLE_BYTES
+from swarm.broadcast.manifest import MAX_CHUNK_BYTES
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
 from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.tables import PART_BYTES
 from swarm.errors import ProtocolError
 from swarm.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
@@ -36,7 +37,7 @@ CAPS = {
     NOTE: NOTE_BYTES,
     CHUNK: MAX_CHUNK_BYTES,
     HEAD: HEAD_FRAME_BYTES,
-    TABLE: TABLE_BYTES,
+    TABLE: PART_BYTES,
     ROSTER: ROSTER_BYTES,
     ROUTES: ROUTES_BYTES,
 }
