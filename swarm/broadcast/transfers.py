@@ -30,8 +30,11 @@ NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
 
 NOTE_BYTES = MAX_BITMAP_BYTES + 1024
 HEAD_FRAME_BYTES = 1024
-ROSTER_BYTES = 64 * 1024
-ROUTES_BYTES = 64 * 1024
+ROSTER_BYTES = 512 * 1024
+"""256 members of 2 KiB: four addresses with names of the full length."""
+
+ROUTES_BYTES = 512 * 1024
+"""255 children in each of 16 stripes, at 66 bytes, are 270 KB."""
 
 CAPS = {
     NOTE: NOTE_BYTES,
