@@ -10,7 +10,7 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 from typing import Annotated
@@ -105,6 +105,11 @@ class Links:
     def end(self, node: NodeId) -> None:
         if (stream := self._streams.get(node)) is not None:
             stream.close()
+
+    def end_others(self, wanted: Collection[NodeId]) -> None:
+        """End the links to all nodes but these."""
+        for node in [n for n in self._streams if n not in wanted]:
+            self.end(node)
 
     async def close(self) -> None:
         """End all links. One whose hello is still being read is ended as soon as it begins."""

@@ -66,6 +66,12 @@ RETRY_S = 1.0
 FETCH_S = 60.0
 """Time limit for the layout: 32 MiB at 4.5 Mbit/s."""
 
+LISTED_S = 2.0
+"""How long a version waits for the roster that says whether this node is a public: it comes before, but for faults."""
+
+DROPPED_S = 5.0
+"""Links to nodes that left the roster live on for so long: a learner that was restarted lists them again by then."""
+
 MAX_TIMES = 16
 """Versions whose times `status` shows."""
 
@@ -96,6 +102,8 @@ class Receiver:
         self._base = base
         self._pool = pool
         self._roster = Roster(members=())
+        self._listed = asyncio.Event()
+        self._parting: asyncio.TimerHandle | None = None
         self._transfers = Transfers(
             is_leaf=self._is_leaf,
             on_frame=self._on_frame,
@@ -132,6 +140,8 @@ class Receiver:
         finally:
             await self._links.close()
             self._announcements.close()
+            if self._parting is not None:
+                self._parting.cancel()
             for version in list(self._transfers.active):
                 self._transfers.close(version)
 
@@ -244,6 +254,27 @@ class Receiver:
         for node, addresses in whom_to_dial(self._station.me, roster).items():
             wanted[node] = lambda addresses=addresses: list(addresses)  # type: ignore[misc]
         self._links.dial(wanted)
+        if self._admits(self._station.me):
+            self._listed.set()
+        else:
+            self._listed.clear()
+        if self._parting is None:
+            self._parting = asyncio.get_running_loop().call_later(DROPPED_S, self._part)
+
+    def _part(self) -> None:
+        """End the links to those who take part no more."""
+        self._parting = None
+        learner, _ = self._station.learner()
+        self._links.end_others({learner, *(NodeId(member.node) for member in self._roster.members)})
+
+    async def _is_leaf_itself(self) -> bool:
+        """As the learner sees it, who may say so in a moment; else a leaf, which promises least."""
+        try:
+            async with asyncio.timeout(LISTED_S):
+                await self._listed.wait()
+        except TimeoutError:
+            return True
+        return self._is_leaf(self._station.me)
 
     def _is_leaf(self, node: NodeId) -> bool:
         return next((member.is_leaf for member in self._roster.members if member.node == node), False)
@@ -270,22 +301,22 @@ class Receiver:
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
         held = await asyncio.to_thread(store.begin, announced.sealed, head, table_bytes, table)
+        leaf = await self._is_leaf_itself()
         self._target = held
         self._note_time(head.version, "announced_s")
         self._retire(held)
         if self._is_within_reach(held):
-            self._transfers.open(held, self._courier(held))
+            self._transfers.open(held, self._courier(held, leaf=leaf))
             if held.chunks.complete:
                 self._note_time(head.version, "complete_s")
         await self._tell()
 
-    def _courier(self, held: HeldVersion) -> Courier:
+    def _courier(self, held: HeldVersion, *, leaf: bool) -> Courier:
         """This node's part: in the trees if the learner gave it a place there, else in the mesh."""
         learner, _ = self._station.learner()
         count, have = len(held.chunks.spans), held.chunks.have()
         if (routes := self._routes.get(held.head.version)) is not None:
             return TreeCourier(count=count, learner=learner, routes=routes, held=have, random=self._station.random)
-        leaf = self._is_leaf(self._station.me)
         return Relay(learner, count, held.table.chunk_bytes, leaf=leaf, now=time.monotonic(), have=have)
 
     async def _table(self, announced: Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
 import pytest
 
+from swarm.auth import ServerSessions
+from swarm.broadcast import receiver as receiver_module
+from swarm.broadcast.basemodel import BaseModel
 from swarm.broadcast.forest import PeerProfile
+from swarm.broadcast.links import NO_VERSION, Station
 from swarm.broadcast.manifest import TABLE_BYTES
 from swarm.broadcast.planner import Routes, Scheme
 from swarm.broadcast.planning import Planning, routing_of
+from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.relay import Relay
 from swarm.broadcast.roster import ADDRESSES, MAX_MEMBERS, Member, Roster, Routing
+from swarm.broadcast.store import HeldVersion
 from swarm.broadcast.tables import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
-from swarm.broadcast.transfers import CAPS, ROSTER_BYTES, ROUTES_BYTES, TABLE
+from swarm.broadcast.transfers import CAPS, HEAD, ROSTER, ROSTER_BYTES, ROUTES_BYTES, TABLE
+from swarm.errors import PeerUnreachable
+from swarm.http import PeerClient
+from swarm.stream import Frame, Pace
 from swarm.types import Address, NodeId
 from swarm.wire import decode, encode
-from tests.builders import ALICE, BOB, v
+from tests.builders import ALICE, BOB, KEY, OTHER_KEY, v
+from tests.publishers import Publisher, receiver_store
 
 
 def test_a_part_of_the_largest_table_fits_into_its_frame() -> None:
@@ -89,3 +106,114 @@ def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame()
     routes = Routes(parents=(None,) * 16, children=(children,) * 16)
     routing = decode(encode(routing_of(routes)), Routing, cap_bytes=ROUTES_BYTES)
     assert {len(row) for row in routing.children} == {MAX_MEMBERS}
+
+
+# -- a receiver that hears a learner --------------------------------------------------------------------------
+
+HERE = Address(host="127.0.0.1", port=1)
+
+
+def _nobody(node: NodeId, address: Address) -> PeerClient:
+    raise PeerUnreachable("there is nobody else")
+
+
+class Hearer:
+    """A receiver, and what its learner says to it."""
+
+    def __init__(self, directory: Path, base: BaseModel | None = None) -> None:
+        receiver_store(directory)
+        station = Station(
+            me=OTHER_KEY.node_id,
+            sessions=ServerSessions(OTHER_KEY, b""),
+            peer_at=_nobody,
+            learner=lambda: (KEY.node_id, []),
+            public_at=lambda node: [],
+            uplink_of=lambda node: 0.0,
+            upload=Pace(None),
+            download=Pace(None),
+            random=Random(1),
+        )
+        self.pool = ThreadPoolExecutor(2)
+        self.receiver = Receiver(directory, KEY.public_bytes, station, pool=self.pool, say=lambda line: None, base=base)
+
+    def announce(self, held: HeldVersion) -> None:
+        version, table = held.head.version, held.table_bytes
+        self._say(Frame(HEAD, 0, version), held.sealed_head)
+        for index, span in enumerate(parts_of(len(table))):
+            self._say(Frame(TABLE, 0, version, index=index), table[span.start : span.start + span.nbytes])
+
+    def list(self, *members: Member) -> None:
+        self._say(Frame(ROSTER, 0, NO_VERSION), encode(Roster(members=members)))
+
+    def _say(self, frame: Frame, payload: bytes) -> None:
+        self.receiver._on_frame(KEY.node_id, frame, payload)
+
+    def part_in(self, held: HeldVersion) -> Relay | None:
+        transfer = self.receiver._transfers.active.get(held.head.version)
+        courier = transfer.courier if transfer is not None else None
+        assert courier is None or isinstance(courier, Relay)
+        return courier
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+async def running(hearer: Hearer) -> AsyncIterator[Hearer]:
+    task = asyncio.create_task(hearer.receiver.run())
+    await until(lambda: hearer.receiver.weights is not None)
+    yield hearer
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    hearer.pool.shutdown()
+
+
+@pytest.fixture
+async def hearer(tmp_path: Path) -> AsyncIterator[Hearer]:
+    async for found in running(Hearer(tmp_path / "receiver")):
+        yield found
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> HeldVersion:
+    return Publisher(tmp_path / "learner").publish(0)
+
+
+@pytest.mark.parametrize("addresses", [(), (HERE,)], ids=["leaf", "public"])
+async def test_a_version_waits_for_the_roster(
+    hearer: Hearer, first: HeldVersion, addresses: tuple[Address, ...]
+) -> None:
+    hearer.announce(first)
+    hearer.list(Member(node=ALICE))
+    await asyncio.sleep(0.1)
+    assert hearer.part_in(first) is None
+    hearer.list(Member(node=ALICE), Member(node=OTHER_KEY.node_id, addresses=addresses))
+    await until(lambda: hearer.part_in(first))
+    courier = hearer.part_in(first)
+    assert courier is not None
+    assert courier._leaf is not bool(addresses)
+
+
+async def test_a_node_that_nobody_lists_takes_part_as_a_leaf(
+    hearer: Hearer, first: HeldVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_module, "LISTED_S", 0.1)
+    hearer.announce(first)
+    await until(lambda: hearer.part_in(first))
+    courier = hearer.part_in(first)
+    assert courier is not None
+    assert courier._leaf
+
+
+async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
+    hearer: Hearer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_module, "DROPPED_S", 0.05)
+    ended: list[set[NodeId]] = []
+    monkeypatch.setattr(hearer.receiver._links, "end_others", lambda wanted: ended.append(set(wanted)))
+    hearer.list(Member(node=ALICE), Member(node=BOB))
+    hearer.list(Member(node=BOB))
+    await until(lambda: ended)
+    assert ended == [{KEY.node_id, BOB}]
