@@ -45,13 +45,14 @@ MAX_SHOWN = 8
 
 @dataclass(slots=True, kw_only=True)
 class Spreading:
-    """How one version spreads. Times in seconds since it was announced, by receiver."""
+    """How one version spreads. Times in seconds since it was announced, by receiver; `sent_bytes` once it is over."""
 
     raw_bytes: int
     encoded_bytes: int
     codecs: dict[str, int]
     announced_at: float
     complete_s: dict[NodeId, float] = field(default_factory=dict)
+    sent_bytes: int = 0
 
 
 class BroadcastService:
@@ -218,9 +219,14 @@ class BroadcastService:
         """Deal no more of the versions that everybody has, or that nobody needs now."""
         for version in list(self._transfers.active):
             if self._is_delivered(version) or not needs_base(newer.table):
-                self._transfers.close(version)
+                self._close(version)
         while len(self._transfers.active) >= MAX_ACTIVE:
-            self._transfers.close(min(self._transfers.active))
+            self._close(min(self._transfers.active))
+
+    def _close(self, version: VersionId) -> None:
+        if (spreading := self._spreading.get(version)) is not None:
+            spreading.sent_bytes = self._transfers.active[version].sent_bytes
+        self._transfers.close(version)
 
     def _is_delivered(self, version: VersionId) -> bool:
         """Everybody who is linked has said that it holds the version."""
@@ -306,6 +312,7 @@ class BroadcastService:
         return {
             "raw_bytes": spreading.raw_bytes,
             "encoded_bytes": spreading.encoded_bytes,
+            "sent_bytes": transfer.sent_bytes if transfer is not None else spreading.sent_bytes,
             "codecs": spreading.codecs,
             "complete": len(spreading.complete_s),
             "last_complete_s": round(max(spreading.complete_s.values(), default=0.0), 4),

@@ -69,7 +69,7 @@ PEAK_DECAY = 0.998
 
 @dataclass(slots=True)
 class Transfer:
-    """One version under way at this node."""
+    """One version under way at this node. `sent_bytes` are those of its chunks that went out, with their frames."""
 
     held: HeldVersion
     courier: Courier
@@ -78,6 +78,7 @@ class Transfer:
     receiving: dict[int, Link] = field(default_factory=dict)
     completed_at: float | None = None
     refetched: int = 0
+    sent_bytes: int = 0
 
 
 class Transfers:
@@ -344,6 +345,7 @@ class Link:
         header = Frame(CHUNK, len(payload), version, int(send.kind), send.index, via).pack()
 
         def sent() -> None:
+            transfer.sent_bytes += len(header) + len(payload)
             transfer.courier.sent(self.node, send, now=time.monotonic())
             self._transfers.stir()
 
