@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swarm.broadcast.announcements import Announced, Announcements
-from swarm.broadcast.basemodel import BaseModel
+from swarm.broadcast.basemodel import BaseModel, begin_from_base
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.links import Station
 from swarm.broadcast.manifest import (
@@ -302,14 +302,29 @@ class Receiver:
         table_bytes, table = await self._table(announced, store)
         held = await asyncio.to_thread(store.begin, announced.sealed, head, table_bytes, table)
         leaf = await self._is_leaf_itself()
+        from_base = await self._take_from_base(held)
         self._target = held
         self._note_time(head.version, "announced_s")
         self._retire(held)
-        if self._is_within_reach(held):
+        if self.version == head.version:
+            self._note_time(head.version, "complete_s")
+        if self._is_within_reach(held) and not from_base:
             self._transfers.open(held, self._courier(held, leaf=leaf))
             if held.chunks.complete:
                 self._note_time(head.version, "complete_s")
         await self._tell()
+
+    async def _take_from_base(self, held: HeldVersion) -> bool:
+        """Put what the local base model has of this node's first version. True if the rest, which is less than half, is
+        better asked for by regions than streamed; a node that others in the trees depend on is streamed all."""
+        assert self.weights is not None
+        if self._base is None or self.weights.last_whole is not None or self._transfers.active:
+            return False
+        async with self._steady:
+            left = await asyncio.to_thread(begin_from_base, self._base, self.weights, held)
+        self._say(f"{self._base.directory} has all but {left / 1e6:.1f} MB of version {held.head.version}")
+        routes = self._routes.get(held.head.version)
+        return 2 * left < self.weights.layout.total_bytes and not (routes is not None and any(routes.children))
 
     def _courier(self, held: HeldVersion, *, leaf: bool) -> Courier:
         """This node's part: in the trees if the learner gave it a place there, else in the mesh."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
@@ -29,8 +30,9 @@ from swarm.http import PeerClient
 from swarm.stream import Frame, Pace
 from swarm.types import Address, NodeId
 from swarm.wire import decode, encode
-from tests.builders import ALICE, BOB, KEY, OTHER_KEY, v
+from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
 from tests.publishers import Publisher, receiver_store
+from tests.unit.test_basemodel import save
 
 
 def test_a_part_of_the_largest_table_fits_into_its_frame() -> None:
@@ -161,18 +163,21 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+@asynccontextmanager
 async def running(hearer: Hearer) -> AsyncIterator[Hearer]:
     task = asyncio.create_task(hearer.receiver.run())
     await until(lambda: hearer.receiver.weights is not None)
-    yield hearer
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    hearer.pool.shutdown()
+    try:
+        yield hearer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        hearer.pool.shutdown()
 
 
 @pytest.fixture
 async def hearer(tmp_path: Path) -> AsyncIterator[Hearer]:
-    async for found in running(Hearer(tmp_path / "receiver")):
+    async with running(Hearer(tmp_path / "receiver")) as found:
         yield found
 
 
@@ -217,3 +222,53 @@ async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
     hearer.list(Member(node=BOB))
     await until(lambda: ended)
     assert ended == [{KEY.node_id, BOB}]
+
+
+# -- a base model ---------------------------------------------------------------------------------------------
+
+
+async def with_base(tmp_path: Path, publisher: Publisher, *, wrong: slice) -> tuple[Hearer, HeldVersion]:
+    first = publisher.publish(0)
+    content = bytearray(publisher.history[v(0)])
+    content[wrong] = bytes(byte ^ 1 for byte in content[wrong])
+    base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, bytes(content)))
+    return Hearer(tmp_path / "receiver", base), first
+
+
+LISTED = Member(node=OTHER_KEY.node_id)
+
+
+async def test_a_first_version_that_the_base_model_has_is_not_waited_for(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "learner")
+    found, first = await with_base(tmp_path, publisher, wrong=slice(0, 0))
+    async with running(found) as hearer:
+        hearer.list(LISTED)
+        hearer.announce(first)
+        assert (await hearer.receiver.installed(None)).head.version == v(0)
+        assert hearer.part_in(first) is None
+        assert hearer.receiver.weights is not None
+        assert hearer.receiver.weights.path.read_bytes() == publisher.history[v(0)]
+        second = publisher.publish(1)
+        hearer.announce(second)
+        await until(lambda: hearer.part_in(second))
+
+
+async def test_little_that_is_not_in_the_base_model_is_asked_for(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "learner")
+    found, first = await with_base(tmp_path, publisher, wrong=slice(70_000, 70_001))
+    async with running(found) as hearer:
+        hearer.list(LISTED)
+        hearer.announce(first)
+        weights = hearer.receiver.weights
+        assert weights is not None
+        await until(lambda: len(weights.lacking(first.table)) == 1 and hearer.receiver._behind_since is not None)
+        assert hearer.part_in(first) is None
+
+
+async def test_a_version_that_is_mostly_not_in_the_base_model_is_streamed(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "learner")
+    found, first = await with_base(tmp_path, publisher, wrong=slice(0, None, 1000))
+    async with running(found) as hearer:
+        hearer.list(LISTED)
+        hearer.announce(first)
+        await until(lambda: hearer.part_in(first))
