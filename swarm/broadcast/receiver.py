@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from swarm.broadcast.announcements import Announced, Announcements
 from swarm.broadcast.basemodel import BaseModel, begin_from_base
@@ -29,11 +29,12 @@ from swarm.broadcast.manifest import (
     open_layout,
     open_table,
 )
+from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import Courier, Kind
 from swarm.broadcast.planner import Routes
 from swarm.broadcast.planning import routes_in
 from swarm.broadcast.relay import Relay
-from swarm.broadcast.roster import Roster, Routing, whom_to_dial
+from swarm.broadcast.roster import Roster, Routing
 from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.transfers import (
     HEAD,
@@ -49,9 +50,8 @@ from swarm.broadcast.transfers import (
 from swarm.broadcast.tree import TreeCourier
 from swarm.broadcast.weights import WeightMap, open_weights
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
-from swarm.http import Peer
 from swarm.stream import Frame, Incoming
-from swarm.types import Address, NodeId, VersionId
+from swarm.types import NodeId, VersionId
 from swarm.wire import decode
 
 MAX_WAITING = 16
@@ -63,19 +63,8 @@ PATIENCE_S = 10.0
 RETRY_S = 1.0
 """Between two tries to catch up."""
 
-FETCH_S = 60.0
-"""Time limit for the layout: 32 MiB at 4.5 Mbit/s."""
-
-LISTED_S = 2.0
-"""How long a version waits for the roster that says whether this node is a public: it comes before, but for faults."""
-
-DROPPED_S = 5.0
-"""Links to nodes that left the roster live on for so long: a learner that was restarted lists them again by then."""
-
 MAX_TIMES = 16
 """Versions whose times `status` shows."""
-
-T = TypeVar("T")
 
 
 class OtherModel(EchoError):
@@ -101,17 +90,14 @@ class Receiver:
         self._say = say
         self._base = base
         self._pool = pool
-        self._roster = Roster(members=())
-        self._listed = asyncio.Event()
-        self._parting: asyncio.TimerHandle | None = None
         self._transfers = Transfers(
-            is_leaf=self._is_leaf,
+            is_leaf=lambda node: self._neighbours.is_leaf(node),
             on_frame=self._on_frame,
             on_link=lambda node, up: None,
             on_complete=self._on_complete,
             on_fault=self._leave,
         )
-        self._links = station.links(self._transfers.open_link, self._admits)
+        self._neighbours = Neighbours(station, self._transfers.open_link)
         self._announcements = Announcements(self._queue)
         self._routes: dict[VersionId, Routes] = {}
         self._announced: asyncio.Queue[Announced] = asyncio.Queue(maxsize=MAX_WAITING)
@@ -132,22 +118,19 @@ class Receiver:
             self.store = await asyncio.to_thread(VersionStore, self._directory, self._learner_key)
             if self.store.layout is not None:
                 self.weights = await asyncio.to_thread(open_weights, self.store)
-            learner, _ = self._station.learner()
-            self._links.dial({learner: lambda: self._station.learner()[1]})
+            self._neighbours.dial()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open_announced())
                 group.create_task(self._keep_up())
         finally:
-            await self._links.close()
+            await self._neighbours.close()
             self._announcements.close()
-            if self._parting is not None:
-                self._parting.cancel()
             for version in list(self._transfers.active):
                 self._transfers.close(version)
 
     async def accept(self, incoming: Incoming) -> None:
         """Take a stream that a peer opened."""
-        await self._links.accept(incoming)
+        await self._neighbours.links.accept(incoming)
 
     # -- what the roles ask ----------------------------------------------------------------------------------
 
@@ -209,7 +192,7 @@ class Receiver:
         elif node != self._station.learner()[0]:
             raise ProtocolError("only the learner announces")
         elif frame.type == ROSTER:
-            self._take_roster(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
+            self._neighbours.take_roster(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
         elif frame.type == ROUTES:
             self._take_routes(frame.version, decode(payload, Routing, cap_bytes=ROUTES_BYTES))
         elif frame.type == HEAD:
@@ -247,44 +230,9 @@ class Receiver:
         if not self._announced.full():
             self._announced.put_nowait(announced)
 
-    def _take_roster(self, roster: Roster) -> None:
-        self._roster = roster
-        learner, _ = self._station.learner()
-        wanted: dict[NodeId, Callable[[], list[Address]]] = {learner: lambda: self._station.learner()[1]}
-        for node, addresses in whom_to_dial(self._station.me, roster).items():
-            wanted[node] = lambda addresses=addresses: list(addresses)  # type: ignore[misc]
-        self._links.dial(wanted)
-        if self._admits(self._station.me):
-            self._listed.set()
-        else:
-            self._listed.clear()
-        if self._parting is None:
-            self._parting = asyncio.get_running_loop().call_later(DROPPED_S, self._part)
-
-    def _part(self) -> None:
-        """End the links to those who take part no more."""
-        self._parting = None
-        learner, _ = self._station.learner()
-        self._links.end_others({learner, *(NodeId(member.node) for member in self._roster.members)})
-
-    async def _is_leaf_itself(self) -> bool:
-        """As the learner sees it, who may say so in a moment; else a leaf, which promises least."""
-        try:
-            async with asyncio.timeout(LISTED_S):
-                await self._listed.wait()
-        except TimeoutError:
-            return True
-        return self._is_leaf(self._station.me)
-
-    def _is_leaf(self, node: NodeId) -> bool:
-        return next((member.is_leaf for member in self._roster.members if member.node == node), False)
-
-    def _admits(self, node: NodeId) -> bool:
-        return any(member.node == node for member in self._roster.members)
-
     def _leave(self, node: NodeId) -> None:
         self._say(f"node {node} sent wrong chunks again and again; having nothing to do with it for a while")
-        self._links.bar(node)
+        self._neighbours.links.bar(node)
 
     async def _open_announced(self) -> None:
         while True:
@@ -301,7 +249,7 @@ class Receiver:
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
         held = await asyncio.to_thread(store.begin, announced.sealed, head, table_bytes, table)
-        leaf = await self._is_leaf_itself()
+        leaf = await self._neighbours.is_leaf_itself()
         from_base = await self._take_from_base(held)
         self._target = held
         self._note_time(head.version, "announced_s")
@@ -343,23 +291,13 @@ class Receiver:
                 return data, await asyncio.to_thread(open_table, data, head, layout)
             except ProtocolError:
                 self._transfers.rejected["table"] += 1
-        data, table = await self._object(
+        data, table = await self._neighbours.fetch(
             head.table_digest, head.table_bytes, lambda data: open_table(data, head, layout), "its chunk table"
         )
         for liar in announced.parts.liars(data):
             if (link := self._transfers.links.get(liar)) is not None:
                 self._transfers.reject(link, "table")
         return data, table
-
-    async def _object(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
-        """An object from whoever gives the right one, and what `read` makes of it. PeerUnreachable if nobody does."""
-        for peer in [*self._sources(), *self._learner()]:
-            try:
-                data = await peer.get(f"/v1/objects/{digest.hex()}", cap_bytes=cap_bytes, timeout_s=FETCH_S)
-                return data, await asyncio.to_thread(read, data)
-            except (PeerUnreachable, ProtocolError):
-                continue
-        raise PeerUnreachable(f"nobody gives {name}")
 
     async def _with_layout(self, head: Head) -> VersionStore:
         """The store with the head's layout, fetched if it is not here. OtherModel if there was another one."""
@@ -368,7 +306,7 @@ class Receiver:
             return self.store
         if self.store.layout is not None and self._target is not None:
             raise OtherModel("the learner now trains another model")
-        data, layout = await self._object(
+        data, layout = await self._neighbours.fetch(
             head.layout_digest, LAYOUT_BYTES, lambda data: open_layout(data, head), "the layout of the model"
         )
         if self.weights is not None:
@@ -454,9 +392,9 @@ class Receiver:
         assert self._target is not None
         now = time.monotonic()
         self._behind_since = self._behind_since or now
-        sources = self._sources()
+        sources = self._neighbours.publics()
         patient = sources and now - self._behind_since < PATIENCE_S
-        learner = self._learner()
+        learner = self._neighbours.learner()
         try:
             async with self._steady:
                 await catch_up(
@@ -465,7 +403,7 @@ class Receiver:
                     self._target,
                     sources,
                     pool=self._pool,
-                    learner=learner[0] if learner and not patient else None,
+                    learner=None if patient else learner,
                     base=self._base,
                     meter=self._station.download.flow,
                 )
@@ -476,16 +414,6 @@ class Receiver:
                 self._say(f"cannot catch up with version {self._target.head.version} yet: {fault}")
             await asyncio.sleep(RETRY_S)
         await self._tell()
-
-    def _sources(self) -> list[Peer]:
-        """Publics to ask, in an order of chance."""
-        members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
-        self._station.random.shuffle(members)
-        return [self._station.peer_at(NodeId(m.node), m.addresses[0]) for m in members]
-
-    def _learner(self) -> list[Peer]:
-        node, addresses = self._station.learner()
-        return [self._station.peer_at(node, address) for address in addresses[:1]]
 
     # -- parts -----------------------------------------------------------------------------------------------
 

@@ -66,8 +66,8 @@ def weights_directory(state_dir: Path, swarm: str) -> Path:
 
 
 def open_base(name: str | None) -> BaseModel | None:
-    """The copy of the base model that the user named: a directory, or an id in the Hugging Face cache. UserError if there
-    is none. Blocking."""
+    """The copy of the base model that the user named: a directory, or an id in the Hugging Face cache. UserError if
+    there is none. Blocking."""
     return BaseModel(find_base(name)) if name is not None else None
 
 

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from swarm.auth import ServerSessions
-from swarm.broadcast import receiver as receiver_module
+from swarm.broadcast import neighbours
 from swarm.broadcast.basemodel import BaseModel
 from swarm.broadcast.forest import PeerProfile
 from swarm.broadcast.links import NO_VERSION, Station
@@ -204,7 +204,7 @@ async def test_a_version_waits_for_the_roster(
 async def test_a_node_that_nobody_lists_takes_part_as_a_leaf(
     hearer: Hearer, first: HeldVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_module, "LISTED_S", 0.1)
+    monkeypatch.setattr(neighbours, "LISTED_S", 0.1)
     hearer.announce(first)
     await until(lambda: hearer.part_in(first))
     courier = hearer.part_in(first)
@@ -215,9 +215,9 @@ async def test_a_node_that_nobody_lists_takes_part_as_a_leaf(
 async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
     hearer: Hearer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_module, "DROPPED_S", 0.05)
+    monkeypatch.setattr(neighbours, "DROPPED_S", 0.05)
     ended: list[set[NodeId]] = []
-    monkeypatch.setattr(hearer.receiver._links, "end_others", lambda wanted: ended.append(set(wanted)))
+    monkeypatch.setattr(hearer.receiver._neighbours.links, "end_others", lambda wanted: ended.append(set(wanted)))
     hearer.list(Member(node=ALICE), Member(node=BOB))
     hearer.list(Member(node=BOB))
     await until(lambda: ended)
