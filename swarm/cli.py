@@ -118,7 +118,10 @@ def join(
     lan: Lan = None,
     max_upload: MaxUpload = None,
     max_download: MaxDownload = None,
-    base: Annotated[Path | None, typer.Option(help="A copy of the base model: what matches is not fetched.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Directory or cached Hugging Face id of the base model: what matches is not fetched."),
+    ] = None,
     batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
     config: ConfigFile = None,

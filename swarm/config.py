@@ -103,7 +103,7 @@ class JoinConfig(BaseModel):
     max_upload: Mbit | None = None
     max_download: Mbit | None = None
     state_dir: Path | None = None
-    base: Path | None = None
+    base: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     device: str = "auto"
     engine: Literal["transformers", "scripted"] = "transformers"
     batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128

@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from swarm.broadcast.manifest import ITEM_BYTES, ChunkTable, Layout, Span, TensorSpec, tensor_spans
+from swarm.broadcast.store import SignedVersion
 from swarm.broadcast.weights import WeightMap
 from swarm.errors import ProtocolError, UserError
 from swarm.wire import digest
@@ -100,6 +101,17 @@ def take_from_base(base: BaseModel, weights: WeightMap, table: ChunkTable) -> in
             weights.put_region(index, "raw", content)
             spared += len(content)
     return spared
+
+
+def begin_from_base(base: BaseModel, weights: WeightMap, version: SignedVersion) -> int:
+    """Make as much of a version as the base model has; how many bytes are left. With none the map holds the version.
+    Blocking."""
+    weights.begin_fill(version)
+    take_from_base(base, weights, version.table)
+    lacking = weights.lacking(version.table)
+    if not lacking:
+        weights.finish()
+    return sum(weights.regions[index].nbytes for index in lacking)
 
 
 def find_base(name: str) -> Path:

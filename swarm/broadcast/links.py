@@ -10,8 +10,8 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from random import Random
 from typing import Annotated
 
@@ -66,6 +66,7 @@ class Links:
         upload: Pace,
         download: Pace,
         random: Random,
+        refused: Counter[str] | None = None,
     ) -> None:
         self._sessions = sessions
         self._peer_at = peer_at
@@ -79,7 +80,7 @@ class Links:
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._closed = False
         self._barred_until: dict[NodeId, float] = {}
-        self.refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter() if refused is None else refused
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -104,6 +105,11 @@ class Links:
     def end(self, node: NodeId) -> None:
         if (stream := self._streams.get(node)) is not None:
             stream.close()
+
+    def end_others(self, wanted: Collection[NodeId]) -> None:
+        """End the links to all nodes but these."""
+        for node in [n for n in self._streams if n not in wanted]:
+            self.end(node)
 
     async def close(self) -> None:
         """End all links. One whose hello is still being read is ended as soon as it begins."""
@@ -226,7 +232,8 @@ class Station:
     """What a node's network offers to its data plane.
 
     `learner` gives the learner's id and addresses, `public_at` the proven addresses of a public, none for a leaf,
-    `uplink_of` what a node says of its uplink in bytes a second, 0 if it says nothing.
+    `uplink_of` what a node says of its uplink in bytes a second, 0 if it says nothing. `refused` counts the streams
+    that were refused, for `status`.
     """
 
     me: NodeId
@@ -238,6 +245,7 @@ class Station:
     upload: Pace
     download: Pace
     random: Random
+    refused: Counter[str] = field(default_factory=Counter)
 
     def links(self, open_link: Callable[[NodeId, Stream], LinkEnd], admits: Callable[[NodeId], bool]) -> Links:
         return Links(
@@ -248,4 +256,5 @@ class Station:
             upload=self.upload,
             download=self.download,
             random=self.random,
+            refused=self.refused,
         )

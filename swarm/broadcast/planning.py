@@ -8,7 +8,7 @@ from dataclasses import replace
 from swarm.broadcast.forest import PeerProfile
 from swarm.broadcast.planner import MESH_PEERS, Plan, Routes, Scheme, chunk_bytes_of, plan_of, repaired
 from swarm.broadcast.relief import Relief
-from swarm.broadcast.roster import Member, Roster, Routing
+from swarm.broadcast.roster import MAX_MEMBERS, Member, Roster, Routing
 from swarm.types import NodeId
 
 RELIEF_S = 1.5
@@ -63,23 +63,27 @@ class Planning:
         return self.plan is not plan
 
     def rosters(self, members: Mapping[NodeId, Member]) -> dict[NodeId, Roster]:
-        """Whom each node is to be linked with: everybody in a small swarm, parents and children in a large one."""
-        if len(members) <= MESH_PEERS or self.plan is None:
-            everybody = Roster(members=tuple(members.values()))
-            return dict.fromkeys(members, everybody)
+        """Whom each node is to be linked with: everybody in a small swarm, parents and children in a large one, nobody
+        in a large one that has no plan yet. MAX_MEMBERS at most; a pair that does without its link complains."""
+        has_trees = self.plan is not None and bool(self.plan.trees)
+        if len(members) <= MESH_PEERS or (self.plan is not None and not has_trees):
+            everybody = Roster(members=tuple(members.values())[:MAX_MEMBERS])
+            # Of a mesh that has outgrown a roster, those beyond get chunks from the learner until the next plan.
+            beyond = {node: Roster(members=(members[node],)) for node in list(members)[MAX_MEMBERS:]}
+            return {**dict.fromkeys(members, everybody), **beyond}
         linked: dict[NodeId, dict[NodeId, None]] = {node: {node: None} for node in members}
-        for parent, child in sorted(self.plan.pairs()):
-            if parent in linked and child in linked:
+        for parent, child in sorted(self.plan.pairs() if self.plan is not None else ()):
+            if parent in linked and child in linked and max(len(linked[parent]), len(linked[child])) < MAX_MEMBERS:
                 linked[parent][child] = None
                 linked[child][parent] = None
         return {node: Roster(members=tuple(members[other] for other in known)) for node, known in linked.items()}
 
 
 def routing_of(routes: Routes) -> Routing:
-    """Routes as they travel."""
+    """Routes as they travel. Children beyond what a roster can name have no link to this node anyway."""
     return Routing(
         parents=tuple(parent or "" for parent in routes.parents),
-        children=routes.children,
+        children=tuple(children[:MAX_MEMBERS] for children in routes.children),
         chunks_per_s=routes.chunks_per_s,
     )
 

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from swarm.broadcast.basemodel import BaseModel
+from swarm.broadcast.announcements import Announced, Announcements
+from swarm.broadcast.basemodel import BaseModel, begin_from_base
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.links import Station
 from swarm.broadcast.manifest import (
@@ -28,13 +29,13 @@ from swarm.broadcast.manifest import (
     open_layout,
     open_table,
 )
+from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import Courier, Kind
 from swarm.broadcast.planner import Routes
 from swarm.broadcast.planning import routes_in
 from swarm.broadcast.relay import Relay
-from swarm.broadcast.roster import Roster, Routing, whom_to_dial
+from swarm.broadcast.roster import Roster, Routing
 from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
-from swarm.broadcast.tables import MOST_PARTS, TableParts
 from swarm.broadcast.transfers import (
     HEAD,
     MAX_ACTIVE,
@@ -49,12 +50,11 @@ from swarm.broadcast.transfers import (
 from swarm.broadcast.tree import TreeCourier
 from swarm.broadcast.weights import WeightMap, open_weights
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
-from swarm.http import Peer
 from swarm.stream import Frame, Incoming
-from swarm.types import Address, NodeId, VersionId
+from swarm.types import NodeId, VersionId
 from swarm.wire import decode
 
-MAX_ANNOUNCED = 16
+MAX_WAITING = 16
 """Announcements that wait to be opened; more are dropped, and the newest comes again with the next link."""
 
 PATIENCE_S = 10.0
@@ -63,29 +63,8 @@ PATIENCE_S = 10.0
 RETRY_S = 1.0
 """Between two tries to catch up."""
 
-FETCH_S = 60.0
-"""Time limit for the layout: 32 MiB at 4.5 Mbit/s."""
-
 MAX_TIMES = 16
 """Versions whose times `status` shows."""
-
-
-TABLE_S = 2.0
-"""A table that is not complete so long after its head is asked for: a relay may have died with a part of it."""
-
-
-class _Announced:
-    """A head, and the parts of its table."""
-
-    def __init__(self, sealed: bytes, head: Head) -> None:
-        self.sealed = sealed
-        self.head = head
-        self.parts = TableParts(head.table_bytes)
-        self.timer: asyncio.TimerHandle | None = None
-
-    def cancel(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
 
 
 class OtherModel(EchoError):
@@ -111,19 +90,17 @@ class Receiver:
         self._say = say
         self._base = base
         self._pool = pool
-        self._roster = Roster(members=())
         self._transfers = Transfers(
-            is_leaf=self._is_leaf,
+            is_leaf=lambda node: self._neighbours.is_leaf(node),
             on_frame=self._on_frame,
             on_link=lambda node, up: None,
             on_complete=self._on_complete,
             on_fault=self._leave,
         )
-        self._links = station.links(self._transfers.open_link, self._admits)
-        self._heads: dict[VersionId, _Announced] = {}
+        self._neighbours = Neighbours(station, self._transfers.open_link)
+        self._announcements = Announcements(self._queue)
         self._routes: dict[VersionId, Routes] = {}
-        self._early_parts: dict[VersionId, list[tuple[NodeId, Frame, bytes]]] = {}
-        self._announced: asyncio.Queue[_Announced] = asyncio.Queue(maxsize=MAX_ANNOUNCED)
+        self._announced: asyncio.Queue[Announced] = asyncio.Queue(maxsize=MAX_WAITING)
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
@@ -141,21 +118,19 @@ class Receiver:
             self.store = await asyncio.to_thread(VersionStore, self._directory, self._learner_key)
             if self.store.layout is not None:
                 self.weights = await asyncio.to_thread(open_weights, self.store)
-            learner, _ = self._station.learner()
-            self._links.dial({learner: lambda: self._station.learner()[1]})
+            self._neighbours.dial()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open_announced())
                 group.create_task(self._keep_up())
         finally:
-            await self._links.close()
-            for announced in self._heads.values():
-                announced.cancel()
+            await self._neighbours.close()
+            self._announcements.close()
             for version in list(self._transfers.active):
                 self._transfers.close(version)
 
     async def accept(self, incoming: Incoming) -> None:
         """Take a stream that a peer opened."""
-        await self._links.accept(incoming)
+        await self._neighbours.links.accept(incoming)
 
     # -- what the roles ask ----------------------------------------------------------------------------------
 
@@ -217,18 +192,13 @@ class Receiver:
         elif node != self._station.learner()[0]:
             raise ProtocolError("only the learner announces")
         elif frame.type == ROSTER:
-            self._take_roster(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
+            self._neighbours.take_roster(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
         elif frame.type == ROUTES:
             self._take_routes(frame.version, decode(payload, Routing, cap_bytes=ROUTES_BYTES))
         elif frame.type == HEAD:
             head = open_head(payload, self._learner_key)
-            if self._target is None or head.version > self._target.head.version:
-                self._heads[head.version] = announced = _Announced(payload, head)
-                announced.timer = asyncio.get_running_loop().call_later(TABLE_S, self._queue, announced)
-                while len(self._heads) > MAX_ACTIVE:
-                    self._heads.pop(min(self._heads)).cancel()
-                for part in self._early_parts.pop(head.version, []):
-                    self._take_part(*part)
+            if self._is_news(head.version):
+                self._announcements.take_head(payload, head)
 
     def _take_routes(self, version: VersionId, routing: Routing) -> None:
         """This node's place in the trees of a version, before or while it is under way."""
@@ -248,43 +218,21 @@ class Receiver:
             self._transfers.stir()
 
     def _take_part(self, node: NodeId, frame: Frame, payload: bytes) -> None:
-        """Pass a part on if the learner says so, and keep it; one may overtake the head."""
+        """Pass a part on if the learner says so, and keep it."""
         if frame.kind == Kind.FRESH and node == self._station.learner()[0]:
             for peer, link in self._transfers.links.items():
                 if peer != node:
                     link.send(TABLE, frame.version, payload, index=frame.index)
-        if (announced := self._heads.get(frame.version)) is None:
-            early = self._early_parts.setdefault(frame.version, [])
-            if len(early) < MOST_PARTS:
-                early.append((node, frame, payload))
-            while len(self._early_parts) > MAX_ACTIVE:
-                del self._early_parts[min(self._early_parts)]
-        elif announced.parts.put(frame.index, payload, node) and announced.parts.whole() is not None:
-            self._queue(announced)
+        if self._is_news(frame.version):
+            self._announcements.take_part(frame.version, frame.index, payload, node)
 
-    def _queue(self, announced: _Announced) -> None:
-        """Have a version opened: its table is here, or does not come by itself."""
-        announced.cancel()
-        if self._heads.pop(announced.head.version, None) is not None and not self._announced.full():
+    def _queue(self, announced: Announced) -> None:
+        if not self._announced.full():
             self._announced.put_nowait(announced)
-
-    def _take_roster(self, roster: Roster) -> None:
-        self._roster = roster
-        learner, _ = self._station.learner()
-        wanted: dict[NodeId, Callable[[], list[Address]]] = {learner: lambda: self._station.learner()[1]}
-        for node, addresses in whom_to_dial(self._station.me, roster).items():
-            wanted[node] = lambda addresses=addresses: list(addresses)  # type: ignore[misc]
-        self._links.dial(wanted)
-
-    def _is_leaf(self, node: NodeId) -> bool:
-        return next((member.is_leaf for member in self._roster.members if member.node == node), False)
-
-    def _admits(self, node: NodeId) -> bool:
-        return any(member.node == node for member in self._roster.members)
 
     def _leave(self, node: NodeId) -> None:
         self._say(f"node {node} sent wrong chunks again and again; having nothing to do with it for a while")
-        self._links.bar(node)
+        self._neighbours.links.bar(node)
 
     async def _open_announced(self) -> None:
         while True:
@@ -294,32 +242,47 @@ class Receiver:
             except (ProtocolError, PeerUnreachable) as fault:
                 self._say(f"version {announced.head.version} was announced and cannot be taken: {fault}")
 
-    async def _open(self, announced: _Announced) -> None:
+    async def _open(self, announced: Announced) -> None:
         head = announced.head
-        if self._target is not None and head.version <= self._target.head.version:
+        if not self._is_news(head.version):
             return
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
         held = await asyncio.to_thread(store.begin, announced.sealed, head, table_bytes, table)
+        leaf = await self._neighbours.is_leaf_itself()
+        from_base = await self._take_from_base(held)
         self._target = held
         self._note_time(head.version, "announced_s")
         self._retire(held)
-        if self._is_within_reach(held):
-            self._transfers.open(held, self._courier(held))
+        if self.version == head.version:
+            self._note_time(head.version, "complete_s")
+        if self._is_within_reach(held) and not from_base:
+            self._transfers.open(held, self._courier(held, leaf=leaf))
             if held.chunks.complete:
                 self._note_time(head.version, "complete_s")
         await self._tell()
 
-    def _courier(self, held: HeldVersion) -> Courier:
+    async def _take_from_base(self, held: HeldVersion) -> bool:
+        """Put what the local base model has of this node's first version. True if the rest, which is less than half, is
+        better asked for by regions than streamed; a node that others in the trees depend on is streamed all."""
+        assert self.weights is not None
+        if self._base is None or self.weights.last_whole is not None or self._transfers.active:
+            return False
+        async with self._steady:
+            left = await asyncio.to_thread(begin_from_base, self._base, self.weights, held)
+        self._say(f"{self._base.directory} has all but {left / 1e6:.1f} MB of version {held.head.version}")
+        routes = self._routes.get(held.head.version)
+        return 2 * left < self.weights.layout.total_bytes and not (routes is not None and any(routes.children))
+
+    def _courier(self, held: HeldVersion, *, leaf: bool) -> Courier:
         """This node's part: in the trees if the learner gave it a place there, else in the mesh."""
         learner, _ = self._station.learner()
         count, have = len(held.chunks.spans), held.chunks.have()
         if (routes := self._routes.get(held.head.version)) is not None:
             return TreeCourier(count=count, learner=learner, routes=routes, held=have, random=self._station.random)
-        leaf = self._is_leaf(self._station.me)
         return Relay(learner, count, held.table.chunk_bytes, leaf=leaf, now=time.monotonic(), have=have)
 
-    async def _table(self, announced: _Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
+    async def _table(self, announced: Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
         """The table as it came in parts; if that is not the signed one, as the learner or a peer has it."""
         head, layout = announced.head, store.layout
         assert layout is not None
@@ -328,18 +291,13 @@ class Receiver:
                 return data, await asyncio.to_thread(open_table, data, head, layout)
             except ProtocolError:
                 self._transfers.rejected["table"] += 1
-        path = f"/v1/objects/{head.table_digest.hex()}"
-        for peer in [*self._sources(), *self._learner()]:
-            try:
-                data = await peer.get(path, cap_bytes=head.table_bytes, timeout_s=FETCH_S)
-                table = await asyncio.to_thread(open_table, data, head, layout)
-            except (PeerUnreachable, ProtocolError):
-                continue
-            for liar in announced.parts.liars(data):
-                if (link := self._transfers.links.get(liar)) is not None:
-                    self._transfers.reject(link, "table")
-            return data, table
-        raise PeerUnreachable("nobody gives its chunk table")
+        data, table = await self._neighbours.fetch(
+            head.table_digest, head.table_bytes, lambda data: open_table(data, head, layout), "its chunk table"
+        )
+        for liar in announced.parts.liars(data):
+            if (link := self._transfers.links.get(liar)) is not None:
+                self._transfers.reject(link, "table")
+        return data, table
 
     async def _with_layout(self, head: Head) -> VersionStore:
         """The store with the head's layout, fetched if it is not here. OtherModel if there was another one."""
@@ -348,16 +306,9 @@ class Receiver:
             return self.store
         if self.store.layout is not None and self._target is not None:
             raise OtherModel("the learner now trains another model")
-        path, cap = f"/v1/objects/{head.layout_digest.hex()}", LAYOUT_BYTES
-        for peer in [*self._sources(), *self._learner()]:
-            try:
-                data = await peer.get(path, cap_bytes=cap, timeout_s=FETCH_S)
-                layout = await asyncio.to_thread(open_layout, data, head)
-                break
-            except (PeerUnreachable, ProtocolError):
-                continue
-        else:
-            raise PeerUnreachable("nobody gives the layout of the model")
+        data, layout = await self._neighbours.fetch(
+            head.layout_digest, LAYOUT_BYTES, lambda data: open_layout(data, head), "the layout of the model"
+        )
         if self.weights is not None:
             self.weights.close()
             self.weights = None
@@ -441,9 +392,9 @@ class Receiver:
         assert self._target is not None
         now = time.monotonic()
         self._behind_since = self._behind_since or now
-        sources = self._sources()
+        sources = self._neighbours.publics()
         patient = sources and now - self._behind_since < PATIENCE_S
-        learner = self._learner()
+        learner = self._neighbours.learner()
         try:
             async with self._steady:
                 await catch_up(
@@ -452,7 +403,7 @@ class Receiver:
                     self._target,
                     sources,
                     pool=self._pool,
-                    learner=learner[0] if learner and not patient else None,
+                    learner=None if patient else learner,
                     base=self._base,
                     meter=self._station.download.flow,
                 )
@@ -464,22 +415,15 @@ class Receiver:
             await asyncio.sleep(RETRY_S)
         await self._tell()
 
-    def _sources(self) -> list[Peer]:
-        """Publics to ask, in an order of chance."""
-        members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
-        self._station.random.shuffle(members)
-        return [self._station.peer_at(NodeId(m.node), m.addresses[0]) for m in members]
-
-    def _learner(self) -> list[Peer]:
-        node, addresses = self._station.learner()
-        return [self._station.peer_at(node, address) for address in addresses[:1]]
-
     # -- parts -----------------------------------------------------------------------------------------------
 
     async def _tell(self) -> None:
         self._news.set()
         async with self._changed:
             self._changed.notify_all()
+
+    def _is_news(self, version: VersionId) -> bool:
+        return self._target is None or version > self._target.head.version
 
     def _is_behind(self) -> bool:
         return self._target is not None and self.version != self._target.head.version

@@ -12,6 +12,8 @@ from swarm.wire import Message
 MAX_MEMBERS = 256
 """A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
 
+ADDRESSES = 4
+"""Addresses of one member: IPv4 and IPv6, inside and outside."""
 
 MAX_STRIPES = 64
 """Four times as many as the planner makes."""
@@ -25,7 +27,7 @@ class Member(Message, frozen=True):
     """One receiver. Without addresses it is a leaf: it dials, and nobody can dial it."""
 
     node: Id
-    addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=4)] = ()
+    addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=ADDRESSES)] = ()
 
     @property
     def is_leaf(self) -> bool:

@@ -17,10 +17,10 @@ from swarm.broadcast.forest import PeerProfile
 from swarm.broadcast.links import NO_VERSION, Station
 from swarm.broadcast.manifest import Layout, needs_base
 from swarm.broadcast.notes import Courier, Kind
-from swarm.broadcast.planner import Routes, Scheme
+from swarm.broadcast.planner import Plan, Routes, Scheme
 from swarm.broadcast.planning import Planning, routing_of
 from swarm.broadcast.publishing import FULL_RATIO, PublishedVersions
-from swarm.broadcast.roster import Member, Roster
+from swarm.broadcast.roster import ADDRESSES, Member, Roster
 from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store import HeldVersion
@@ -45,13 +45,14 @@ MAX_SHOWN = 8
 
 @dataclass(slots=True, kw_only=True)
 class Spreading:
-    """How one version spreads. Times in seconds since it was announced, by receiver."""
+    """How one version spreads. Times in seconds since it was announced, by receiver; `sent_bytes` once it is over."""
 
     raw_bytes: int
     encoded_bytes: int
     codecs: dict[str, int]
     announced_at: float
     complete_s: dict[NodeId, float] = field(default_factory=dict)
+    sent_bytes: int = 0
 
 
 class BroadcastService:
@@ -76,6 +77,7 @@ class BroadcastService:
         self._links = station.links(self._transfers.open_link, lambda node: True)
         self._members: dict[NodeId, Member] = {}
         self._rosters: dict[NodeId, Roster] = {}
+        self._told_plan: Plan | None = None
         self._routes: dict[NodeId, Routes] = {}
         self._stale: set[NodeId] = set()
         self._spreading: dict[VersionId, Spreading] = {}
@@ -175,6 +177,8 @@ class BroadcastService:
         plan = self._planning.begin(
             self._profiles(), self._transfers.uplink_bytes_per_s, held.table.encoded_bytes, held.table.chunk_bytes
         )
+        # The links of a new plan take a round trip: they are begun first.
+        self._send_rosters(self._profiles())
         self._routes = {}
         self._send_routes([held.head.version])
         self._announce(held)
@@ -215,9 +219,14 @@ class BroadcastService:
         """Deal no more of the versions that everybody has, or that nobody needs now."""
         for version in list(self._transfers.active):
             if self._is_delivered(version) or not needs_base(newer.table):
-                self._transfers.close(version)
+                self._close(version)
         while len(self._transfers.active) >= MAX_ACTIVE:
-            self._transfers.close(min(self._transfers.active))
+            self._close(min(self._transfers.active))
+
+    def _close(self, version: VersionId) -> None:
+        if (spreading := self._spreading.get(version)) is not None:
+            spreading.sent_bytes = self._transfers.active[version].sent_bytes
+        self._transfers.close(version)
 
     def _is_delivered(self, version: VersionId) -> bool:
         """Everybody who is linked has said that it holds the version."""
@@ -246,8 +255,9 @@ class BroadcastService:
         if not up:
             return
         self._stale.add(node)
+        # Its roster comes first: without it a receiver does not know its part in a version.
+        self._follow_links()
         for transfer in self._transfers.active.values():
-            self._follow_links()
             self._announce_directly(self._transfers.links[node], transfer.held)
 
     def _follow_links(self) -> None:
@@ -259,15 +269,21 @@ class BroadcastService:
                 changed |= self._planning.relieve(transfer.courier.complaints(), now=time.monotonic())
         if changed:
             self._send_routes(self._transfers.active)
-        members = {node: Member(node=node, addresses=tuple(self._station.public_at(node))) for node in profiles}
-        if members != self._members or changed or self._stale:
-            self._members = members
-            rosters = self._planning.rosters(members)
-            for node, link in self._transfers.links.items():
-                if node in self._stale or rosters[node] != self._rosters.get(node):
-                    link.send(ROSTER, NO_VERSION, encode(rosters[node]))
-            self._rosters = rosters
+        self._send_rosters(profiles)
         self._stale.clear()
+
+    def _send_rosters(self, profiles: Iterable[NodeId]) -> None:
+        """Tell each node whom it is to be linked with, if that changed."""
+        plan, public_at = self._planning.plan, self._station.public_at
+        members = {node: Member(node=node, addresses=tuple(public_at(node)[:ADDRESSES])) for node in profiles}
+        if members == self._members and plan is self._told_plan and not self._stale:
+            return
+        self._members, self._told_plan = members, plan
+        rosters = self._planning.rosters(members)
+        for node, link in self._transfers.links.items():
+            if node in self._stale or rosters[node] != self._rosters.get(node):
+                link.send(ROSTER, NO_VERSION, encode(rosters[node]))
+        self._rosters = rosters
 
     def _send_routes(self, versions: Iterable[VersionId]) -> None:
         """Where there are trees, each node's part in them, if it changed; the learner's own too."""
@@ -296,6 +312,7 @@ class BroadcastService:
         return {
             "raw_bytes": spreading.raw_bytes,
             "encoded_bytes": spreading.encoded_bytes,
+            "sent_bytes": transfer.sent_bytes if transfer is not None else spreading.sent_bytes,
             "codecs": spreading.codecs,
             "complete": len(spreading.complete_s),
             "last_complete_s": round(max(spreading.complete_s.values(), default=0.0), 4),

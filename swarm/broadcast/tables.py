@@ -1,20 +1,30 @@
 """How a chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one relay.
 
 A part cannot be proven by itself; the whole is, by the head. Whoever ends up with another table fetches the right one
-from the learner, finds which parts were wrong, and blames who sent them. So a lie costs what a table for everybody
-would have cost in the first place. Small tables go to everybody directly.
+from a public that has it, from the learner if none has, finds which parts were wrong, and blames who sent them. So a
+lie costs the learner at most what a table for everybody would have cost. Small tables go to everybody directly.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
-from swarm.broadcast.manifest import Span
-from swarm.types import NodeId
+from swarm.broadcast.manifest import TABLE_BYTES, Span
+from swarm.types import NodeId, VersionId
 
 LEAST_PART_BYTES = 16 * 1024
 MOST_PARTS = 32
 """So that parts never fill the queue of a link."""
+
+PART_BYTES = TABLE_BYTES // MOST_PARTS
+"""Largest part, of the largest table."""
+
+EARLY_BYTES = 8 * 1024 * 1024
+"""Parts that wait for their heads: those of two usual versions, or of one with the largest table."""
+
+ENTRY_BYTES = 1024
+"""What a part counts besides its bytes, so that there are no more than 8,192 of them."""
 
 DIRECT_BYTES = 64 * 1024
 """Tables that take no more than this for all receivers together are sent directly: a hop would only delay them."""
@@ -66,6 +76,39 @@ class TableParts:
         """Who sent parts that are not those of the right `table`."""
         wrong = [i for i, data in self._parts.items() if data != _cut(table, self.spans[i])]
         return [self._senders[index] for index in wrong]
+
+
+class EarlyParts:
+    """Parts that overtook their heads, which nobody can prove yet: EARLY_BYTES of them at most. When there are more,
+    whoever sent most loses its oldest, so that a flood drives out itself."""
+
+    def __init__(self) -> None:
+        self._sent: dict[NodeId, deque[tuple[VersionId, int, bytes]]] = {}
+        self._nbytes: dict[NodeId, int] = {}
+
+    def put(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
+        """Keep a part of whatever version `sender` says."""
+        self._sent.setdefault(sender, deque()).append((version, index, data))
+        self._nbytes[sender] = self._nbytes.get(sender, 0) + len(data) + ENTRY_BYTES
+        while sum(self._nbytes.values()) > EARLY_BYTES:
+            most = max(self._nbytes, key=lambda node: self._nbytes[node])
+            self._nbytes[most] -= len(self._sent[most].popleft()[2]) + ENTRY_BYTES
+            if not self._sent[most]:
+                del self._sent[most], self._nbytes[most]
+
+    def take(self, version: VersionId) -> list[tuple[int, bytes, NodeId]]:
+        """Hand out the parts of a version; those of its elders are forgotten."""
+        found = [
+            (index, data, sender) for sender, parts in self._sent.items() for of, index, data in parts if of == version
+        ]
+        for sender, parts in list(self._sent.items()):
+            later = deque(part for part in parts if part[0] > version)
+            if later:
+                self._sent[sender] = later
+                self._nbytes[sender] = sum(len(data) + ENTRY_BYTES for _, _, data in later)
+            else:
+                del self._sent[sender], self._nbytes[sender]
+        return found
 
 
 def _cut(data: bytes, span: Span) -> bytes:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broadcast.manifest import MAX_CHUNK_BYTES, TABLE_BYTES
+from swarm.broadcast.manifest import MAX_CHUNK_BYTES
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
 from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.tables import PART_BYTES
 from swarm.errors import ProtocolError
 from swarm.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
@@ -29,14 +30,17 @@ NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
 
 NOTE_BYTES = MAX_BITMAP_BYTES + 1024
 HEAD_FRAME_BYTES = 1024
-ROSTER_BYTES = 64 * 1024
-ROUTES_BYTES = 64 * 1024
+ROSTER_BYTES = 512 * 1024
+"""256 members of 2 KiB: four addresses with names of the full length."""
+
+ROUTES_BYTES = 512 * 1024
+"""255 children in each of 16 stripes, at 66 bytes, are 270 KB."""
 
 CAPS = {
     NOTE: NOTE_BYTES,
     CHUNK: MAX_CHUNK_BYTES,
     HEAD: HEAD_FRAME_BYTES,
-    TABLE: TABLE_BYTES,
+    TABLE: PART_BYTES,
     ROSTER: ROSTER_BYTES,
     ROUTES: ROUTES_BYTES,
 }
@@ -65,7 +69,7 @@ PEAK_DECAY = 0.998
 
 @dataclass(slots=True)
 class Transfer:
-    """One version under way at this node."""
+    """One version under way at this node. `sent_bytes` are those of its chunks that went out, with their frames."""
 
     held: HeldVersion
     courier: Courier
@@ -74,6 +78,7 @@ class Transfer:
     receiving: dict[int, Link] = field(default_factory=dict)
     completed_at: float | None = None
     refetched: int = 0
+    sent_bytes: int = 0
 
 
 class Transfers:
@@ -340,6 +345,7 @@ class Link:
         header = Frame(CHUNK, len(payload), version, int(send.kind), send.index, via).pack()
 
         def sent() -> None:
+            transfer.sent_bytes += len(header) + len(payload)
             transfer.courier.sent(self.node, send, now=time.monotonic())
             self._transfers.stir()
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swarm.broadcast.basemodel import BaseModel
+from swarm.broadcast.basemodel import BaseModel, find_base
 from swarm.config import DEFAULT_PORT, JoinConfig
 from swarm.gossip.joinline import PREFIX, read_join_line
 from swarm.gossip.reachability import is_loopback
@@ -65,9 +65,10 @@ def weights_directory(state_dir: Path, swarm: str) -> Path:
     return directory
 
 
-def open_base(directory: Path | None) -> BaseModel | None:
-    """The local copy of the base model that the user named. UserError if there is none. Blocking."""
-    return BaseModel(directory) if directory is not None else None
+def open_base(name: str | None) -> BaseModel | None:
+    """The copy of the base model that the user named: a directory, or an id in the Hugging Face cache. UserError if
+    there is none. Blocking."""
+    return BaseModel(find_base(name)) if name is not None else None
 
 
 def hosts_of(bootstraps: Sequence[str]) -> list[str]:

@@ -152,7 +152,7 @@ class NodeNetwork:
         self._beat_s = beat_s
         own = [hello_route(self._hello), session_route(self.sessions), *self.gossip.routes()]
         tls = self._tls.context if self._tls else None
-        counted = [self.sessions.refused, self.gossip.rejected]
+        counted = [self.sessions.refused, self.gossip.rejected, self.station.refused]
         self._server = NodeServer([*own, *routes], status, tls=tls, counted=counted, on_stream=on_stream)
         self._port = await self._server.start(self._settings.host, self._settings.port)
         hosts = [*self.bootstraps.hosts, *([self.address.host] if self._role == "learner" else [])]

@@ -1,0 +1,108 @@
+"""Whom a receiver is linked with, as the learner's rosters say, and whom it can ask for what it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from swarm.broadcast.links import Station
+from swarm.broadcast.roster import Roster, whom_to_dial
+from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.http import Peer
+from swarm.stream import LinkEnd, Stream
+from swarm.types import Address, NodeId
+
+LISTED_S = 2.0
+"""How long a version waits for the roster that says whether this node is a public: it comes before, but for faults."""
+
+DROPPED_S = 5.0
+"""Links to nodes that left the roster live on for so long: a learner that was restarted lists them again by then."""
+
+FETCH_S = 60.0
+"""Time limit for the layout: 32 MiB at 4.5 Mbit/s."""
+
+T = TypeVar("T")
+
+
+class Neighbours:
+    """The learner, whom this node always dials, and the members of the newest roster."""
+
+    def __init__(self, station: Station, open_link: Callable[[NodeId, Stream], LinkEnd]) -> None:
+        self._station = station
+        self._roster = Roster(members=())
+        self._listed = asyncio.Event()
+        self._parting: asyncio.TimerHandle | None = None
+        self.links = station.links(open_link, self._admits)
+
+    def dial(self) -> None:
+        """Keep a link to the learner and to those members that this node has to dial."""
+        learner, _ = self._station.learner()
+        wanted: dict[NodeId, Callable[[], list[Address]]] = {learner: lambda: self._station.learner()[1]}
+        for node, addresses in whom_to_dial(self._station.me, self._roster).items():
+            wanted[node] = lambda addresses=addresses: list(addresses)  # type: ignore[misc]
+        self.links.dial(wanted)
+
+    def take_roster(self, roster: Roster) -> None:
+        """The learner's newest word on who takes part."""
+        self._roster = roster
+        self.dial()
+        if self._admits(self._station.me):
+            self._listed.set()
+        else:
+            self._listed.clear()
+        if self._parting is None:
+            self._parting = asyncio.get_running_loop().call_later(DROPPED_S, self._part)
+
+    async def close(self) -> None:
+        if self._parting is not None:
+            self._parting.cancel()
+        await self.links.close()
+
+    def is_leaf(self, node: NodeId) -> bool:
+        return next((member.is_leaf for member in self._roster.members if member.node == node), False)
+
+    async def is_leaf_itself(self) -> bool:
+        """As the learner sees this node, which it may say in a moment; else a leaf, which promises least."""
+        try:
+            async with asyncio.timeout(LISTED_S):
+                await self._listed.wait()
+        except TimeoutError:
+            return True
+        return self.is_leaf(self._station.me)
+
+    # -- whom to ask -----------------------------------------------------------------------------------------
+
+    def publics(self) -> list[Peer]:
+        """In an order of chance."""
+        members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
+        self._station.random.shuffle(members)
+        return [self._station.peer_at(NodeId(m.node), m.addresses[0]) for m in members]
+
+    def learner(self) -> Peer | None:
+        """None while nobody has said where it is."""
+        node, addresses = self._station.learner()
+        return self._station.peer_at(node, addresses[0]) if addresses else None
+
+    async def fetch(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
+        """An object from whoever gives the right one, the learner last, and what `read`, in a thread, makes of it;
+        it raises ProtocolError for a wrong one. PeerUnreachable if nobody gives it."""
+        learner = self.learner()
+        for peer in [*self.publics(), *([learner] if learner is not None else [])]:
+            try:
+                data = await peer.get(f"/v1/objects/{digest.hex()}", cap_bytes=cap_bytes, timeout_s=FETCH_S)
+                return data, await asyncio.to_thread(read, data)
+            except (PeerUnreachable, ProtocolError):
+                continue
+        raise PeerUnreachable(f"nobody gives {name}")
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _admits(self, node: NodeId) -> bool:
+        return any(member.node == node for member in self._roster.members)
+
+    def _part(self) -> None:
+        """End the links to those who take part no more."""
+        self._parting = None
+        learner, _ = self._station.learner()
+        self.links.end_others({learner, *(NodeId(member.node) for member in self._roster.members)})
