@@ -200,8 +200,13 @@ class Receiver:
             sealed, head, table_bytes = await self._announced.get()
             try:
                 await self._open(sealed, head, table_bytes)
-            except (ProtocolError, PeerUnreachable) as fault:
+            except ProtocolError as fault:
                 self._say(f"version {head.version} was announced and cannot be taken: {fault}")
+            except PeerUnreachable as fault:
+                self._say(f"version {head.version} was announced and cannot be taken yet: {fault}")
+                await asyncio.sleep(RETRY_S)
+                if self._announced.empty():
+                    self._announced.put_nowait((sealed, head, table_bytes))
 
     async def _open(self, sealed: bytes, head: Head, table_bytes: bytes) -> None:
         if self._target is not None and head.version <= self._target.head.version:
@@ -329,7 +334,9 @@ class Receiver:
         now = time.monotonic()
         self._behind_since = self._behind_since or now
         sources = self._sources()
-        patient = sources and now - self._behind_since < PATIENCE_S
+        # A node that has just been linked does not know yet whom it could ask.
+        may_come = sources or not self._roster.members
+        patient = may_come and now - self._behind_since < PATIENCE_S
         learner = self._learner()
         try:
             async with self._steady:
