@@ -153,6 +153,7 @@ class Seeder:
                 at.complete = True
                 at.copies.clear()
                 at.wanted.clear()
+                self._skip_held()
             case Want(indices=indices):
                 new = [i for i in indices if i not in at.wanted][: MAX_INDICES - len(at.wanted)]
                 at.wanted.extend(new)
@@ -366,9 +367,9 @@ class Seeder:
 
     def _skip_held(self) -> None:
         """After a restart of the seeder: what somebody holds already will be asked for by the others."""
-        bitmaps = [at.has for at in self._peers.values() if at.has]
-        if self._resumed and bitmaps and self._undealt:
-            self._undealt = deque(i for i in self._undealt if not any(has_bit(b, i) for b in bitmaps))
+        holders = [at for at in self._peers.values() if at.complete or at.has]
+        if self._resumed and holders and self._undealt:
+            self._undealt = deque(i for i in self._undealt if not any(at.holds(i) for at in holders))
 
 
 def _load(at: _Peer) -> float:

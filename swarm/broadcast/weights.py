@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, wait
+from concurrent.futures import CancelledError, Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -335,7 +335,11 @@ def _run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
             call()
         return
     futures = [pool.submit(call) for call in calls]
-    wait(futures)
+    for future in futures:
+        try:
+            future.exception()
+        except CancelledError:
+            pass  # the pool is being shut down; concurrent.futures.wait would wait for such a one for ever
     for future in futures:
         future.result()
 

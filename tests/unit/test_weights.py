@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -389,3 +390,17 @@ def test_more_regions_than_are_in_hand_and_odd_ones(tmp_path: Path, pool: Thread
     for version in publisher.publish_up_to(2):
         copy.apply(hand_over(store, version), pool)
         assert content(copy) == publisher.history[version.head.version]
+
+
+def test_a_pool_that_is_shut_down_in_the_middle_ends_an_apply(
+    versions: list[HeldVersion], store: VersionStore, copy: WeightMap
+) -> None:
+    """A node that stops while a version is applied; the map is finished at its next start."""
+    pool = ThreadPoolExecutor(1)
+    held = hand_over(store, versions[0])
+    pool.submit(lambda: (time.sleep(0.05), pool.shutdown(wait=False, cancel_futures=True)))
+    with pytest.raises(CancelledError):
+        copy.apply(held, pool)
+    again = open_weights(store)
+    again.apply(held)
+    assert again.version == versions[0].head.version
