@@ -45,7 +45,9 @@ import uvloop
 from aiohttp import web
 
 from swarm.node.tls import ServerTls, load_or_create_tls
-from swarm.stream import HEADER, PREAMBLE, Frame, Outgoing, Pace, Stream, open_stream, receive_exactly, start_tls, tune
+from swarm.pace import Pace
+from swarm.sockets import PREAMBLE, open_stream, receive_exactly, start_tls, tune
+from swarm.stream import HEADER, Frame, Outgoing, Stream
 from swarm.stream import unpack_frame as unpack
 from swarm.types import Address, VersionId
 

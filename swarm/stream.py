@@ -11,26 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import socket
 import ssl
 import struct
 import sys
 import termios
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.types import Address, NodeId, VersionId
-
-PREAMBLE = b"\0echo-stream\n"
-"""Its first byte begins neither TLS nor HTTP."""
+from swarm.errors import ProtocolError
+from swarm.pace import Pace
+from swarm.sockets import TCP_NOTSENT_LOWAT, UNSENT_BYTES
+from swarm.types import NodeId, VersionId
 
 HEADER = struct.Struct(">BBHIIIQ8s")
 
-UNSENT_BYTES = 16 * 1024
 UNSENT_S = 0.025
 MOST_UNSENT_BYTES = 512 * 1024
 """What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a
@@ -43,17 +39,6 @@ READ_BYTES = 256 * 1024
 
 WAKE_BYTES = 32 * 1024
 """So much of a chunk is waited for before it is read; a socket's buffer takes four times as much."""
-
-OPEN_S = 10.0
-"""Time limit for connecting and for TLS."""
-
-CONGESTION = b"cubic"
-"""With many application-limited flows over one uplink BBR left 43 % of it idle."""
-
-DEAD_AFTER_MS = 20_000
-"""Unacknowledged data of that age ends a link (TCP_USER_TIMEOUT)."""
-
-TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 
 
 @dataclass(slots=True)
@@ -113,67 +98,6 @@ class Incoming:
     sock: socket.socket
     prove: Callable[[NodeId], None]
     leave: Callable[[], None]
-
-
-class Pace:
-    """A cap on one direction of all streams of a node: a token bucket, streams served in the order they came.
-
-    `bytes_per_s` is of the line: frames count with what TCP and IP add to them.
-    """
-
-    BURST_S = 0.05
-    OVERHEAD = 1500 / 1448
-    LEAST_BURST_BYTES = 64 * 1024
-
-    def __init__(self, bytes_per_s: float | None) -> None:
-        self._rate = bytes_per_s / self.OVERHEAD if bytes_per_s else None
-        self._burst = max(self.LEAST_BURST_BYTES, self.BURST_S * (self._rate or 0.0))
-        self._free_at = 0.0
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self.total_bytes = 0
-
-    @property
-    def is_capped(self) -> bool:
-        return self._rate is not None
-
-    def admits(self, resume: Callable[[], None]) -> bool:
-        """Whether bytes may flow now; if not, `resume` is called when its turn has come."""
-        if self._rate is None:
-            return True
-        loop = asyncio.get_running_loop()
-        if not self._waiting and loop.time() >= self._free_at - self._burst / self._rate:
-            return True
-        self._waiting.append(resume)
-        self._arm(loop)
-        return False
-
-    def took(self, nbytes: int) -> None:
-        """So many bytes flowed."""
-        self.total_bytes += nbytes
-        if self._rate is not None:
-            self._free_at = max(self._free_at, asyncio.get_running_loop().time()) + nbytes / self._rate
-
-    async def flow(self, nbytes: int) -> None:
-        """Wait until `nbytes` may flow, and count them: for what does not run over a stream."""
-        admitted = asyncio.Event()
-        while not self.admits(admitted.set):
-            await admitted.wait()
-            admitted.clear()
-        self.took(nbytes)
-
-    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._timer is None and self._waiting:
-            assert self._rate is not None
-            self._timer = loop.call_at(self._free_at - self._burst / self._rate, self._fire)
-
-    def _fire(self) -> None:
-        self._timer = None
-        loop = asyncio.get_running_loop()
-        assert self._rate is not None
-        while self._waiting and loop.time() >= self._free_at - self._burst / self._rate:
-            self._waiting.popleft()()
-        self._arm(loop)
 
 
 class Stream:
@@ -373,131 +297,3 @@ class Stream:
         frame, payload = self._frame, self._into
         self._frame, self._into = None, self._header
         self._end.received(frame, payload)
-
-
-async def open_stream(address: Address) -> socket.socket:
-    """A connected socket, preamble sent and TLS done; PeerUnreachable if that fails."""
-    try:
-        async with asyncio.timeout(OPEN_S):
-            return await _open(address)
-    except TimeoutError as error:
-        raise PeerUnreachable(f"{address.authority} did not open a stream within {OPEN_S:g} s") from error
-    except OSError as error:
-        raise PeerUnreachable(f"{address.authority} cannot be reached for a stream ({error})") from error
-
-
-async def _open(address: Address) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    family, kind, proto, _, where = found[0]
-    sock = socket.socket(family, kind, proto)
-    try:
-        sock.setblocking(False)
-        tune(sock)
-        await loop.sock_connect(sock, where)
-        await loop.sock_sendall(sock, PREAMBLE)
-        if not address.fingerprint:
-            return sock
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        secure = await start_tls(sock, context, server_side=False)
-        sock = secure
-        certificate = secure.getpeercert(binary_form=True) or b""
-        if hashlib.sha256(certificate).digest() != address.fingerprint:
-            raise PeerUnreachable(f"the certificate of {address.authority} is not the one that was named")
-        return secure
-    except BaseException:
-        sock.close()
-        raise
-
-
-async def start_tls(sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
-    """TLS over a connected, non-blocking socket, which then belongs to the returned one."""
-    secure = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
-    try:
-        while True:
-            try:
-                secure.do_handshake()
-                return secure
-            except ssl.SSLWantReadError:
-                await wait_for(secure, writable=False)
-            except ssl.SSLWantWriteError:
-                await wait_for(secure, writable=True)
-    except BaseException:
-        secure.close()
-        raise
-
-
-async def send_all(sock: socket.socket, data: bytes) -> None:
-    """Send before a Stream owns the socket: a few hundred bytes."""
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[sock.send(left) :]
-        except (BlockingIOError, ssl.SSLWantWriteError):
-            await wait_for(sock, writable=True)
-        except ssl.SSLWantReadError:
-            await wait_for(sock, writable=False)
-
-
-async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
-    """Receive before a Stream owns the socket, and nothing beyond."""
-    data = bytearray()
-    while len(data) < nbytes:
-        try:
-            part = sock.recv(nbytes - len(data))
-        except (BlockingIOError, ssl.SSLWantReadError):
-            await wait_for(sock, writable=False)
-            continue
-        except ssl.SSLWantWriteError:
-            await wait_for(sock, writable=True)
-            continue
-        if not part:
-            raise ConnectionResetError("the other side closed the link")
-        data += part
-    return bytes(data)
-
-
-async def wait_for(sock: socket.socket, *, writable: bool) -> None:
-    """Until `sock` can be read or written."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    fd = sock.fileno()
-    add, remove = (loop.add_writer, loop.remove_writer) if writable else (loop.add_reader, loop.remove_reader)
-
-    def set_ready() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    add(fd, set_ready)
-    try:
-        await ready
-    finally:
-        remove(fd)
-
-
-def tune(sock: socket.socket, *, receive_bytes: int | None = None) -> None:
-    """Late binding, and an end within half a minute when the other side has vanished."""
-    options: list[tuple[int, int, Any]] = [
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    ]
-    for name, value in (
-        ("TCP_CONGESTION", CONGESTION),
-        ("TCP_USER_TIMEOUT", DEAD_AFTER_MS),
-        ("TCP_KEEPIDLE", 10),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 3),
-    ):
-        if hasattr(socket, name):
-            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
-    if receive_bytes is not None:
-        options.append((socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes))
-    for level, option, value in options:
-        try:
-            sock.setsockopt(level, option, value)
-        except OSError:
-            pass  # a kernel without it, or without cubic: slower, not wrong

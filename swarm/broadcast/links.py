@@ -20,7 +20,9 @@ import msgspec
 from swarm.auth import ServerSessions
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.http import PeerClient
-from swarm.stream import HEADER, Frame, Incoming, LinkEnd, Pace, Stream, open_stream, receive_exactly, send_all
+from swarm.pace import Pace
+from swarm.sockets import open_stream, receive_exactly, send_all
+from swarm.stream import HEADER, Frame, Incoming, LinkEnd, Stream
 from swarm.stream import unpack_frame as unpack
 from swarm.types import Address, NodeId, VersionId
 from swarm.wire import PROTOCOL, Message, decode, encode

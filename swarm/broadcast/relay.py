@@ -11,10 +11,10 @@ Nothing that a peer says is believed further than this transfer: a lie costs tim
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 
+from swarm.broadcast.child import Child, Duty
 from swarm.broadcast.notes import (
     MAX_INDICES,
     AllDealt,
@@ -42,49 +42,11 @@ STALLED_SHARE = 0.25
 """A child that has more waiting and gets under a quarter of the average rate is stalled: a moving average of a second
 tells that from bad luck. A connection that only begins slowly gets more."""
 
-KEPT_UP_TICKS = 3
-"""A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
-
 QUIET_S = 2.0
 """Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
 
 ASK_AGAIN_S = 1.0
 """A chunk that was asked for and did not come is asked for elsewhere: longer than a round trip and a queue."""
-
-Duty = list[int]
-"""[index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk."""
-
-
-class _Child:
-    """One link to another receiver."""
-
-    __slots__ = (
-        "arrivals", "asked", "busy", "complete", "deferred", "has", "kept_up", "leaf", "notes", "offered", "queue",
-        "rate", "sent", "stalled", "wanted",
-    )  # fmt: skip
-
-    def __init__(self, leaf: bool) -> None:
-        self.leaf = leaf
-        self.queue: deque[tuple[int, Kind, Duty | None]] = deque()
-        self.deferred: deque[int] = deque()
-        self.wanted: deque[int] = deque()
-        self.notes: deque[Note] = deque()
-        self.busy: Duty | None = None
-        self.stalled = False
-        self.offered = 0
-        self.kept_up = 0
-        self.arrivals = 0
-        self.asked = 0
-        self.complete = False
-        self.has = bytearray()
-        self.sent = 0
-        self.rate = 0.0
-
-    def holds(self, index: int) -> bool:
-        return self.complete or has_bit(self.has, index)
-
-    def waits(self) -> bool:
-        return bool(self.notes or self.queue or self.wanted or self.deferred)
 
 
 class Relay:
@@ -99,7 +61,7 @@ class Relay:
         self._leaf = leaf
         self._have = bytearray(have.ljust(-(-count // 8), b"\0"))
         self._missing = count - sum(has_bit(have, i) for i in range(count))
-        self._children: dict[NodeId, _Child] = {}
+        self._children: dict[NodeId, Child] = {}
         self._leaf_children = 0
         self._to_seeder: deque[Note] = deque()
         self._linked = False
@@ -139,7 +101,7 @@ class Relay:
             self._granted = [0, 0]
             self._to_seeder = deque(news)
         else:
-            child = self._children[peer] = _Child(leaf)
+            child = self._children[peer] = Child(leaf)
             self._leaf_children += leaf
             child.notes.extend(news)
             # It came too late for these, and nobody else was told to send them to it.
@@ -222,7 +184,7 @@ class Relay:
             return Send(child.wanted.popleft(), Kind.COPY)
         return self._next_deferred(child)
 
-    def _next_deferred(self, child: _Child) -> Send | None:
+    def _next_deferred(self, child: Child) -> Send | None:
         """What a child missed while it was stalled: as much as it is offered, or if nobody else waits."""
         while child.deferred and (not child.stalled or child.offered > 0 or not self._queued_copies):
             index = child.deferred.popleft()
@@ -264,7 +226,7 @@ class Relay:
     def _keep(self, peer: NodeId, index: int) -> None:
         if (child := self._children.get(peer)) is not None:
             child.arrivals += 1
-            _set_bit(child.has, index, len(self._have))
+            child.note(index, len(self._have))
         self._asked.pop(index, None)
         self._asked_of.pop(index, None)
         if has_bit(self._have, index):
@@ -280,7 +242,7 @@ class Relay:
         copies = [(c, Kind.FORWARD if self._leaf and peer == via else Kind.COPY) for peer, c in self._children.items()]
         self._queue(index, copies, forward=False)
 
-    def _queue(self, index: int, copies: list[tuple[_Child, Kind]], *, forward: bool) -> None:
+    def _queue(self, index: int, copies: list[tuple[Child, Kind]], *, forward: bool) -> None:
         duty: Duty = [index, 0, int(forward)]
         for child, kind in copies:
             if child.holds(index) and kind is Kind.COPY:
@@ -318,14 +280,14 @@ class Relay:
         self._done[duty[2]].append(duty[0])
         self._dirty[self._seeder] = None
 
-    def _unqueue(self, child: _Child) -> None:
+    def _unqueue(self, child: Child) -> None:
         for _, _, duty in child.queue:
             self._dequeued(duty)
         child.queue.clear()
         child.deferred.clear()
         child.wanted.clear()
 
-    def _promise(self, child: _Child, indices: tuple[int, ...]) -> None:
+    def _promise(self, child: Child, indices: tuple[int, ...]) -> None:
         for index in indices:
             if has_bit(self._have, index) and len(child.wanted) < MAX_INDICES and index not in child.wanted:
                 child.wanted.append(index)
@@ -392,7 +354,7 @@ class Relay:
         """Copies in a child's queue beyond which it is slow."""
         return max(STALLED_QUEUE, 2 * self._copies.size, 2 * self._forwards.size)
 
-    def _leaves(self) -> Iterator[_Child]:
+    def _leaves(self) -> Iterator[Child]:
         return (child for child in self._children.values() if child.leaf)
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -414,20 +376,14 @@ class Relay:
         fair = sum(child.rate for child in live) / max(1, len(live))
         for peer, child in self._children.items():
             if child.stalled:
-                self._offer(child, 0.5 * fair * elapsed)
+                child.offer(0.5 * fair * elapsed)
                 self._dirty[peer] = None
         slow = [c for c in live if len(c.queue) + len(c.deferred) > STALLED_QUEUE and c.rate < STALLED_SHARE * fair]
         if len(slow) <= max(1, len(live) // 3):
             for child in slow:
                 self._defer(child)
 
-    def _offer(self, child: _Child, chunks: float) -> None:
-        child.kept_up = child.kept_up + 1 if child.offered <= 0 or not child.deferred else 0
-        child.offered = math.ceil(chunks)
-        if child.kept_up > KEPT_UP_TICKS:
-            child.stalled = False
-
-    def _defer(self, child: _Child) -> None:
+    def _defer(self, child: Child) -> None:
         child.stalled = True
         child.offered = 1
         child.kept_up = 0
@@ -489,9 +445,3 @@ class Relay:
             self._dirty[peer] = None
         self._to_seeder.append(note)
         self._dirty[self._seeder] = None
-
-
-def _set_bit(bitmap: bytearray, index: int, nbytes: int) -> None:
-    if len(bitmap) < nbytes:
-        bitmap.extend(bytes(nbytes - len(bitmap)))
-    bitmap[index >> 3] |= 1 << (index & 7)

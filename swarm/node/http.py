@@ -21,7 +21,8 @@ from aiohttp import web
 from swarm.errors import UserError
 from swarm.http import ON_SIGNED, Crowded, Handler, guard
 from swarm.node.limits import Gate, Guest, Limits
-from swarm.stream import PREAMBLE, Incoming, receive_exactly, start_tls, tune, wait_for
+from swarm.sockets import PREAMBLE, receive_exactly, start_tls, tune, wait_for
+from swarm.stream import Incoming
 from swarm.types import NodeId
 
 SHUTDOWN_S = 1.0

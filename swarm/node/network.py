@@ -49,8 +49,9 @@ from swarm.node.identity import load_or_create_key, next_generation, raise_gener
 from swarm.node.peers import PeerPool
 from swarm.node.tls import load_or_create_tls
 from swarm.node.view import view_status
+from swarm.pace import Pace
 from swarm.signing import node_id_of, swarm_id_of, unseal
-from swarm.stream import Incoming, Pace
+from swarm.stream import Incoming
 from swarm.types import Address, NodeId, Role, VersionId
 from swarm.wire import PROTOCOL, decode, encode
 

@@ -27,7 +27,8 @@ from swarm.broadcast.tables import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
 from swarm.broadcast.transfers import CAPS, HEAD, ROSTER, ROSTER_BYTES, ROUTES_BYTES, TABLE
 from swarm.errors import PeerUnreachable
 from swarm.http import PeerClient
-from swarm.stream import Frame, Pace
+from swarm.pace import Pace
+from swarm.stream import Frame
 from swarm.types import Address, NodeId
 from swarm.wire import decode, encode
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v

@@ -18,6 +18,7 @@ CORES = (
     "swarm.rollout.buffer",
     "swarm.rollout.plane",
     "swarm.rollout.effects",
+    "swarm.broadcast.child",
     "swarm.broadcast.manifest",
     "swarm.broadcast.notes",
     "swarm.broadcast.relay",
@@ -61,7 +62,7 @@ PURE = (*DATA, "swarm.broadcast.codec", "swarm.tasks.base", "swarm.tasks.copy")
 
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
-SHARED = ("types", "wire", "signing", "auth", "errors", "http", "stream")
+SHARED = ("types", "wire", "signing", "auth", "errors", "http", "stream", "sockets", "pace")
 ABOVE = ("swarm.node", "swarm.cli", "swarm.demo", "swarm.__main__")
 
 

@@ -18,8 +18,10 @@ from swarm.http import session_route
 from swarm.node.http import NodeServer
 from swarm.node.peers import PeerPool
 from swarm.node.tls import ServerTls, load_or_create_tls
+from swarm.pace import Pace
 from swarm.signing import SigningKey
-from swarm.stream import HEADER, Frame, Pace, Stream, open_stream, receive_exactly, send_all, unpack_frame
+from swarm.sockets import open_stream, receive_exactly, send_all
+from swarm.stream import HEADER, Frame, Stream, unpack_frame
 from swarm.types import Address, NodeId
 from swarm.wire import PROTOCOL, encode
 from tests.builders import KEY, OTHER_KEY

@@ -27,7 +27,8 @@ from swarm.broadcast.transfers import (
     read_note,
 )
 from swarm.errors import ProtocolError
-from swarm.stream import Frame, Outgoing, Pace, Stream
+from swarm.pace import Pace
+from swarm.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
 from swarm.wire import digest, encode
 from tests.builders import KEY, SWARM_OF_KEY, v

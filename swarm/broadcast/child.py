@@ -1,0 +1,60 @@
+"""What a relay keeps of one link to another receiver."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from swarm.broadcast.notes import Kind, Note, has_bit
+
+Duty = list[int]
+"""[index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk."""
+
+
+KEPT_UP_TICKS = 3
+"""A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
+
+
+class Child:
+    """One link to another receiver."""
+
+    __slots__ = (
+        "arrivals", "asked", "busy", "complete", "deferred", "has", "kept_up", "leaf", "notes", "offered", "queue",
+        "rate", "sent", "stalled", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, leaf: bool) -> None:
+        self.leaf = leaf
+        self.queue: deque[tuple[int, Kind, Duty | None]] = deque()
+        self.deferred: deque[int] = deque()
+        self.wanted: deque[int] = deque()
+        self.notes: deque[Note] = deque()
+        self.busy: Duty | None = None
+        self.stalled = False
+        self.offered = 0
+        self.kept_up = 0
+        self.arrivals = 0
+        self.asked = 0
+        self.complete = False
+        self.has = bytearray()
+        self.sent = 0
+        self.rate = 0.0
+
+    def holds(self, index: int) -> bool:
+        return self.complete or has_bit(self.has, index)
+
+    def waits(self) -> bool:
+        return bool(self.notes or self.queue or self.wanted or self.deferred)
+
+    def note(self, index: int, nbytes: int) -> None:
+        """It has chunk `index` of a version whose bitmaps have `nbytes`."""
+        if len(self.has) < nbytes:
+            self.has.extend(bytes(nbytes - len(self.has)))
+        self.has[index >> 3] |= 1 << (index & 7)
+
+    def offer(self, chunks: float) -> None:
+        """While it is stalled: so much it may take until the next tick. Called every tick."""
+        self.kept_up = self.kept_up + 1 if self.offered <= 0 or not self.deferred else 0
+        self.offered = math.ceil(chunks)
+        if self.kept_up > KEPT_UP_TICKS:
+            self.stalled = False
