@@ -59,6 +59,11 @@ class Neighbours:
             self._parting.cancel()
         await self.links.close()
 
+    @property
+    def are_known(self) -> bool:
+        """Whether the learner has said who takes part."""
+        return bool(self._roster.members)
+
     def is_leaf(self, node: NodeId) -> bool:
         return next((member.is_leaf for member in self._roster.members if member.node == node), False)
 

@@ -239,8 +239,13 @@ class Receiver:
             announced = await self._announced.get()
             try:
                 await self._open(announced)
-            except (ProtocolError, PeerUnreachable) as fault:
+            except ProtocolError as fault:
                 self._say(f"version {announced.head.version} was announced and cannot be taken: {fault}")
+            except PeerUnreachable as fault:
+                self._say(f"version {announced.head.version} was announced and cannot be taken yet: {fault}")
+                await asyncio.sleep(RETRY_S)
+                if self._announced.empty():
+                    self._announced.put_nowait(announced)
 
     async def _open(self, announced: Announced) -> None:
         head = announced.head
@@ -393,7 +398,8 @@ class Receiver:
         now = time.monotonic()
         self._behind_since = self._behind_since or now
         sources = self._neighbours.publics()
-        patient = sources and now - self._behind_since < PATIENCE_S
+        # A node that has just been linked does not know yet whom it could ask.
+        patient = (sources or not self._neighbours.are_known) and now - self._behind_since < PATIENCE_S
         learner = self._neighbours.learner()
         try:
             async with self._steady:
