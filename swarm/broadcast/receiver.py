@@ -399,8 +399,7 @@ class Receiver:
         self._behind_since = self._behind_since or now
         sources = self._neighbours.publics()
         # A node that has just been linked does not know yet whom it could ask.
-        may_come = sources or not self._neighbours.are_known
-        patient = may_come and now - self._behind_since < PATIENCE_S
+        patient = (sources or not self._neighbours.are_known) and now - self._behind_since < PATIENCE_S
         learner = self._neighbours.learner()
         try:
             async with self._steady:

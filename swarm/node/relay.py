@@ -11,7 +11,6 @@ from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.config import JoinConfig
 from swarm.errors import first_fault
 from swarm.gossip.records import Profile
-from swarm.node.bootstrap import Greeting
 from swarm.node.data_plane import DataPlane
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import join_settings, open_base, reachability_line, unless_stopped, weights_directory
@@ -58,19 +57,19 @@ class RelayNode:
         return {**self._network.status(), **own, **self._data.status()}
 
     async def _swarms(self, network: NodeNetwork, state_dir: Path) -> None:
-        """One swarm after another, until a stop is requested."""
+        """One swarm, or one of its models, after another, until a stop is requested."""
         while not self._stop.is_set():
-            self._state = "looking for the swarm"
-            found = await unless_stopped(self._stop, network.find())
-            if found is None:
-                return
-            self._say(network.trust_line())
             try:
-                await self._take_part(network, state_dir, found)
+                await self._take_part(network, state_dir)
             except* OtherModel as changed:
                 self._say(f"{first_fault(changed)}; joining it anew")
 
-    async def _take_part(self, network: NodeNetwork, state_dir: Path, found: Greeting) -> None:
+    async def _take_part(self, network: NodeNetwork, state_dir: Path) -> None:
+        self._state = "looking for the swarm"
+        found = await unless_stopped(self._stop, network.find())
+        if found is None:
+            return
+        self._say(network.trust_line())
         key = found.hello.learner_key
         directory = await asyncio.to_thread(weights_directory, state_dir, found.hello.swarm)
         async with network.swarm(key, found.learner.record.round_s), self._data.receiving(directory, key) as receiver:
