@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.config import JoinConfig
+from swarm.errors import first_fault
 from swarm.gossip.records import Profile
 from swarm.node.data_plane import DataPlane
 from swarm.node.identity import StateDirectory
@@ -43,7 +44,7 @@ class RelayNode:
             await network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             self._say(f"relay {network.node}; status: echo-node status {network.address.url}")
             try:
-                await self._take_part(network, state.path)
+                await self._swarms(network, state.path)
             finally:
                 await network.stop()
                 self._data.close()
@@ -55,7 +56,16 @@ class RelayNode:
         own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}
         return {**self._network.status(), **own, **self._data.status()}
 
+    async def _swarms(self, network: NodeNetwork, state_dir: Path) -> None:
+        """One swarm, or one of its models, after another, until a stop is requested."""
+        while not self._stop.is_set():
+            try:
+                await self._take_part(network, state_dir)
+            except* OtherModel as changed:
+                self._say(f"{first_fault(changed)}; joining it anew")
+
     async def _take_part(self, network: NodeNetwork, state_dir: Path) -> None:
+        self._state = "looking for the swarm"
         found = await unless_stopped(self._stop, network.find())
         if found is None:
             return
@@ -65,8 +75,10 @@ class RelayNode:
         async with network.swarm(key, found.learner.record.round_s), self._data.receiving(directory, key) as receiver:
             self._state = "relaying"
             telling = asyncio.create_task(self._tell_held(network, receiver))
-            await self._stop.wait()
-            telling.cancel()
+            try:
+                await self._stop.wait()
+            finally:
+                telling.cancel()
             self._state = "leaving"
 
     async def _tell_held(self, network: NodeNetwork, receiver: Receiver) -> None:
