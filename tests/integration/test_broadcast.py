@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.processes import Node, Swarm, eventually, free_port, swarm_in
+from tests.integration.processes import Node, Publisher, Swarm, eventually, free_port, swarm_in
 
 ENDLESS = ("--steps", "1000000", "--lan")
 SIZE = 48 << 20
-
-
-class Publisher(Node):
-    """benchmarks/broadcast_learner.py: a learner whose versions are random bytes, published when told."""
-
-    def __init__(self, directory: Path, name: str, port: int, *, size: int = SIZE) -> None:
-        self.name = name
-        self.log = directory / f"{name}.log"
-        arguments = ["--directory", str(directory / "publisher"), "--host", "127.0.0.1"]
-        arguments += ["--port", str(port), "--size-bytes", str(size)]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.broadcast_learner", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        eventually(lambda: self.event("listening"), self, "the learner listens")
-
-    def event(self, kind: str) -> dict[str, Any]:
-        """The last event of a kind, or nothing."""
-        lines = [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
-        return next((line for line in reversed(lines) if line["event"] == kind), {})
-
-    def url(self) -> str:
-        return str(self.event("listening")["url"])
-
-    def publish(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"publish\n")
-        self.process.stdin.flush()
 
 
 @pytest.fixture
@@ -60,7 +22,7 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
 
 @pytest.fixture
 def publisher(swarm: Swarm, tmp_path: Path) -> Publisher:
-    node = Publisher(tmp_path, "publisher-0", free_port())
+    node = Publisher(tmp_path, "publisher-0", free_port(), size=SIZE)
     swarm.nodes.append(node)
     return node
 
@@ -133,7 +95,7 @@ def test_a_learner_that_is_killed_in_the_middle_goes_on_with_its_version(swarm: 
     eventually(lambda: held(relays[0]) > 0.1, relays[0], "it holds some of the version")
     publisher.kill()
     port = int(publisher.url().rpartition(":")[2])
-    again = Publisher(swarm.directory, "publisher-1", port)
+    again = Publisher(swarm.directory, "publisher-1", port, size=SIZE)
     swarm.nodes.append(again)
     for relay in relays:
         eventually(lambda: is_complete(relay, "0.0"), relay, "it gets the rest")  # noqa: B023
