@@ -29,7 +29,8 @@ ROUND_S = 2.0
 async def lead(options: argparse.Namespace) -> None:
     settings = NetworkSettings(host=options.host, port=options.port, tls=options.tls, lan=True, round_s=ROUND_S)
     network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)
-    broadcast = BroadcastService(options.directory / "versions", network.key, network.station, scheme=options.scheme)
+    scheme = None if options.scheme == "relay" else options.scheme
+    broadcast = BroadcastService(options.directory / "versions", network.key, network.station, scheme=scheme)
     await broadcast.open(layout_of(options.size_bytes))
 
     def status() -> dict[str, Any]:

@@ -31,7 +31,12 @@ PREAMBLE = b"\0echo-stream\n"
 HEADER = struct.Struct(">BBHIIIQ8s")
 
 UNSENT_BYTES = 16 * 1024
-"""What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT)."""
+UNSENT_S = 0.025
+MOST_UNSENT_BYTES = 512 * 1024
+"""What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a
+busy machine take to give it more, and not much less than a chunk."""
+
+RATE_WEIGHT = 0.3
 
 READ_BYTES = 256 * 1024
 """Read at most so much in one turn of the loop, that other links have theirs."""
@@ -192,6 +197,9 @@ class Stream:
         self._paused_writing = False
         self._closed = False
         self._lowat = 1
+        self._unsent = UNSENT_BYTES
+        self._sent_before = 0
+        self._rate = 0.0
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -205,6 +213,16 @@ class Stream:
         if not (self._writing or self._paused_writing or self._closed):
             self._writing = True
             self._loop.call_soon(self._on_writable)
+
+    def adapt(self, elapsed: float) -> None:
+        """Fit what the kernel may hold unsent to what was sent in the last `elapsed` seconds."""
+        rate = (self.sent_bytes - self._sent_before) / elapsed
+        self._sent_before = self.sent_bytes
+        self._rate += RATE_WEIGHT * (rate - self._rate)
+        wanted = int(min(MOST_UNSENT_BYTES, max(UNSENT_BYTES, UNSENT_S * self._rate)))
+        if not 0.8 * self._unsent <= wanted <= 1.25 * self._unsent:
+            self._unsent = wanted
+            self._sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted)
 
     def divert(self, into: memoryview) -> None:
         """Receive the payload that is under way into another place: what came of it so far is of no use."""

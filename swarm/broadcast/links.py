@@ -225,7 +225,8 @@ class _Watched:
 class Station:
     """What a node's network offers to its data plane.
 
-    `learner` gives the learner's id and addresses, `public_at` the proven addresses of a public, none for a leaf.
+    `learner` gives the learner's id and addresses, `public_at` the proven addresses of a public, none for a leaf,
+    `uplink_of` what a node says of its uplink in bytes a second, 0 if it says nothing.
     """
 
     me: NodeId
@@ -233,6 +234,7 @@ class Station:
     peer_at: Callable[[NodeId, Address], PeerClient]
     learner: Callable[[], tuple[NodeId, list[Address]]]
     public_at: Callable[[NodeId], list[Address]]
+    uplink_of: Callable[[NodeId], float]
     upload: Pace
     download: Pace
     random: Random

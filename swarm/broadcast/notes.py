@@ -51,18 +51,15 @@ class Send:
 
 class Credit(Message, frozen=True, tag=1):
     """A relay can take so many more fresh chunks, and as a public so many more to forward. `epoch` is the number of
-    recalls that it has heard of: credit of an older epoch is void."""
+    recalls that it has heard of: credit of an older epoch is void. Every live child was sent the chunks `copied`, and
+    those `forwarded` that the relay had to forward. All in one note: when each had its own, the one starved the other
+    on a busy link, and the relay of chunks."""
 
     copies: Small
     forwards: Small
     epoch: Small
-
-
-class Done(Message, frozen=True, tag=2):
-    """Every live child of the relay was sent these chunks; `forwarded` are those that it had to forward."""
-
-    copied: Indices
-    forwarded: Indices
+    copied: Indices = ()
+    forwarded: Indices = ()
 
 
 class Recall(Message, frozen=True, tag=3):
@@ -92,7 +89,13 @@ class AllDealt(Message, frozen=True, tag=7):
     """The seeder has nothing left to deal and nothing outstanding: what is still missing has to be asked for."""
 
 
-Note = Credit | Done | Recall | Have | Complete | Want | AllDealt
+class Behind(Message, frozen=True, tag=8):
+    """To the learner: these stripes fall behind the others, and their parents are linked."""
+
+    stripes: Indices
+
+
+Note = Credit | Recall | Have | Complete | Want | AllDealt | Behind
 
 
 class Courier(Protocol):

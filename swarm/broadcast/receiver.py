@@ -18,11 +18,35 @@ from typing import Any
 from swarm.broadcast.basemodel import BaseModel
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.links import Station
-from swarm.broadcast.manifest import LAYOUT_BYTES, Head, Layout, needs_base, open_head, open_layout, open_table
+from swarm.broadcast.manifest import (
+    LAYOUT_BYTES,
+    ChunkTable,
+    Head,
+    Layout,
+    needs_base,
+    open_head,
+    open_layout,
+    open_table,
+)
+from swarm.broadcast.notes import Courier, Kind
+from swarm.broadcast.planner import Routes
+from swarm.broadcast.planning import routes_in
 from swarm.broadcast.relay import Relay
-from swarm.broadcast.roster import Roster, whom_to_dial
+from swarm.broadcast.roster import Roster, Routing, whom_to_dial
 from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
-from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROSTER_BYTES, TABLE, Transfer, Transfers
+from swarm.broadcast.tables import MOST_PARTS, TableParts
+from swarm.broadcast.transfers import (
+    HEAD,
+    MAX_ACTIVE,
+    ROSTER,
+    ROSTER_BYTES,
+    ROUTES,
+    ROUTES_BYTES,
+    TABLE,
+    Transfer,
+    Transfers,
+)
+from swarm.broadcast.tree import TreeCourier
 from swarm.broadcast.weights import WeightMap, open_weights
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
 from swarm.http import Peer
@@ -44,6 +68,24 @@ FETCH_S = 60.0
 
 MAX_TIMES = 16
 """Versions whose times `status` shows."""
+
+
+TABLE_S = 2.0
+"""A table that is not complete so long after its head is asked for: a relay may have died with a part of it."""
+
+
+class _Announced:
+    """A head, and the parts of its table."""
+
+    def __init__(self, sealed: bytes, head: Head) -> None:
+        self.sealed = sealed
+        self.head = head
+        self.parts = TableParts(head.table_bytes)
+        self.timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class OtherModel(EchoError):
@@ -78,8 +120,10 @@ class Receiver:
             on_fault=self._leave,
         )
         self._links = station.links(self._transfers.open_link, self._admits)
-        self._heads: dict[VersionId, tuple[bytes, Head]] = {}
-        self._announced: asyncio.Queue[tuple[bytes, Head, bytes]] = asyncio.Queue(maxsize=MAX_ANNOUNCED)
+        self._heads: dict[VersionId, _Announced] = {}
+        self._routes: dict[VersionId, Routes] = {}
+        self._early_parts: dict[VersionId, list[tuple[NodeId, Frame, bytes]]] = {}
+        self._announced: asyncio.Queue[_Announced] = asyncio.Queue(maxsize=MAX_ANNOUNCED)
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
@@ -104,6 +148,8 @@ class Receiver:
                 group.create_task(self._keep_up())
         finally:
             await self._links.close()
+            for announced in self._heads.values():
+                announced.cancel()
             for version in list(self._transfers.active):
                 self._transfers.close(version)
 
@@ -165,17 +211,62 @@ class Receiver:
     # -- announcements ---------------------------------------------------------------------------------------
 
     def _on_frame(self, node: NodeId, frame: Frame, payload: bytes) -> None:
-        """Heads, tables and rosters are the learner's to send."""
-        if node != self._station.learner()[0]:
+        """Heads and rosters are the learner's to send; parts of a table come from others too."""
+        if frame.type == TABLE:
+            self._take_part(node, frame, payload)
+        elif node != self._station.learner()[0]:
             raise ProtocolError("only the learner announces")
-        if frame.type == ROSTER:
+        elif frame.type == ROSTER:
             self._take_roster(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
+        elif frame.type == ROUTES:
+            self._take_routes(frame.version, decode(payload, Routing, cap_bytes=ROUTES_BYTES))
         elif frame.type == HEAD:
             head = open_head(payload, self._learner_key)
             if self._target is None or head.version > self._target.head.version:
-                self._heads = {head.version: (payload, head)}
-        elif frame.type == TABLE and not self._announced.full() and frame.version in self._heads:
-            self._announced.put_nowait((*self._heads.pop(frame.version), payload))
+                self._heads[head.version] = announced = _Announced(payload, head)
+                announced.timer = asyncio.get_running_loop().call_later(TABLE_S, self._queue, announced)
+                while len(self._heads) > MAX_ACTIVE:
+                    self._heads.pop(min(self._heads)).cancel()
+                for part in self._early_parts.pop(head.version, []):
+                    self._take_part(*part)
+
+    def _take_routes(self, version: VersionId, routing: Routing) -> None:
+        """This node's place in the trees of a version, before or while it is under way."""
+        routes = routes_in(routing)
+        if len(routes.parents) != len(routes.children):
+            raise ProtocolError("routes have a parent and children for each stripe")
+        self._routes[version] = routes
+        while len(self._routes) > MAX_ACTIVE:
+            del self._routes[min(self._routes)]
+        transfer = self._transfers.active.get(version)
+        if (
+            transfer is not None
+            and isinstance(transfer.courier, TreeCourier)
+            and transfer.courier.stripes == len(routes.parents)
+        ):
+            transfer.courier.set_routes(routes, now=time.monotonic())
+            self._transfers.stir()
+
+    def _take_part(self, node: NodeId, frame: Frame, payload: bytes) -> None:
+        """Pass a part on if the learner says so, and keep it; one may overtake the head."""
+        if frame.kind == Kind.FRESH and node == self._station.learner()[0]:
+            for peer, link in self._transfers.links.items():
+                if peer != node:
+                    link.send(TABLE, frame.version, payload, index=frame.index)
+        if (announced := self._heads.get(frame.version)) is None:
+            early = self._early_parts.setdefault(frame.version, [])
+            if len(early) < MOST_PARTS:
+                early.append((node, frame, payload))
+            while len(self._early_parts) > MAX_ACTIVE:
+                del self._early_parts[min(self._early_parts)]
+        elif announced.parts.put(frame.index, payload, node) and announced.parts.whole() is not None:
+            self._queue(announced)
+
+    def _queue(self, announced: _Announced) -> None:
+        """Have a version opened: its table is here, or does not come by itself."""
+        announced.cancel()
+        if self._heads.pop(announced.head.version, None) is not None and not self._announced.full():
+            self._announced.put_nowait(announced)
 
     def _take_roster(self, roster: Roster) -> None:
         self._roster = roster
@@ -197,41 +288,63 @@ class Receiver:
 
     async def _open_announced(self) -> None:
         while True:
-            sealed, head, table_bytes = await self._announced.get()
+            announced = await self._announced.get()
             try:
-                await self._open(sealed, head, table_bytes)
+                await self._open(announced)
             except ProtocolError as fault:
-                self._say(f"version {head.version} was announced and cannot be taken: {fault}")
+                self._say(f"version {announced.head.version} was announced and cannot be taken: {fault}")
             except PeerUnreachable as fault:
-                self._say(f"version {head.version} was announced and cannot be taken yet: {fault}")
+                self._say(f"version {announced.head.version} was announced and cannot be taken yet: {fault}")
                 await asyncio.sleep(RETRY_S)
                 if self._announced.empty():
-                    self._announced.put_nowait((sealed, head, table_bytes))
+                    self._announced.put_nowait(announced)
 
-    async def _open(self, sealed: bytes, head: Head, table_bytes: bytes) -> None:
+    async def _open(self, announced: _Announced) -> None:
+        head = announced.head
         if self._target is not None and head.version <= self._target.head.version:
             return
         store = await self._with_layout(head)
-        assert store.layout is not None
-        table = await asyncio.to_thread(open_table, table_bytes, head, store.layout)
-        held = await asyncio.to_thread(store.begin, sealed, head, table_bytes, table)
+        table_bytes, table = await self._table(announced, store)
+        held = await asyncio.to_thread(store.begin, announced.sealed, head, table_bytes, table)
         self._target = held
         self._note_time(head.version, "announced_s")
         self._retire(held)
         if self._is_within_reach(held):
-            learner, _ = self._station.learner()
-            relay = Relay(
-                learner,
-                len(held.chunks.spans),
-                table.chunk_bytes,
-                leaf=self._is_leaf(self._station.me),
-                now=time.monotonic(),
-                have=held.chunks.have(),
-            )
-            self._transfers.open(held, relay)
+            self._transfers.open(held, self._courier(held))
             if held.chunks.complete:
                 self._note_time(head.version, "complete_s")
         await self._tell()
+
+    def _courier(self, held: HeldVersion) -> Courier:
+        """This node's part: in the trees if the learner gave it a place there, else in the mesh."""
+        learner, _ = self._station.learner()
+        count, have = len(held.chunks.spans), held.chunks.have()
+        if (routes := self._routes.get(held.head.version)) is not None:
+            return TreeCourier(count=count, learner=learner, routes=routes, held=have, random=self._station.random)
+        leaf = self._is_leaf(self._station.me)
+        return Relay(learner, count, held.table.chunk_bytes, leaf=leaf, now=time.monotonic(), have=have)
+
+    async def _table(self, announced: _Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
+        """The table as it came in parts; if that is not the signed one, as the learner or a peer has it."""
+        head, layout = announced.head, store.layout
+        assert layout is not None
+        if (data := announced.parts.whole()) is not None:
+            try:
+                return data, await asyncio.to_thread(open_table, data, head, layout)
+            except ProtocolError:
+                self._transfers.rejected["table"] += 1
+        path = f"/v1/objects/{head.table_digest.hex()}"
+        for peer in [*self._sources(), *self._learner()]:
+            try:
+                data = await peer.get(path, cap_bytes=head.table_bytes, timeout_s=FETCH_S)
+                table = await asyncio.to_thread(open_table, data, head, layout)
+            except (PeerUnreachable, ProtocolError):
+                continue
+            for liar in announced.parts.liars(data):
+                if (link := self._transfers.links.get(liar)) is not None:
+                    self._transfers.reject(link, "table")
+            return data, table
+        raise PeerUnreachable("nobody gives its chunk table")
 
     async def _with_layout(self, head: Head) -> VersionStore:
         """The store with the head's layout, fetched if it is not here. OtherModel if there was another one."""

@@ -20,7 +20,6 @@ from swarm.broadcast.notes import (
     AllDealt,
     Complete,
     Credit,
-    Done,
     Have,
     Kind,
     Note,
@@ -41,6 +40,10 @@ RATE_S = 1.0
 STALLED_QUEUE = 8
 """A child that has more waiting and gets under half of the average rate is stalled: a moving average of a second
 tells that from bad luck."""
+
+DEFERRED_EVERY = 4
+"""So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the
+end, and everybody with them."""
 
 KEPT_UP_TICKS = 3
 """A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
@@ -110,7 +113,7 @@ class Relay:
         self._epoch = 0
         self._granted = [0, 0]
         self._relayed: list[int] = []
-        self._forwarded: list[int] = []
+        self._forwarded: dict[int, None] = {}
         self._done: tuple[list[int], list[int]] = ([], [])
         self._all_dealt = False
         self._asked: dict[int, float] = {}
@@ -174,8 +177,9 @@ class Relay:
         elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
             self._forwards.arrived(self._queued_forwards / max(1, len(leaves)), self._backlog())
-            self._forwarded.append(index)
-            self._queue(index, [(c, Kind.COPY) for c in leaves], forward=True)
+            # Once: a leaf that sends it again must not have all leaves sent it again.
+            self._queue(index, [] if index in self._forwarded else [(c, Kind.COPY) for c in leaves], forward=True)
+            self._forwarded[index] = None
         if self._asked and len(self._asked) < MAX_INDICES // 2:
             self._ask(now)
         self._grant()
@@ -198,7 +202,7 @@ class Relay:
                 self._promise(child, indices)
                 self._dirty[peer] = None
             case _:
-                pass  # Credit and Done are for the seeder
+                pass  # credit is for the seeder
 
     # -- what goes -------------------------------------------------------------------------------------------
 
@@ -210,6 +214,8 @@ class Relay:
             return None
         if child.notes:
             return child.notes.popleft()
+        if child.sent % DEFERRED_EVERY == 0 and (deferred := self._next_deferred(child)) is not None:
+            return deferred
         while child.queue:
             index, kind, duty = child.queue.popleft()
             if child.holds(index) and kind is not Kind.FORWARD:
@@ -338,6 +344,8 @@ class Relay:
         self._copies.out = self._forwards.out = 0
         self._granted = [0, 0]
         recalled = set(note.indices)
+        for index in recalled:
+            self._forwarded.pop(index, None)
         for child in self._children.values():
             kept = [entry for entry in child.queue if entry[2] is None or entry[0] not in recalled]
             dropped = [entry[2] for entry in child.queue if entry[2] is not None and entry[0] in recalled]
@@ -365,14 +373,18 @@ class Relay:
         if self._to_seeder:
             return self._to_seeder.popleft()
         copied, forwarded = self._done
-        if copied or forwarded:
-            self._done = (copied[MAX_INDICES:], forwarded[MAX_INDICES:])
-            return Done(copied=tuple(copied[:MAX_INDICES]), forwarded=tuple(forwarded[:MAX_INDICES]))
-        if any(self._granted):
-            copies, forwards = self._granted
-            self._granted = [0, 0]
-            return Credit(copies=copies, forwards=forwards, epoch=self._epoch)
-        return None
+        if not (copied or forwarded or any(self._granted)):
+            return None
+        copies, forwards = self._granted
+        self._granted = [0, 0]
+        self._done = (copied[MAX_INDICES:], forwarded[MAX_INDICES:])
+        return Credit(
+            copies=copies,
+            forwards=forwards,
+            epoch=self._epoch,
+            copied=tuple(copied[:MAX_INDICES]),
+            forwarded=tuple(forwarded[:MAX_INDICES]),
+        )
 
     def _backlog(self) -> float:
         return self._queued_copies / max(1, len(self._children))

@@ -13,6 +13,14 @@ MAX_MEMBERS = 256
 """A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
 
 
+MAX_STRIPES = 64
+"""Four times as many as the planner makes."""
+
+
+MaybeId = Annotated[str, msgspec.Meta(max_length=64)]
+Ids = Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
 class Member(Message, frozen=True):
     """One receiver. Without addresses it is a leaf: it dials, and nobody can dial it."""
 
@@ -28,6 +36,17 @@ class Roster(Message, frozen=True):
     """The receivers that a node is to be linked with, itself among them."""
 
     members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class Routing(Message, frozen=True):
+    """One node's part in the trees of a version: by stripe its parent ("" is none) and its children; the pace."""
+
+    parents: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=MAX_STRIPES)]
+    children: Annotated[
+        tuple[Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_MEMBERS)], ...],
+        msgspec.Meta(max_length=MAX_STRIPES),
+    ]
+    chunks_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 def whom_to_dial(me: NodeId, roster: Roster) -> dict[NodeId, tuple[Address, ...]]:

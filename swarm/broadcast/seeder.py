@@ -15,7 +15,6 @@ from swarm.broadcast.notes import (
     AllDealt,
     Complete,
     Credit,
-    Done,
     Have,
     Kind,
     Note,
@@ -46,6 +45,9 @@ chunks took so far, stands still. At 0.6 s healthy relays were suspected, and it
 
 BARRED_S = 1.0
 """It is dealt nothing for so long, and then begins anew."""
+
+MAX_CREDIT = 1024
+"""Chunks that one relay is believed to have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB."""
 
 RATE_DEALS = 256
 """The rate of dealing is that of the last so many deals."""
@@ -139,11 +141,11 @@ class Seeder:
         if (at := self._peers.get(peer)) is None:
             return
         match note:
-            case Credit() if note.epoch == at.epoch:
-                at.credit = min(MAX_INDICES, at.credit + note.copies)
-                at.forwards = min(MAX_INDICES, at.forwards + note.forwards)
-            case Done():
+            case Credit():
                 self._note_done(at, note, now)
+                if note.epoch == at.epoch:
+                    at.credit = min(MAX_CREDIT, at.credit + note.copies)
+                    at.forwards = min(MAX_CREDIT, at.forwards + note.forwards)
             case Have(bitmap=bitmap):
                 at.has = bitmap
                 self._skip_held()
@@ -212,6 +214,10 @@ class Seeder:
         late = self._late(now)
         able = [p for p in able if p not in late]
         leaves = [p for p in able if self._peers[p].leaf]
+        if self._again:
+            # The leaf may have no link to its forwarder, and then it would be dealt to leaves for ever.
+            publics = [p for p in able if not self._peers[p].leaf]
+            return self._give(publics, None, now) if publics else self._relay_itself()
         if leaves:
             return self._deal_to_leaf(leaves, late, now)
         # If all that have credit are late, others have their last chunks in hand, and it ends soonest like that.
@@ -285,7 +291,9 @@ class Seeder:
         return {p for p, at in self._peers.items() if at.latency is not None and at.latency > limit}
 
     def _shortest(self, able: list[NodeId]) -> NodeId:
-        return min(able, key=lambda p: (len(self._peers[p].fresh), -self._peers[p].credit))
+        """Of those with the shortest queue whoever was quickest so far: where the forwarders bind, relays have credit
+        to spare, and a chunk with a slow one would keep its forwarder waiting."""
+        return min(able, key=lambda p: (len(self._peers[p].fresh), self._peers[p].latency or 0.0))
 
     def _peek(self) -> int:
         return self._again[0] if self._again else self._undealt[0]
@@ -295,7 +303,7 @@ class Seeder:
 
     # -- what was dealt --------------------------------------------------------------------------------------
 
-    def _note_done(self, at: _Peer, note: Done, now: float) -> None:
+    def _note_done(self, at: _Peer, note: Credit, now: float) -> None:
         for index in note.copied:
             if (dealt_at := at.relays.pop(index, None)) is not None:
                 before = at.latency if at.latency is not None else now - dealt_at

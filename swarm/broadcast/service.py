@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,20 @@ from typing import Any
 
 from aiohttp import web
 
-from swarm.broadcast.links import Station
+from swarm.broadcast.forest import PeerProfile
+from swarm.broadcast.links import NO_VERSION, Station
 from swarm.broadcast.manifest import Layout, needs_base
-from swarm.broadcast.publishing import PublishedVersions
+from swarm.broadcast.notes import Courier, Kind
+from swarm.broadcast.planner import Routes, Scheme
+from swarm.broadcast.planning import Planning, routing_of
+from swarm.broadcast.publishing import FULL_RATIO, PublishedVersions
 from swarm.broadcast.roster import Member, Roster
 from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store import HeldVersion
-from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, TABLE, Link, Transfers
+from swarm.broadcast.tables import DIRECT_BYTES, parts_of, relays_of
+from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROUTES, TABLE, Link, Transfers
+from swarm.broadcast.tree import TreeCourier
 from swarm.errors import ProtocolError
 from swarm.signing import SigningKey
 from swarm.stream import Frame, Incoming
@@ -32,7 +39,7 @@ CODING_THREADS = 2
 ROSTER_S = 0.25
 """Who is linked, and who is public, is looked at so often; changes within this time go out together."""
 
-MAX_RECORDS = 64
+MAX_SHOWN = 8
 """Versions whose spreading `status` shows."""
 
 
@@ -50,11 +57,11 @@ class Spreading:
 class BroadcastService:
     """The learner's side. `run` goes on for as long as receivers are served."""
 
-    def __init__(self, directory: Path, key: SigningKey, station: Station, *, scheme: str = "relay") -> None:
+    def __init__(self, directory: Path, key: SigningKey, station: Station, *, scheme: Scheme | None = None) -> None:
         self._directory = directory
         self._key = key
         self._station = station
-        self._scheme = scheme
+        self._planning = Planning(station.me, scheme)
         self._pool = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec")
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None
@@ -67,7 +74,9 @@ class BroadcastService:
             on_peer_complete=self._on_peer_complete,
         )
         self._links = station.links(self._transfers.open_link, lambda node: True)
-        self._roster = Roster(members=())
+        self._members: dict[NodeId, Member] = {}
+        self._rosters: dict[NodeId, Roster] = {}
+        self._routes: dict[NodeId, Routes] = {}
         self._stale: set[NodeId] = set()
         self._spreading: dict[VersionId, Spreading] = {}
         self._server = VersionServer(
@@ -91,23 +100,23 @@ class BroadcastService:
         afterwards it holds other bytes."""
         assert self._versions is not None
         # With too many versions under way a delta would only make the queue longer: begin anew, and drop the others.
-        late = sum(not t.courier.delivered for t in self._transfers.active.values() if isinstance(t.courier, Seeder))
+        late = sum(not self._is_delivered(version) for version in self._transfers.active)
         full = late >= MAX_ACTIVE - 1
-        size = self._chunk_bytes()
+        size = self._chunk_bytes(full=full)
         held = await asyncio.to_thread(self._versions.publish, staging, version, size, self._pool, full=full)
         return self._begin(held)
 
     async def republish(self, version: VersionId) -> HeldVersion:
         """The newest version's weights once more, as `version`."""
         assert self._versions is not None
-        held = await asyncio.to_thread(self._versions.republish, version, self._chunk_bytes(), self._pool)
+        held = await asyncio.to_thread(self._versions.republish, version, self._chunk_bytes(full=False), self._pool)
         return self._begin(held)
 
     async def run(self) -> None:
         """Tell everybody who takes part, until cancelled."""
         try:
             while True:
-                self._send_roster()
+                self._follow_links()
                 await asyncio.sleep(ROSTER_S)
         finally:
             await self._links.close()
@@ -124,16 +133,31 @@ class BroadcastService:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def status(self) -> dict[str, Any]:
-        """What `status` says of the data plane; the keys are described in docs/protocol.md."""
+    def status(self, installed_s: Callable[[VersionId], dict[str, float | None]] | None = None) -> dict[str, Any]:
+        """What `status` says of the data plane; the keys are described in docs/protocol.md. `installed_s` tells when
+        samplers had installed a version."""
         return {
+            "topology": self._topology(),
             "streams": len(self._transfers.links),
             "stream_bytes_sent": self._transfers.sent_bytes,
             "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
-            "broadcasts": {str(version): self._spread(version) for version in sorted(self._spreading)[-4:]},
+            "broadcasts": {
+                str(version): {
+                    **self._spread(version),
+                    **({"installed_s": installed_s(version)} if installed_s is not None else {}),
+                }
+                for version in sorted(self._spreading)[-MAX_SHOWN:]
+            },
         }
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _topology(self) -> str:
+        if not self._transfers.links:
+            return "nobody takes part"
+        if all(member.is_leaf for member in self._members.values()):
+            return "star: everything goes over the learner's uplink, because nobody can be dialled; add one relay"
+        return self._planning.plan.scheme if self._planning.plan is not None else "nothing published"
 
     def _begin(self, held: HeldVersion, *, resumed: bool = False) -> HeldVersion:
         """Announce a version and deal it."""
@@ -146,46 +170,120 @@ class BroadcastService:
             codecs=dict(Counter(entry.codec for entry in held.table.regions)),
             announced_at=time.monotonic(),
         )
-        while len(self._spreading) > MAX_RECORDS:
+        while len(self._spreading) > MAX_SHOWN:
             del self._spreading[min(self._spreading)]
-        for link in self._transfers.links.values():
-            _announce(link, held)
-        self._transfers.open(held, Seeder(len(held.chunks.spans), now=time.monotonic(), resumed=resumed))
+        plan = self._planning.begin(
+            self._profiles(), self._transfers.uplink_bytes_per_s, held.table.encoded_bytes, held.table.chunk_bytes
+        )
+        self._routes = {}
+        self._send_routes([held.head.version])
+        self._announce(held)
+        count = len(held.chunks.spans)
+        courier: Courier = Seeder(count, now=time.monotonic(), resumed=resumed)
+        if plan.scheme != "mesh":
+            routes = plan.routes_of(self._station.me)
+            courier = TreeCourier(
+                count=count, learner=self._station.me, routes=routes, whole=True, random=self._station.random
+            )
+        self._transfers.open(held, courier)
         self.newest = held
         return held
 
+    def _announce(self, held: HeldVersion) -> None:
+        """Head and table ahead of all chunks: receivers need no question before their first byte."""
+        links = self._transfers.links
+        publics = {node: self._station.uplink_of(node) for node in links if self._station.public_at(node)}
+        if not publics or len(links) * len(held.table_bytes) <= DIRECT_BYTES:
+            for link in links.values():
+                self._announce_directly(link, held)
+            return
+        version = held.head.version
+        for link in links.values():
+            link.send(HEAD, version, held.sealed_head)
+        spans = parts_of(len(held.table_bytes))
+        for index, (span, relay) in enumerate(zip(spans, relays_of(len(spans), publics), strict=True)):
+            part = held.table_bytes[span.start : span.start + span.nbytes]
+            links[relay].send(TABLE, version, part, kind=Kind.FRESH, index=index)
+
+    @staticmethod
+    def _announce_directly(link: Link, held: HeldVersion) -> None:
+        link.send(HEAD, held.head.version, held.sealed_head)
+        for index, span in enumerate(parts_of(len(held.table_bytes))):
+            link.send(TABLE, held.head.version, held.table_bytes[span.start : span.start + span.nbytes], index=index)
+
     def _retire(self, newer: HeldVersion) -> None:
         """Deal no more of the versions that everybody has, or that nobody needs now."""
-        for version, transfer in list(self._transfers.active.items()):
-            seeder = transfer.courier
-            assert isinstance(seeder, Seeder)
-            if (seeder.dealt and seeder.delivered) or not needs_base(newer.table):
+        for version in list(self._transfers.active):
+            if self._is_delivered(version) or not needs_base(newer.table):
                 self._transfers.close(version)
         while len(self._transfers.active) >= MAX_ACTIVE:
             self._transfers.close(min(self._transfers.active))
 
-    def _chunk_bytes(self) -> int:
-        return 16 * 1024
+    def _is_delivered(self, version: VersionId) -> bool:
+        """Everybody who is linked has said that it holds the version."""
+        found = self._spreading.get(version)
+        return found is not None and all(node in found.complete_s for node in self._transfers.links)
+
+    def _chunk_bytes(self, *, full: bool) -> int:
+        """As the planner asks, for about as many bytes as the last version had."""
+        assert self._layout is not None
+        expected = int(FULL_RATIO * self._layout.total_bytes)
+        if self.newest is not None and not full:
+            expected = self.newest.table.encoded_bytes
+        return self._planning.chunk_bytes(self._profiles(), expected)
+
+    def _profiles(self) -> dict[NodeId, PeerProfile]:
+        """Who is linked, as the planner sees it."""
+        station = self._station
+        return {
+            node: PeerProfile(
+                node=node, public=bool(station.public_at(node)), uplink_bytes_per_s=station.uplink_of(node)
+            )
+            for node in sorted(self._transfers.links)
+        }
 
     def _on_link(self, node: NodeId, up: bool) -> None:
         if not up:
             return
         self._stale.add(node)
         for transfer in self._transfers.active.values():
-            _announce(self._transfers.links[node], transfer.held)
+            self._follow_links()
+            self._announce_directly(self._transfers.links[node], transfer.held)
 
-    def _send_roster(self) -> None:
-        members = tuple(
-            Member(node=node, addresses=tuple(self._station.public_at(node))) for node in sorted(self._transfers.links)
-        )
-        roster = Roster(members=members)
-        changed = roster != self._roster
-        self._roster = roster
-        version = VersionId(incarnation=0, version=0)
-        for node, link in self._transfers.links.items():
-            if changed or node in self._stale:
-                link.send(ROSTER, version, encode(roster))
+    def _follow_links(self) -> None:
+        """Tell everybody who takes part; adapt the trees to who is there, and to who falls behind."""
+        profiles = self._profiles()
+        changed = self._planning.follow(profiles)
+        for transfer in self._transfers.active.values():
+            if isinstance(transfer.courier, TreeCourier):
+                changed |= self._planning.relieve(transfer.courier.complaints(), now=time.monotonic())
+        if changed:
+            self._send_routes(self._transfers.active)
+        members = {node: Member(node=node, addresses=tuple(self._station.public_at(node))) for node in profiles}
+        if members != self._members or changed or self._stale:
+            self._members = members
+            rosters = self._planning.rosters(members)
+            for node, link in self._transfers.links.items():
+                if node in self._stale or rosters[node] != self._rosters.get(node):
+                    link.send(ROSTER, NO_VERSION, encode(rosters[node]))
+            self._rosters = rosters
         self._stale.clear()
+
+    def _send_routes(self, versions: Iterable[VersionId]) -> None:
+        """Where there are trees, each node's part in them, if it changed; the learner's own too."""
+        plan = self._planning.plan
+        if plan is None or not plan.trees:
+            return
+        for node, link in self._transfers.links.items():
+            routes = plan.routes_of(node)
+            if routes != self._routes.get(node) or node in self._stale:
+                self._routes[node] = routes
+                for version in versions:
+                    link.send(ROUTES, version, encode(routing_of(routes)))
+        for transfer in self._transfers.active.values():
+            if isinstance(transfer.courier, TreeCourier):
+                transfer.courier.set_routes(plan.routes_of(self._station.me), now=time.monotonic())
+        self._transfers.stir()
 
     def _on_peer_complete(self, node: NodeId, version: VersionId) -> None:
         if (spreading := self._spreading.get(version)) is not None:
@@ -194,21 +292,15 @@ class BroadcastService:
     def _spread(self, version: VersionId) -> dict[str, Any]:
         spreading = self._spreading[version]
         transfer = self._transfers.active.get(version)
-        repairs = transfer.courier.repairs if transfer and isinstance(transfer.courier, Seeder) else None
+        courier = transfer.courier if transfer is not None else None
         return {
             "raw_bytes": spreading.raw_bytes,
             "encoded_bytes": spreading.encoded_bytes,
             "codecs": spreading.codecs,
             "complete": len(spreading.complete_s),
             "last_complete_s": round(max(spreading.complete_s.values(), default=0.0), 4),
-            "repairs": repairs,
+            "repairs": courier.repairs if isinstance(courier, Seeder) else None,
         }
-
-
-def _announce(link: Link, held: HeldVersion) -> None:
-    """Head and table ahead of all chunks: the receiver needs no question before its first byte."""
-    link.send(HEAD, held.head.version, held.sealed_head)
-    link.send(TABLE, held.head.version, held.table_bytes)
 
 
 def _refuse(node: NodeId, frame: Frame, payload: bytes) -> None:

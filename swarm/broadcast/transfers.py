@@ -24,14 +24,22 @@ from swarm.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
 from swarm.wire import digest, encode
 
-NOTE, CHUNK, HEAD, TABLE, ROSTER = range(3, 8)
+NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
 """Types of frames, after those of links.py."""
 
 NOTE_BYTES = MAX_BITMAP_BYTES + 1024
 HEAD_FRAME_BYTES = 1024
 ROSTER_BYTES = 64 * 1024
+ROUTES_BYTES = 64 * 1024
 
-CAPS = {NOTE: NOTE_BYTES, CHUNK: MAX_CHUNK_BYTES, HEAD: HEAD_FRAME_BYTES, TABLE: TABLE_BYTES, ROSTER: ROSTER_BYTES}
+CAPS = {
+    NOTE: NOTE_BYTES,
+    CHUNK: MAX_CHUNK_BYTES,
+    HEAD: HEAD_FRAME_BYTES,
+    TABLE: TABLE_BYTES,
+    ROSTER: ROSTER_BYTES,
+    ROUTES: ROUTES_BYTES,
+}
 """Largest payload of each type, checked before a buffer is made for it."""
 
 MAX_ACTIVE = 4
@@ -97,7 +105,7 @@ class Transfers:
         self._timer: asyncio.TimerHandle | None = None
         self._sent_before = 0
         self._sent_gone = 0
-        self._measured_at = time.monotonic()
+        self._measured_at = self._ticked_at = time.monotonic()
         self.uplink_bytes_per_s = 0.0
         self.repeated_chunks = 0
         self.rejected: Counter[str] = Counter()
@@ -176,6 +184,9 @@ class Transfers:
         self._timer = None
         now = time.monotonic()
         self._measure(now)
+        for link in self.links.values():
+            link.stream.adapt(max(1e-3, now - self._ticked_at))
+        self._ticked_at = now
         for transfer in list(self.active.values()):
             at = transfer.courier.deadline()
             if at is not None and at <= now + 0.005:
@@ -261,12 +272,12 @@ class Link:
     def say(self, version: VersionId, note: Note) -> None:
         self.send(NOTE, version, encode(note))
 
-    def send(self, type_: int, version: VersionId, payload: bytes) -> None:
+    def send(self, type_: int, version: VersionId, payload: bytes, *, kind: Kind = Kind.COPY, index: int = 0) -> None:
         """Queue a frame ahead of all chunks. A link that takes none any more is ended instead of growing."""
         if len(self._queue) >= MAX_QUEUED:
             self.stream.close(ProtocolError("the link takes no frames"))
             return
-        self._queue.append(Outgoing(Frame(type_, len(payload), version).pack(), payload))
+        self._queue.append(Outgoing(Frame(type_, len(payload), version, int(kind), index).pack(), payload))
         self.stream.wake()
 
     # -- LinkEnd ---------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def plain_line(status: dict[str, Any]) -> str:
     return "  ".join([status["state"], *(f"{name} {value}" for name, value in live_figures(status))])
 
 
-TABLES = ("samplers", "publics", "leaves", "metrics", "held_out")
+TABLES = ("samplers", "broadcasts", "publics", "leaves", "metrics", "held_out")
 """Keys of a status that are shown as tables, or have a line of their own."""
 
 
@@ -68,6 +68,7 @@ def status_table(status: dict[str, Any]) -> RenderableType:
         table.add_row("held_out", _held_out(status))
     parts: list[RenderableType] = [table]
     parts += [_samplers(status["samplers"])] if status.get("samplers") else []
+    parts += [_broadcasts(status["broadcasts"])] if status.get("broadcasts") else []
     parts += [_publics(status["publics"])] if status.get("publics") else []
     parts += [_leaves(status["leaves"])] if status.get("leaves") else []
     return Group(*parts)
@@ -110,6 +111,29 @@ def _publics(publics: list[dict[str, Any]]) -> Table:
             str(public["leaves"]),
         )
     return table
+
+
+def _broadcasts(broadcasts: dict[str, dict[str, Any]]) -> Table:
+    """How the last versions spread; the times are until so many percent of the samplers had installed one."""
+    table = Table(title="broadcasts", title_justify="left")
+    for name in ("version", "raw", "sent", "codecs", "received by", "50 %", "90 %", "100 %", "repairs"):
+        table.add_column(name)
+    for version, found in broadcasts.items():
+        times = found.get("installed_s", {})
+        table.add_row(
+            version,
+            _megabytes(found["raw_bytes"]),
+            f"{_megabytes(found['encoded_bytes'])} ({found['encoded_bytes'] / found['raw_bytes']:.2%})",
+            ", ".join(f"{codec} {count}" for codec, count in found["codecs"].items()),
+            str(found["complete"]),
+            *(_seconds(times.get(share)) for share in ("50", "90", "100")),
+            str(found["repairs"]),
+        )
+    return table
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.3g} MB"
 
 
 def _leaves(leaves: list[dict[str, Any]]) -> Table:

@@ -142,7 +142,7 @@ class LearnerNode:
             "held_out": self._held_out,
             "metrics": self._last,
             **self._rollouts.status(),
-            **self._broadcast.status(),
+            **self._broadcast.status(self._tracker.spread_s),
         }
 
     # -- the run ---------------------------------------------------------------------------------------------

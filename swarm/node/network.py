@@ -108,6 +108,7 @@ class NodeNetwork:
             peer_at=self.peers.at,
             learner=self.learner,
             public_at=self.public_at,
+            uplink_of=self.uplink_of,
             upload=_pace(settings.max_upload_mbit),
             download=_pace(settings.max_download_mbit),
             random=self._random,
@@ -215,6 +216,11 @@ class NodeNetwork:
         if signed is None or signed.node != node or signed.record.reachability != "public":
             return []
         return list(self.gossip.core.view.table.callable_at(signed))
+
+    def uplink_of(self, node: NodeId) -> float:
+        """What a public says of its uplink, in bytes a second; 0 is unknown."""
+        signed = self.gossip.core.view.record_of(prefix_of(node)) if self.gossip.is_open else None
+        return signed.record.profile.uplink_bytes_per_s if signed is not None else 0.0
 
     def set_profile(self, profile: Profile) -> None:
         self.gossip.core.set_profile(profile, now=time.monotonic())

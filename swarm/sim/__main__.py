@@ -3,6 +3,7 @@
     python -m swarm.sim --seed 7 --scenario churn    one run and its figures; --trace prints every event
     python -m swarm.sim --seeds 1000                 random scenarios of seeds 0..999, up to the first that fails
     python -m swarm.sim --gossip --seed 7            the same for membership: a random swarm and its faults
+    python -m swarm.sim --broadcast --seeds 100-199  and for the transfer of a version; seeds from and to, or how many
 
 A breach is printed with the command that replays it, and the exit status is 1.
 """
@@ -12,6 +13,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from swarm.sim.broadcast_checkers import BroadcastBreach
+from swarm.sim.broadcast_plan import BroadcastFigures, BroadcastPlan
+from swarm.sim.broadcast_plan import run_plan as run_broadcast_plan
 from swarm.sim.checkers import InvariantBreach
 from swarm.sim.cluster import Cluster
 from swarm.sim.gossip_checkers import GossipBreach
@@ -25,21 +29,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m swarm.sim", description="the swarm on a virtual clock")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, metavar="N", help="run this seed")
-    which.add_argument("--seeds", type=int, metavar="N", help="run the random scenarios of seeds 0..N-1")
+    which.add_argument(
+        "--seeds", type=seeds_of, metavar="N|A-B", help="run the random scenarios of seeds 0..N-1, or A..B"
+    )
     parser.add_argument("--scenario", default=RANDOM, choices=(RANDOM, *NAMED), help="what to simulate")
-    parser.add_argument("--gossip", action="store_true", help="simulate membership instead of rollouts")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--gossip", action="store_true", help="simulate membership instead of rollouts")
+    part.add_argument("--broadcast", action="store_true", help="simulate the transfer of a version instead")
     parser.add_argument("--trace", action="store_true", help="print every event")
     arguments = parser.parse_args()
-    if arguments.gossip and arguments.scenario != RANDOM:
-        parser.error("membership has random scenarios only")
+    if (arguments.gossip or arguments.broadcast) and arguments.scenario != RANDOM:
+        parser.error("membership and transfers have random scenarios only")
     try:
         if arguments.gossip:
             run_gossip(arguments.seed, arguments.seeds, trace=arguments.trace)
+        elif arguments.broadcast:
+            run_broadcast(arguments.seed, arguments.seeds, trace=arguments.trace)
         elif arguments.seed is not None:
             run_one(arguments.seed, arguments.scenario, trace=arguments.trace)
         else:
             run_many(arguments.seeds)
-    except (InvariantBreach, GossipBreach) as breach:
+    except (InvariantBreach, GossipBreach, BroadcastBreach) as breach:
         print(breach)
         return 1
     return 0
@@ -65,7 +75,7 @@ def run_one(seed: int, name: str, *, trace: bool) -> None:
     print(f"trace digest        {cluster.world.trace_digest()}")
 
 
-def run_gossip(seed: int | None, seeds: int, *, trace: bool) -> None:
+def run_gossip(seed: int | None, seeds: range, *, trace: bool) -> None:
     """Run one random scenario of membership and print its figures, or many and print the slowest to become whole."""
     if seed is not None:
         figures = run_plan(GossipPlan.random(seed), seed, tell=print if trace else None)
@@ -73,23 +83,56 @@ def run_gossip(seed: int | None, seeds: int, *, trace: bool) -> None:
             print(f"{name.replace('_', ' '):<19} {getattr(figures, name)}")
         return
     events, slowest_s = 0, 0.0
-    for one in range(seeds):
+    for one in seeds:
         figures = run_plan(GossipPlan.random(one), one)
         events += figures.events
         slowest_s = max(slowest_s, figures.settle_s)
-        if (one + 1) % REPORT_EVERY_SEEDS == 0 or one + 1 == seeds:
-            print(f"{one + 1} seeds, {events} events, whole again within {slowest_s:.0f} s, no breach", flush=True)
+        if is_reported(one, seeds):
+            print(
+                f"{one - seeds.start + 1} seeds, {events} events, whole again within {slowest_s:.0f} s, no breach",
+                flush=True,
+            )
 
 
-def run_many(seeds: int) -> None:
+def run_many(seeds: range) -> None:
     """Run the random scenarios of the seeds; the first breach ends it."""
     events = 0
-    for seed in range(seeds):
+    for seed in seeds:
         cluster = Cluster(scenario_named(RANDOM, seed), seed)
         cluster.run()
         events += cluster.world.events
-        if (seed + 1) % REPORT_EVERY_SEEDS == 0 or seed + 1 == seeds:
-            print(f"{seed + 1} seeds, {events} events, no breach", flush=True)
+        if is_reported(seed, seeds):
+            print(f"{seed - seeds.start + 1} seeds, {events} events, no breach", flush=True)
+
+
+def run_broadcast(seed: int | None, seeds: range, *, trace: bool) -> None:
+    """Run one random transfer and print its figures, or many and print the slowest to settle."""
+    if seed is not None:
+        figures = run_broadcast_plan(BroadcastPlan.random(seed), seed, tell=print if trace else None)
+        for name in BroadcastFigures.__slots__:
+            print(f"{name.replace('_', ' '):<19} {getattr(figures, name)}")
+        return
+    events, slowest_s = 0, 0.0
+    for one in seeds:
+        figures = run_broadcast_plan(BroadcastPlan.random(one), one)
+        events += figures.events
+        slowest_s = max(slowest_s, figures.settle_s)
+        if is_reported(one, seeds):
+            print(
+                f"{one - seeds.start + 1} seeds, {events} events, delivered within {slowest_s:.0f} s, no breach",
+                flush=True,
+            )
+
+
+def seeds_of(text: str) -> range:
+    """ "N" as 0..N-1, "A-B" as A..B."""
+    first, dash, last = text.partition("-")
+    return range(int(first), int(last) + 1) if dash else range(int(first))
+
+
+def is_reported(seed: int, seeds: range) -> bool:
+    """Whether to say how far it is: every REPORT_EVERY_SEEDS, and at the end."""
+    return (seed - seeds.start + 1) % REPORT_EVERY_SEEDS == 0 or seed == seeds[-1]
 
 
 if __name__ == "__main__":

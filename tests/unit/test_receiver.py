@@ -56,6 +56,7 @@ class World:
             peer_at=peers.at,
             learner=lambda: (KEY.node_id, self.learner_at),
             public_at=lambda node: self.publics.get(node, []),
+            uplink_of=lambda node: 0.0,
             upload=upload,
             download=Pace(None),
             random=Random(1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.broadcast.tracker import MAX_OPEN, InstallTracker
+from swarm.types import NodeId
 from tests.builders import ALICE, BOB, v
 
 
@@ -60,3 +61,17 @@ def test_the_oldest_of_too_many_open_versions_is_given_up() -> None:
     assert tracker.last_broadcast_s is None
     tracker.installed(ALICE, v(1), now=101.0)
     assert tracker.last_broadcast_s == 100.0
+
+
+def test_the_spread_of_a_version_over_the_samplers() -> None:
+    tracker = InstallTracker()
+    nodes = [NodeId(f"{i:032x}") for i in range(10)]
+    for node in nodes:
+        tracker.installed(node, v(0), now=0.0)
+    tracker.published(v(1), now=10.0)
+    assert tracker.spread_s(v(1)) == {"50": None, "90": None, "100": None}
+    for seconds, node in enumerate(nodes[:9], start=1):
+        tracker.installed(node, v(1), now=10.0 + seconds)
+    assert tracker.spread_s(v(1)) == {"50": 5.0, "90": 9.0, "100": None}
+    tracker.gone(nodes[9], now=30.0)
+    assert tracker.spread_s(v(1))["100"] == 9.0

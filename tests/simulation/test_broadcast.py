@@ -1,0 +1,217 @@
+"""Transfers on a virtual clock: invariants under faults, over many seeds, and how near to the bound they come."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from swarm.broadcast.notes import Kind, Send
+from swarm.broadcast.planner import Scheme, bound_bytes_per_s
+from swarm.broadcast.tree import TreeCourier
+from swarm.sim.__main__ import seeds_of
+from swarm.sim.broadcast import MAX_FAULTS, BroadcastSwarm, Host
+from swarm.sim.broadcast_checkers import BroadcastBreach, BroadcastChecker
+from swarm.sim.broadcast_network import PACKET_OVERHEAD, NetworkShape
+from swarm.sim.broadcast_plan import MBIT, BroadcastPlan, hosts_of, run_plan
+from swarm.sim.world import World
+from swarm.types import NodeId
+
+MIB = 1 << 20
+
+SEEDS = 40
+LONG_SEEDS = 1000
+
+
+def host(name: str, up_mbit: float, *, down_mbit: float = 200.0, public: bool = True) -> Host:
+    return Host(node=NodeId(name), public=public, up_bytes_per_s=up_mbit * MBIT, down_bytes_per_s=down_mbit * MBIT)
+
+
+def swarm_of(
+    uplinks: list[float],
+    *,
+    learner_mbit: float = 50.0,
+    scheme: Scheme | None = None,
+    leaves: int = 0,
+    size_mib: float = 16,
+    shape: NetworkShape | None = None,
+    seed: int = 0,
+) -> tuple[BroadcastSwarm, BroadcastChecker]:
+    peers = [host(f"p{number}", up, public=number >= leaves) for number, up in enumerate(uplinks)]
+    swarm = BroadcastSwarm(
+        World(Random(seed)),
+        shape or NetworkShape(overhead=PACKET_OVERHEAD),
+        host("learner", learner_mbit),
+        peers,
+        size_bytes=round(size_mib * MIB),
+        scheme=scheme,
+    )
+    return swarm, BroadcastChecker(swarm, "this test")
+
+
+def ratio(swarm: BroadcastSwarm, checker: BroadcastChecker) -> float:
+    """The last live peer's time over the bound of the live."""
+    swarm.start()
+    checker.settle()
+    return max(member.completed_at or 0.0 for member in swarm.live_peers()) / checker.bound_s()
+
+
+# -- many seeds ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 10))
+def test_random_transfers_keep_the_invariants(first: int) -> None:
+    for seed in range(first, first + 10):
+        run_plan(BroadcastPlan.random(seed), seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(SEEDS, LONG_SEEDS, 96))
+def test_many_random_transfers_keep_the_invariants(first: int) -> None:
+    for seed in range(first, first + 96):
+        run_plan(BroadcastPlan.random(seed), seed)
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+def test_a_seed_gives_the_same_run_twice(seed: int) -> None:
+    first = run_plan(BroadcastPlan.random(seed), seed)
+    assert run_plan(BroadcastPlan.random(seed), seed) == first
+
+
+def test_seeds_are_a_number_or_a_range() -> None:
+    assert seeds_of("3") == range(3)
+    assert seeds_of("100-199") == range(100, 200)
+
+
+# -- without faults: what each scheme costs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scheme", "least", "most"),
+    [("chain", 1.04, 1.09), ("forest", 1.04, 1.09), ("tree", 2.05, 2.2), ("star", 8.3, 8.5)],
+)
+def test_equal_links_give_what_the_namespaces_gave(scheme: Scheme, least: float, most: float) -> None:
+    """anchors: chain 1.06 to 1.09, binary tree 2.16 to 2.33, star 8.38 on 8 hosts of 50 Mbit/s."""
+    assert least <= ratio(*swarm_of([50.0] * 8, scheme=scheme)) <= most
+
+
+def test_a_forest_of_unlike_uplinks_is_near_the_bound() -> None:
+    draw = Random(1)
+    uplinks = [min(200.0, max(5.0, draw.lognormvariate(3.4, 0.9))) for _ in range(48)]
+    assert ratio(*swarm_of(uplinks, learner_mbit=100.0, leaves=33, size_mib=32)) <= 1.2
+
+
+def test_leaves_alone_are_fed_by_the_learner() -> None:
+    swarm, checker = swarm_of([50.0] * 4, leaves=4, size_mib=4)
+    assert ratio(swarm, checker) <= 1.1
+    assert swarm.network.sent_bytes(swarm.learner.node) >= 4 * swarm.size_bytes
+
+
+# -- faults ----------------------------------------------------------------------------------------------------
+
+
+def test_the_death_of_an_interior_peer_is_repaired() -> None:
+    swarm, checker = swarm_of([50.0] * 40, size_mib=16)
+    busiest = max(swarm.plan.peers, key=lambda node: sum(map(len, swarm.plan.routes_of(node).children)))
+    swarm.world.schedule(0.5 * checker.bound_s(), "death", lambda: swarm.kill(busiest))
+    assert ratio(swarm, checker) <= 1.2 + swarm.detect_s / checker.bound_s()
+    assert busiest not in swarm.plan.peers
+
+
+def test_until_a_plan_is_repaired_orphans_pull() -> None:
+    """Nobody tells the learner's planner: what is left is pulled from peers."""
+    swarm, checker = swarm_of([50.0] * 40, size_mib=8)
+    busiest = max(swarm.plan.peers, key=lambda node: sum(map(len, swarm.plan.routes_of(node).children)))
+    swarm.detect_s = 10_000.0
+    swarm.world.schedule(0.5, "death", lambda: swarm.kill(busiest))
+    swarm.start()
+    checker.settle()
+    pulled = [m.courier.pulled for m in swarm.live_peers() if isinstance(m.courier, TreeCourier)]
+    assert sum(pulled) > 0
+
+
+def test_a_slow_child_holds_up_nobody_else() -> None:
+    swarm, _ = swarm_of([50.0] * 39 + [1.0], size_mib=8)
+    slow = swarm.members[NodeId("p39")]
+    swarm.network.set_rates(slow.host.node, down_bytes_per_s=1 * MBIT)
+    swarm.start()
+    rate = bound_bytes_per_s(50 * MBIT, [m.host.profile for m in swarm.live_peers()])
+    assert swarm.run(1.5 * swarm.size_bytes / rate, not_for={slow.host.node})
+    assert slow.missing > swarm.count / 2
+
+
+@pytest.mark.parametrize("scheme", ["forest", "mesh"])
+def test_poison_is_refused_counted_and_fetched_elsewhere(scheme: Scheme) -> None:
+    swarm, checker = swarm_of([50.0] * 8, scheme=scheme, size_mib=4)
+    liar = swarm.members[NodeId("p3")]
+    liar.lie_share = 1.0
+    swarm.start()
+    checker.settle()
+    assert swarm.refused >= MAX_FAULTS
+    assert all(set(m.faults) <= {liar.host.node} for m in swarm.live_peers())
+    assert all(m.faults[liar.host.node] <= MAX_FAULTS for m in swarm.live_peers())
+    assert swarm.delivered()
+
+
+def test_a_newcomer_and_one_who_comes_back_get_the_version() -> None:
+    swarm, checker = swarm_of([50.0] * 40, size_mib=8)
+    returning = swarm.members[NodeId("p5")]
+    swarm.start()
+    swarm.world.schedule(0.5, "death", lambda: swarm.kill(returning.host.node))
+    swarm.world.schedule(0.6 + swarm.detect_s, "return", lambda: swarm.join(returning.host, held=bytes(returning.book)))
+    swarm.world.schedule(1.0, "newcomer", lambda: swarm.join(host("new", 50.0, public=False)))
+    swarm.world.run_until(lambda: swarm.world.now > swarm.detect_s + 1.0)
+    checker.settle()
+    assert swarm.members[NodeId("new")].missing == 0
+    assert swarm.members[NodeId("p5")] is not returning
+    assert swarm.duplicates < 0.1 * swarm.count * 40
+
+
+# -- the checker sees what it looks for --------------------------------------------------------------------------
+
+
+class Braggart(TreeCourier):
+    """Sends what it does not hold."""
+
+    def next_for(self, peer: NodeId, *, now: float) -> Send | None:
+        return Send(0, Kind.FRESH)
+
+
+def test_a_chunk_that_never_arrived_is_a_breach() -> None:
+    swarm, checker = swarm_of([50.0] * 3, scheme="chain", size_mib=1)
+    member = swarm.members[NodeId("p1")]
+    member.courier = Braggart(
+        count=swarm.count, learner=swarm.learner.node, routes=swarm.plan.routes_of(NodeId("p1")), random=Random(1)
+    )
+    with pytest.raises(BroadcastBreach, match=r"(?s)I2: p1 sends chunk 0.*replay: this test"):
+        ratio(swarm, checker)
+
+
+class Hasty(TreeCourier):
+    """Believes to be whole when it is not."""
+
+    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+        self.complete = True
+
+
+def test_to_be_whole_too_early_is_a_breach() -> None:
+    swarm, checker = swarm_of([50.0] * 3, scheme="star", size_mib=1)
+    swarm.members[NodeId("p1")].courier = Hasty(
+        count=swarm.count, learner=swarm.learner.node, routes=swarm.plan.routes_of(NodeId("p1")), random=Random(1)
+    )
+    with pytest.raises(BroadcastBreach, match="I4: p1"):
+        ratio(swarm, checker)
+
+
+def test_who_gets_nothing_is_a_breach() -> None:
+    swarm, checker = swarm_of([50.0] * 3, scheme="star", size_mib=1)
+    swarm.network.set_rates(NodeId("p1"), down_bytes_per_s=1.0)
+    with pytest.raises(BroadcastBreach, match=r"I6: .*p1"):
+        ratio(swarm, checker)
+
+
+def test_a_plan_has_its_learner_first() -> None:
+    plan = BroadcastPlan.random(4)
+    hosts = hosts_of(plan, Random(1))
+    assert hosts[0].node == "learner"
+    assert len(hosts) == plan.peers + 1

@@ -1,0 +1,267 @@
+"""The courier of static trees, call by call: who is sent what, in which order, and what is pulled when trees fail."""
+
+from __future__ import annotations
+
+from random import Random
+
+from swarm.broadcast.notes import MAX_INDICES, Complete, Have, Kind, Note, Send, Want
+from swarm.broadcast.planner import Routes
+from swarm.broadcast.pull import ASK_S, ORPHAN_S, SILENT_S, TICK_S
+from swarm.broadcast.tree import BACKLOG_S, LEAD_ROUNDS, MAX_COPYING, TreeCourier
+from swarm.types import NodeId
+
+LEARNER, PARENT, A, B, C = (NodeId(name) for name in ("learner", "parent", "a", "b", "c"))
+
+
+def routes(parents: list[NodeId | None], children: list[list[NodeId]]) -> Routes:
+    return Routes(parents=tuple(parents), children=tuple(tuple(of) for of in children))
+
+
+def courier(count: int, plan: Routes, *, whole: bool = False, held: bytes = b"") -> TreeCourier:
+    return TreeCourier(count=count, learner=LEARNER, routes=plan, whole=whole, held=held, random=Random(1))
+
+
+def source(count: int, children: list[list[NodeId]]) -> TreeCourier:
+    return courier(count, routes([None] * len(children), children), whole=True)
+
+
+def drained(core: TreeCourier, peer: NodeId, now: float = 0.0, most: int = 1000) -> list[Note | Send]:
+    """What the link to `peer` is given until it has nothing more to carry."""
+    found: list[Note | Send] = []
+    while len(found) < most and (frame := core.next_for(peer, now=now)) is not None:
+        found.append(frame)
+        if isinstance(frame, Send):
+            core.sent(peer, frame, now=now)
+    return found
+
+
+def indices(frames: list[Note | Send]) -> list[int]:
+    return [frame.index for frame in frames if isinstance(frame, Send)]
+
+
+def ticked(core: TreeCourier, start: float, end: float) -> float:
+    """Time passes."""
+    now = start
+    while now < end:
+        now += TICK_S
+        if (deadline := core.deadline()) is not None and deadline <= now:
+            core.tick(now=now)
+    return now
+
+
+def test_a_source_sends_each_stripe_to_its_children_in_order() -> None:
+    core = source(6, [[A], [B]])
+    for peer in (A, B):
+        core.join(peer, leaf=False, now=0.0)
+    assert core.ready() == [A, B]
+    assert indices(drained(core, A)) == [0, 2, 4]
+    assert indices(drained(core, B)) == [1, 3, 5]
+    assert core.ready() == []
+
+
+def test_a_chunk_goes_on_to_the_children_of_its_stripe_and_no_others() -> None:
+    core = courier(6, routes([PARENT, PARENT], [[A], [B]]))
+    for peer in (PARENT, A, B):
+        core.join(peer, leaf=False, now=0.0)
+    core.ready()
+    core.arrived(PARENT, 3, Kind.FRESH, None, now=1.0)
+    assert core.ready() == [B]
+    assert drained(core, B) == [Send(3, Kind.FRESH)]
+    assert drained(core, A) == drained(core, PARENT) == []
+    core.arrived(PARENT, 3, Kind.FRESH, None, now=1.0)
+    assert core.duplicates == 1
+    assert drained(core, B) == []
+
+
+def test_a_child_that_takes_nothing_delays_no_other() -> None:
+    core = source(400, [[A, B, C]])
+    for peer in (A, B, C):
+        core.join(peer, leaf=False, now=0.0)
+    found: list[int] = []
+    for _ in range(800):
+        for peer in (A, B):
+            frame = core.next_for(peer, now=0.0)
+            if isinstance(frame, Send):
+                core.sent(peer, frame, now=0.0)
+                found.append(frame.index)
+    assert sorted(found) == sorted([*range(400)] * 2)
+    assert len(indices(drained(core, C))) == 400
+
+
+def test_links_stay_abreast_while_the_others_move() -> None:
+    core = source(100, [[A], [B], [C]])
+    for peer in (A, B, C):
+        core.join(peer, leaf=False, now=0.0)
+    ahead = indices(drained(core, A))
+    assert max(ahead) == LEAD_ROUNDS * 3
+    core.ready()
+    drained(core, B)
+    drained(core, C)
+    assert indices(drained(core, A))
+
+
+def test_where_half_of_the_links_stand_still_the_others_walk_on() -> None:
+    core = source(64, [[A], [B]])
+    for peer in (A, B):
+        core.join(peer, leaf=False, now=0.0)
+    got = indices(drained(core, A))
+    now = 0.0
+    while len(got) < 32 and now < 30.0:
+        now = ticked(core, now, now + TICK_S)
+        got += indices(drained(core, A, now=now))
+    assert got == list(range(0, 64, 2))
+
+
+def test_what_a_child_says_to_hold_is_not_sent() -> None:
+    core = source(8, [[A]])
+    core.join(A, leaf=False, now=0.0)
+    core.heard(A, Have(bitmap=b"\x0f"), now=0.0)
+    assert indices(drained(core, A)) == [4, 5, 6, 7]
+    core.heard(A, Complete(), now=0.0)
+    assert drained(core, A) == []
+
+
+def test_who_comes_back_says_what_it_holds_and_is_whole_when_it_is() -> None:
+    core = courier(4, routes([PARENT], [[]]), held=b"\x03")
+    core.join(PARENT, leaf=False, now=0.0)
+    assert drained(core, PARENT) == [Have(bitmap=b"\x03")]
+    core.arrived(PARENT, 2, Kind.FRESH, None, now=0.0)
+    core.arrived(PARENT, 3, Kind.FRESH, None, now=0.0)
+    assert core.complete
+    assert drained(core, PARENT) == [Complete()]
+    core.tick(now=10.0)
+    assert core.deadline() is None
+
+
+def test_a_child_of_a_new_plan_is_asked_before_it_is_sent_old_chunks() -> None:
+    core = source(6, [[]])
+    core.join(A, leaf=False, now=0.0)
+    core.set_routes(routes([None], [[A]]), now=10.0)
+    drained(core, A)
+    core.heard(A, Have(bitmap=b"\x07"), now=10.1)
+    assert indices(drained(core, A)) == [3, 4, 5]
+
+
+def test_a_child_that_says_nothing_is_sent_all_after_a_while() -> None:
+    core = source(6, [[]])
+    core.join(A, leaf=False, now=0.0)
+    core.set_routes(routes([None], [[A]]), now=10.0)
+    assert indices(drained(core, A)) == []
+    now = ticked(core, 10.0, 10.0 + BACKLOG_S + TICK_S)
+    assert indices(drained(core, A, now=now)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_new_parent_is_told_what_is_held_and_an_old_one_sends_no_more() -> None:
+    child = courier(6, routes([PARENT], [[A]]))
+    for peer in (PARENT, A, B):
+        child.join(peer, leaf=False, now=0.0)
+    child.arrived(PARENT, 0, Kind.FRESH, None, now=0.0)
+    child.set_routes(routes([B], [[]]), now=1.0)
+    assert drained(child, B) == [Have(bitmap=b"\x01")]
+    assert drained(child, A) == []
+
+
+def test_a_want_is_served_at_once_or_when_the_chunk_comes() -> None:
+    core = courier(8, routes([PARENT], [[]]))
+    for peer in (PARENT, A):
+        core.join(peer, leaf=False, now=0.0)
+    core.arrived(PARENT, 1, Kind.FRESH, None, now=0.0)
+    core.heard(A, Want(indices=(1, 5)), now=0.0)
+    assert drained(core, A) == [Have(bitmap=b"\x02"), Send(1, Kind.COPY)]
+    core.arrived(PARENT, 5, Kind.FRESH, None, now=1.0)
+    assert core.ready() == [A]
+    assert drained(core, A) == [Send(5, Kind.COPY)]
+
+
+def test_few_links_are_served_at_a_time_what_they_asked_for() -> None:
+    peers = [NodeId(f"p{number}") for number in range(MAX_COPYING + 2)]
+    core = source(8, [[]])
+    for peer in peers:
+        core.join(peer, leaf=False, now=0.0)
+        drained(core, peer)
+        core.heard(peer, Want(indices=(0, 1)), now=0.0)
+    frames = [core.next_for(peer, now=0.0) for peer in peers]
+    assert frames == [Send(0, Kind.COPY)] * MAX_COPYING + [None] * 2
+    core.ready()
+    core.sent(peers[0], Send(0, Kind.COPY), now=0.1)
+    assert peers[-1] in core.ready()
+    assert core.next_for(peers[-1], now=0.1) == Send(0, Kind.COPY)
+    core.leave(peers[1], now=0.2)
+    assert core.next_for(peers[-2], now=0.2) == Send(0, Kind.COPY)
+
+
+def wants(core: TreeCourier, peers: list[NodeId], now: float) -> dict[NodeId, tuple[int, ...]]:
+    frames = {peer: drained(core, peer, now=now) for peer in peers}
+    return {peer: note.indices for peer, of in frames.items() for note in of if isinstance(note, Want)}
+
+
+def test_an_orphan_pulls_its_stripe_as_far_as_the_others_are() -> None:
+    core = courier(20, routes([PARENT, A], [[], [C]]))
+    for peer in (PARENT, A, B, C, LEARNER):
+        core.join(peer, leaf=False, now=0.0)
+    for index in range(0, 10, 2):
+        core.arrived(PARENT, index, Kind.FRESH, None, now=0.5)
+    core.heard(B, Have(bitmap=b"\xff\xff\xff"), now=0.5)
+    core.leave(A, now=1.0)
+    now = ticked(core, 1.0, 1.0 + ORPHAN_S + TICK_S)
+    assert wants(core, [PARENT, B, C, LEARNER], now) == {B: (1, 3, 5, 7)}
+    core.arrived(B, 3, Kind.COPY, None, now=now)
+    assert drained(core, C, now=now) == [Send(3, Kind.FRESH)]
+
+
+def test_a_chunk_that_the_parent_passed_over_is_asked_for_elsewhere_and_at_last_of_the_learner() -> None:
+    core = courier(40, routes([PARENT, A], [[], []]))
+    for peer in (PARENT, A, LEARNER):
+        core.join(peer, leaf=False, now=0.0)
+    now = 0.0
+    asked: list[tuple[NodeId, tuple[int, ...]]] = []
+    for index in range(40):
+        now = ticked(core, now, now + TICK_S)
+        if index != 4:
+            core.arrived(PARENT if index % 2 == 0 else A, index, Kind.FRESH, None, now=now)
+        asked += wants(core, [PARENT, A, LEARNER], now).items()
+    now = ticked(core, now, now + 2 * ASK_S)
+    asked += wants(core, [PARENT, A, LEARNER], now).items()
+    assert {of for _, of in asked} == {(4,)}
+    assert asked[-1][0] == LEARNER
+    assert asked[0][0] in (PARENT, A)
+
+
+def test_a_silent_parent_is_given_up_after_a_while() -> None:
+    core = courier(8, routes([PARENT], [[]]))
+    for peer in (PARENT, LEARNER):
+        core.join(peer, leaf=False, now=0.0)
+    core.arrived(PARENT, 0, Kind.FRESH, None, now=0.0)
+    now = ticked(core, 0.0, SILENT_S - TICK_S)
+    assert wants(core, [PARENT, LEARNER], now) == {}
+    now = ticked(core, now, now + 3 * TICK_S)
+    found = wants(core, [PARENT, LEARNER], now)
+    assert sorted(index for of in found.values() for index in of) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_nothing_that_a_peer_says_breaks_a_cap() -> None:
+    core = courier(1000, routes([PARENT], [[A]]))
+    for peer in (PARENT, A):
+        core.join(peer, leaf=False, now=0.0)
+    for number in range(100):
+        first = number * MAX_INDICES
+        core.heard(A, Want(indices=tuple(range(first, first + MAX_INDICES))), now=0.0)
+        core.heard(A, Have(bitmap=bytes(1000)), now=0.0)
+        core.arrived(A, number * 977, Kind.FORWARD, B, now=0.0)
+        assert core.within_caps()
+    core.heard(B, Complete(), now=0.0)
+    core.leave(B, now=0.0)
+    core.arrived(B, 0, Kind.FRESH, None, now=0.0)
+    assert core.next_for(B, now=0.0) is None
+
+
+def test_at_the_end_the_last_chunks_of_a_slow_parent_are_pulled_from_who_is_whole() -> None:
+    core = courier(40, routes([PARENT], [[]]))
+    for peer in (PARENT, A, LEARNER):
+        core.join(peer, leaf=False, now=0.0)
+    for index in range(30):
+        core.arrived(PARENT, index, Kind.FRESH, None, now=0.5)
+    core.heard(LEARNER, Complete(), now=0.5)
+    core.heard(A, Complete(), now=1.0)
+    now = ticked(core, 1.0, 3.0)
+    assert wants(core, [PARENT, A, LEARNER], now) == {A: tuple(range(39, 29, -1))}
