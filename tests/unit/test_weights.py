@@ -398,7 +398,12 @@ def test_a_pool_that_is_shut_down_in_the_middle_ends_an_apply(
     """A node that stops while a version is applied; the map is finished at its next start."""
     pool = ThreadPoolExecutor(1)
     held = hand_over(store, versions[0])
-    pool.submit(lambda: (time.sleep(0.05), pool.shutdown(wait=False, cancel_futures=True)))
+
+    def shut_down() -> None:
+        time.sleep(0.05)
+        pool.shutdown(wait=False, cancel_futures=True)
+
+    pool.submit(shut_down)
     with pytest.raises(CancelledError):
         copy.apply(held, pool)
     again = open_weights(store)
