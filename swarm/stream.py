@@ -146,7 +146,10 @@ class Stream:
         wanted = int(min(MOST_UNSENT_BYTES, max(UNSENT_BYTES, UNSENT_S * self._rate)))
         if not 0.8 * self._unsent <= wanted <= 1.25 * self._unsent:
             self._unsent = wanted
-            self._sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted)
+            try:
+                self._sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted)
+            except OSError:
+                pass  # a kernel without it, as in tune
 
     def divert(self, into: memoryview) -> None:
         """Receive the payload that is under way into another place: what came of it so far is of no use."""

@@ -106,6 +106,48 @@ class Learner(Node):
         return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]
 
 
+class Publisher(Node):
+    """benchmarks/broadcast_learner.py: a learner whose versions are random bytes, published when told."""
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        port: int,
+        *,
+        size: int,
+        host: str = "127.0.0.1",
+        place: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.log = directory / f"{name}.log"
+        arguments = ["--directory", str(directory / "publisher"), "--host", host]
+        arguments += ["--port", str(port), "--size-bytes", str(size)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*place, sys.executable, "-m", "benchmarks.broadcast_learner", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        eventually(lambda: self.event("listening"), self, "the learner listens")
+
+    def event(self, kind: str) -> dict[str, Any]:
+        """The last event of a kind, or nothing."""
+        lines = [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
+        return next((line for line in reversed(lines) if line["event"] == kind), {})
+
+    def url(self) -> str:
+        return str(self.event("listening")["url"])
+
+    def publish(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"publish\n")
+        self.process.stdin.flush()
+
+
 class Swarm:
     """The processes of one test. Quick beats and rounds, so that silence is noticed in seconds."""
 

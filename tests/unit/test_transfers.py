@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -160,7 +160,7 @@ def link(one: Party, two: Party) -> None:
 
 
 @pytest.fixture
-def parties(tmp_path: Path) -> Iterator[Callable[[int], list[Party]]]:
+async def parties(tmp_path: Path) -> AsyncIterator[Callable[[int], list[Party]]]:
     made: list[Party] = []
 
     def make(count: int) -> list[Party]:

@@ -1,0 +1,118 @@
+"""Weights between real processes on loopback: relays carry them, and nobody's death stops them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import Node, Publisher, Swarm, eventually, free_port, swarm_in
+
+ENDLESS = ("--steps", "1000000", "--lan")
+SIZE = 48 << 20
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with swarm_in(tmp_path) as processes:
+        yield processes
+
+
+@pytest.fixture
+def publisher(swarm: Swarm, tmp_path: Path) -> Publisher:
+    node = Publisher(tmp_path, "publisher-0", free_port(), size=SIZE)
+    swarm.nodes.append(node)
+    return node
+
+
+def relays_of(swarm: Swarm, learner: Node, count: int) -> list[Node]:
+    """Relays that are linked with the learner and with one another."""
+    relays = [swarm.relay(learner.url(), "--lan", name=f"relay-{number}") for number in range(count)]
+    for relay in relays:
+        eventually(lambda: relay.status().get("streams") == count, relay, "everybody is linked")  # noqa: B023
+    return relays
+
+
+def held(node: Node, version: str = "0.0") -> float:
+    """How much of a version the node holds, as a share."""
+    status = node.status()
+    return 1.0 if status.get("map") == version else status["chunks_held"].get(version, 0) / (SIZE / 16_384)
+
+
+def is_complete(node: Node, version: str) -> bool:
+    return bool(node.status().get("map") == version)
+
+
+def weights(swarm: Swarm, name: str) -> bytes:
+    (path,) = (swarm.directory / f"state-{name}").glob("swarms/*/weights.bin")
+    return path.read_bytes()
+
+
+def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    relay = swarm.relay(learner.url(), "--lan", name="relay")
+    samplers = [swarm.scripted(learner.url(), "--lan", name=f"sampler-{number}") for number in range(2)]
+    for node in (relay, *samplers):
+        eventually(lambda: node.status().get("streams") == 3, node, "everybody is linked")  # noqa: B023
+    sent = relay.status()["stream_bytes_sent"]
+    eventually(lambda: learner.status()["version"], learner, "it publishes")
+    version = str(learner.status()["version"])
+    for node in (relay, *samplers):
+        eventually(lambda: newer(node.status().get("map"), version), node, "it gets newer versions")  # noqa: B023
+    for node in samplers:
+        eventually(lambda: newer(node.status()["installed"], version), node, "its engine takes them")  # noqa: B023
+    eventually(lambda: relay.status()["stream_bytes_sent"] > sent + 100_000, relay, "the relay passes chunks on")
+    assert relay.status()["chunks_rejected"] == {}
+    relay.signal(signal.SIGTERM)
+    assert relay.wait() == 0
+
+
+def newer(found: str | None, than: str) -> bool:
+    return found is not None and [*map(int, found.split("."))] > [*map(int, than.split("."))]
+
+
+def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
+    swarm: Swarm, publisher: Publisher
+) -> None:
+    relays = relays_of(swarm, publisher, 3)
+    publisher.publish()
+    victim = relays[1]
+    eventually(lambda: held(victim) > 0.2, victim, "it holds some of the version")
+    victim.kill()
+    for relay in (relays[0], relays[2]):
+        eventually(lambda: is_complete(relay, "0.0"), relay, "the others get all of it")  # noqa: B023
+    again = swarm.relay(publisher.url(), "--lan", name="relay-1")
+    eventually(lambda: is_complete(again, "0.0"), again, "it gets the rest after its restart")
+    whole = (swarm.directory / "publisher" / "versions" / "weights.bin").read_bytes()
+    assert [weights(swarm, f"relay-{number}") == whole for number in range(3)] == [True, True, True]
+
+
+def test_a_learner_that_is_killed_in_the_middle_goes_on_with_its_version(swarm: Swarm, publisher: Publisher) -> None:
+    relays = relays_of(swarm, publisher, 2)
+    publisher.publish()
+    eventually(lambda: held(relays[0]) > 0.1, relays[0], "it holds some of the version")
+    publisher.kill()
+    port = int(publisher.url().rpartition(":")[2])
+    again = Publisher(swarm.directory, "publisher-1", port, size=SIZE)
+    swarm.nodes.append(again)
+    for relay in relays:
+        eventually(lambda: is_complete(relay, "0.0"), relay, "it gets the rest")  # noqa: B023
+    again.publish()
+    for relay in relays:
+        eventually(lambda: is_complete(relay, "1.0"), relay, "versions of the next life are newer")  # noqa: B023
+
+
+def test_relays_outlive_a_learner_that_begins_another_model(swarm: Swarm, publisher: Publisher) -> None:
+    (relay,) = relays_of(swarm, publisher, 1)
+    publisher.publish()
+    eventually(lambda: is_complete(relay, "0.0"), relay, "it gets the first model")
+    publisher.kill()
+    port = int(publisher.url().rpartition(":")[2])
+    again = Publisher(swarm.directory, "publisher-1", port, size=SIZE // 2)
+    swarm.nodes.append(again)
+    again.publish()
+    eventually(lambda: is_complete(relay, "1.0"), relay, "it gets the second model")
+    assert relay.says("joining it anew")
+    assert relay.process.poll() is None
