@@ -58,9 +58,13 @@ class ChunkFile:
         return self._at(self.spans[index])
 
     def accept(self, index: int) -> bool:
-        """True, and held from now on, if what lies at the place of chunk `index` is what was signed."""
+        """True, and held from now on, if what lies at the place of chunk `index` is what was signed.
+
+        If not it is held no more: somebody may have put the right one there while a wrong one was being received.
+        """
         with self._at(self.spans[index]) as received:
             if digest(received) != self._digests[index]:
+                self._forget(index)
                 return False
         self._record(index)
         return True
@@ -100,6 +104,12 @@ class ChunkFile:
 
     def _at(self, span: Span) -> memoryview:
         return self._view[span.start : span.start + span.nbytes]
+
+    def _forget(self, index: int) -> None:
+        with self._counting:
+            if self.has(index):
+                self._have[index >> 3] &= ~(1 << (index & 7))
+                self.missing += 1
 
     def _record(self, index: int) -> None:
         with self._counting:

@@ -25,8 +25,8 @@ from swarm.http import PeerClient, session_route
 from swarm.node.data_plane import DataPlane
 from swarm.node.http import NodeServer
 from swarm.node.peers import PeerPool
+from swarm.pace import Pace
 from swarm.signing import SigningKey
-from swarm.stream import Pace
 from swarm.types import Address, NodeId
 from tests.builders import KEY, v
 from tests.unit.wires import until
