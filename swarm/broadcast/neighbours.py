@@ -22,6 +22,9 @@ DROPPED_S = 5.0
 FETCH_S = 60.0
 """Time limit for the layout: 32 MiB at 4.5 Mbit/s."""
 
+SMALL_BYTES = 64 * 1024
+"""Objects that the learner is asked for first."""
+
 T = TypeVar("T")
 
 
@@ -90,10 +93,12 @@ class Neighbours:
         return self._station.peer_at(node, addresses[0]) if addresses else None
 
     async def fetch(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
-        """An object from whoever gives the right one, the learner last, and what `read`, in a thread, makes of it;
-        it raises ProtocolError for a wrong one. PeerUnreachable if nobody gives it."""
-        learner = self.learner()
-        for peer in [*self.publics(), *([learner] if learner is not None else [])]:
+        """An object from whoever gives the right one, the learner last unless it is small, and what `read`, in a
+        thread, makes of it; it raises ProtocolError for a wrong one. PeerUnreachable if nobody gives it."""
+        learner = [found] if (found := self.learner()) is not None else []
+        # At the first version nobody else has the layout: asking around would cost more time than a small one is worth.
+        peers = [*learner, *self.publics()] if cap_bytes <= SMALL_BYTES else [*self.publics(), *learner]
+        for peer in peers:
             try:
                 data = await peer.get(f"/v1/objects/{digest.hex()}", cap_bytes=cap_bytes, timeout_s=FETCH_S)
                 return data, await asyncio.to_thread(read, data)

@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.forest import PeerProfile
 from swarm.broadcast.links import NO_VERSION, Station
 from swarm.broadcast.manifest import Layout, needs_base
@@ -32,9 +32,6 @@ from swarm.signing import SigningKey
 from swarm.stream import Frame, Incoming
 from swarm.types import NodeId, VersionId
 from swarm.wire import encode
-
-CODING_THREADS = 2
-"""Regions coded at a time. Two leave room for the network on a small machine."""
 
 ROSTER_S = 0.25
 """Who is linked, and who is public, is looked at so often; changes within this time go out together."""
@@ -63,7 +60,7 @@ class BroadcastService:
         self._key = key
         self._station = station
         self._planning = Planning(station.me, scheme)
-        self._pool = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec")
+        self._pool = coding_pool()
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None
         self._transfers = Transfers(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ from typing import Any
 from aiohttp import web
 
 from swarm.broadcast.basemodel import BaseModel
+from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.links import Station
 from swarm.broadcast.receiver import Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.stream import Incoming
-
-CODING_THREADS = 2
-"""Regions coded at a time: two leave room for the network on a small machine."""
 
 
 class DataPlane:
@@ -28,7 +25,7 @@ class DataPlane:
         self._station = station
         self._say = say
         self._base = base
-        self._pool = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="codec")
+        self._pool = coding_pool()
         self._receiver: Receiver | None = None
         self._server = VersionServer(
             lambda: self._receiver.store if self._receiver else None,
