@@ -27,7 +27,7 @@ from swarm.types import NodeId, VersionId
 
 HEADER = struct.Struct(">BBHIIIQ8s")
 
-UNSENT_S = 0.025
+UNSENT_S = 0.05
 MOST_UNSENT_BYTES = 512 * 1024
 """What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a
 busy machine take to give it more, and not much less than a chunk."""

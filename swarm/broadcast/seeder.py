@@ -30,7 +30,7 @@ TICK_S = 0.1
 UNSENT = 2
 """Fresh chunks that wait on one link: the one being sent, and the next."""
 
-OWN_QUEUE = 0.5
+OWN_QUEUE = 0.15
 """The seeder relays a chunk itself only while its own copies queued per link are fewer."""
 
 LATENCY_WEIGHT = 0.3
