@@ -57,19 +57,17 @@ def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int, 
         raise disk_error(error, path, len(left)) from error
 
 
-def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Replace a small file: after a crash it is as it was, or holds `content` whole.
 
-    Only if `durable` that is so after a power cut too: waiting for the disk took 0.1 s and more while chunks were being
-    written. What others can give again need not be; whoever reads such a file takes a broken one for none.
+    After a power cut it may be broken, which whoever reads it takes for none. Waiting for the disk took 0.1 s and more
+    while chunks were being written; others can give again what a receiver lost, and a learner that lost its last
+    version begins another incarnation with all of it.
     """
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
             file.write(content)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
     except OSError as error:
         raise disk_error(error, path, len(content)) from error
     partial.replace(path)

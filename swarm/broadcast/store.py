@@ -160,9 +160,8 @@ class VersionStore:
         name = str(head.version)
         try:
             chunks = ChunkFile(self.chunks_path(head.version), table, whole=whole)
-            # A version of this node's own must not be announced and then be forgotten.
-            replace_file(self.directory / f"{name}.table", table_bytes, durable=whole)
-            replace_file(self.directory / f"{name}.head", sealed_head, durable=whole)
+            replace_file(self.directory / f"{name}.table", table_bytes)
+            replace_file(self.directory / f"{name}.head", sealed_head)
         except DiskFull:
             self._remove_files(name)
             raise

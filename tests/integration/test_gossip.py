@@ -11,7 +11,8 @@ import pytest
 
 from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
 
-ENDLESS = ("--steps", "1000000", "--lan")
+ENDLESS = ("--steps", "1000000", "--lan", "--max-staleness", "9", "--publish-every-steps", "10")
+"""Twenty nodes on two cores: a version every ten steps is often enough to be followed."""
 RELAYS, SAMPLERS, LEAVES = 7, 10, 5
 
 
