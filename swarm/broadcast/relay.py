@@ -42,6 +42,10 @@ STALLED_SHARE = 0.25
 """A child that has more waiting and gets under a quarter of the average rate is stalled: a moving average of a second
 tells that from bad luck. A connection that only begins slowly gets more."""
 
+DEFERRED_EVERY = 2
+"""So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the
+end, and everybody with them."""
+
 QUIET_S = 2.0
 """Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
 
@@ -173,6 +177,8 @@ class Relay:
             return None
         if child.notes:
             return child.notes.popleft()
+        if child.sent % DEFERRED_EVERY == 0 and (deferred := self._next_deferred(child)) is not None:
+            return deferred
         while child.queue:
             index, kind, duty = child.queue.popleft()
             if child.holds(index) and kind is not Kind.FORWARD:
@@ -247,8 +253,7 @@ class Relay:
         for child, kind in copies:
             if child.holds(index) and kind is Kind.COPY:
                 continue
-            if kind is Kind.COPY and (child.stalled or child.deferred or len(child.queue) >= self._most_queued()):
-                # A slow child holds up neither the chunk's report nor the next chunk.
+            if child.stalled:
                 child.deferred.append(index)
                 continue
             if kind is Kind.FORWARD:
@@ -345,14 +350,8 @@ class Relay:
         )
 
     def _backlog(self) -> float:
-        """Copies waiting per child. A slow child counts with no more than a window, that the others may go on."""
-        most = self._most_queued()
-        waiting = sum(min(most, len(c.queue) + len(c.deferred)) for c in self._children.values() if not c.stalled)
-        return waiting / max(1, len(self._children))
-
-    def _most_queued(self) -> int:
-        """Copies in a child's queue beyond which it is slow."""
-        return max(STALLED_QUEUE, 2 * self._copies.size, 2 * self._forwards.size)
+        """Copies waiting per child."""
+        return self._queued_copies / max(1, len(self._children))
 
     def _leaves(self) -> Iterator[Child]:
         return (child for child in self._children.values() if child.leaf)
@@ -378,7 +377,7 @@ class Relay:
             if child.stalled:
                 child.offer(0.5 * fair * elapsed)
                 self._dirty[peer] = None
-        slow = [c for c in live if len(c.queue) + len(c.deferred) > STALLED_QUEUE and c.rate < STALLED_SHARE * fair]
+        slow = [c for c in live if len(c.queue) > STALLED_QUEUE and c.rate < STALLED_SHARE * fair]
         if len(slow) <= max(1, len(live) // 3):
             for child in slow:
                 self._defer(child)
