@@ -24,14 +24,17 @@ POLL_S = 0.05
 
 
 class Node:
-    """One process of the command line, and what it printed. `place` is put before its command, to run it elsewhere."""
+    """One process of the command line, and what it printed. `place` is put before its command, to run it elsewhere;
+    `module` is what runs in place of the product."""
 
-    def __init__(self, directory: Path, name: str, *arguments: str, place: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, name: str, *arguments: str, place: Sequence[str] = (), module: str = "swarm"
+    ) -> None:
         self.name = name
         self.log = directory / f"{name}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*place, sys.executable, "-m", "swarm", *arguments],
+                [*place, sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -169,11 +172,13 @@ class Swarm:
         self.nodes.append(learner)
         return learner
 
-    def join(self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = ()) -> Node:
+    def join(
+        self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = (), module: str = "swarm"
+    ) -> Node:
         """A sampler, unless `arguments` give another role."""
         state = str(self.directory / f"state-{name}")
         given = ("join", "--bootstrap", bootstrap, "--state-dir", state, *arguments)
-        node = Node(self.directory, name, *given, place=place)
+        node = Node(self.directory, name, *given, place=place, module=module)
         self.nodes.append(node)
         return node
 

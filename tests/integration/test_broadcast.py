@@ -73,6 +73,21 @@ def newer(found: str | None, than: str) -> bool:
     return found is not None and [*map(int, found.split("."))] > [*map(int, than.split("."))]
 
 
+def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: Swarm, publisher: Publisher) -> None:
+    given = ("--role", "relay", "--lan")
+    liar = swarm.join(publisher.url(), *given, name="liar", module="tests.integration.poisoned_relay")
+    relays = [swarm.relay(publisher.url(), "--lan", name=f"relay-{number}") for number in range(2)]
+    for node in (liar, *relays):
+        eventually(lambda: node.status().get("streams") == 3, node, "everybody is linked")  # noqa: B023
+    publisher.publish()
+    for relay in relays:
+        eventually(lambda: is_complete(relay, "0.0"), relay, "the honest get all of it")  # noqa: B023
+    whole = (swarm.directory / "publisher" / "versions" / "weights.bin").read_bytes()
+    assert [weights(swarm, f"relay-{number}") == whole for number in range(2)] == [True, True]
+    assert all(relay.status()["chunks_rejected"]["digest"] >= 3 for relay in relays)
+    assert all(relay.says("sent wrong chunks again and again") for relay in relays)
+
+
 def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
     swarm: Swarm, publisher: Publisher
 ) -> None:
