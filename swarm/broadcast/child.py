@@ -11,6 +11,16 @@ Duty = list[int]
 """[index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk."""
 
 
+STALLED_QUEUE = 8
+QUICK = 4.0
+DEAD_SHARE = 0.1
+"""One that gets under a tenth over a quarter of a second is stalled too: until it is set aside its queue holds up what
+the relay is dealt, and everybody with it."""
+
+STALLED_SHARE = 0.25
+"""A child that has more waiting and gets under a quarter of the average rate is stalled: a moving average of a second
+tells that from bad luck. A connection that only begins slowly gets more."""
+
 KEPT_UP_TICKS = 3
 """A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
 
@@ -20,7 +30,7 @@ class Child:
 
     __slots__ = (
         "arrivals", "asked", "busy", "complete", "deferred", "has", "kept_up", "leaf", "notes", "offered", "queue",
-        "rate", "sent", "stalled", "wanted",
+        "quick_rate", "rate", "sent", "stalled", "wanted",
     )  # fmt: skip
 
     def __init__(self, leaf: bool) -> None:
@@ -39,6 +49,7 @@ class Child:
         self.has = bytearray()
         self.sent = 0
         self.rate = 0.0
+        self.quick_rate = 0.0
 
     def holds(self, index: int) -> bool:
         return self.complete or has_bit(self.has, index)
@@ -51,6 +62,17 @@ class Child:
         if len(self.has) < nbytes:
             self.has.extend(bytes(nbytes - len(self.has)))
         self.has[index >> 3] |= 1 << (index & 7)
+
+    def measure(self, elapsed: float, weight: float) -> None:
+        """Two moving averages of what it was sent: of a second, with `weight`, and of a quarter."""
+        rate, self.sent = self.sent / elapsed, 0
+        self.rate += weight * (rate - self.rate)
+        self.quick_rate += min(1.0, QUICK * weight) * (rate - self.quick_rate)
+
+    def is_stalling(self, fair: float) -> bool:
+        """Whether its queue grows because it takes hardly anything, while others get `fair` on average."""
+        slow = self.rate < STALLED_SHARE * fair or self.quick_rate < DEAD_SHARE * fair
+        return slow and len(self.queue) > STALLED_QUEUE
 
     def offer(self, chunks: float) -> None:
         """While it is stalled: so much it may take until the next tick. Called every tick."""

@@ -37,11 +37,6 @@ TICK_S = 0.1
 RATE_S = 1.0
 """Rates are of the last second or so."""
 
-STALLED_QUEUE = 8
-STALLED_SHARE = 0.25
-"""A child that has more waiting and gets under a quarter of the average rate is stalled: a moving average of a second
-tells that from bad luck. A connection that only begins slowly gets more."""
-
 DEFERRED_EVERY = 2
 """So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the
 end, and everybody with them."""
@@ -361,8 +356,7 @@ class Relay:
     def _measure(self, elapsed: float) -> None:
         weight = min(1.0, elapsed / RATE_S)
         for child in self._children.values():
-            child.rate += weight * (child.sent / elapsed - child.rate)
-            child.sent = 0
+            child.measure(elapsed, weight)
         self._rate = sum(child.rate for child in self._children.values())
         self._fresh_rate += weight * (self._fresh / elapsed - self._fresh_rate)
         self._fresh = 0
@@ -377,7 +371,7 @@ class Relay:
             if child.stalled:
                 child.offer(0.5 * fair * elapsed)
                 self._dirty[peer] = None
-        slow = [c for c in live if len(c.queue) > STALLED_QUEUE and c.rate < STALLED_SHARE * fair]
+        slow = [child for child in live if child.is_stalling(fair)]
         if len(slow) <= max(1, len(live) // 3):
             for child in slow:
                 self._defer(child)

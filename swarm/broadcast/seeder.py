@@ -9,6 +9,7 @@ relay that would finish late is passed over. What was dealt to a relay that dies
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 from swarm.broadcast.notes import (
     MAX_INDICES,
@@ -37,8 +38,12 @@ LATENCY_WEIGHT = 0.3
 SPARE_S = 0.15
 """Near the end a relay is passed over if its chunks take so much longer than the rest of the transfer will."""
 
+STILL_S = 0.5
+"""A link with something to send that asks for nothing for so long is taken for one that stands still."""
+
 OVERDUE_S = 1.2
 OVERDUE_LATENCIES = 3.0
+LAST_S = 0.5
 IDLE_S = 1.0
 """A relay that reported nothing for IDLE_S and holds a chunk for longer than OVERDUE_S, and than three times what its
 chunks took so far, stands still. At 0.6 s healthy relays were suspected, and it took 1.9 times the bound."""
@@ -57,8 +62,8 @@ class _Peer:
     """One receiver."""
 
     __slots__ = (
-        "all_dealt", "barred_until", "complete", "copies", "credit", "epoch", "forwards", "fresh", "has", "heard_at",
-        "latency", "leaf", "notes", "relays", "to_forward", "wanted",
+        "all_dealt", "asked_at", "barred_until", "complete", "copies", "credit", "epoch", "forwards", "fresh", "has",
+        "heard_at", "latency", "leaf", "notes", "relays", "to_forward", "wanted",
     )  # fmt: skip
 
     def __init__(self, leaf: bool, now: float) -> None:
@@ -74,6 +79,7 @@ class _Peer:
         self.to_forward: dict[int, float] = {}
         self.latency: float | None = None
         self.heard_at = now
+        self.asked_at = now
         self.barred_until = 0.0
         self.complete = False
         self.all_dealt = False
@@ -168,6 +174,7 @@ class Seeder:
     def next_for(self, peer: NodeId, *, now: float) -> Note | Send | None:
         if (at := self._peers.get(peer)) is None:
             return None
+        at.asked_at = now
         if at.notes:
             return at.notes.popleft()
         if at.fresh:
@@ -210,14 +217,14 @@ class Seeder:
     def _deal_one(self, now: float) -> bool:
         able = [p for p, at in self._peers.items() if at.credit > 0 and self._may_relay(at) and now >= at.barred_until]
         if not able:
-            return self._relay_itself()
+            return self._relay_itself(now)
         late = self._late(now)
         able = [p for p in able if p not in late]
         leaves = [p for p in able if self._peers[p].leaf]
         if self._again:
             # The leaf may have no link to its forwarder, and then it would be dealt to leaves for ever.
             publics = [p for p in able if not self._peers[p].leaf]
-            return self._give(publics, None, now) if publics else self._relay_itself()
+            return self._give(publics, None, now) if publics else self._relay_itself(now)
         if leaves:
             return self._deal_to_leaf(leaves, late, now)
         # If all that have credit are late, others have their last chunks in hand, and it ends soonest like that.
@@ -230,7 +237,7 @@ class Seeder:
         forwarders = [p for p, at in self._peers.items() if not at.leaf and at.forwards > 0 and p not in late]
         if forwarders:
             return self._give(able, min(forwarders, key=lambda p: _load(self._peers[p])), now)
-        if not self._own_links_idle():
+        if not self._own_links_idle(now):
             return False
         chosen = self._shortest(able)
         for peer in others:
@@ -264,8 +271,8 @@ class Seeder:
         self._dirty[peer] = None
         return True
 
-    def _relay_itself(self) -> bool:
-        if not self._own_links_idle():
+    def _relay_itself(self, now: float) -> bool:
+        if not self._own_links_idle(now):
             return False
         index = self._pop()
         self._relayed.append(index)
@@ -277,8 +284,9 @@ class Seeder:
     def _may_relay(self, at: _Peer) -> bool:
         return not at.leaf or any(not other.leaf for other in self._peers.values())
 
-    def _own_links_idle(self) -> bool:
-        peers = self._peers.values()
+    def _own_links_idle(self, now: float) -> bool:
+        """Whether the uplink has room. A link that asked for nothing of late stands still, and says nothing of that."""
+        peers = [at for at in self._peers.values() if now - at.asked_at < STILL_S or not (at.fresh or at.copies)]
         return not any(at.fresh for at in peers) and sum(len(at.copies) for at in peers) < OWN_QUEUE * len(peers)
 
     def _late(self, now: float) -> set[NodeId]:
@@ -326,8 +334,7 @@ class Seeder:
 
     def _recall_if_overdue(self, peer: NodeId, at: _Peer, now: float) -> None:
         oldest = at.oldest()
-        limit = max(OVERDUE_S, OVERDUE_LATENCIES * (at.latency or 0.0))
-        if oldest is None or now - oldest <= limit or now - at.heard_at <= IDLE_S:
+        if oldest is None or not (self._stands_still(at, oldest, now) or self._is_waited_for(oldest, now)):
             return
         for send in at.fresh:
             if send.via is not None:
@@ -342,6 +349,18 @@ class Seeder:
         at.barred_until = now + BARRED_S
         self._take_back(at)
         self._dirty[peer] = None
+
+    @staticmethod
+    def _stands_still(at: _Peer, oldest: float, now: float) -> bool:
+        limit = max(OVERDUE_S, OVERDUE_LATENCIES * (at.latency or 0.0))
+        return now - oldest > limit and now - at.heard_at > IDLE_S
+
+    def _is_waited_for(self, oldest: float, now: float) -> bool:
+        """Nothing is left to deal, and a relay holds a chunk for much longer than relays usually do."""
+        if self._undealt or self._again:
+            return False
+        known = [at.latency for at in self._peers.values() if at.latency is not None]
+        return now - oldest > max(LAST_S, OVERDUE_LATENCIES * median(known)) if known else False
 
     def _take_back(self, at: _Peer) -> None:
         """Deal again what `at` was dealt, and expect nothing more of it. The copies that it waits for are kept."""
