@@ -376,15 +376,13 @@ class RolloutService:
 
     def _is_ahead(self, version: VersionId) -> bool:
         """Whether a sampler holds a version of another life of this learner than the one that it sees now: this one
-        has published nothing yet, or has still to learn of that life and go past it."""
+        has published nothing yet, or has still to learn of that life and go past it. Samplers keep their weights on
+        disk, and a learner restored from a copy may repeat an incarnation, so its number alone says nothing."""
         newest = self._opened.newest
-        return newest is None or version.incarnation > newest.incarnation
+        return newest is None or version > newest
 
     def _installed(self, node: NodeId, version: VersionId) -> None:
-        """Note what a sampler holds; a version that was never published is not believed."""
-        plane = self._opened
-        if plane.newest is None or version > plane.newest:
-            raise ProtocolError(f"version {version} was never published")
+        """Note what a sampler holds, which is not ahead."""
         self.samplers[node].installed = version
         self._on_installed(node, version)
 
