@@ -306,6 +306,9 @@ class LearnerNode:
         self._network.published(published.sealed_head)
         self._network.set_profile(Profile(held=version, engine="learner"))
         self._versions_published += 1
+        if self._network.generation - 1 > version.incarnation:
+            # Others spoke of a later life while this was being encoded.
+            self._overtaken.set()
         self._tracker.published(version, now=time.monotonic())
         await self._rollouts.published(version)
 
