@@ -280,7 +280,9 @@ class Link:
     def send(self, type_: int, version: VersionId, payload: bytes, *, kind: Kind = Kind.COPY, index: int = 0) -> None:
         """Queue a frame ahead of all chunks. A link that takes none any more is ended instead of growing."""
         if len(self._queue) >= MAX_QUEUED:
-            self.stream.close(ProtocolError("the link takes no frames"))
+            # Not at once: whoever sends to all links is going through them.
+            full = ProtocolError("the link takes no frames")
+            asyncio.get_running_loop().call_soon(self.stream.close, full)
             return
         self._queue.append(Outgoing(Frame(type_, len(payload), version, int(kind), index).pack(), payload))
         self.stream.wake()
