@@ -65,4 +65,4 @@ class DataPlane:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def status(self) -> dict[str, Any]:
-        return self._receiver.status() if self._receiver else {}
+        return self._receiver.status() if self._receiver else {"streams": 0}
