@@ -25,10 +25,6 @@ class Pace:
         self._timer: asyncio.TimerHandle | None = None
         self.total_bytes = 0
 
-    @property
-    def is_capped(self) -> bool:
-        return self._rate is not None
-
     def admits(self, resume: Callable[[], None]) -> bool:
         """Whether bytes may flow now; if not, `resume` is called when its turn has come."""
         if self._rate is None:

@@ -73,11 +73,9 @@ class Transfer:
 
     held: HeldVersion
     courier: Courier
-    opened_at: float
     joined: set[NodeId] = field(default_factory=set)
     receiving: dict[int, Link] = field(default_factory=dict)
     completed_at: float | None = None
-    refetched: int = 0
     sent_bytes: int = 0
 
 
@@ -112,7 +110,6 @@ class Transfers:
         self._sent_gone = 0
         self._measured_at = self._ticked_at = time.monotonic()
         self.uplink_bytes_per_s = 0.0
-        self.repeated_chunks = 0
         self.rejected: Counter[str] = Counter()
         self.rejected_of: Counter[NodeId] = Counter()
 
@@ -147,7 +144,7 @@ class Transfers:
 
     def open(self, held: HeldVersion, courier: Courier) -> Transfer:
         """Take part in a version, with everybody who opened it before."""
-        transfer = Transfer(held=held, courier=courier, opened_at=time.monotonic())
+        transfer = Transfer(held=held, courier=courier)
         version = held.head.version
         self.active[version] = transfer
         self.active = dict(sorted(self.active.items()))
@@ -249,7 +246,6 @@ class Transfers:
 
     def repeated(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
         """A chunk came that is held already: its core still has to relay it if it is told to."""
-        self.repeated_chunks += 1
         transfer.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=time.monotonic())
         self.stir()
 

@@ -12,8 +12,6 @@ STANDING_S = 0.03
 """A queue that was never shorter than so many chunks, nor than takes so long to send, in the last interval only
 delays. It is looked at over time, not over arrivals: these come in bursts, and each burst makes a queue."""
 
-INTERVAL_S = 0.1
-
 LONGEST_S = 0.6
 """A window holds no more than a relay sends in this time: what waits longer cannot be dealt to a faster one."""
 
@@ -43,7 +41,7 @@ class Window:
         return more
 
     def settle(self, rate: float) -> None:
-        """Called every INTERVAL_S."""
+        """The end of an interval, every tick of the relay."""
         if self._shortest > max(STANDING, STANDING_S * rate) and self._shortest < math.inf:
             self.size = max(self._least, self.size - 1)
         self._shortest = math.inf
