@@ -207,7 +207,7 @@ class Membership:
             self._count_leaves()
         latest = now - self._rules.transit_s
         effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now))
-        return effects + self.take_head(message.head, now=now)
+        return effects + self._hear_head(message.head, now)
 
     def holds(self, message: Exchange) -> bool:
         """Whether a poll has to wait: there is nothing that its caller lacks."""
@@ -240,7 +240,7 @@ class Membership:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
         effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=(pending.node, sent_at))
-        effects += self.take_head(reply.head, now=now) + self._refute(reply.refute, now)
+        effects += self._hear_head(reply.head, now) + self._refute(reply.refute, now)
         return effects + self._send_wanted(pending, reply.wanted, now)
 
     def failed(self, ticket: int, *, now: float) -> list[Effect]:
@@ -394,6 +394,12 @@ class Membership:
         except ProtocolError:
             return [Rejected(reason="bad_record")]
         return self._overtake(claimed, now) if claimed.node == self.view.own.node else []
+
+    def _hear_head(self, sealed: bytes, now: float) -> list[Effect]:
+        before = self.view.newest
+        effects = self.take_head(sealed, now=now)
+        newest = self.view.newest
+        return effects if newest is None or newest == before else self._owner.outlive(newest) + effects
 
     def _overtake(self, claimed: SignedRecord, now: float) -> list[Effect]:
         """Go past a record of our own key; the signature proves that it was issued, by a former life perhaps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarm.gossip.effects import Effect, GenerationRaised
 from swarm.gossip.records import MAX_SEQUENCE, Profile, Reachability, Record, SignedRecord, sign_record
 from swarm.signing import SigningKey
-from swarm.types import Address, Role, SwarmId
+from swarm.types import Address, Role, SwarmId, VersionId
 from swarm.wire import PROTOCOL
 
 
@@ -52,6 +52,13 @@ class Owner:
         if claimed.body == self.signed.body:
             return self.issue()
         return self._raise_generation(claimed.record.generation + 1) + self.issue()
+
+    def outlive(self, version: VersionId) -> list[Effect]:
+        """Go past `version`, a newer one than this life has published. A learner publishes under the incarnation
+        generation - 1: if that is not newer, another life that its disk forgot has published it."""
+        if self.role != "learner" or version.incarnation < self._generation - 1:
+            return []
+        return self._raise_generation(version.incarnation + 2) + self.issue()
 
     def _raise_generation(self, generation: int) -> list[Effect]:
         # At the end of its numbers a key cannot refute any more; its owner has to make a new one.

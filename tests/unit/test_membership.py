@@ -265,6 +265,18 @@ def test_a_node_restored_from_a_copy_learns_its_own_newer_record_and_persists_th
     assert not other.view.table.is_banned(key(1).node_id)
 
 
+def test_a_learner_restored_from_a_copy_knows_its_former_life_by_the_versions_that_it_published() -> None:
+    one = core(0, generation=2)
+    one.take_head(head(1, 1), now=0.0)
+    order = one.view.own.order
+    assert not any(isinstance(e, GenerationRaised) for e in one.receive(STRANGER, Exchange(head=head(0, 1)), now=1.0))
+    assert one.view.own.order == order
+    effects = one.receive(STRANGER, Exchange(head=head(10, 1)), now=1.0)
+    assert effects[0] == GenerationRaised(generation=3), "versions of this life are older than what others hold"
+    assert one.view.own.order > order
+    assert not any(isinstance(e, GenerationRaised) for e in one.receive(STRANGER, Exchange(head=head(11, 1)), now=2.0))
+
+
 def test_what_must_be_persisted_comes_before_what_is_sent() -> None:
     one = core(1)
     introduce(one, signed(2))
