@@ -86,20 +86,17 @@ def _links(namespace: str, *selection: str) -> list[dict[str, Any]]:
     return [link for link in found if link]
 
 
-def _tbf(mbit: float) -> list[str]:
-    """A token bucket: bursts of 10 ms, a queue of 100 ms, and never less than what TCP needs to run at all."""
+def _burst_bytes(mbit: float) -> int:
+    """10 ms of the rate, and never less than what TCP needs to run at all."""
     if not mbit > 0:
         raise NetnsError(f"a rate must be above zero, not {mbit:g} Mbit/s")
-    bytes_per_s = mbit * 1e6 / 8
-    burst = int(max(32_768, bytes_per_s * 0.01))
-    limit = int(burst + max(65_536, bytes_per_s * 0.1))
+    return int(max(32_768, mbit * 1e6 / 8 * 0.01))
+
+
+def _tbf(mbit: float, burst: int) -> list[str]:
+    """A token bucket with a queue of 100 ms."""
+    limit = int(burst + max(65_536, mbit * 1e6 / 8 * 0.1))
     return ["tbf", "rate", f"{int(mbit * 1e6)}bit", "burst", str(burst), "limit", str(limit)]
-
-
-def _shape(namespace: str, link: str, mbit: float | None) -> None:
-    """Limit what leaves through `link`; None for no limit."""
-    qdisc = ["noqueue"] if mbit is None else _tbf(mbit)
-    _command("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", *qdisc)
 
 
 class Host:
@@ -152,6 +149,7 @@ class Hosts:
         self.name = name
         self.switch = f"netns-swarm.{name}.switch"
         self._hosts = {host.number: host for host in hosts}
+        self._bursts: dict[tuple[str, str], int] = {}
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self._hosts.values())
@@ -166,8 +164,17 @@ class Hosts:
 
     def shape(self, host: Host, *, up_mbit: float | None = None, down_mbit: float | None = None) -> None:
         """Set what the host may send and receive, each in Mbit/s; None for no limit."""
-        _shape(host.namespace, "eth0", up_mbit)
-        _shape(self.switch, host.port, down_mbit)
+        self._limit(host.namespace, "eth0", up_mbit)
+        self._limit(self.switch, host.port, down_mbit)
+
+    def _limit(self, namespace: str, link: str, mbit: float | None) -> None:
+        """Limit what leaves through `link`."""
+        qdisc = ["noqueue"]
+        if mbit is not None:
+            # A bucket never shrinks: a packet that waits, merged by the kernel up to the old size, would never leave.
+            burst = self._bursts[namespace, link] = max(self._bursts.get((namespace, link), 0), _burst_bytes(mbit))
+            qdisc = _tbf(mbit, burst)
+        _command("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", *qdisc)
 
     def partition(self, groups: Sequence[Sequence[Host]]) -> None:
         """Cut between groups, until the next call or `heal`. Hosts in no group stay together.

@@ -109,6 +109,21 @@ def test_a_rate_holds_as_against_another_rate(direction: str, tmp_path: Path) ->
         assert 3 < taken[4.0] / taken[32.0] < 16
 
 
+def test_what_is_under_way_goes_on_at_a_lower_rate(tmp_path: Path) -> None:
+    with hosts(2, up_mbit=100) as swarm:
+        server, client = swarm
+        _serve_file(server, tmp_path)
+        with client.inside():
+            connection = http.client.HTTPConnection(server.address, PORT, timeout=60)
+            connection.connect()
+        connection.request("GET", "/file")
+        answer = connection.getresponse()
+        first = answer.read(FILE_BYTES // 4)
+        swarm.shape(server, up_mbit=4)
+        assert len(first) + len(answer.read()) == FILE_BYTES
+        connection.close()
+
+
 def test_rates_given_at_the_start_are_those_of_every_host(tmp_path: Path) -> None:
     with hosts(2, up_mbit=4, down_mbit=100) as swarm:
         server, client = swarm
