@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 
 from swarm.broadcast.notes import Kind, Note, has_bit
 
 Duty = list[int]
 """[index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk."""
+
+Entry = tuple[int, Kind, Duty]
+"""One send that waits: the chunk, what the child is to do with it, and whose duty it is."""
 
 
 STALLED_QUEUE = 8
@@ -29,17 +33,18 @@ class Child:
     """One link to another receiver."""
 
     __slots__ = (
-        "arrivals", "asked", "busy", "complete", "deferred", "has", "kept_up", "leaf", "notes", "offered", "queue",
-        "quick_rate", "rate", "sent", "stalled", "wanted",
+        "arrivals", "asked", "busy", "complete", "deferred", "forwards", "has", "kept_up", "leaf", "notes", "offered",
+        "queue", "quick_rate", "rate", "sent", "stalled", "wanted",
     )  # fmt: skip
 
     def __init__(self, leaf: bool) -> None:
         self.leaf = leaf
-        self.queue: deque[tuple[int, Kind, Duty | None]] = deque()
+        self.queue: deque[Entry] = deque()
         self.deferred: deque[int] = deque()
         self.wanted: deque[int] = deque()
         self.notes: deque[Note] = deque()
         self.busy: Duty | None = None
+        self.forwards = 0
         self.stalled = False
         self.offered = 0
         self.kept_up = 0
@@ -54,8 +59,25 @@ class Child:
     def holds(self, index: int) -> bool:
         return self.complete or has_bit(self.has, index)
 
-    def waits(self) -> bool:
-        return bool(self.notes or self.queue or self.wanted or self.deferred)
+    def put(self, entry: Entry) -> None:
+        """Queue a send. What the child has to forward goes before all copies: others wait for it."""
+        place = len(self.queue)
+        if entry[1] is Kind.FORWARD:
+            place = next((i for i, waiting in enumerate(self.queue) if waiting[1] is not Kind.FORWARD), place)
+        self.queue.insert(place, entry)
+        self.forwards += entry[2][2]
+
+    def take(self) -> Entry:
+        entry = self.queue.popleft()
+        self.forwards -= entry[2][2]
+        return entry
+
+    def drop(self, recalled: Collection[int] | None = None) -> list[Entry]:
+        """Remove and return the sends of some chunks, or all."""
+        dropped = [entry for entry in self.queue if recalled is None or entry[0] in recalled]
+        self.queue = deque(entry for entry in self.queue if recalled is not None and entry[0] not in recalled)
+        self.forwards = sum(entry[2][2] for entry in self.queue)
+        return dropped
 
     def note(self, index: int, nbytes: int) -> None:
         """It has chunk `index` of a version whose bitmaps have `nbytes`."""

@@ -11,6 +11,7 @@ Nothing that a peer says is believed further than this transfer: a lie costs tim
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -41,6 +42,12 @@ DEFERRED_EVERY = 2
 """So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the
 end, and everybody with them."""
 
+LONGEST_WINDOWS = 2
+LEAST_LONGEST = 12
+"""A queue holds no more than so many windows, and not less than so many chunks; what is above is set aside for later,
+when the link has caught up, or for others to send. Else one link that TCP has slowed down after a loss would take all
+the room, and the relay would keep to its pace."""
+
 QUIET_S = 2.0
 """Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
 
@@ -67,7 +74,6 @@ class Relay:
         self._copies = Window(start=4, least=1, floor=4)
         self._forwards = Window(start=8, least=2, floor=8)
         self._queued_copies = 0
-        self._queued_forwards = 0
         self._epoch = 0
         self._granted = [0, 0]
         self._relayed: list[int] = []
@@ -83,6 +89,9 @@ class Relay:
         self._rate = 0.0
         self._fresh_rate = 0.0
         self._fresh = 0
+        self._arrival_rate = 0.0
+        self._new = 0
+        self._measured_s = 0.0
         self._dirty: dict[NodeId, None] = {}
         self.complete = self._missing == 0
 
@@ -118,7 +127,7 @@ class Relay:
             return
         self._leaf_children -= child.leaf
         self._unqueue(child)
-        self._dequeued(child.busy)
+        self._discharge(child.busy)
         for index in [i for i, asked in self._asked_of.items() if asked == peer]:
             del self._asked[index], self._asked_of[index]
         self._grant()
@@ -134,7 +143,7 @@ class Relay:
             self._relay(index, via)
         elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
-            self._forwards.arrived(self._queued_forwards / max(1, len(leaves)), self._backlog())
+            self._forwards.arrived(self._forwards_waiting(), self._backlog())
             # Once: a leaf that sends it again must not have all leaves sent it again.
             self._queue(index, [] if index in self._forwarded else [(c, Kind.COPY) for c in leaves], forward=True)
             self._forwarded[index] = None
@@ -175,9 +184,9 @@ class Relay:
         if child.sent % DEFERRED_EVERY == 0 and (deferred := self._next_deferred(child)) is not None:
             return deferred
         while child.queue:
-            index, kind, duty = child.queue.popleft()
+            index, kind, duty = child.take()
             if child.holds(index) and kind is not Kind.FORWARD:
-                self._dequeued(duty)
+                self._discharge(duty)
                 continue
             child.busy = duty
             return Send(index, kind)
@@ -200,7 +209,7 @@ class Relay:
         child.sent += 1
         duty, child.busy = child.busy, None
         if duty is not None:
-            self._dequeued(duty)
+            self._discharge(duty)
             self._grant()
 
     def ready(self) -> list[NodeId]:
@@ -234,6 +243,7 @@ class Relay:
             return
         self._have[index >> 3] |= 1 << (index & 7)
         self._missing -= 1
+        self._new += 1
         if self._missing == 0:
             self.complete = True
             self._tell_all(Complete())
@@ -245,33 +255,25 @@ class Relay:
 
     def _queue(self, index: int, copies: list[tuple[Child, Kind]], *, forward: bool) -> None:
         duty: Duty = [index, 0, int(forward)]
+        longest = max(LEAST_LONGEST, LONGEST_WINDOWS * self._copies.size)
         for child, kind in copies:
             if child.holds(index) and kind is Kind.COPY:
                 continue
-            if child.stalled:
+            if kind is Kind.COPY and (child.stalled or len(child.queue) >= longest):
                 child.deferred.append(index)
                 continue
-            if kind is Kind.FORWARD:
-                # Others wait for it; before the copies, that is, behind the forwards.
-                place = next((i for i, entry in enumerate(child.queue) if entry[1] is not Kind.FORWARD), None)
-                child.queue.insert(len(child.queue) if place is None else place, (index, kind, duty))
-            else:
-                child.queue.append((index, kind, duty))
+            child.put((index, kind, duty))
             duty[1] += 1
         self._queued_copies += duty[1]
-        self._queued_forwards += duty[1] if forward else 0
         self._dirty.update(dict.fromkeys(self._children))
         if not duty[1]:
             self._report(duty)
 
-    def _dequeued(self, duty: Duty | None) -> None:
-        if duty is not None:
-            self._discharge(duty)
-
-    def _discharge(self, duty: Duty) -> None:
+    def _discharge(self, duty: Duty | None) -> None:
         """One send of `duty` is done, or will never be."""
+        if duty is None:
+            return
         self._queued_copies -= 1
-        self._queued_forwards -= duty[2]
         duty[1] -= 1
         if duty[1] == 0:
             self._report(duty)
@@ -281,9 +283,8 @@ class Relay:
         self._dirty[self._seeder] = None
 
     def _unqueue(self, child: Child) -> None:
-        for _, _, duty in child.queue:
-            self._dequeued(duty)
-        child.queue.clear()
+        for _, _, duty in child.drop():
+            self._discharge(duty)
         child.deferred.clear()
         child.wanted.clear()
 
@@ -305,10 +306,7 @@ class Relay:
         for index in recalled:
             self._forwarded.pop(index, None)
         for child in self._children.values():
-            kept = [entry for entry in child.queue if entry[2] is None or entry[0] not in recalled]
-            dropped = [entry[2] for entry in child.queue if entry[2] is not None and entry[0] in recalled]
-            child.queue = deque(kept)
-            for duty in dropped:
+            for _, _, duty in child.drop(recalled):
                 self._discharge(duty)
         self._grant()
 
@@ -320,10 +318,10 @@ class Relay:
             return
         children = max(1, len(self._children))
         rate = max(self._rate / children, self._fresh_rate)
-        self._granted[0] += self._copies.grant(self._backlog(), rate)
+        self._granted[0] += self._copies.grant(self._backlog(), rate, self._left_s())
         leaves = self._leaf_children - 1
         if leaves > 0 and not self._leaf:
-            self._granted[1] += self._forwards.grant(self._queued_forwards / leaves, self._rate / leaves)
+            self._granted[1] += self._forwards.grant(self._forwards_waiting(), self._rate / leaves)
         if any(self._granted):
             self._dirty[self._seeder] = None
 
@@ -344,9 +342,17 @@ class Relay:
             forwarded=tuple(forwarded[:MAX_INDICES]),
         )
 
+    def _left_s(self) -> float:
+        """How long it takes until nothing is missing, as chunks came in the last second or so."""
+        return self._missing / self._arrival_rate if self._arrival_rate else math.inf
+
     def _backlog(self) -> float:
         """Copies waiting per child."""
         return self._queued_copies / max(1, len(self._children))
+
+    def _forwards_waiting(self) -> float:
+        """Forwards waiting per leaf; none goes to where it came from."""
+        return sum(leaf.forwards for leaf in self._leaves()) / max(1, self._leaf_children - 1)
 
     def _leaves(self) -> Iterator[Child]:
         return (child for child in self._children.values() if child.leaf)
@@ -354,12 +360,15 @@ class Relay:
     # -- time ------------------------------------------------------------------------------------------------
 
     def _measure(self, elapsed: float) -> None:
-        weight = min(1.0, elapsed / RATE_S)
+        # In the first second what is measured is the average so far: nothing pulls it down to zero.
+        self._measured_s = min(RATE_S, self._measured_s + elapsed) if self._fresh_rate or self._fresh else elapsed
+        weight = min(1.0, elapsed / self._measured_s)
         for child in self._children.values():
             child.measure(elapsed, weight)
         self._rate = sum(child.rate for child in self._children.values())
         self._fresh_rate += weight * (self._fresh / elapsed - self._fresh_rate)
-        self._fresh = 0
+        self._arrival_rate += weight * (self._new / elapsed - self._arrival_rate)
+        self._fresh = self._new = 0
         self._copies.settle(self._rate / max(1, len(self._children)))
         self._forwards.settle(self._rate / max(1, self._leaf_children - 1))
 
@@ -380,13 +389,11 @@ class Relay:
         child.stalled = True
         child.offered = 1
         child.kept_up = 0
-        entries = list(child.queue)
-        child.queue.clear()
-        for index, _, duty in entries:
+        for index, _, duty in child.drop():
             child.deferred.append(index)
-            self._dequeued(duty)
+            self._discharge(duty)
         # What is on its way may never get there.
-        self._dequeued(child.busy)
+        self._discharge(child.busy)
         child.busy = None
 
     def _ask(self, now: float) -> None:

@@ -62,8 +62,8 @@ class _Peer:
     """One receiver."""
 
     __slots__ = (
-        "all_dealt", "asked_at", "barred_until", "complete", "copies", "credit", "epoch", "forwards", "fresh", "has",
-        "heard_at", "latency", "leaf", "notes", "relays", "to_forward", "wanted",
+        "ahead", "all_dealt", "asked_at", "barred_until", "complete", "copies", "credit", "epoch", "forwards", "fresh", "has",
+        "heard_at", "latency", "leaf", "notes", "relays", "service", "to_forward", "wanted",
     )  # fmt: skip
 
     def __init__(self, leaf: bool, now: float) -> None:
@@ -77,7 +77,9 @@ class _Peer:
         self.notes: deque[Note] = deque()
         self.relays: dict[int, float] = {}
         self.to_forward: dict[int, float] = {}
+        self.ahead: dict[int, int] = {}
         self.latency: float | None = None
+        self.service: float | None = None
         self.heard_at = now
         self.asked_at = now
         self.barred_until = 0.0
@@ -87,6 +89,10 @@ class _Peer:
 
     def holds(self, index: int) -> bool:
         return self.complete or has_bit(self.has, index)
+
+    def expected(self) -> float:
+        """How long it will take over one more chunk, as it took over those before; 0 if it had none."""
+        return (self.service or 0.0) * (len(self.relays) + 1)
 
     def oldest(self) -> float | None:
         """When the chunk that it has had for longest was dealt."""
@@ -221,14 +227,17 @@ class Seeder:
         late = self._late(now)
         able = [p for p in able if p not in late]
         leaves = [p for p in able if self._peers[p].leaf]
+        publics = [p for p in able if not self._peers[p].leaf and len(self._peers[p].fresh) < UNSENT]
         if self._again:
             # The leaf may have no link to its forwarder, and then it would be dealt to leaves for ever.
-            publics = [p for p in able if not self._peers[p].leaf]
             return self._give(publics, None, now) if publics else self._relay_itself(now)
         if leaves:
-            return self._deal_to_leaf(leaves, late, now)
+            if ready := [p for p in leaves if len(self._peers[p].fresh) < UNSENT]:
+                return self._deal_to_leaf(ready, late, now)
+            # The links to them are full: no reason to keep a public waiting that they leave room.
+            publics = [p for p in publics if self._peers[p].forwards or not self._peers[p].relays]
         # If all that have credit are late, others have their last chunks in hand, and it ends soonest like that.
-        return bool(able) and self._give(able, None, now)
+        return bool(publics) and self._give(publics, None, now)
 
     def _deal_to_leaf(self, able: list[NodeId], late: set[NodeId], now: float) -> bool:
         others = [p for p, at in self._peers.items() if at.leaf]
@@ -247,10 +256,7 @@ class Seeder:
         return self._give([chosen], None, now)
 
     def _give(self, able: list[NodeId], via: NodeId | None, now: float) -> bool:
-        """Deal the next chunk to one of `able`; False if all of their links are full."""
-        able = [p for p in able if len(self._peers[p].fresh) < UNSENT]
-        if not able:
-            return False
+        """Deal the next chunk to one of `able`."""
         peer = self._shortest(able)
         at = self._peers[peer]
         index = self._pop()
@@ -258,6 +264,7 @@ class Seeder:
         if not at.relays and not at.to_forward:
             at.heard_at = now
         at.relays[index] = now
+        at.ahead[index] = len(at.relays)
         self._waiting_for[index] = 1
         if via is not None:
             forwarder = self._peers[via]
@@ -291,17 +298,17 @@ class Seeder:
 
     def _late(self, now: float) -> set[NodeId]:
         """Relays whose chunks take longer than the rest of the transfer will."""
-        known = [at.latency for at in self._peers.values() if at.latency is not None]
-        if not known or len(self._dealt_at) < 2 or now <= self._dealt_at[0]:
+        expected = {p: at.expected() for p, at in self._peers.items() if at.service is not None}
+        if not expected or len(self._dealt_at) < 2 or now <= self._dealt_at[0]:
             return set()
         rate = len(self._dealt_at) / (now - self._dealt_at[0])
-        limit = (len(self._undealt) + len(self._again)) / rate + min(known) + SPARE_S
-        return {p for p, at in self._peers.items() if at.latency is not None and at.latency > limit}
+        limit = (len(self._undealt) + len(self._again)) / rate + min(expected.values()) + SPARE_S
+        return {p for p, takes in expected.items() if takes > limit}
 
     def _shortest(self, able: list[NodeId]) -> NodeId:
         """Of those with the shortest queue whoever was quickest so far: where the forwarders bind, relays have credit
         to spare, and a chunk with a slow one would keep its forwarder waiting."""
-        return min(able, key=lambda p: (len(self._peers[p].fresh), self._peers[p].latency or 0.0))
+        return min(able, key=lambda p: (len(self._peers[p].fresh), self._peers[p].expected()))
 
     def _peek(self) -> int:
         return self._again[0] if self._again else self._undealt[0]
@@ -316,6 +323,9 @@ class Seeder:
             if (dealt_at := at.relays.pop(index, None)) is not None:
                 before = at.latency if at.latency is not None else now - dealt_at
                 at.latency = before + LATENCY_WEIGHT * (now - dealt_at - before)
+                took = (now - dealt_at) / at.ahead.pop(index)
+                before = at.service if at.service is not None else took
+                at.service = before + LATENCY_WEIGHT * (took - before)
                 at.heard_at = now
                 self._settle(index)
         for index in note.forwarded:
@@ -366,12 +376,14 @@ class Seeder:
         """Deal again what `at` was dealt, and expect nothing more of it. The copies that it waits for are kept."""
         taken = {*at.relays, *at.to_forward}
         at.relays.clear()
+        at.ahead.clear()
         at.to_forward.clear()
         at.credit = at.forwards = 0
         at.fresh.clear()
         for other in self._peers.values():
             for index in taken:
                 other.relays.pop(index, None)
+                other.ahead.pop(index, None)
                 other.to_forward.pop(index, None)
         self.repairs += len(taken)
         for index in taken:

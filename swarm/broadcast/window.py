@@ -16,6 +16,11 @@ LONGEST_S = 0.6
 """A window holds no more than a relay sends in this time: what waits longer cannot be dealt to a faster one."""
 
 
+ENDING_S = 1.0
+LAST_SHARE = 0.3
+"""Near the end a window shrinks to this share of the time that is left: all queues are to be empty at once."""
+
+
 class Window:
     """`out` is what was granted and has not arrived. Sizes in chunks per child."""
 
@@ -32,10 +37,13 @@ class Window:
         if (waiting if backlog is None else backlog) < STARVED:
             self.size += 1
 
-    def grant(self, waiting: float, rate: float) -> int:
-        """How many more may come, with `rate` the chunks per second that each child is sent."""
+    def grant(self, waiting: float, rate: float, left_s: float = math.inf) -> int:
+        """How many more may come, with `rate` the chunks per second that each child is sent and `left_s` how long the
+        transfer will still take."""
         self._shortest = min(self._shortest, waiting)
         self.size = min(self.size, max(self._floor, int(LONGEST_S * rate)))
+        if left_s < ENDING_S:
+            self.size = min(self.size, max(self._least, math.ceil(LAST_SHARE * left_s * rate)))
         more = max(0, math.ceil(self.size - waiting - self.out))
         self.out += more
         return more
