@@ -125,7 +125,6 @@ class Stream:
         self._sent_before = 0
         self._rate = 0.0
         self.sent_bytes = 0
-        self.received_bytes = 0
 
     def start(self, end: LinkEnd) -> None:
         self._end = end
@@ -242,7 +241,6 @@ class Stream:
                 if count == 0:
                     raise ConnectionResetError("the other side closed the link")
                 budget -= count
-                self.received_bytes += count
                 self._download.took(count)
                 self._filled += count
                 if self._filled == len(self._into):

@@ -54,9 +54,6 @@ class Child:
     def holds(self, index: int) -> bool:
         return self.complete or has_bit(self.has, index)
 
-    def waits(self) -> bool:
-        return bool(self.notes or self.queue or self.wanted or self.deferred)
-
     def note(self, index: int, nbytes: int) -> None:
         """It has chunk `index` of a version whose bitmaps have `nbytes`."""
         if len(self.has) < nbytes:

@@ -135,10 +135,8 @@ def plan_of(
     *,
     encoded_bytes: int,
     scheme: Scheme | None = None,
-    arity: int = 2,
 ) -> Plan:
-    """A plan for a version of `encoded_bytes`; `scheme` None chooses mesh or forest. `arity` is that of "tree"."""
-    assert arity >= 1
+    """A plan for a version of `encoded_bytes`; `scheme` None chooses mesh or forest."""
     known = _with_uplinks([learner, *peers])
     learner, peers = known[0], known[1:]
     chosen = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
@@ -146,7 +144,7 @@ def plan_of(
         "mesh": lambda: (),
         "forest": lambda: forest_of(learner, peers, STRIPES),
         "chain": lambda: (_narrow(learner.node, peers, 1),),
-        "tree": lambda: (_narrow(learner.node, peers, arity),),
+        "tree": lambda: (_narrow(learner.node, peers, 2),),
         "star": lambda: ({peer.node: learner.node for peer in peers},),
     }
     return Plan(
