@@ -2,8 +2,8 @@
 
 A stream begins with PREAMBLE, then TLS where the address has a certificate, then frames: a header of 32 bytes and a
 payload. Payload of chunks is received where it belongs and sent from where it lies. A link is asked for its next frame
-only when the kernel holds less than UNSENT_BYTES that it has not sent yet, one chunk per wake-up, so that what goes to
-whom is decided late and all links have their turn. Sockets are used directly: under asyncio's transports another
+only when the kernel holds little that it has not sent yet (UNSENT_S), one chunk per wake-up, so that what goes to whom
+is decided late and all links have their turn. Sockets are used directly: under asyncio's transports another
 64 KiB per connection would wait out of reach (docs/decisions/0006).
 """
 

@@ -1,7 +1,7 @@
 """Which way a version takes to all peers: mesh, forest or a named baseline; its chunk size; the trees of its stripes.
 
 Up to 32 peers the mesh: every chunk through one relay to all others. Beyond, a forest of K stripes, chunk i in stripe
-i mod K. Chain, k-ary tree and star are what others do, kept to be measured against. A death or a join changes the
+i mod K. Chain, binary tree and star are what others do, kept to be measured against. A death or a join changes the
 plan of few: orphans are given to the parents with the least load, everything else stays where it is.
 """
 
