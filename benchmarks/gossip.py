@@ -2,10 +2,10 @@
 
 python -m benchmarks.gossip --nodes 1000 --leaf-share 0.9 --loss 0.1 --seeds 5 --json
 
-One seed is one swarm, in this order: it settles; heads are published; publics join; publics and leaves crash, one
-after another; then nothing happens for a long time but stalls of event loops, and nobody may be declared dead. A
-message is lost with the given chance, the answer too, and the caller learns of it at its time limit: over TCP most of
-these would only be late.
+One seed is one swarm, in this order: it settles; heads are published; publics join; nothing happens for a long time
+but stalls of event loops, and nobody may be declared dead; then publics and leaves crash, one after another: last, as
+few would be left of a small swarm. A message is lost with the given chance, the answer too, and the caller learns of it
+at its time limit: over TCP most of these would only be late.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from swarm.types import NodeId, VersionId
 DEFAULT_NODES = (10, 100, 1000)
 
 SETTLE_S = 90.0
-"""After the last join, so that everything periodic (60 s and a fifth at most) has come round once."""
+"""After the last join, and the last stall: all that is periodic (60 s and a fifth at most) has come round once."""
 
 HEAD_INTERVAL_S = 30.0
 
@@ -149,7 +149,7 @@ class Watch:
 
 
 def measure(plan: Plan, seed: int) -> Measured:
-    """One swarm, from its first node to the end of its quiet phase."""
+    """One swarm, from its first node to the last crash."""
     # Events make no cycles, and collecting the garbage of 10,000 nodes takes a quarter of the time.
     gc.disable()
     began, cpu = time.perf_counter(), time.process_time()
@@ -163,9 +163,9 @@ def measure(plan: Plan, seed: int) -> Measured:
     watch.false_deaths = 0
     measure_heads(swarm, watch, plan, found)
     measure_records(swarm, watch, plan, found)
-    measure_crashes(swarm, watch, plan, found)
-    found.false_deaths_elsewhere = watch.false_deaths
     measure_quiet(swarm, watch, plan, found)
+    measure_crashes(swarm, watch, plan, found)
+    found.false_deaths_elsewhere = watch.false_deaths - found.false_deaths
     found.virtual_s = swarm.world.now
     found.wall_s = time.perf_counter() - began
     gc.enable()
@@ -211,6 +211,19 @@ def measure_records(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measure
         found.records.add(watch.public_at.get(new.node, math.inf), times, others)
 
 
+def measure_quiet(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
+    """Nothing but stalls: whoever is declared dead now is not. What comes after finds a swarm without stalls."""
+    before = watch.false_deaths
+    if plan.stall_s:
+        swarm.start_stalls(plan.stall_s)
+    swarm.run_for(plan.quiet_s)
+    found.node_hours = len(swarm.live()) * plan.quiet_s / 3600
+    found.false_deaths = watch.false_deaths - before
+    if plan.stall_s:
+        swarm.stall_s = 0.0
+        swarm.run_for(SETTLE_S)
+
+
 def measure_crashes(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
     """Publics, never the learner, and leaves end without a word, one after another."""
     for _ in range(plan.crashes):
@@ -235,16 +248,6 @@ def crash_together(
     if public:
         found.crashes.add(at, times, others)
     found.leaf_crashes_s += [watch.leaf_ended_at.get(leaf.node, math.inf) - at for leaf in leaves]
-
-
-def measure_quiet(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measured) -> None:
-    """Nothing but stalls: whoever is declared dead now is not."""
-    watch.false_deaths = 0
-    if plan.stall_s:
-        swarm.start_stalls(plan.stall_s)
-    swarm.run_for(plan.quiet_s)
-    found.node_hours = len(swarm.live()) * plan.quiet_s / 3600
-    found.false_deaths = watch.false_deaths
 
 
 def run_while(swarm: GossipSwarm, unknown: Callable[[], bool]) -> None:

@@ -2,8 +2,8 @@
 
 A stream begins with PREAMBLE, then TLS where the address has a certificate, then frames: a header of 32 bytes and a
 payload. Payload of chunks is received where it belongs and sent from where it lies. A link is asked for its next frame
-only when the kernel holds less than UNSENT_BYTES that it has not sent yet, one chunk per wake-up, so that what goes to
-whom is decided late and all links have their turn. Sockets are used directly: under asyncio's transports another
+only when the kernel holds little that it has not sent yet (UNSENT_S), one chunk per wake-up, so that what goes to whom
+is decided late and all links have their turn. Sockets are used directly: under asyncio's transports another
 64 KiB per connection would wait out of reach (docs/decisions/0006).
 """
 
@@ -125,7 +125,6 @@ class Stream:
         self._sent_before = 0
         self._rate = 0.0
         self.sent_bytes = 0
-        self.received_bytes = 0
 
     def start(self, end: LinkEnd) -> None:
         self._end = end
@@ -242,7 +241,6 @@ class Stream:
                 if count == 0:
                     raise ConnectionResetError("the other side closed the link")
                 budget -= count
-                self.received_bytes += count
                 self._download.took(count)
                 self._filled += count
                 if self._filled == len(self._into):

@@ -1,7 +1,7 @@
 """Which way a version takes to all peers: mesh, forest or a named baseline; its chunk size; the trees of its stripes.
 
 Up to 32 peers the mesh: every chunk through one relay to all others. Beyond, a forest of K stripes, chunk i in stripe
-i mod K. Chain, k-ary tree and star are what others do, kept to be measured against. A death or a join changes the
+i mod K. Chain, binary tree and star are what others do, kept to be measured against. A death or a join changes the
 plan of few: orphans are given to the parents with the least load, everything else stays where it is.
 """
 
@@ -135,10 +135,8 @@ def plan_of(
     *,
     encoded_bytes: int,
     scheme: Scheme | None = None,
-    arity: int = 2,
 ) -> Plan:
-    """A plan for a version of `encoded_bytes`; `scheme` None chooses mesh or forest. `arity` is that of "tree"."""
-    assert arity >= 1
+    """A plan for a version of `encoded_bytes`; `scheme` None chooses mesh or forest."""
     known = _with_uplinks([learner, *peers])
     learner, peers = known[0], known[1:]
     chosen = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
@@ -146,7 +144,7 @@ def plan_of(
         "mesh": lambda: (),
         "forest": lambda: forest_of(learner, peers, STRIPES),
         "chain": lambda: (_narrow(learner.node, peers, 1),),
-        "tree": lambda: (_narrow(learner.node, peers, arity),),
+        "tree": lambda: (_narrow(learner.node, peers, 2),),
         "star": lambda: ({peer.node: learner.node for peer in peers},),
     }
     return Plan(

@@ -285,7 +285,7 @@ class Receiver:
         count, have = len(held.chunks.spans), held.chunks.have()
         if (routes := self._routes.get(held.head.version)) is not None:
             return TreeCourier(count=count, learner=learner, routes=routes, held=have, random=self._station.random)
-        return Relay(learner, count, held.table.chunk_bytes, leaf=leaf, now=time.monotonic(), have=have)
+        return Relay(learner, count, leaf=leaf, now=time.monotonic(), have=have)
 
     async def _table(self, announced: Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
         """The table as it came in parts; if that is not the signed one, as the learner or a peer has it."""

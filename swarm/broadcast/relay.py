@@ -58,12 +58,9 @@ ASK_AGAIN_S = 1.0
 class Relay:
     """A Courier for one receiver. `have` is what a former life left, `leaf` whether this node dials out only."""
 
-    def __init__(
-        self, seeder: NodeId, count: int, chunk_bytes: int, *, leaf: bool, now: float, have: bytes = b""
-    ) -> None:
+    def __init__(self, seeder: NodeId, count: int, *, leaf: bool, now: float, have: bytes = b"") -> None:
         self._seeder = seeder
         self._count = count
-        self._chunk_bytes = chunk_bytes
         self._leaf = leaf
         self._have = bytearray(have.ljust(-(-count // 8), b"\0"))
         self._missing = count - sum(has_bit(have, i) for i in range(count))
@@ -154,7 +151,7 @@ class Relay:
     def heard(self, peer: NodeId, note: Note, *, now: float) -> None:
         if isinstance(note, Recall | AllDealt):
             if peer == self._seeder:
-                self._obey(note, now)
+                self._obey(note)
             return
         if (child := self._children.get(peer)) is None:
             return
@@ -293,7 +290,7 @@ class Relay:
             if has_bit(self._have, index) and len(child.wanted) < MAX_INDICES and index not in child.wanted:
                 child.wanted.append(index)
 
-    def _obey(self, note: Recall | AllDealt, now: float) -> None:
+    def _obey(self, note: Recall | AllDealt) -> None:
         if isinstance(note, AllDealt):
             if not self._all_dealt and not self.complete:
                 self._tell_all(Have(bitmap=bytes(self._have)))

@@ -18,7 +18,6 @@ ADDRESSES = 4
 MAX_STRIPES = 64
 """Four times as many as the planner makes."""
 
-
 MaybeId = Annotated[str, msgspec.Meta(max_length=64)]
 Ids = Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
@@ -43,11 +42,8 @@ class Roster(Message, frozen=True):
 class Routing(Message, frozen=True):
     """One node's part in the trees of a version: by stripe its parent ("" is none) and its children; the pace."""
 
-    parents: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=MAX_STRIPES)]
-    children: Annotated[
-        tuple[Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_MEMBERS)], ...],
-        msgspec.Meta(max_length=MAX_STRIPES),
-    ]
+    parents: Annotated[tuple[MaybeId, ...], msgspec.Meta(max_length=MAX_STRIPES)]
+    children: Annotated[tuple[Ids, ...], msgspec.Meta(max_length=MAX_STRIPES)]
     chunks_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 

@@ -112,9 +112,8 @@ class VersionStore:
         held = dict(self._held)
         return [held[version] for version in sorted(held)]
 
-    def newest(self, *, complete: bool = False) -> HeldVersion | None:
-        """The newest version; with `complete`, the newest whose chunks are all here."""
-        return next((h for h in reversed(self.versions()) if h.chunks.complete or not complete), None)
+    def newest(self) -> HeldVersion | None:
+        return next(reversed(self.versions()), None)
 
     def object(self, wanted: Digest) -> bytes | None:
         """The layout or a chunk table by its digest."""
@@ -129,13 +128,13 @@ class VersionStore:
             self._asked_at.pop(version, None)
             self._remove_files(str(version))
 
-    def prune(self, *, keep: int = KEEP_VERSIONS) -> None:
-        """Drop all but the newest `keep` versions and those in use."""
+    def prune(self) -> None:
+        """Drop all but the newest KEEP_VERSIONS and those in use."""
         now = time.monotonic()
         with self._changing:
             # A copy: `find` is called from other threads without the lock, so that none of them waits for a disk.
             self._asked_at = {version: at for version, at in dict(self._asked_at).items() if now - at < IN_USE_S}
-            for version in sorted(self._held)[:-keep]:
+            for version in sorted(self._held)[:-KEEP_VERSIONS]:
                 if version not in self._asked_at or len(self._held) > MOST_VERSIONS:
                     self.drop(version)
 

@@ -1,4 +1,4 @@
-"""One node's part in static trees: chain, k-ary tree, star and forest are this core with other routes.
+"""One node's part in static trees: chain, binary tree, star and forest are this core with other routes.
 
 Theory of operation. Chunk i is of stripe i mod K. What is new goes to the children of its stripe, through a queue for
 each link in index order; a link is asked for its next frame only when it can take one, so a slow child delays nobody

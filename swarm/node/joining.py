@@ -47,7 +47,7 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asy
         stopping.cancel()
 
 
-def reachability_line(kind: str, address: str | None) -> str:
+def reachability_line(address: str | None) -> str:
     """For the person at the terminal: whether others can dial this node."""
     if address is not None:
         return f"others can dial this node at {address}: it takes part as a public node"

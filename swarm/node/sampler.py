@@ -170,4 +170,4 @@ class SamplerNode:
 
     def _emit(self, kind: str, **fields: Any) -> None:
         if kind in ("reachable", "unreachable"):
-            self._say(reachability_line(kind, fields["address"]))
+            self._say(reachability_line(fields["address"]))

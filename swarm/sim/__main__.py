@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 
 from swarm.sim.broadcast_checkers import BroadcastBreach
 from swarm.sim.broadcast_plan import BroadcastFigures, BroadcastPlan
@@ -19,8 +21,12 @@ from swarm.sim.broadcast_plan import run_plan as run_broadcast_plan
 from swarm.sim.checkers import InvariantBreach
 from swarm.sim.cluster import Cluster
 from swarm.sim.gossip_checkers import GossipBreach
-from swarm.sim.gossip_plan import GossipFigures, GossipPlan, run_plan
+from swarm.sim.gossip_plan import GossipFigures, GossipPlan
+from swarm.sim.gossip_plan import run_plan as run_gossip_plan
 from swarm.sim.scenario import NAMED, RANDOM, scenario_named
+
+Tell = Callable[[str], None]
+RunSeed = Callable[[int, Tell | None], GossipFigures | BroadcastFigures]
 
 REPORT_EVERY_SEEDS = 100
 
@@ -42,9 +48,9 @@ def main() -> int:
         parser.error("membership and transfers have random scenarios only")
     try:
         if arguments.gossip:
-            run_gossip(arguments.seed, arguments.seeds, trace=arguments.trace)
+            run_settling(gossip_run, arguments.seed, arguments.seeds, done="whole again", trace=arguments.trace)
         elif arguments.broadcast:
-            run_broadcast(arguments.seed, arguments.seeds, trace=arguments.trace)
+            run_settling(broadcast_run, arguments.seed, arguments.seeds, done="delivered", trace=arguments.trace)
         elif arguments.seed is not None:
             run_one(arguments.seed, arguments.scenario, trace=arguments.trace)
         else:
@@ -75,25 +81,6 @@ def run_one(seed: int, name: str, *, trace: bool) -> None:
     print(f"trace digest        {cluster.world.trace_digest()}")
 
 
-def run_gossip(seed: int | None, seeds: range, *, trace: bool) -> None:
-    """Run one random scenario of membership and print its figures, or many and print the slowest to become whole."""
-    if seed is not None:
-        figures = run_plan(GossipPlan.random(seed), seed, tell=print if trace else None)
-        for name in GossipFigures.__slots__:
-            print(f"{name.replace('_', ' '):<19} {getattr(figures, name)}")
-        return
-    events, slowest_s = 0, 0.0
-    for one in seeds:
-        figures = run_plan(GossipPlan.random(one), one)
-        events += figures.events
-        slowest_s = max(slowest_s, figures.settle_s)
-        if is_reported(one, seeds):
-            print(
-                f"{one - seeds.start + 1} seeds, {events} events, whole again within {slowest_s:.0f} s, no breach",
-                flush=True,
-            )
-
-
 def run_many(seeds: range) -> None:
     """Run the random scenarios of the seeds; the first breach ends it."""
     events = 0
@@ -105,23 +92,31 @@ def run_many(seeds: range) -> None:
             print(f"{seed - seeds.start + 1} seeds, {events} events, no breach", flush=True)
 
 
-def run_broadcast(seed: int | None, seeds: range, *, trace: bool) -> None:
-    """Run one random transfer and print its figures, or many and print the slowest to settle."""
+def run_settling(run: RunSeed, seed: int | None, seeds: range, *, done: str, trace: bool) -> None:
+    """Run one random scenario of a part and print its figures, or many and print the slowest to settle."""
     if seed is not None:
-        figures = run_broadcast_plan(BroadcastPlan.random(seed), seed, tell=print if trace else None)
-        for name in BroadcastFigures.__slots__:
-            print(f"{name.replace('_', ' '):<19} {getattr(figures, name)}")
+        figures = run(seed, print if trace else None)
+        for field in fields(figures):
+            print(f"{field.name.replace('_', ' '):<19} {getattr(figures, field.name)}")
         return
     events, slowest_s = 0, 0.0
     for one in seeds:
-        figures = run_broadcast_plan(BroadcastPlan.random(one), one)
+        figures = run(one, None)
         events += figures.events
         slowest_s = max(slowest_s, figures.settle_s)
         if is_reported(one, seeds):
             print(
-                f"{one - seeds.start + 1} seeds, {events} events, delivered within {slowest_s:.0f} s, no breach",
+                f"{one - seeds.start + 1} seeds, {events} events, {done} within {slowest_s:.0f} s, no breach",
                 flush=True,
             )
+
+
+def gossip_run(seed: int, tell: Tell | None) -> GossipFigures:
+    return run_gossip_plan(GossipPlan.random(seed), seed, tell=tell)
+
+
+def broadcast_run(seed: int, tell: Tell | None) -> BroadcastFigures:
+    return run_broadcast_plan(BroadcastPlan.random(seed), seed, tell=tell)
 
 
 def seeds_of(text: str) -> range:

@@ -121,7 +121,6 @@ class BroadcastSwarm:
         self.duplicates = 0
         self.relief = Relief()
         self._relieving = False
-        self.moves = 0
         self.closed_links: set[tuple[NodeId, NodeId]] = set()
         self.members: dict[NodeId, Member] = {}
         for host in (learner, *peers):
@@ -142,7 +141,7 @@ class BroadcastSwarm:
         if self.plan.scheme == "mesh":
             if seeds:
                 return Seeder(self.count, now=now)
-            return Relay(self.learner.node, self.count, self.chunk_bytes, leaf=not host.public, now=now, have=held)
+            return Relay(self.learner.node, self.count, leaf=not host.public, now=now, have=held)
         return TreeCourier(
             count=self.count,
             learner=self.learner.node,
@@ -292,9 +291,7 @@ class BroadcastSwarm:
         self._relieving = False
         courier = self.members[self.learner.node].courier
         if isinstance(courier, TreeCourier):
-            plan = self.relief.plan(self.plan, courier.complaints(), now=self.world.now)
-            self.moves += plan is not self.plan
-            self._replan(plan)
+            self._replan(self.relief.plan(self.plan, courier.complaints(), now=self.world.now))
 
     def _keep(self, member: Member, index: int) -> None:
         if member.book[index]:

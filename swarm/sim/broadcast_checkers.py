@@ -27,6 +27,9 @@ SETTLE_BOUNDS = 8.0
 """And so many times what the whole transfer takes at best: at the end there may be one slow parent left for many. The
 baselines are given the time of a star: one slow node above all is what they are like."""
 
+CAPS_EVERY_ACTS = 16
+"""To look at every queue after every act would take most of a run."""
+
 
 class BroadcastBreach(Exception):
     """A node did what it must never do. The message ends with the command that replays it."""
@@ -35,10 +38,9 @@ class BroadcastBreach(Exception):
 class BroadcastChecker:
     """Watches a swarm. `replay` is what a breach names."""
 
-    def __init__(self, swarm: BroadcastSwarm, replay: str, *, caps_every: int = 16) -> None:
+    def __init__(self, swarm: BroadcastSwarm, replay: str) -> None:
         self._swarm = swarm
         self._replay = replay
-        self._caps_every = caps_every
         self._acts = 0
         self._complete: dict[NodeId, Member] = {}
         swarm.after = self._after
@@ -85,7 +87,7 @@ class BroadcastChecker:
         elif self._complete.get(node) is member:
             self._breach(f"I4: {node} was complete and no longer is")
         self._acts += 1
-        if self._acts % self._caps_every == 0:
+        if self._acts % CAPS_EVERY_ACTS == 0:
             self._check_caps(member)
 
     def _check_caps(self, member: Member) -> None:

@@ -29,10 +29,10 @@ RETURN_S = 1.0
 """After its death was noticed a node may come back with what it held."""
 
 
-def draw_uplink(draw: Random, *, median_mbit: float = 30.0, sigma: float = 0.9) -> float:
-    """Bytes/s, log-normal, drawn again outside of 5 to 200 Mbit/s."""
+def draw_uplink(draw: Random) -> float:
+    """Bytes/s, log-normal (sigma 0.9) around 30 Mbit/s, drawn again outside of 5 to 200."""
     while True:
-        mbit = median_mbit * draw.lognormvariate(0.0, sigma)
+        mbit = 30 * draw.lognormvariate(0.0, 0.9)
         if 5 <= mbit <= 200:
             return mbit * MBIT
 

@@ -53,7 +53,6 @@ class InvariantBreach(Exception):
     """The swarm did what it must never do. The message says what, when, and how to see it again."""
 
     def __init__(self, rule: str, what: str, *, scenario: Scenario, seed: int, now: float) -> None:
-        self.rule = rule
         self.replay = f"python -m swarm.sim --seed {seed} --scenario {scenario.name}"
         super().__init__(f"{rule}: {what} (seed {seed}, {now:.6f} virtual seconds)\nreplay: {self.replay}")
 

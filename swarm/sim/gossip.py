@@ -433,7 +433,7 @@ class GossipSwarm:
         return SigningKey.from_bytes(self.world.random.randbytes(32))
 
     def start_stalls(self, stall_s: float) -> None:
-        """From now on every node stalls for `stall_s`, once in `stall_every_s` on average."""
+        """From now on every node stalls for `stall_s`, once in `stall_every_s` on average; `stall_s` 0 ends that."""
         self.stall_s = stall_s
         self._schedule_stall()
 
@@ -442,6 +442,7 @@ class GossipSwarm:
         self.world.schedule(self.world.random.expovariate(rate), "stall", self._stall)
 
     def _stall(self) -> None:
-        node = self.nodes[self.world.random.randrange(len(self.nodes))]
-        node.stalled_until = self.world.now + self.stall_s
-        self._schedule_stall()
+        if self.stall_s:
+            node = self.nodes[self.world.random.randrange(len(self.nodes))]
+            node.stalled_until = self.world.now + self.stall_s
+            self._schedule_stall()

@@ -49,12 +49,10 @@ class Book:
 class GossipChecker:
     """Watches a swarm. `replay` is what a breach names; `honest_ages` is False where nodes lie about them."""
 
-    def __init__(self, swarm: GossipSwarm, replay: str, *, every: int = 1, honest_ages: bool = True) -> None:
+    def __init__(self, swarm: GossipSwarm, replay: str, *, honest_ages: bool = True) -> None:
         self._swarm = swarm
         self._replay = replay
-        self._every = every
         self._books: dict[int, Book] = {}
-        self._acts = 0
         self.deaths: list[tuple[float, GossipNode, NodeId, str]] = []
         scenario = swarm.scenario
         # An age in a request is short by as long as it lay unread, at every stalled node on its way.
@@ -113,14 +111,12 @@ class GossipChecker:
             self.deaths.append((self._swarm.world.now, node, effect.node, effect.reason))
 
     def _after(self, node: GossipNode) -> None:
-        self._acts += 1
-        if self._acts % self._every == 0:
-            book = self._books.setdefault(node.number, Book())
-            self._check_rising(node, book)
-            self._check_states(node)
-            self._check_caps(node)
-            if self._honest_ages:
-                self._check_ages(node)
+        book = self._books.setdefault(node.number, Book())
+        self._check_rising(node, book)
+        self._check_states(node)
+        self._check_caps(node)
+        if self._honest_ages:
+            self._check_ages(node)
 
     def _check_rising(self, node: GossipNode, book: Book) -> None:
         view = node.core.view

@@ -38,7 +38,6 @@ class Network:
         self._shape = shape
         self._free_at: dict[tuple[str, str], float] = {}
         self._cuts: list[frozenset[str]] = []
-        self.lost = 0
 
     @property
     def partitioned(self) -> bool:
@@ -76,13 +75,11 @@ class Network:
         self._free_at[source, target] = sent = start + nbytes / shape.bytes_per_s
         delay_s = sent - world.now + shape.latency_s + world.random.uniform(0.0, shape.jitter_s)
         if self._separated(source, target) or world.random.random() < shape.loss_share:
-            self.lost += 1
             world.note(f"lost {source} > {target}")
             return
 
         def arrive() -> None:
             if self._separated(source, target):
-                self.lost += 1
                 world.note(f"cut off {source} > {target}")
             else:
                 deliver()

@@ -66,11 +66,9 @@ def check_trees(plan: Plan) -> None:
             assert parent == plan.learner.node or plan.peers[parent].public or plan.peers[child].public
 
 
-@given(st.lists(shapes, max_size=40), uplinks, st.sampled_from(SCHEMES), st.integers(1, 5))
-def test_any_set_of_peers_has_valid_trees(
-    drawn: list[tuple[bool, float]], learner: float, scheme: Scheme, arity: int
-) -> None:
-    plan = plan_of(learner_of(learner), peers_of(drawn), encoded_bytes=1 << 26, scheme=scheme, arity=arity)
+@given(st.lists(shapes, max_size=40), uplinks, st.sampled_from(SCHEMES))
+def test_any_set_of_peers_has_valid_trees(drawn: list[tuple[bool, float]], learner: float, scheme: Scheme) -> None:
+    plan = plan_of(learner_of(learner), peers_of(drawn), encoded_bytes=1 << 26, scheme=scheme)
     check_trees(plan)
     assert plan.scheme == scheme
     for node in plan.peers:

@@ -38,7 +38,7 @@ def test_a_small_swarm_meets_the_targets() -> None:
     assert (row["nodes"], row["publics"], row["seeds"], row["loss"]) == (30, 9, 1, 0.1)
     assert row["false_deaths"] == row["false_deaths_elsewhere"] == row["leaves_without_homes"] == 0
     assert row["false_deaths_per_1000_node_hours"] == 0.0
-    assert row["node_hours"] == pytest.approx(2.9, abs=0.15)
+    assert row["node_hours"] == pytest.approx(3.1), "31 nodes: whoever crashes does so afterwards"
     assert row["head_known_p99_s"] <= row["head_known_all_s"] <= row["head_known_all_worst_s"]
 
 

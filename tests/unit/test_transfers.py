@@ -97,7 +97,7 @@ class Party:
     def open(self, *, version: int = 0, seeder: bool = False) -> Transfer:
         held = held_at(self.path.with_suffix(f".{version}"), version=version, whole=seeder)
         now = time.monotonic()
-        courier: Courier = Seeder(COUNT, now=now) if seeder else Relay(SEEDER, COUNT, CHUNK_BYTES, leaf=False, now=now)
+        courier: Courier = Seeder(COUNT, now=now) if seeder else Relay(SEEDER, COUNT, leaf=False, now=now)
         return self.transfers.open(held, courier)
 
     def linked(self, node: NodeId, stream: Stream) -> None:
