@@ -110,27 +110,26 @@ class Learner(Node):
 
 
 class Publisher(Node):
-    """benchmarks/broadcast_learner.py: a learner whose versions are random bytes, published when told. `scheme` is one
-    of benchmarks/broadcast.py."""
+    """benchmarks/broadcast_learner.py: a learner whose versions are random bytes, published when told. `arguments`
+    are more of its own."""
 
     def __init__(
         self,
         directory: Path,
         name: str,
         port: int,
-        *,
+        *arguments: str,
         size: int,
-        scheme: str = "relay",
         host: str = "127.0.0.1",
         place: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.log = directory / f"{name}.log"
-        arguments = ["--directory", str(directory / "publisher"), "--host", host]
-        arguments += ["--port", str(port), "--size-bytes", str(size), "--scheme", scheme]
+        given = ["--directory", str(directory / "publisher"), "--host", host]
+        given += ["--port", str(port), "--size-bytes", str(size), *arguments]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*place, sys.executable, "-m", "benchmarks.broadcast_learner", *arguments],
+                [*place, sys.executable, "-m", "benchmarks.broadcast_learner", *given],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

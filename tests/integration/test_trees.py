@@ -33,7 +33,7 @@ class Trees:
 
     def __init__(self, swarm: Swarm, scheme: str, *, size: int = SIZE, arguments: tuple[str, ...] = ()) -> None:
         self.swarm = swarm
-        self.learner = Publisher(swarm.directory, "publisher", free_port(), size=size, scheme=scheme)
+        self.learner = Publisher(swarm.directory, "publisher", free_port(), "--scheme", scheme, size=size)
         swarm.nodes.append(self.learner)
         relays = swarm.linked_relays(self.learner, RELAYS, *arguments)
         eventually(lambda: len(self.learner.status()["publics"]) == RELAYS, self.learner, "it knows all publics")
