@@ -27,7 +27,14 @@ ROUND_S = 2.0
 
 
 async def lead(options: argparse.Namespace) -> None:
-    settings = NetworkSettings(host=options.host, port=options.port, tls=options.tls, lan=True, round_s=ROUND_S)
+    settings = NetworkSettings(
+        host=options.host,
+        port=options.port,
+        tls=options.tls,
+        lan=True,
+        round_s=ROUND_S,
+        max_upload_mbit=options.max_upload,
+    )
     network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)
     scheme = None if options.scheme == "relay" else options.scheme
     broadcast = BroadcastService(options.directory / "versions", network.key, network.station, scheme=scheme)
@@ -91,6 +98,7 @@ def main() -> None:
     parser.add_argument("--scheme", default="relay")
     parser.add_argument("--size-bytes", type=int, required=True)
     parser.add_argument("--delta", type=float, default=None, help="learning rate of the step from version 0 to 1")
+    parser.add_argument("--max-upload", type=float, metavar="MBIT", help="as of echo-node lead")
     parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=None)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)

@@ -48,16 +48,17 @@ def figures_of(transfer: Transfer, profile: Profile, faults: list[Fault]) -> Fig
     last_s, least_s = max(ends_s), bound_with_faults_s(transfer.nbytes, profile, faults)
     if any(fault_s >= last_s for fault_s in transfer.faults_s):
         raise TransferFailed("all peers were done before the fault came: give it a smaller fraction or more bytes")
-    began, ended = at(transfer.samples, transfer.began_s), at(transfer.samples, last_s)
+    began_cpu_s, ended_cpu_s = (cpu_s_at(transfer.samples, moment_s) for moment_s in (transfer.began_s, last_s))
+    sent_bytes = sent_between(transfer.samples, transfer.began_s, last_s)
     delivered_gb = transfer.nbytes * len(waited_for) / BYTES_PER_GB
     found: Figures = {
         "last_peer_s": round(last_s - transfer.began_s, 3),
         "bound_s": round(least_s, 3),
         "ratio": round((last_s - transfer.began_s) / least_s, 3),
         "first_peer_s": round(min(ends_s) - transfer.began_s, 3),
-        "cpu_s_per_gb": round((ended.cpu_s - began.cpu_s) / delivered_gb, 2),
-        "learner_sent_bytes": round(ended.sent_bytes - began.sent_bytes),
-        "learner_copies": round((ended.sent_bytes - began.sent_bytes) / transfer.nbytes, 3),
+        "cpu_s_per_gb": round((ended_cpu_s - began_cpu_s) / delivered_gb, 2),
+        "learner_sent_bytes": round(sent_bytes),
+        "learner_copies": round(sent_bytes / transfer.nbytes, 3),
         "version_bytes": transfer.nbytes,
         "encrypted": transfer.encrypted,
     }
@@ -67,20 +68,24 @@ def figures_of(transfer: Transfer, profile: Profile, faults: list[Fault]) -> Fig
     return found
 
 
-def at(samples: Sequence[Sample], moment_s: float) -> Sample:
-    """The totals at a moment, on a straight line between two samples; outside of them the nearest."""
+def cpu_s_at(samples: Sequence[Sample], moment_s: float) -> float:
+    """The total at a moment, on a straight line between two samples; outside of them the nearest."""
     after = bisect_left([sample.at_s for sample in samples], moment_s)
     if after == 0:
-        return samples[0]
+        return samples[0].cpu_s
     if after == len(samples):
-        return samples[-1]
+        return samples[-1].cpu_s
     low, high = samples[after - 1], samples[after]
     share = (moment_s - low.at_s) / (high.at_s - low.at_s)
-    return Sample(
-        at_s=moment_s,
-        cpu_s=low.cpu_s + share * (high.cpu_s - low.cpu_s),
-        sent_bytes=low.sent_bytes + share * (high.sent_bytes - low.sent_bytes),
-    )
+    return low.cpu_s + share * (high.cpu_s - low.cpu_s)
+
+
+def sent_between(samples: Sequence[Sample], began_s: float, ended_s: float) -> float:
+    """From the last sample before to the first one after. Not on a line: what was sent in the first half second of a
+    transfer would in part belong to the idle time before it, and a learner to have sent less than one copy."""
+    before = [sample for sample in samples if sample.at_s <= began_s] or samples[:1]
+    after = [sample for sample in samples if sample.at_s >= ended_s] or samples[-1:]
+    return after[0].sent_bytes - before[-1].sent_bytes
 
 
 def medians(runs: Sequence[Figures]) -> Figures:

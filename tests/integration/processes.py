@@ -110,25 +110,26 @@ class Learner(Node):
 
 
 class Publisher(Node):
-    """benchmarks/broadcast_learner.py: a learner whose versions are random bytes, published when told."""
+    """benchmarks/broadcast_learner.py: a learner whose versions are random bytes, published when told. `arguments`
+    are more of its own."""
 
     def __init__(
         self,
         directory: Path,
         name: str,
         port: int,
-        *,
+        *arguments: str,
         size: int,
         host: str = "127.0.0.1",
         place: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.log = directory / f"{name}.log"
-        arguments = ["--directory", str(directory / "publisher"), "--host", host]
-        arguments += ["--port", str(port), "--size-bytes", str(size)]
+        given = ["--directory", str(directory / "publisher"), "--host", host]
+        given += ["--port", str(port), "--size-bytes", str(size), *arguments]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*place, sys.executable, "-m", "benchmarks.broadcast_learner", *arguments],
+                [*place, sys.executable, "-m", "benchmarks.broadcast_learner", *given],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -189,6 +190,22 @@ class Swarm:
         """A sampler without a model."""
         return self.join(bootstrap, "--config", str(self._scripted), *arguments, name=name, place=place)
 
+    def linked_relays(self, learner: Node, count: int, *arguments: str) -> list[Node]:
+        """Relays that are linked with the learner and with one another; their names are relay-0 and so on."""
+        relays = [self.relay(learner.url(), "--lan", *arguments, name=f"relay-{number}") for number in range(count)]
+        for relay in relays:
+            eventually(lambda: relay.status().get("streams") == count, relay, "everybody is linked")  # noqa: B023
+        return relays
+
+    def weights(self, name: str) -> bytes:
+        """The weight map of a node that joined."""
+        (path,) = (self.directory / f"state-{name}").glob("swarms/*/weights.bin")
+        return path.read_bytes()
+
+    def published(self) -> bytes:
+        """The weight map of the Publisher."""
+        return (self.directory / "publisher" / "versions" / "weights.bin").read_bytes()
+
     def _write(self, name: str, settings: Mapping[str, object]) -> Path:
         path = self.directory / name
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
@@ -211,6 +228,11 @@ def swarm_in(directory: Path, *, round_s: float = 0.5) -> Iterator[Swarm]:
     finally:
         for node in swarm.nodes:
             node.end()
+
+
+def is_complete(node: Node, version: str) -> bool:
+    """Whether the node holds all of that version, applied."""
+    return bool(node.status().get("map") == version)
 
 
 def eventually(condition: Callable[[], Any], node: Node, what: str) -> None:

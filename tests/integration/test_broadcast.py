@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import Node, Publisher, Swarm, eventually, free_port, swarm_in
+from tests.integration.processes import Node, Publisher, Swarm, eventually, free_port, is_complete, swarm_in
 
 ENDLESS = ("--steps", "1000000", "--lan")
 SIZE = 48 << 20
@@ -27,27 +27,10 @@ def publisher(swarm: Swarm, tmp_path: Path) -> Publisher:
     return node
 
 
-def relays_of(swarm: Swarm, learner: Node, count: int) -> list[Node]:
-    """Relays that are linked with the learner and with one another."""
-    relays = [swarm.relay(learner.url(), "--lan", name=f"relay-{number}") for number in range(count)]
-    for relay in relays:
-        eventually(lambda: relay.status().get("streams") == count, relay, "everybody is linked")  # noqa: B023
-    return relays
-
-
 def held(node: Node, version: str = "0.0") -> float:
     """How much of a version the node holds, as a share."""
     status = node.status()
     return 1.0 if status.get("map") == version else status["chunks_held"].get(version, 0) / (SIZE / 16_384)
-
-
-def is_complete(node: Node, version: str) -> bool:
-    return bool(node.status().get("map") == version)
-
-
-def weights(swarm: Swarm, name: str) -> bytes:
-    (path,) = (swarm.directory / f"state-{name}").glob("swarms/*/weights.bin")
-    return path.read_bytes()
 
 
 def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
@@ -82,8 +65,8 @@ def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: S
     publisher.publish()
     for relay in relays:
         eventually(lambda: is_complete(relay, "0.0"), relay, "the honest get all of it")  # noqa: B023
-    whole = (swarm.directory / "publisher" / "versions" / "weights.bin").read_bytes()
-    assert [weights(swarm, f"relay-{number}") == whole for number in range(2)] == [True, True]
+    whole = swarm.published()
+    assert [swarm.weights(f"relay-{number}") == whole for number in range(2)] == [True, True]
     assert all(relay.status()["chunks_rejected"]["digest"] >= 3 for relay in relays)
     assert all(relay.says("sent wrong chunks again and again") for relay in relays)
 
@@ -91,7 +74,7 @@ def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: S
 def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
     swarm: Swarm, publisher: Publisher
 ) -> None:
-    relays = relays_of(swarm, publisher, 3)
+    relays = swarm.linked_relays(publisher, 3)
     publisher.publish()
     victim = relays[1]
     eventually(lambda: held(victim) > 0.2, victim, "it holds some of the version")
@@ -100,12 +83,12 @@ def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
         eventually(lambda: is_complete(relay, "0.0"), relay, "the others get all of it")  # noqa: B023
     again = swarm.relay(publisher.url(), "--lan", name="relay-1")
     eventually(lambda: is_complete(again, "0.0"), again, "it gets the rest after its restart")
-    whole = (swarm.directory / "publisher" / "versions" / "weights.bin").read_bytes()
-    assert [weights(swarm, f"relay-{number}") == whole for number in range(3)] == [True, True, True]
+    whole = swarm.published()
+    assert [swarm.weights(f"relay-{number}") == whole for number in range(3)] == [True, True, True]
 
 
 def test_a_learner_that_is_killed_in_the_middle_goes_on_with_its_version(swarm: Swarm, publisher: Publisher) -> None:
-    relays = relays_of(swarm, publisher, 2)
+    relays = swarm.linked_relays(publisher, 2)
     publisher.publish()
     eventually(lambda: held(relays[0]) > 0.1, relays[0], "it holds some of the version")
     publisher.kill()
@@ -120,7 +103,7 @@ def test_a_learner_that_is_killed_in_the_middle_goes_on_with_its_version(swarm: 
 
 
 def test_relays_outlive_a_learner_that_begins_another_model(swarm: Swarm, publisher: Publisher) -> None:
-    (relay,) = relays_of(swarm, publisher, 1)
+    (relay,) = swarm.linked_relays(publisher, 1)
     publisher.publish()
     eventually(lambda: is_complete(relay, "0.0"), relay, "it gets the first model")
     publisher.kill()

@@ -1,27 +1,44 @@
-"""The broadcast benchmark measures and cleans up, by the scheme that is not ours."""
+"""The broadcast benchmark measures and cleans up, by our schemes and by the one that is not ours."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.netns.hosts import swarms
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtorrent") is None, reason="needs libtorrent: pip install '.[bench]'"
-    ),
-]
+pytestmark = pytest.mark.netns
+needs_libtorrent = pytest.mark.skipif(
+    importlib.util.find_spec("libtorrent") is None, reason="needs libtorrent: pip install '.[bench]'"
+)
 
-COMMAND = [sys.executable, "-m", "benchmarks.broadcast", "--schemes", "libtorrent", "--size-mib", "4", "--json"]
+COMMAND = [sys.executable, "-m", "benchmarks.broadcast", "--size-mib", "4", "--json"]
+LIBTORRENT = [*COMMAND, "--schemes", "libtorrent"]
+
+PEERS = 4
+STARTED_S = 60.0
+"""Until all processes of a scheme run, on two busy cores."""
+
+FIGURES = {
+    "last_peer_s",
+    "bound_s",
+    "ratio",
+    "first_peer_s",
+    "cpu_s_per_gb",
+    "learner_sent_bytes",
+    "learner_copies",
+    "version_bytes",
+    "encrypted",
+}
 
 PROFILE = """
 [[host]]
@@ -41,11 +58,12 @@ reachable = false
 """
 
 
+@needs_libtorrent
 def test_a_transfer_is_measured(tmp_path: Path) -> None:
     """Two of three peers cannot be dialled, so that all ways to connect are used."""
     profile = tmp_path / "profile.toml"
     profile.write_text(PROFILE)
-    done = subprocess.run([*COMMAND, "--profile", str(profile)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*LIBTORRENT, "--profile", str(profile)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     found = said["schemes"]["libtorrent"]
@@ -58,27 +76,68 @@ def test_a_transfer_is_measured(tmp_path: Path) -> None:
     assert said["hosts"][2] == {"up_mbit": 20, "down_mbit": 80, "reachable": False}
 
 
+@needs_libtorrent
 def test_a_fault_ends_the_wait_for_its_victim() -> None:
     faults = ["--kill", "2@0.3", "--stall", "3@0.3"]
-    done = subprocess.run([*COMMAND, "--peers", "3", *faults], capture_output=True, text=True, check=False)
+    done = subprocess.run([*LIBTORRENT, "--peers", "3", *faults], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])["schemes"]["libtorrent"]
     assert len(found["faults_s"]) == 2
     assert max(found["faults_s"]) < found["last_peer_s"]
 
 
+def swarms_of(process: subprocess.Popen[str]) -> list[str]:
+    return [name for name in swarms() if name.startswith(f"pid-{process.pid}-")]
+
+
+def test_our_schemes_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    """Of a star's learner everybody has a whole copy; of a mesh's all together have little more than one."""
+    command = [*COMMAND, "--schemes", "relay,star", "--peers", str(PEERS), "--up-mbit", "80", "--down-mbit", "160"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        said, _ = process.communicate()
+        assert process.returncode == 0, said
+        assert swarms_of(process) == []
+        assert list(tmp_path.iterdir()) == []
+    found = json.loads(said.splitlines()[-1])
+    assert found["hosts"] == [{"up_mbit": 80, "down_mbit": 160, "reachable": True}] * (1 + PEERS)
+    assert (found["size_bytes"], found["faults"], found["repeat"]) == (4 << 20, [], 1)
+    assert list(found["schemes"]) == ["relay", "star"]
+    for figures in found["schemes"].values():
+        assert figures.keys() == FIGURES
+        assert figures["version_bytes"] == 4 << 20
+        assert figures["encrypted"] is True
+        assert 0 < figures["first_peer_s"] <= figures["last_peer_s"]
+        assert figures["learner_copies"] == pytest.approx(figures["learner_sent_bytes"] / (4 << 20), abs=0.001)
+    relay, star = (found["schemes"][scheme]["learner_sent_bytes"] / (4 << 20) for scheme in ("relay", "star"))
+    assert 1.0 < relay < 2.0
+    assert PEERS < star < PEERS + 0.8
+
+
+def nodes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Learner and peers that it runs."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            command = child.cmdline()
+        except psutil.Error:
+            continue  # one of the short-lived ones
+        if "benchmarks.broadcast_learner" in command or "swarm" in command:
+            found.append(child)
+    return found
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_stays_when_it_is_interrupted(number: signal.Signals) -> None:
-    with subprocess.Popen([*COMMAND, "--size-mib", "64", "--peers", "2"], stdout=subprocess.DEVNULL) as process:
-
-        def own() -> list[str]:
-            return [name for name in swarms() if name.startswith(f"pid-{process.pid}-")]
-
-        # The first swarm is the one that finds out whether this machine can do it.
-        while not any(name.endswith("-2") for name in own()):
+    command = [*COMMAND, "--size-mib", "64", "--peers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True) as process:
+        until = time.monotonic() + STARTED_S
+        while len(nodes := nodes_of(process)) < 3:
             assert process.poll() is None
+            assert time.monotonic() < until, "its nodes never ran"
             time.sleep(0.05)
-        time.sleep(2.0)
+        assert swarms_of(process) != []
         process.send_signal(number)
         assert process.wait(30) == 128 + number
-        assert own() == []
+        assert swarms_of(process) == []
+        assert [node for node in nodes if node.is_running() and node.status() != psutil.STATUS_ZOMBIE] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.links import Fault, equal_profile
-from benchmarks.transfers import Sample, Transfer, TransferFailed, at, figures_of, medians, table
+from benchmarks.transfers import Sample, Transfer, TransferFailed, cpu_s_at, figures_of, medians, sent_between, table
 
 PEERS = equal_profile(2, 8, 80)
 """1 MB takes one second of the learner's uplink."""
@@ -35,8 +35,8 @@ def test_the_figures_of_one_run() -> None:
         "ratio": 2.0,
         "first_peer_s": 1.25,
         "cpu_s_per_gb": (8.0 - 5.5) / 0.002,
-        "learner_sent_bytes": 1_200_000,
-        "learner_copies": 1.2,
+        "learner_sent_bytes": 2_400_000,
+        "learner_copies": 2.4,
         "version_bytes": 1_000_000,
         "encrypted": True,
     }
@@ -52,12 +52,20 @@ def test_a_peer_that_was_killed_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moment_s", "cpu_s", "sent_bytes"),
-    [(99.0, 5.0, 0), (100.0, 5.0, 0), (101.0, 5.5, 1_000_000), (102.0, 6.0, 2_000_000), (200.0, 10.0, 2_400_000)],
+    ("moment_s", "cpu_s"), [(99.0, 5.0), (100.0, 5.0), (101.0, 5.5), (102.0, 6.0), (103.0, 8.0), (200.0, 10.0)]
 )
-def test_totals_between_samples_lie_on_a_line(moment_s: float, cpu_s: float, sent_bytes: float) -> None:
-    found = at(SAMPLES, moment_s)
-    assert (found.cpu_s, found.sent_bytes) == (cpu_s, sent_bytes)
+def test_totals_between_samples_lie_on_a_line(moment_s: float, cpu_s: float) -> None:
+    assert cpu_s_at(SAMPLES, moment_s) == cpu_s
+
+
+@pytest.mark.parametrize(
+    ("began_s", "ended_s", "sent_bytes"),
+    [(100.0, 102.0, 2_000_000), (101.9, 102.1, 2_400_000), (102.0, 104.0, 400_000), (99.0, 200.0, 2_400_000)],
+)
+def test_nothing_that_was_sent_is_taken_for_older_than_the_transfer(
+    began_s: float, ended_s: float, sent_bytes: float
+) -> None:
+    assert sent_between(SAMPLES, began_s, ended_s) == sent_bytes
 
 
 def test_repeats_give_medians_and_all_ratios() -> None:

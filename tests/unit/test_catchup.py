@@ -26,6 +26,7 @@ from swarm.wire import encode
 from tests.builders import KEY, MIXED_LAYOUT, v
 from tests.publishers import Publisher, begin, hand_over, receiver_store
 from tests.unit.test_basemodel import save
+from tests.unit.wires import PATIENCE_S
 
 Alter = Callable[[web.Request, web.StreamResponse], Awaitable[web.StreamResponse]]
 
@@ -279,16 +280,18 @@ async def test_a_stalled_peer_does_not_hold_up_the_end(
     publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "LATE_S", 0.2)
+    over = asyncio.Event()
 
     async def stall(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
         if "/regions/" in request.path:
-            await asyncio.sleep(30)
+            await over.wait()
         return answer
 
     newest = publisher.publish_up_to(5)[5]
     stalled, good = await net.learner(publisher, alter=stall), await net.learner(publisher)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await receiver.catch_up(newest, stalled, good)
+    over.set()
     assert receiver.holds(publisher, 5)
 
 

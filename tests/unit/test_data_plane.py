@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +34,7 @@ from swarm.wire import decode, encode
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
 from tests.publishers import Publisher, receiver_store
 from tests.unit.test_basemodel import save
+from tests.unit.wires import PATIENCE_S, many_turns, until
 
 
 def test_a_part_of_the_largest_table_fits_into_its_frame() -> None:
@@ -158,12 +159,6 @@ class Hearer:
         return courier
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def running(hearer: Hearer) -> AsyncIterator[Hearer]:
     task = asyncio.create_task(hearer.receiver.run())
@@ -189,11 +184,21 @@ def first(tmp_path: Path) -> HeldVersion:
 
 @pytest.mark.parametrize("addresses", [(), (HERE,)], ids=["leaf", "public"])
 async def test_a_version_waits_for_the_roster(
-    hearer: Hearer, first: HeldVersion, addresses: tuple[Address, ...]
+    hearer: Hearer, first: HeldVersion, addresses: tuple[Address, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(neighbours, "LISTED_S", PATIENCE_S)
+    asked = asyncio.Event()
+    is_leaf_itself = hearer.receiver._neighbours.is_leaf_itself
+
+    async def noting() -> bool:
+        asked.set()
+        return await is_leaf_itself()
+
+    monkeypatch.setattr(hearer.receiver._neighbours, "is_leaf_itself", noting)
     hearer.announce(first)
     hearer.list(Member(node=ALICE))
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    await many_turns()
     assert hearer.part_in(first) is None
     hearer.list(Member(node=ALICE), Member(node=OTHER_KEY.node_id, addresses=addresses))
     await until(lambda: hearer.part_in(first))

@@ -25,7 +25,7 @@ from swarm.stream import HEADER, Frame, Stream, unpack_frame
 from swarm.types import Address, NodeId
 from swarm.wire import PROTOCOL, encode
 from tests.builders import KEY, OTHER_KEY
-from tests.unit.wires import Place, frame_of, until
+from tests.unit.wires import PATIENCE_S, Place, frame_of, until
 
 THIRD_KEY = SigningKey.from_bytes(bytes(range(2, 34)))
 
@@ -87,6 +87,14 @@ async def hosts(*keys: SigningKey, tls: ServerTls | None = None) -> AsyncIterato
             await host.start()
             stack.push_async_callback(host.stop)
         yield found
+
+
+async def as_long_as_five_dials() -> None:
+    """Until two others have tried five times in vain to be linked: whoever else dials has come to it by then."""
+    async with hosts(SigningKey.from_bytes(bytes([7]) * 32), SigningKey.from_bytes(bytes([8]) * 32)) as (one, two):
+        two.admitted.clear()
+        one.dial(two)
+        await until(lambda: two.links.refused["stream"] >= 5)
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +180,8 @@ async def test_a_node_that_is_not_wanted_is_refused_until_it_is() -> None:
         await until(two.live)
 
 
-async def test_a_barred_node_is_left_and_neither_let_in_nor_dialled() -> None:
+async def test_a_barred_node_is_left_and_neither_let_in_nor_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.0)
     async with hosts(KEY, OTHER_KEY) as (one, two):
         one.dial(two)
         await until(lambda: one.live() and two.live())
@@ -181,7 +190,7 @@ async def test_a_barred_node_is_left_and_neither_let_in_nor_dialled() -> None:
         assert two.live() == []
         one.links.bar(OTHER_KEY.node_id)
         refused = two.links.refused["stream"]
-        await asyncio.sleep(0.1)
+        await as_long_as_five_dials()
         assert two.links.refused["stream"] <= refused + 1
 
 
@@ -232,29 +241,43 @@ async def test_a_node_that_moved_is_dialled_where_it_is_said_to_be_last() -> Non
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
             stale = Address(host="127.0.0.1", port=nobody.getsockname()[1])
-            one.links.dial({OTHER_KEY.node_id: lambda: [stale]})
-            await asyncio.sleep(0.05)
+            asked: list[Address] = []
+
+            def said() -> list[Address]:
+                asked.append(stale)
+                return [stale]
+
+            one.links.dial({OTHER_KEY.node_id: said})
+            await until(lambda: len(asked) >= 2)
             one.dial(two)
             await until(one.live)
 
 
-async def test_who_is_wanted_no_more_is_not_dialled_again() -> None:
+async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.0)
     async with hosts(KEY, OTHER_KEY) as (one, two):
         one.dial(two)
         await until(lambda: one.live() and two.live())
         one.links.dial({})
         two.links.end(KEY.node_id)
         await until(lambda: not one.live())
-        await asyncio.sleep(0.1)
+        await as_long_as_five_dials()
         assert len(one.places) == 1
 
 
-async def test_a_hello_that_comes_after_the_end_opens_nothing() -> None:
+async def test_a_hello_that_comes_after_the_end_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = asyncio.Event()
+
+    async def noting(sock: socket.socket, nbytes: int) -> bytes:
+        reading.set()
+        return await receive_exactly(sock, nbytes)
+
+    monkeypatch.setattr(links_module, "receive_exactly", noting)
     async with hosts(OTHER_KEY) as (host,):
         said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)))
         with await open_stream(host.address) as sock:
             await send_all(sock, said[:40])
-            await asyncio.sleep(0.05)
+            await asyncio.wait_for(reading.wait(), PATIENCE_S)
             await host.links.close()
             await send_all(sock, said[40:])
             with pytest.raises(ConnectionResetError):

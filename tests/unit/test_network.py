@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from swarm.auth import ServerSessions
+from swarm.config import JoinConfig, LeadConfig, load_config
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.owner import Owner
 from swarm.gossip.reachability import DialBack
@@ -19,11 +20,14 @@ from swarm.http import PeerClient, session_route
 from swarm.node.hello import HELLO_PATH
 from swarm.node.http import NodeServer
 from swarm.node.identity import next_generation
+from swarm.node.joining import join_settings
+from swarm.node.learner import LearnerNode
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.stream import Incoming
 from swarm.types import Address, Role
 from swarm.wire import encode
 from tests.builders import OTHER_KEY
+from tests.unit.test_stream import Clock, Link
 
 ROUND_S = 0.1
 
@@ -218,3 +222,47 @@ def test_what_is_no_address_cannot_be_advertised() -> None:
 def _order_known(lead: NodeNetwork, node: NodeNetwork) -> int:
     peer = lead.gossip.core.view.table.find(node.node)
     return peer.signed.order if peer is not None else -1
+
+
+# -- caps ----------------------------------------------------------------------------------------------------
+
+CAP_MBIT = 8.0
+WINDOW_S = 5.0
+FLAGS = {"max_upload": CAP_MBIT, "max_download": 2 * CAP_MBIT}
+
+
+def learners_settings() -> NetworkSettings:
+    return LearnerNode(load_config(LeadConfig, None, FLAGS), lambda line: None)._settings
+
+
+def joiners_settings() -> NetworkSettings:
+    return join_settings(load_config(JoinConfig, None, {**FLAGS, "bootstrap": ["127.0.0.1"]}))
+
+
+@pytest.mark.parametrize("settings_of", [learners_settings, joiners_settings])
+@pytest.mark.parametrize(("direction", "mbit"), [("upload", CAP_MBIT), ("download", 2 * CAP_MBIT)])
+def test_a_cap_that_the_user_gave_is_kept_over_every_five_seconds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings_of: Callable[[], NetworkSettings],
+    direction: str,
+    mbit: float,
+) -> None:
+    """To the learner as to all others, on the line, by eight links that always have something to send."""
+    node = NodeNetwork(tmp_path, "relay", settings_of(), say=print, emit=lambda kind, **fields: None)
+    pace = node.station.upload if direction == "upload" else node.station.download
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    pace.took(1_000_000)
+    assert not pace.admits(lambda: None), "there is no cap"
+    clock.run_until(clock.now + WINDOW_S)
+    for _ in range(8):
+        Link(pace, clock, 16_384).wake()
+    totals = []
+    for _ in range(int(3 * WINDOW_S)):
+        totals.append(pace.total_bytes * pace.OVERHEAD)
+        clock.run_until(clock.now + 1.0)
+    whole = WINDOW_S * mbit * 1e6 / 8
+    windows = [later - earlier for earlier, later in zip(totals, totals[int(WINDOW_S) :], strict=False)]
+    assert [0.95 * whole <= window <= 1.05 * whole for window in windows] == [True] * len(windows)
+    assert len(windows) == 10

@@ -29,7 +29,7 @@ from swarm.pace import Pace
 from swarm.signing import SigningKey
 from swarm.types import Address, NodeId
 from tests.builders import KEY, v
-from tests.unit.wires import until
+from tests.unit.wires import many_turns, until
 
 SIZE = 1 << 20
 STEP_LR = 1e-5
@@ -310,7 +310,8 @@ async def test_receivers_go_on_among_themselves_while_the_learner_is_gone(world:
     await until(lambda: all(host.holds(0) for host in hosts))
     await until(lambda: all(host.receiver.status()["streams"] == 2 for host in hosts))
     await learner.stop()
-    await asyncio.sleep(0.1)
+    await until(lambda: [host.receiver.status()["streams"] for host in hosts] == [1, 1])
+    await many_turns()
     assert [host.receiver.status()["streams"] for host in hosts] == [1, 1]
 
 

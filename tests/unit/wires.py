@@ -19,6 +19,8 @@ from swarm.types import Address, VersionId
 PATIENCE_S = 20.0
 """Longest wait for anything on two busy cores; a test that passes waits for what it asks, not for this."""
 
+MANY_TURNS = 100
+
 CAP_BYTES = 4 * 1024 * 1024
 
 
@@ -99,3 +101,9 @@ async def until(condition: Callable[[], object], *, pause_s: float = 0.002) -> N
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(pause_s)
+
+
+async def many_turns() -> None:
+    """Let the loop run, to see that nothing happens that waits for nothing but its turn: neither time nor a thread."""
+    for _ in range(MANY_TURNS):
+        await asyncio.sleep(0)
