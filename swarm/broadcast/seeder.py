@@ -114,11 +114,6 @@ class Seeder:
         """Every chunk was dealt, and every relay has passed on what it was dealt."""
         return not (self._undealt or self._again or self._waiting_for)
 
-    @property
-    def delivered(self) -> bool:
-        """Everybody who is linked holds the version."""
-        return all(peer.complete for peer in self._peers.values())
-
     # -- links -----------------------------------------------------------------------------------------------
 
     def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:

@@ -86,12 +86,14 @@ class Party:
         self.path = directory / f"{number}.chunks"
         self.left: list[NodeId] = []
         self.completed: list[VersionId] = []
+        self.told: list[tuple[NodeId, VersionId]] = []
         self.transfers = Transfers(
             is_leaf=lambda node: False,
             on_frame=self._refuse,
             on_link=lambda node, up: None,
             on_complete=lambda transfer: self.completed.append(transfer.held.head.version),
             on_fault=self._leave,
+            on_peer_complete=lambda node, version: self.told.append((node, version)),
         )
 
     def open(self, *, version: int = 0, seeder: bool = False) -> Transfer:
@@ -202,8 +204,7 @@ async def test_everybody_gets_every_bit(parties: Callable[[int], list[Party]], r
         assert b"".join(held_by(party).values()) == content_of(0)
         assert party.left == []
         assert party.transfers.rejected == {}
-    seeder = everybody[0].transfers.active[v(0)].courier
-    await until(lambda: seeder.delivered)  # type: ignore[attr-defined]
+    await until(lambda: sorted(everybody[0].told) == [(party.node, v(0)) for party in everybody[1:]])
 
 
 async def test_several_versions_travel_at_once(parties: Callable[[int], list[Party]]) -> None:
