@@ -268,6 +268,7 @@ class Link:
         self.faults = 0
         self._queue: deque[Outgoing] = deque()
         self._direct: Transfer | None = None
+        self._diverted = False
         self._scratch = memoryview(bytearray(0))
 
     def say(self, version: VersionId, note: Note) -> None:
@@ -304,6 +305,7 @@ class Link:
         if frame.size > CAPS.get(frame.type, 0):
             raise ProtocolError(f"a frame of type {frame.type} has no {frame.size} bytes")
         self._direct = None
+        self._diverted = False
         if frame.type != CHUNK:
             return memoryview(bytearray(frame.size))
         transfer = self._transfers.active.get(frame.version)
@@ -335,6 +337,7 @@ class Link:
         transfer.receiving.pop(index, None)
         if self._direct is transfer:
             self._direct = None
+            self._diverted = True
             self.stream.divert(self._scratch_of(transfer.held.chunks.spans[index].nbytes))
 
     def _chunk(self, version: VersionId, transfer: Transfer, send: Send) -> Outgoing:
@@ -372,6 +375,8 @@ class Link:
             self._transfers.arrived(self, transfer, frame, via)
         elif transfer.held.chunks.has(frame.index):
             self._transfers.repeated(self, transfer, frame, via)
+        elif self._diverted:
+            pass  # its first bytes went elsewhere, and what was held instead has been forgotten: nobody's fault
         elif digest(payload) == transfer.held.table.chunk_digests[frame.index]:
             # Another link is slower with the same chunk.
             if (slower := transfer.receiving.get(frame.index)) is not None:

@@ -366,6 +366,29 @@ async def test_of_two_links_with_one_chunk_the_slower_one_writes_nothing_more(re
     slow.close()
 
 
+async def test_the_slower_link_is_not_blamed_if_the_chunk_is_forgotten_meanwhile(relay: Party) -> None:
+    slow_here, slow = pair_of_sockets()
+    relay.linked(name(7), stream_over(slow_here))
+    body = encode(Have(bitmap=b""))
+    frame = chunk_frame(5, chunk_of(5), kind=Kind.COPY)
+    slow.send(Frame(NOTE, len(body), v(0)).pack() + body + frame.header + chunk_of(5)[:6000])
+    transfer = relay.transfers.active[v(0)]
+    await until(lambda: 5 in transfer.receiving)
+    fast = stranger_at(relay, 0)
+    fast.sends(5, chunk_of(5))
+    await until(lambda: transfer.held.chunks.has(5))
+    with relay.path.with_suffix(".0").open("r+b") as disk:
+        disk.seek(5 * CHUNK_BYTES)
+        disk.write(bytes(100))
+    assert transfer.held.chunks.recheck() == 1
+    slow.send(chunk_of(5)[6000:] + chunk_frame(6, chunk_of(6), kind=Kind.COPY).header + chunk_of(6))
+    await until(lambda: transfer.held.chunks.has(6))
+    assert relay.transfers.rejected == {}
+    fast.sends(5, chunk_of(5))
+    await until(lambda: transfer.held.chunks.has(5))
+    slow.close()
+
+
 async def test_a_chunk_whose_sender_left_in_the_middle_comes_from_another(relay: Party) -> None:
     gone_here, gone = pair_of_sockets()
     relay.linked(name(7), stream_over(gone_here))
