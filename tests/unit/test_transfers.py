@@ -17,9 +17,9 @@ from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.store import HeldVersion
 from swarm.broadcast.transfers import (
     CHUNK,
+    EARLY_BITMAP_BYTES,
     HEAD,
     MAX_ACTIVE,
-    MAX_EARLY,
     MAX_FAULTS,
     NOTE,
     Transfer,
@@ -425,7 +425,7 @@ async def test_a_version_that_is_dropped_in_the_middle_of_a_chunk_is_touched_no_
     before = relay.path.with_suffix(".0").read_bytes()
     body = encode(Have(bitmap=b"\1"))
     there.send(chunk_of(5)[6000:] + Frame(NOTE, len(body), v(1)).pack() + body)
-    await until(lambda: relay.transfers._early)
+    await until(lambda: relay.transfers.links[SEEDER]._early)
     assert relay.path.with_suffix(".0").read_bytes() == before
     assert relay.transfers.rejected == {}
     assert relay.transfers.links.keys() == {SEEDER}
@@ -440,29 +440,27 @@ async def test_chunks_of_a_version_that_is_not_open_are_dropped_without_blame(re
     assert relay.transfers.rejected == {}
 
 
-async def test_who_opened_a_version_first_is_remembered(relay: Party) -> None:
-    peer = stranger_at(relay, 7)
-    peer.says(Complete(), version=1)
-    await until(lambda: relay.transfers._early)
+async def test_all_who_opened_a_version_first_take_part(relay: Party) -> None:
+    crowd = [stranger_at(relay, 100 + number, joins=False) for number in range(100)]
+    for peer in crowd:
+        peer.says(Complete(), version=1)
+    links = relay.transfers.links
+    await until(lambda: all(link._early for link in links.values()))
     transfer = relay.open(version=1)
-    assert transfer.joined == {name(7)}
-    assert relay.transfers._early == {}
+    assert transfer.joined == {name(100 + number) for number in range(100)}
+    assert not any(link._early for link in links.values())
 
 
 async def test_what_is_remembered_of_versions_to_come_is_bounded(relay: Party) -> None:
-    peer = stranger_at(relay, 7)
+    peer, liar = stranger_at(relay, 7), stranger_at(relay, 8)
+    peer.says(Have(bitmap=b"\1"), version=1)
     for version in range(1, 3 * MAX_ACTIVE):
-        peer.says(Complete(), version=version)
-    await until(lambda: v(3 * MAX_ACTIVE - 1) in relay.transfers._early)
-    assert sorted(relay.transfers._early) == [v(n) for n in range(2 * MAX_ACTIVE, 3 * MAX_ACTIVE)]
-    crowd = [stranger_at(relay, 100 + n, joins=False) for n in range(MAX_EARLY + 3)]
-    for one in crowd:
-        one.says(Complete(), version=50)
-    last = v(50)
-    await until(lambda: len(relay.transfers._early.get(last, ())) == MAX_EARLY)
-    peer.stream.close()
-    await until(lambda: name(7) not in relay.transfers.links)
-    assert all(name(7) not in early for early in relay.transfers._early.values())
+        liar.says(Have(bitmap=bytes(2 * EARLY_BITMAP_BYTES)), version=version)
+    remembered = relay.transfers.links[name(8)]._early
+    await until(lambda: v(3 * MAX_ACTIVE - 1) in remembered)
+    assert sorted(remembered) == [v(n) for n in range(2 * MAX_ACTIVE, 3 * MAX_ACTIVE)]
+    assert set(remembered.values()) == {Have(bitmap=bytes(EARLY_BITMAP_BYTES))}
+    assert relay.open(version=1).joined == {name(7)}
 
 
 # -- other frames --------------------------------------------------------------------------------------------
