@@ -208,6 +208,10 @@ class Transfers:
     # -- frames ----------------------------------------------------------------------------------------------
 
     def hear(self, link: Link, version: VersionId, note: Note) -> None:
+        if isinstance(note, Complete) and not note.chunks:
+            # Not for the core, which would count on its chunks.
+            self._on_peer_complete(link.node, version)
+            return
         transfer = self.active.get(version)
         if transfer is not None:
             self._hear(link, transfer, note)
