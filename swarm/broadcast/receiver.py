@@ -18,6 +18,7 @@ from typing import Any
 from swarm.broadcast.announcements import Announced, Announcements
 from swarm.broadcast.basemodel import BaseModel, begin_from_base
 from swarm.broadcast.catchup import catch_up
+from swarm.broadcast.coding import in_thread
 from swarm.broadcast.links import Station
 from swarm.broadcast.manifest import (
     LAYOUT_BYTES,
@@ -113,9 +114,9 @@ class Receiver:
     async def run(self) -> None:
         """Take part until cancelled."""
         try:
-            self.store = await asyncio.to_thread(VersionStore, self._directory, self._learner_key)
+            self.store = await in_thread(VersionStore, self._directory, self._learner_key)
             if self.store.layout is not None:
-                self.weights = await asyncio.to_thread(open_weights, self.store)
+                self.weights = await in_thread(open_weights, self.store)
             self._neighbours.dial()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open_announced())
@@ -251,7 +252,7 @@ class Receiver:
             return
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
-        held = await asyncio.to_thread(store.begin, announced.sealed, head, table_bytes, table)
+        held = await in_thread(store.begin, announced.sealed, head, table_bytes, table)
         leaf = await self._neighbours.is_leaf_itself()
         from_base = await self._take_from_base(held)
         self._target = held
@@ -272,7 +273,7 @@ class Receiver:
         if self._base is None or self.weights.last_whole is not None or self._transfers.active:
             return False
         async with self._steady:
-            left = await asyncio.to_thread(begin_from_base, self._base, self.weights, held)
+            left = await in_thread(begin_from_base, self._base, self.weights, held)
         self._say(f"{self._base.directory} has all but {left / 1e6:.1f} MB of version {held.head.version}")
         routes = self._routes.get(held.head.version)
         return 2 * left < self.weights.layout.total_bytes and not (routes is not None and any(routes.children))
@@ -291,7 +292,7 @@ class Receiver:
         assert layout is not None
         if (data := announced.parts.whole()) is not None:
             try:
-                return data, await asyncio.to_thread(open_table, data, head, layout)
+                return data, await in_thread(open_table, data, head, layout)
             except ProtocolError:
                 self._transfers.rejected["table"] += 1
         data, table = await self._neighbours.fetch(
@@ -315,8 +316,8 @@ class Receiver:
         if self.weights is not None:
             self.weights.close()
             self.weights = None
-        await asyncio.to_thread(self.store.set_layout, data, layout)
-        self.weights = await asyncio.to_thread(open_weights, self.store)
+        await in_thread(self.store.set_layout, data, layout)
+        self.weights = await in_thread(open_weights, self.store)
         return self.store
 
     def _is_within_reach(self, held: HeldVersion) -> bool:
@@ -365,13 +366,13 @@ class Receiver:
         assert self.store is not None
         try:
             async with self._steady:
-                await asyncio.to_thread(self.weights.apply, held, self._pool)
+                await in_thread(self.weights.apply, held, self._pool)
         except ProtocolError as fault:
             self._say(f"version {held.head.version} cannot be applied, fetching it anew: {fault}")
             self._transfers.close(held.head.version)
             return
         self._behind_since = None
-        await asyncio.to_thread(self.store.prune)
+        await in_thread(self.store.prune)
         await self._tell()
 
     def _next_to_apply(self) -> HeldVersion | None:
