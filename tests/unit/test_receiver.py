@@ -233,6 +233,19 @@ async def test_a_full_version_makes_the_ones_before_needless(world: World, tmp_p
     assert host.weights() == expected(tmp_path, 3, step_lr=LARGE_STEP_LR)
 
 
+async def test_who_leaves_in_the_middle_takes_no_part_any_more_at_once(world: World) -> None:
+    learner = await world.learner(bytes_per_s=SLOW)
+    leaving, staying = [await world.receiver(number) for number in (1, 2)]
+    await until(lambda: staying.receiver.status()["streams"] == leaving.receiver.status()["streams"] == 2)
+    await learner.publish(0)
+    await until(lambda: leaving.chunks_held(0) and staying.chunks_held(0))
+    others = [host.active[v(0)] for host in (learner.service._transfers, staying.receiver._transfers)]
+    await until(lambda: all(leaving.node in transfer.joined for transfer in others))
+    leaving._run.cancel()
+    async with asyncio.timeout(1):
+        await until(lambda: not any(leaving.node in transfer.joined for transfer in others))
+
+
 # -- restarts ------------------------------------------------------------------------------------------------
 
 
