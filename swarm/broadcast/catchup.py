@@ -8,15 +8,15 @@ the base of a few regions (damage): those are fetched in full and the rest is ap
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 
 from swarm.broadcast.basemodel import BaseModel, take_from_base
+from swarm.broadcast.coding import in_thread
 from swarm.broadcast.fetching import FETCH_S, Download, Piece
 from swarm.broadcast.manifest import DELTAS, HEAD_BYTES, ITEM_BYTES, FullRegion, needs_base, open_head, open_table
 from swarm.broadcast.serving import Meter
@@ -38,8 +38,6 @@ FRAMING_BYTES = 64
 
 MOST_DELTAS = 8
 """Longest row of deltas: what peers keep is four versions and those in use."""
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,8 +92,8 @@ class _CatchUp:
         if self._weights.version == target.head.version:
             return self._report
         if base is not None and self._weights.last_whole is None:
-            await self._thread(self._weights.begin_fill, target)
-            self._report.from_base_bytes = await self._thread(take_from_base, base, self._weights, target.table)
+            await in_thread(self._weights.begin_fill, target)
+            self._report.from_base_bytes = await in_thread(take_from_base, base, self._weights, target.table)
         full_bytes = self._full_bytes(target, self._weights.lacking(target.table))
         row = await self._deltas(target, int(CHUNKS_WORTH * full_bytes))
         if row is not None:
@@ -107,9 +105,9 @@ class _CatchUp:
                 row = None
         if row is None:
             self._report.way = "regions"
-            await self._thread(self._weights.begin_fill, target)
+            await in_thread(self._weights.begin_fill, target)
             await self._fetch_regions(target, self._weights.lacking(target.table))
-            await self._thread(self._weights.finish)
+            await in_thread(self._weights.finish)
         return self._report
 
     # -- deltas ----------------------------------------------------------------------------------------------
@@ -134,18 +132,18 @@ class _CatchUp:
 
     async def _take_deltas(self, row: list[SignedVersion]) -> None:
         for version in row:
-            held = await self._thread(
+            held = await in_thread(
                 self._store.begin, version.sealed_head, version.head, version.table_bytes, version.table
             )
             await self._fetch_chunks(held)
             if damaged := self._weights.missing_base(held):
-                await self._thread(self._weights.begin_fill, held)
+                await in_thread(self._weights.begin_fill, held)
                 await self._fetch_regions(held, damaged)
             try:
-                await self._thread(self._weights.apply, held, self._pool)
+                await in_thread(self._weights.apply, held, self._pool)
             except ProtocolError:
                 # If a disk or a second receiver spoiled a chunk, it must not be given to others either.
-                await self._thread(held.chunks.recheck)
+                await in_thread(held.chunks.recheck)
                 raise
 
     async def _signed(self, version: VersionId) -> SignedVersion | None:
@@ -164,7 +162,7 @@ class _CatchUp:
             raise ProtocolError(f"asked for the head of {version}, got that of {head.version}")
         path = f"/v1/objects/{head.table_digest.hex()}"
         data = await peer.get(path, cap_bytes=head.table_bytes, timeout_s=FETCH_S)
-        table = await self._thread(open_table, data, head, self._weights.layout)
+        table = await in_thread(open_table, data, head, self._weights.layout)
         return SignedVersion(head=head, sealed_head=sealed, table=table, table_bytes=data)
 
     async def _fetch_chunks(self, held: HeldVersion) -> None:
@@ -245,6 +243,3 @@ class _CatchUp:
         yield from self._sources
         if self._learner is not None:
             yield self._learner
-
-    async def _thread(self, call: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.to_thread(call, *arguments)

@@ -1,16 +1,38 @@
-"""The threads that code, apply and hash whole versions: many seconds of work that may wait for the network."""
+"""The threads that code, apply and hash whole versions: many seconds of work that may wait for the network.
+
+Who guarantees that no thread writes into a directory that is not its node's any more: `in_thread`, by which receivers
+call whatever reads or writes there, and whose caller does not end before the thread does.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 CODING_THREADS = 2
 """Regions coded at a time: two leave room for the network on a small machine."""
 
 NICENESS = 10
 """Where there are too few cores for everything, a thread of the network has nine times the share of one of these."""
+
+
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[..., T], *arguments: object, pool: Executor | None = None) -> T:
+    """What `call` returns in a thread. Whoever is cancelled meanwhile waits until it has ended: a thread cannot be
+    stopped, and it may be writing what somebody else is to open next. A second cancellation waits for nothing."""
+    future = asyncio.get_running_loop().run_in_executor(pool, partial(call, *arguments))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
 
 
 def coding_pool() -> ThreadPoolExecutor:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from swarm.broadcast.coding import in_thread
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.http import Busy, Gone, Peer
 
@@ -153,7 +154,7 @@ class Download:
         except PeerUnreachable:
             return "unreachable"
         self.fetched_bytes += len(body)
-        if piece in self._left and not await loop.run_in_executor(self._pool, piece.take, body):
+        if piece in self._left and not await in_thread(piece.take, body, pool=self._pool):
             return "lied"
         self._left.discard(piece)
         state.gone = state.busy = 0

@@ -76,7 +76,10 @@ class Have(Message, frozen=True, tag=4):
 
 
 class Complete(Message, frozen=True, tag=5):
-    """The sender holds the whole version."""
+    """The sender holds the whole version. Without `chunks`, which the learner alone is told, it came by it another way
+    than this transfer, and takes no part in it."""
+
+    chunks: bool = True
 
 
 class Want(Message, frozen=True, tag=6):

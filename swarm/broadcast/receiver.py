@@ -18,6 +18,7 @@ from typing import Any
 from swarm.broadcast.announcements import Announced, Announcements
 from swarm.broadcast.basemodel import BaseModel, begin_from_base
 from swarm.broadcast.catchup import catch_up
+from swarm.broadcast.coding import in_thread
 from swarm.broadcast.links import Station
 from swarm.broadcast.manifest import (
     LAYOUT_BYTES,
@@ -33,6 +34,7 @@ from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import Courier, Kind
 from swarm.broadcast.planner import Routes
 from swarm.broadcast.planning import routes_in
+from swarm.broadcast.progress import Progress
 from swarm.broadcast.relay import Relay
 from swarm.broadcast.roster import Roster, Routing
 from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
@@ -63,9 +65,6 @@ PATIENCE_S = 10.0
 RETRY_S = 1.0
 """Between two tries to catch up."""
 
-MAX_TIMES = 16
-"""Versions whose times `status` shows."""
-
 
 class OtherModel(EchoError):
     """The learner trains another model than the one this node has begun with."""
@@ -93,7 +92,7 @@ class Receiver:
         self._transfers = Transfers(
             is_leaf=lambda node: self._neighbours.is_leaf(node),
             on_frame=self._on_frame,
-            on_link=lambda node, up: None,
+            on_link=lambda node, up: self._tell_learner(),
             on_complete=self._on_complete,
             on_fault=self._leave,
         )
@@ -104,7 +103,7 @@ class Receiver:
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
-        self._times: dict[VersionId, dict[str, float | None]] = {}
+        self._progress = Progress(self._transfers)
         self._behind_since: float | None = None
         self.store: VersionStore | None = None
         self.weights: WeightMap | None = None
@@ -115,9 +114,9 @@ class Receiver:
     async def run(self) -> None:
         """Take part until cancelled."""
         try:
-            self.store = await asyncio.to_thread(VersionStore, self._directory, self._learner_key)
+            self.store = await in_thread(VersionStore, self._directory, self._learner_key)
             if self.store.layout is not None:
-                self.weights = await asyncio.to_thread(open_weights, self.store)
+                self.weights = await in_thread(open_weights, self.store)
             self._neighbours.dial()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open_announced())
@@ -178,7 +177,7 @@ class Receiver:
             "streams": len(self._transfers.links),
             "stream_bytes_sent": self._transfers.sent_bytes,
             "uplink_bytes_per_s": round(self.uplink_bytes_per_s),
-            "versions": {str(version): times for version, times in self._times.items()},
+            "versions": {str(version): times for version, times in self._progress.times.items()},
             "chunks_held": {str(v): len(t.held.chunks.spans) - t.held.chunks.missing for v, t in active.items()},
             "chunks_rejected": dict(self._transfers.rejected),
         }
@@ -253,18 +252,18 @@ class Receiver:
             return
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
-        held = await asyncio.to_thread(store.begin, announced.sealed, head, table_bytes, table)
+        held = await in_thread(store.begin, announced.sealed, head, table_bytes, table)
         leaf = await self._neighbours.is_leaf_itself()
         from_base = await self._take_from_base(held)
         self._target = held
-        self._note_time(head.version, "announced_s")
+        self._progress.note_time(head.version, "announced_s")
         self._retire(held)
         if self.version == head.version:
-            self._note_time(head.version, "complete_s")
+            self._progress.note_time(head.version, "complete_s")
         if self._is_within_reach(held) and not from_base:
             self._transfers.open(held, self._courier(held, leaf=leaf))
             if held.chunks.complete:
-                self._note_time(head.version, "complete_s")
+                self._progress.note_time(head.version, "complete_s")
         await self._tell()
 
     async def _take_from_base(self, held: HeldVersion) -> bool:
@@ -274,7 +273,7 @@ class Receiver:
         if self._base is None or self.weights.last_whole is not None or self._transfers.active:
             return False
         async with self._steady:
-            left = await asyncio.to_thread(begin_from_base, self._base, self.weights, held)
+            left = await in_thread(begin_from_base, self._base, self.weights, held)
         self._say(f"{self._base.directory} has all but {left / 1e6:.1f} MB of version {held.head.version}")
         routes = self._routes.get(held.head.version)
         return 2 * left < self.weights.layout.total_bytes and not (routes is not None and any(routes.children))
@@ -293,7 +292,7 @@ class Receiver:
         assert layout is not None
         if (data := announced.parts.whole()) is not None:
             try:
-                return data, await asyncio.to_thread(open_table, data, head, layout)
+                return data, await in_thread(open_table, data, head, layout)
             except ProtocolError:
                 self._transfers.rejected["table"] += 1
         data, table = await self._neighbours.fetch(
@@ -317,8 +316,8 @@ class Receiver:
         if self.weights is not None:
             self.weights.close()
             self.weights = None
-        await asyncio.to_thread(self.store.set_layout, data, layout)
-        self.weights = await asyncio.to_thread(open_weights, self.store)
+        await in_thread(self.store.set_layout, data, layout)
+        self.weights = await in_thread(open_weights, self.store)
         return self.store
 
     def _is_within_reach(self, held: HeldVersion) -> bool:
@@ -338,10 +337,15 @@ class Receiver:
         while len(active := self._transfers.active) >= MAX_ACTIVE:
             self._transfers.close(min(active))
 
+    def _tell_learner(self) -> None:
+        """What this node has, however it came: the learner waits for nobody who has a version."""
+        if self.store is not None:
+            self._progress.tell(self._station.learner()[0], self.store, self.version)
+
     # -- the map ---------------------------------------------------------------------------------------------
 
     def _on_complete(self, transfer: Transfer) -> None:
-        self._note_time(transfer.held.head.version, "complete_s")
+        self._progress.note_time(transfer.held.head.version, "complete_s")
         self._news.set()
 
     async def _keep_up(self) -> None:
@@ -362,13 +366,13 @@ class Receiver:
         assert self.store is not None
         try:
             async with self._steady:
-                await asyncio.to_thread(self.weights.apply, held, self._pool)
+                await in_thread(self.weights.apply, held, self._pool)
         except ProtocolError as fault:
             self._say(f"version {held.head.version} cannot be applied, fetching it anew: {fault}")
             self._transfers.close(held.head.version)
             return
         self._behind_since = None
-        await asyncio.to_thread(self.store.prune)
+        await in_thread(self.store.prune)
         await self._tell()
 
     def _next_to_apply(self) -> HeldVersion | None:
@@ -414,7 +418,7 @@ class Receiver:
                     meter=self._station.download.flow,
                 )
             self._behind_since = None
-            self._note_time(self._target.head.version, "complete_s")
+            self._progress.note_time(self._target.head.version, "complete_s")
         except (PeerUnreachable, ProtocolError) as fault:
             if not patient:
                 self._say(f"cannot catch up with version {self._target.head.version} yet: {fault}")
@@ -424,6 +428,7 @@ class Receiver:
     # -- parts -----------------------------------------------------------------------------------------------
 
     async def _tell(self) -> None:
+        self._tell_learner()
         self._news.set()
         async with self._changed:
             self._changed.notify_all()
@@ -441,9 +446,3 @@ class Receiver:
     @staticmethod
     def _is_newer(found: SignedVersion, than: VersionId | None) -> bool:
         return than is None or found.head.version > than
-
-    def _note_time(self, version: VersionId, what: str) -> None:
-        times = self._times.setdefault(version, {"announced_s": None, "complete_s": None})
-        times[what] = times[what] or time.monotonic()
-        while len(self._times) > MAX_TIMES:
-            del self._times[min(self._times)]

@@ -62,8 +62,8 @@ class _Peer:
     """One receiver."""
 
     __slots__ = (
-        "ahead", "all_dealt", "asked_at", "barred_until", "complete", "copies", "credit", "epoch", "forwards", "fresh", "has",
-        "heard_at", "latency", "leaf", "notes", "relays", "service", "to_forward", "wanted",
+        "ahead", "all_dealt", "asked_at", "barred_until", "complete", "copies", "credit", "epoch", "forwards", "fresh",
+        "has", "heard_at", "latency", "leaf", "notes", "relays", "service", "to_forward", "wanted",
     )  # fmt: skip
 
     def __init__(self, leaf: bool, now: float) -> None:
@@ -119,11 +119,6 @@ class Seeder:
     def dealt(self) -> bool:
         """Every chunk was dealt, and every relay has passed on what it was dealt."""
         return not (self._undealt or self._again or self._waiting_for)
-
-    @property
-    def delivered(self) -> bool:
-        """Everybody who is linked holds the version."""
-        return all(peer.complete for peer in self._peers.values())
 
     # -- links -----------------------------------------------------------------------------------------------
 

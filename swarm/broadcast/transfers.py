@@ -18,6 +18,7 @@ import msgspec
 
 from swarm.broadcast.manifest import MAX_CHUNK_BYTES
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
+from swarm.broadcast.planner import MAX_CHUNKS
 from swarm.broadcast.store import HeldVersion
 from swarm.broadcast.tables import PART_BYTES
 from swarm.errors import ProtocolError
@@ -55,8 +56,9 @@ MAX_FAULTS = 3
 MAX_QUEUED = 256
 """Frames of announcements and notes that wait on one link."""
 
-MAX_EARLY = 64
-"""Links whose peer opened a version before this node did, for each of the newest MAX_ACTIVE such versions."""
+EARLY_BITMAP_BYTES = MAX_CHUNKS // 8
+"""So much is remembered of what a peer held that opened a version before this node did; more than MAX_CHUNKS are rare.
+Each link keeps that for the newest MAX_ACTIVE such versions: 32 KiB, and its other buffers are larger."""
 
 _NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 
@@ -104,7 +106,6 @@ class Transfers:
         self._on_peer_complete = on_peer_complete
         self.links: dict[NodeId, Link] = {}
         self.active: dict[VersionId, Transfer] = {}
-        self._early: dict[VersionId, dict[NodeId, Note]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._sent_before = 0
         self._sent_gone = 0
@@ -135,8 +136,6 @@ class Transfers:
             if link.node in transfer.joined:
                 transfer.joined.discard(link.node)
                 transfer.courier.leave(link.node, now=now)
-        for early in self._early.values():
-            early.pop(link.node, None)
         self._on_link(link.node, False)
         self.stir()
 
@@ -150,10 +149,9 @@ class Transfers:
         self.active = dict(sorted(self.active.items()))
         for link in self.links.values():
             link.say(version, _opening(transfer))
-        for node, note in self._early.pop(version, {}).items():
-            self._hear(self.links[node], transfer, note)
-        for old in [v for v in self._early if v <= version]:
-            del self._early[old]
+        for link in self.links.values():
+            if (note := link.opened_before(version)) is not None:
+                self._hear(link, transfer, note)
         if held.chunks.complete:
             transfer.completed_at = time.monotonic()
         self.stir()
@@ -210,15 +208,15 @@ class Transfers:
     # -- frames ----------------------------------------------------------------------------------------------
 
     def hear(self, link: Link, version: VersionId, note: Note) -> None:
+        if isinstance(note, Complete) and not note.chunks:
+            # Not for the core, which would count on its chunks.
+            self._on_peer_complete(link.node, version)
+            return
         transfer = self.active.get(version)
         if transfer is not None:
             self._hear(link, transfer, note)
         elif isinstance(note, Have | Complete) and (not self.active or version > max(self.active)):
-            early = self._early.setdefault(version, {})
-            if len(early) < MAX_EARLY:
-                early[link.node] = note
-            while len(self._early) > MAX_ACTIVE:
-                del self._early[min(self._early)]
+            link.remember(version, note)
 
     def _hear(self, link: Link, transfer: Transfer, note: Note) -> None:
         now = time.monotonic()
@@ -266,8 +264,10 @@ class Link:
         self.node = node
         self.stream = stream
         self.faults = 0
+        self._early: dict[VersionId, Have | Complete] = {}
         self._queue: deque[Outgoing] = deque()
         self._direct: Transfer | None = None
+        self._diverted = False
         self._scratch = memoryview(bytearray(0))
 
     def say(self, version: VersionId, note: Note) -> None:
@@ -282,6 +282,19 @@ class Link:
             return
         self._queue.append(Outgoing(Frame(type_, len(payload), version, int(kind), index).pack(), payload))
         self.stream.wake()
+
+    def remember(self, version: VersionId, note: Have | Complete) -> None:
+        """The peer has opened a version that this node may open later."""
+        self._early[version] = Have(bitmap=note.bitmap[:EARLY_BITMAP_BYTES]) if isinstance(note, Have) else note
+        while len(self._early) > MAX_ACTIVE:
+            del self._early[min(self._early)]
+
+    def opened_before(self, version: VersionId) -> Have | Complete | None:
+        """What the peer held of a version that this node opens now, if it has opened it; it and its elders will not be
+        asked for again."""
+        note = self._early.get(version)
+        self._early = {later: early for later, early in self._early.items() if later > version}
+        return note
 
     # -- LinkEnd ---------------------------------------------------------------------------------------------
 
@@ -304,6 +317,7 @@ class Link:
         if frame.size > CAPS.get(frame.type, 0):
             raise ProtocolError(f"a frame of type {frame.type} has no {frame.size} bytes")
         self._direct = None
+        self._diverted = False
         if frame.type != CHUNK:
             return memoryview(bytearray(frame.size))
         transfer = self._transfers.active.get(frame.version)
@@ -335,6 +349,7 @@ class Link:
         transfer.receiving.pop(index, None)
         if self._direct is transfer:
             self._direct = None
+            self._diverted = True
             self.stream.divert(self._scratch_of(transfer.held.chunks.spans[index].nbytes))
 
     def _chunk(self, version: VersionId, transfer: Transfer, send: Send) -> Outgoing:
@@ -372,6 +387,8 @@ class Link:
             self._transfers.arrived(self, transfer, frame, via)
         elif transfer.held.chunks.has(frame.index):
             self._transfers.repeated(self, transfer, frame, via)
+        elif self._diverted:
+            pass  # its first bytes went elsewhere, and what was held instead has been forgotten: nobody's fault
         elif digest(payload) == transfer.held.table.chunk_digests[frame.index]:
             # Another link is slower with the same chunk.
             if (slower := transfer.receiving.get(frame.index)) is not None:

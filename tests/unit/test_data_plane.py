@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -14,6 +15,8 @@ import pytest
 from swarm.auth import ServerSessions
 from swarm.broadcast import neighbours
 from swarm.broadcast.basemodel import BaseModel
+from swarm.broadcast.coding import in_thread
+from swarm.broadcast.fetching import Download, Piece
 from swarm.broadcast.forest import PeerProfile
 from swarm.broadcast.links import NO_VERSION, Station
 from swarm.broadcast.manifest import TABLE_BYTES
@@ -25,6 +28,7 @@ from swarm.broadcast.roster import ADDRESSES, MAX_MEMBERS, Member, Roster, Routi
 from swarm.broadcast.store import HeldVersion
 from swarm.broadcast.tables import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
 from swarm.broadcast.transfers import CAPS, HEAD, ROSTER, ROSTER_BYTES, ROUTES_BYTES, TABLE
+from swarm.broadcast.weights import WeightMap
 from swarm.errors import PeerUnreachable
 from swarm.http import PeerClient
 from swarm.pace import Pace
@@ -32,7 +36,7 @@ from swarm.stream import Frame
 from swarm.types import Address, NodeId
 from swarm.wire import decode, encode
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
-from tests.publishers import Publisher, receiver_store
+from tests.publishers import Publisher, hand_over, receiver_store
 from tests.unit.test_basemodel import save
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
@@ -278,3 +282,76 @@ async def test_a_version_that_is_mostly_not_in_the_base_model_is_streamed(tmp_pa
         hearer.list(LISTED)
         hearer.announce(first)
         await until(lambda: hearer.part_in(first))
+
+
+# -- leaving --------------------------------------------------------------------------------------------------
+
+
+async def test_who_leaves_in_an_apply_waits_for_its_end(
+    tmp_path: Path, first: HeldVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    apply = WeightMap.apply
+
+    def slow_apply(weights: WeightMap, held: HeldVersion, pool: Executor) -> None:
+        begun.set()
+        go_on.wait(20)
+        apply(weights, held, pool)
+
+    monkeypatch.setattr(WeightMap, "apply", slow_apply)
+    hearer = Hearer(tmp_path / "receiver")
+    task = asyncio.create_task(hearer.receiver.run())
+    await until(lambda: hearer.receiver.weights is not None)
+    assert hearer.receiver.store is not None
+    hand_over(hearer.receiver.store, first)
+    hearer.list(LISTED)
+    hearer.announce(first)
+    await until(begun.is_set)
+    task.cancel()
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert hearer.receiver.version == v(0)
+    hearer.pool.shutdown()
+
+
+class Giver:
+    """A peer that gives whatever it is asked for."""
+
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+        return b"what it is asked for"
+
+
+async def test_a_download_that_is_given_up_waits_for_what_is_being_written() -> None:
+    begun, go_on, written = threading.Event(), threading.Event(), threading.Event()
+
+    def take(body: bytes) -> bool:
+        begun.set()
+        go_on.wait(20)
+        written.set()
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        download = Download([Piece(path="/", expected_bytes=1, cap_bytes=1, take=take)], pool)
+        task = asyncio.create_task(download.run([Giver()]))  # type: ignore[list-item]
+        await until(begun.is_set)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert written.is_set()
+
+
+async def test_who_is_cancelled_twice_waits_for_nothing() -> None:
+    go_on = threading.Event()
+    task = asyncio.create_task(in_thread(go_on.wait, 20))
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()

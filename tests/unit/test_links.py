@@ -253,6 +253,23 @@ async def test_a_node_that_moved_is_dialled_where_it_is_said_to_be_last() -> Non
             await until(one.live)
 
 
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("who", ["dialler", "dialled"])
+async def test_the_other_side_hears_at_once_of_links_that_are_closed(tmp_path: Path, encrypted: bool, who: str) -> None:
+    """In the midst of frames both ways, and without a word: the end of the socket says it."""
+    tls = load_or_create_tls(tmp_path) if encrypted else None
+    async with hosts(KEY, OTHER_KEY, tls=tls) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        for host in (one, two):
+            host.places[0][1].give(*(frame_of(bytes(16_384)) for _ in range(200)))
+        leaving, staying = (one, two) if who == "dialler" else (two, one)
+        await until(lambda: staying.places[0][1].came)
+        await leaving.links.close()
+        async with asyncio.timeout(1):
+            await until(lambda: not staying.live())
+
+
 async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.0)
     async with hosts(KEY, OTHER_KEY) as (one, two):

@@ -15,6 +15,7 @@ from benchmarks.payload import layout_of, write_weights
 from swarm.auth import ServerSessions
 from swarm.broadcast import links as links_module
 from swarm.broadcast import receiver as receiver_module
+from swarm.broadcast.basemodel import BaseModel
 from swarm.broadcast.links import Station
 from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.seeder import Seeder
@@ -29,6 +30,7 @@ from swarm.pace import Pace
 from swarm.signing import SigningKey
 from swarm.types import Address, NodeId
 from tests.builders import KEY, v
+from tests.unit.test_basemodel import save
 from tests.unit.wires import many_turns, until
 
 SIZE = 1 << 20
@@ -69,9 +71,9 @@ class World:
         await host.start(size)
         return host
 
-    async def receiver(self, number: int, *, leaf: bool = False) -> ReceiverHost:
+    async def receiver(self, number: int, *, leaf: bool = False, base: BaseModel | None = None) -> ReceiverHost:
         """A receiver; one that has been here before goes on with its directory."""
-        host = ReceiverHost(self, number)
+        host = ReceiverHost(self, number, base)
         await host.start(leaf=leaf)
         return host
 
@@ -113,7 +115,7 @@ class LearnerHost:
 
 
 class ReceiverHost:
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: World, number: int, base: BaseModel | None) -> None:
         self._world = world
         key = SigningKey.from_bytes(bytes([number]) * 32)
         self.node = key.node_id
@@ -122,7 +124,7 @@ class ReceiverHost:
         self.refusals = 0
         self.said: list[str] = []
         self.station = replace(world.station(key, self._peers, Pace(None)), peer_at=self._peer_at)
-        self._data = DataPlane(self.station, say=self.said.append, base=None)
+        self._data = DataPlane(self.station, say=self.said.append, base=base)
         self.receiver: Receiver
         self.failed: BaseExceptionGroup | None = None
 
@@ -231,6 +233,19 @@ async def test_a_full_version_makes_the_ones_before_needless(world: World, tmp_p
     assert host.weights() == expected(tmp_path, 3, step_lr=LARGE_STEP_LR)
 
 
+async def test_who_leaves_in_the_middle_takes_no_part_any_more_at_once(world: World) -> None:
+    learner = await world.learner(bytes_per_s=SLOW)
+    leaving, staying = [await world.receiver(number) for number in (1, 2)]
+    await until(lambda: staying.receiver.status()["streams"] == leaving.receiver.status()["streams"] == 2)
+    await learner.publish(0)
+    await until(lambda: leaving.chunks_held(0) and staying.chunks_held(0))
+    others = [host.active[v(0)] for host in (learner.service._transfers, staying.receiver._transfers)]
+    await until(lambda: all(leaving.node in transfer.joined for transfer in others))
+    leaving._run.cancel()
+    async with asyncio.timeout(1):
+        await until(lambda: not any(leaving.node in transfer.joined for transfer in others))
+
+
 # -- restarts ------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +328,61 @@ async def test_receivers_go_on_among_themselves_while_the_learner_is_gone(world:
     await until(lambda: [host.receiver.status()["streams"] for host in hosts] == [1, 1])
     await many_turns()
     assert [host.receiver.status()["streams"] for host in hosts] == [1, 1]
+
+
+# -- versions that came another way --------------------------------------------------------------------------
+
+
+def holders(learner: LearnerHost) -> dict[str, int]:
+    return {version: found["complete"] for version, found in learner.service.status()["broadcasts"].items()}
+
+
+async def test_the_learner_counts_who_took_a_version_from_its_base_model(world: World, tmp_path: Path) -> None:
+    learner = await world.learner(bytes_per_s=SLOW)
+    host = await world.receiver(1, base=BaseModel(save(tmp_path / "base", layout_of(SIZE), expected(tmp_path, 0))))
+    await until(lambda: learner.service.status()["streams"] == 1)
+    await learner.publish(0)
+    await until(lambda: holders(learner) == {"0.0": 1})
+    assert host.chunks_held(0) == 0
+    # It can give nobody a chunk: nobody is to count on it.
+    assert learner.service._transfers.active[v(0)].joined == set()
+    await learner.publish(1)
+    await until(lambda: host.holds(1))
+    assert list(learner.service._transfers.active) == [v(1)]
+    await until(lambda: holders(learner) == {"0.0": 1, "0.1": 1})
+
+
+async def test_a_learner_that_was_restarted_is_told_of_them_again(world: World, tmp_path: Path) -> None:
+    learner = await world.learner()
+    await world.receiver(1, base=BaseModel(save(tmp_path / "base", layout_of(SIZE), expected(tmp_path, 0))))
+    await learner.publish(0)
+    await until(lambda: holders(learner) == {"0.0": 1})
+    await learner.stop()
+    again = await world.learner(again=True)
+    await until(lambda: holders(again) == {"0.0": 1})
+
+
+async def test_the_learner_counts_who_caught_up_by_deltas(world: World) -> None:
+    """They lead through the versions between."""
+    learner = await world.learner()
+    host = await world.receiver(1)
+    await learner.publish(0)
+    await until(lambda: holders(learner) == {"0.0": 1})
+    await host.stop()
+    for number in (1, 2):
+        await learner.publish(number)
+    again = await world.receiver(1)
+    await until(lambda: holders(learner) == {"0.0": 1, "0.1": 1, "0.2": 1})
+    assert again.receiver.status()["chunks_held"] == {}
+
+
+async def test_the_learner_counts_who_caught_up_by_regions(world: World) -> None:
+    learner = await world.learner()
+    for number in range(3):
+        await learner.publish(number)
+    late = await world.receiver(1)
+    await until(lambda: holders(learner) == {"0.0": 0, "0.1": 0, "0.2": 1})
+    assert late.receiver.status()["chunks_held"] == {}
 
 
 # -- models --------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.store import HeldVersion
 from swarm.broadcast.transfers import (
     CHUNK,
+    EARLY_BITMAP_BYTES,
     HEAD,
     MAX_ACTIVE,
-    MAX_EARLY,
     MAX_FAULTS,
     NOTE,
     Transfer,
@@ -86,12 +86,14 @@ class Party:
         self.path = directory / f"{number}.chunks"
         self.left: list[NodeId] = []
         self.completed: list[VersionId] = []
+        self.told: list[tuple[NodeId, VersionId]] = []
         self.transfers = Transfers(
             is_leaf=lambda node: False,
             on_frame=self._refuse,
             on_link=lambda node, up: None,
             on_complete=lambda transfer: self.completed.append(transfer.held.head.version),
             on_fault=self._leave,
+            on_peer_complete=lambda node, version: self.told.append((node, version)),
         )
 
     def open(self, *, version: int = 0, seeder: bool = False) -> Transfer:
@@ -202,8 +204,7 @@ async def test_everybody_gets_every_bit(parties: Callable[[int], list[Party]], r
         assert b"".join(held_by(party).values()) == content_of(0)
         assert party.left == []
         assert party.transfers.rejected == {}
-    seeder = everybody[0].transfers.active[v(0)].courier
-    await until(lambda: seeder.delivered)  # type: ignore[attr-defined]
+    await until(lambda: sorted(everybody[0].told) == [(party.node, v(0)) for party in everybody[1:]])
 
 
 async def test_several_versions_travel_at_once(parties: Callable[[int], list[Party]]) -> None:
@@ -365,6 +366,29 @@ async def test_of_two_links_with_one_chunk_the_slower_one_writes_nothing_more(re
     slow.close()
 
 
+async def test_the_slower_link_is_not_blamed_if_the_chunk_is_forgotten_meanwhile(relay: Party) -> None:
+    slow_here, slow = pair_of_sockets()
+    relay.linked(name(7), stream_over(slow_here))
+    body = encode(Have(bitmap=b""))
+    frame = chunk_frame(5, chunk_of(5), kind=Kind.COPY)
+    slow.send(Frame(NOTE, len(body), v(0)).pack() + body + frame.header + chunk_of(5)[:6000])
+    transfer = relay.transfers.active[v(0)]
+    await until(lambda: 5 in transfer.receiving)
+    fast = stranger_at(relay, 0)
+    fast.sends(5, chunk_of(5))
+    await until(lambda: transfer.held.chunks.has(5))
+    with relay.path.with_suffix(".0").open("r+b") as disk:
+        disk.seek(5 * CHUNK_BYTES)
+        disk.write(bytes(100))
+    assert transfer.held.chunks.recheck() == 1
+    slow.send(chunk_of(5)[6000:] + chunk_frame(6, chunk_of(6), kind=Kind.COPY).header + chunk_of(6))
+    await until(lambda: transfer.held.chunks.has(6))
+    assert relay.transfers.rejected == {}
+    fast.sends(5, chunk_of(5))
+    await until(lambda: transfer.held.chunks.has(5))
+    slow.close()
+
+
 async def test_a_chunk_whose_sender_left_in_the_middle_comes_from_another(relay: Party) -> None:
     gone_here, gone = pair_of_sockets()
     relay.linked(name(7), stream_over(gone_here))
@@ -401,7 +425,7 @@ async def test_a_version_that_is_dropped_in_the_middle_of_a_chunk_is_touched_no_
     before = relay.path.with_suffix(".0").read_bytes()
     body = encode(Have(bitmap=b"\1"))
     there.send(chunk_of(5)[6000:] + Frame(NOTE, len(body), v(1)).pack() + body)
-    await until(lambda: relay.transfers._early)
+    await until(lambda: relay.transfers.links[SEEDER]._early)
     assert relay.path.with_suffix(".0").read_bytes() == before
     assert relay.transfers.rejected == {}
     assert relay.transfers.links.keys() == {SEEDER}
@@ -416,29 +440,27 @@ async def test_chunks_of_a_version_that_is_not_open_are_dropped_without_blame(re
     assert relay.transfers.rejected == {}
 
 
-async def test_who_opened_a_version_first_is_remembered(relay: Party) -> None:
-    peer = stranger_at(relay, 7)
-    peer.says(Complete(), version=1)
-    await until(lambda: relay.transfers._early)
+async def test_all_who_opened_a_version_first_take_part(relay: Party) -> None:
+    crowd = [stranger_at(relay, 100 + number, joins=False) for number in range(100)]
+    for peer in crowd:
+        peer.says(Complete(), version=1)
+    links = relay.transfers.links
+    await until(lambda: all(link._early for link in links.values()))
     transfer = relay.open(version=1)
-    assert transfer.joined == {name(7)}
-    assert relay.transfers._early == {}
+    assert transfer.joined == {name(100 + number) for number in range(100)}
+    assert not any(link._early for link in links.values())
 
 
 async def test_what_is_remembered_of_versions_to_come_is_bounded(relay: Party) -> None:
-    peer = stranger_at(relay, 7)
+    peer, liar = stranger_at(relay, 7), stranger_at(relay, 8)
+    peer.says(Have(bitmap=b"\1"), version=1)
     for version in range(1, 3 * MAX_ACTIVE):
-        peer.says(Complete(), version=version)
-    await until(lambda: v(3 * MAX_ACTIVE - 1) in relay.transfers._early)
-    assert sorted(relay.transfers._early) == [v(n) for n in range(2 * MAX_ACTIVE, 3 * MAX_ACTIVE)]
-    crowd = [stranger_at(relay, 100 + n, joins=False) for n in range(MAX_EARLY + 3)]
-    for one in crowd:
-        one.says(Complete(), version=50)
-    last = v(50)
-    await until(lambda: len(relay.transfers._early.get(last, ())) == MAX_EARLY)
-    peer.stream.close()
-    await until(lambda: name(7) not in relay.transfers.links)
-    assert all(name(7) not in early for early in relay.transfers._early.values())
+        liar.says(Have(bitmap=bytes(2 * EARLY_BITMAP_BYTES)), version=version)
+    remembered = relay.transfers.links[name(8)]._early
+    await until(lambda: v(3 * MAX_ACTIVE - 1) in remembered)
+    assert sorted(remembered) == [v(n) for n in range(2 * MAX_ACTIVE, 3 * MAX_ACTIVE)]
+    assert set(remembered.values()) == {Have(bitmap=bytes(EARLY_BITMAP_BYTES))}
+    assert relay.open(version=1).joined == {name(7)}
 
 
 # -- other frames --------------------------------------------------------------------------------------------
