@@ -43,10 +43,8 @@ DEFERRED_EVERY = 2
 end, and everybody with them."""
 
 LONGEST_WINDOWS = 2
-LEAST_LONGEST = 12
-"""A queue holds no more than so many windows, and not less than so many chunks; what is above is set aside for later,
-when the link has caught up, or for others to send. Else one link that TCP has slowed down after a loss would take all
-the room, and the relay would keep to its pace."""
+"""A queue counts for so many windows at most. Else one link that TCP has slowed down after a loss would take all the
+room there is, and the relay would keep to its pace with all other links idle."""
 
 QUIET_S = 2.0
 """Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
@@ -252,11 +250,10 @@ class Relay:
 
     def _queue(self, index: int, copies: list[tuple[Child, Kind]], *, forward: bool) -> None:
         duty: Duty = [index, 0, int(forward)]
-        longest = max(LEAST_LONGEST, LONGEST_WINDOWS * self._copies.size)
         for child, kind in copies:
             if child.holds(index) and kind is Kind.COPY:
                 continue
-            if kind is Kind.COPY and (child.stalled or len(child.queue) >= longest):
+            if child.stalled:
                 child.deferred.append(index)
                 continue
             child.put((index, kind, duty))
@@ -345,11 +342,13 @@ class Relay:
 
     def _backlog(self) -> float:
         """Copies waiting per child."""
-        return self._queued_copies / max(1, len(self._children))
+        most = LONGEST_WINDOWS * self._copies.size
+        return sum(min(most, len(child.queue)) for child in self._children.values()) / max(1, len(self._children))
 
     def _forwards_waiting(self) -> float:
         """Forwards waiting per leaf; none goes to where it came from."""
-        return sum(leaf.forwards for leaf in self._leaves()) / max(1, self._leaf_children - 1)
+        most = LONGEST_WINDOWS * self._forwards.size
+        return sum(min(most, leaf.forwards) for leaf in self._leaves()) / max(1, self._leaf_children - 1)
 
     def _leaves(self) -> Iterator[Child]:
         return (child for child in self._children.values() if child.leaf)

@@ -220,19 +220,17 @@ class Seeder:
         if not able:
             return self._relay_itself(now)
         late = self._late(now)
-        able = [p for p in able if p not in late]
+        # A leaf whose link is full must not keep the publics waiting, nor one of them another.
+        able = [p for p in able if p not in late and len(self._peers[p].fresh) < UNSENT]
         leaves = [p for p in able if self._peers[p].leaf]
-        publics = [p for p in able if not self._peers[p].leaf and len(self._peers[p].fresh) < UNSENT]
         if self._again:
             # The leaf may have no link to its forwarder, and then it would be dealt to leaves for ever.
+            publics = [p for p in able if not self._peers[p].leaf]
             return self._give(publics, None, now) if publics else self._relay_itself(now)
         if leaves:
-            if ready := [p for p in leaves if len(self._peers[p].fresh) < UNSENT]:
-                return self._deal_to_leaf(ready, late, now)
-            # The links to them are full: no reason to keep a public waiting that they leave room.
-            publics = [p for p in publics if self._peers[p].forwards or not self._peers[p].relays]
+            return self._deal_to_leaf(leaves, late, now)
         # If all that have credit are late, others have their last chunks in hand, and it ends soonest like that.
-        return bool(publics) and self._give(publics, None, now)
+        return bool(able) and self._give(able, None, now)
 
     def _deal_to_leaf(self, able: list[NodeId], late: set[NodeId], now: float) -> bool:
         others = [p for p, at in self._peers.items() if at.leaf]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarm.broadcast.notes import Complete, Courier, Kind, Send, Want
+from swarm.broadcast.notes import Complete, Courier, Credit, Kind, Send, Want
 from swarm.broadcast.relay import Relay
 from swarm.broadcast.seeder import Seeder
+from swarm.broadcast.window import Window
 from swarm.types import NodeId
 
 SEEDER = NodeId("seeder")
@@ -170,3 +171,80 @@ def test_a_complete_child_is_sent_no_copies() -> None:
     relay.arrived(SEEDER, 3, Kind.FRESH, None, now=0.0)
     assert relay.next_for(NodeId("b"), now=0.0) is None
     assert relay.next_for(NodeId("a"), now=0.0) == Send(3, Kind.COPY)
+
+
+def test_a_link_that_is_slow_does_not_keep_its_relay_to_its_pace() -> None:
+    """Half of the others' rate: too much to be taken for stalled."""
+    relay = Relay(SEEDER, 4000, leaf=False, now=0.0)
+    peers = [NodeId(f"p{i}") for i in range(4)]
+    relay.join(SEEDER, leaf=False, now=0.0)
+    for peer in peers:
+        relay.join(peer, leaf=False, now=0.0)
+    credit = index = 0
+    for step in range(1, 2001):
+        now = step * STEP_S
+        while isinstance(note := relay.next_for(SEEDER, now=now), Credit):
+            credit += note.copies
+        for _ in range(min(credit, 2)):
+            relay.arrived(SEEDER, index, Kind.FRESH, None, now=now)
+            index, credit = index + 1, credit - 1
+        for peer in peers:
+            for _ in range(2 if peer != peers[0] else step % 2):
+                if isinstance(send := relay.next_for(peer, now=now), Send):
+                    relay.sent(peer, send, now=now)
+        if (due := relay.deadline()) is not None and due <= now:
+            relay.tick(now=now)
+    # The slow one takes 1,000 copies, the others could take 4,000 each.
+    assert index > 2000
+
+
+def granting_seeder(count: int, credits: dict[str, int], *, leaves: frozenset[str] = frozenset()) -> Seeder:
+    """With so much credit from each."""
+    seeder = Seeder(count, now=0.0)
+    for name in credits:
+        seeder.join(NodeId(name), leaf=name in leaves, now=0.0)
+    for name, copies in credits.items():
+        seeder.heard(NodeId(name), Credit(copies=copies, forwards=4, epoch=0, copied=(), forwarded=()), now=0.0)
+    return seeder
+
+
+def dealt_to(seeder: Seeder, name: str, *, now: float) -> list[int]:
+    """Take what the link to `name` is to carry: the chunks that it is to relay."""
+    found: list[int] = []
+    while (send := seeder.next_for(NodeId(name), now=now)) is not None:
+        if isinstance(send, Send):
+            found += [send.index] if send.kind is Kind.FRESH else []
+            seeder.sent(NodeId(name), send, now=now)
+    return found
+
+
+def done(*indices: int, copies: int = 0) -> Credit:
+    return Credit(copies=copies, forwards=0, epoch=0, copied=indices, forwarded=())
+
+
+def test_the_last_chunks_go_to_whom_has_the_least_in_hand() -> None:
+    """Both took as long over a chunk; one has nineteen in hand now, and the other none."""
+    # What the third is to be sent keeps the seeder from relaying itself.
+    seeder = granting_seeder(44, {"third": 1, "busy": 20, "idle": 20})
+    first, second = dealt_to(seeder, "busy", now=0.0), dealt_to(seeder, "idle", now=0.0)
+    assert len(first) == len(second) == 20
+    for i in range(20):
+        seeder.heard(NodeId("idle"), done(second[i]), now=0.02 * (i + 1))
+    seeder.heard(NodeId("busy"), done(first[0], copies=2), now=0.4)
+    seeder.heard(NodeId("idle"), done(copies=2), now=0.4)
+    assert dealt_to(seeder, "busy", now=0.4) == []
+    assert len(dealt_to(seeder, "idle", now=0.4)) == 2
+
+
+def test_a_leaf_whose_link_is_full_keeps_no_public_waiting() -> None:
+    seeder = granting_seeder(100, {"leaf": 50, "other": 0, "public": 10}, leaves=frozenset({"leaf", "other"}))
+    assert len(dealt_to(seeder, "public", now=0.0)) > 0, "nobody took what waits for the leaf"
+
+
+def test_a_window_shrinks_as_the_transfer_ends() -> None:
+    window = Window(start=30, least=1, floor=4)
+    assert window.grant(0.0, 100.0, 10.0) == 30
+    window.out = 0
+    assert window.grant(0.0, 100.0, 0.2) == 6
+    window.out = 0
+    assert window.grant(0.0, 100.0, 0.0) == 1
