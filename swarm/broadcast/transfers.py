@@ -306,6 +306,10 @@ class Link:
             if self.node not in transfer.joined:
                 continue
             found = transfer.courier.next_for(self.node, now=now)
+            while isinstance(found, Send) and not transfer.held.chunks.has(found.index):
+                # It was damaged on the disk since, and is being fetched anew; who lacks it will ask for it.
+                transfer.courier.sent(self.node, found, now=now)
+                found = transfer.courier.next_for(self.node, now=now)
             if isinstance(found, Send):
                 return self._chunk(version, transfer, found)
             if found is not None:

@@ -389,6 +389,20 @@ async def test_the_slower_link_is_not_blamed_if_the_chunk_is_forgotten_meanwhile
     slow.close()
 
 
+async def test_a_chunk_that_was_forgotten_before_it_was_sent_is_skipped(relay: Party) -> None:
+    seeder, child = stranger_at(relay, 0), stranger_at(relay, 7)
+    seeder.sends(5, chunk_of(5), kind=Kind.COPY)
+    seeder.sends(6, chunk_of(6), kind=Kind.COPY)
+    await until(lambda: held_by(relay) == {5: chunk_of(5), 6: chunk_of(6)})
+    with relay.path.with_suffix(".0").open("r+b") as disk:
+        disk.seek(5 * CHUNK_BYTES)
+        disk.write(bytes(100))
+    assert relay.transfers.active[v(0)].held.chunks.recheck() == 1
+    child.says(Want(indices=(5, 6)))
+    await until(child.chunks)
+    assert child.chunks() == [(6, chunk_of(6))]
+
+
 async def test_a_chunk_whose_sender_left_in_the_middle_comes_from_another(relay: Party) -> None:
     gone_here, gone = pair_of_sockets()
     relay.linked(name(7), stream_over(gone_here))
