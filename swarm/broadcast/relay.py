@@ -134,11 +134,11 @@ class Relay:
         self._keep(peer, index)
         if kind is Kind.FRESH and peer == self._seeder:
             self._fresh += 1
-            self._copies.arrived(self._backlog())
+            self._copies.arrived(self._usual_backlog())
             self._relay(index, via)
         elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
-            self._forwards.arrived(self._forwards_waiting(), self._backlog())
+            self._forwards.arrived(self._forwards_waiting(), self._usual_backlog())
             # Once: a leaf that sends it again must not have all leaves sent it again.
             self._queue(index, [] if index in self._forwarded else [(c, Kind.COPY) for c in leaves], forward=True)
             self._forwarded[index] = None
@@ -344,6 +344,12 @@ class Relay:
         """Copies waiting per child."""
         most = LONGEST_WINDOWS * self._copies.size
         return sum(min(most, len(child.queue)) for child in self._children.values()) / max(1, len(self._children))
+
+    def _usual_backlog(self) -> float:
+        """Copies waiting per child whose link does not lag: those that do feed no other."""
+        most = LONGEST_WINDOWS * self._copies.size
+        waiting = [len(c.queue) for c in self._children.values() if len(c.queue) <= most]
+        return sum(waiting) / max(1, len(waiting))
 
     def _forwards_waiting(self) -> float:
         """Forwards waiting per leaf; none goes to where it came from."""
