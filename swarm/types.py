@@ -62,10 +62,12 @@ class SamplingRules(Message, frozen=True):
 
 
 class SampleSpec(Message, frozen=True):
-    """One sample of a group: its place and the seed of its randomness."""
+    """One sample of a group: its place and the seed of its randomness. `attempt` counts its failures before this
+    lease, so that the news of one failure is not counted twice."""
 
     index: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    attempt: Count = 0
 
 
 class Lease(Message, frozen=True):

@@ -54,19 +54,33 @@ class LeaseReply(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """A sign of life: `installed` is the engine's version, `samples` how many samples are in its hands."""
+    """A sign of life: `installed` is the engine's version, `samples` how many samples are in its hands.
+
+    `tokens_per_s` is how fast one sample grows while a batch runs, as measured; 0 while it is unknown. The time limits
+    of this node's leases follow from it.
+    """
 
     node: Id
     installed: VersionId | None
     samples: Count
     rollouts_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    tokens_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+
+
+class DroppedRollouts(Message, frozen=True):
+    """How many accepted rollouts of a node were not trained on for `reason`."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=40)]
+    rollouts: Count
 
 
 class BeatReply(Message, frozen=True):
-    """The newest version, and whether the run is over."""
+    """The newest version, whether the run is over, and what became of this node's accepted rollouts that were dropped
+    since the learner started."""
 
     newest: VersionId | None
     finished: bool
+    dropped: Annotated[tuple[DroppedRollouts, ...], msgspec.Meta(max_length=64)] = ()
 
 
 class Release(Message, frozen=True):
