@@ -13,6 +13,7 @@ from swarm.broadcast.manifest import Dtype, Layout, ModelFile, TensorSpec
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store import HeldVersion
 from swarm.rollout.effects import Effect, Granted, Judged, Refused, ScoreWanted
+from swarm.rollout.entries import Entry
 from swarm.rollout.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane import PlaneRules, RolloutPlane
 from swarm.signing import SigningKey, swarm_id_of
@@ -134,7 +135,10 @@ def ready_group(version: int, order: int, *, samples: int = 1) -> Group:
         prompt=prompt(order),
         rules=RULES,
         min_version=v(version),
+        bound=2,
         samples=done,
+        answered=samples,
+        oldest_answer=version,
     )
 
 
@@ -146,6 +150,7 @@ def open_group(table: LeaseTable, number: int, *, purpose: Purpose = "train", ve
         prompt=prompt(number),
         rules=RULES,
         min_version=v(version),
+        bound=2,
         size=size,
     )
 
@@ -171,14 +176,14 @@ def new_plane(*, max_staleness: int = 2, groups: int = 2, size: int = 2, newest:
 
 def ask(plane: RolloutPlane, node: NodeId, held: int, capacity: int, *, now: float = 0.0) -> tuple[Lease, ...]:
     """The leases that the plane grants; fails if it refuses."""
-    (answer,) = plane.ask(node, v(held), capacity, now=now)
+    *_, answer = plane.ask(node, v(held), capacity, now=now)
     assert isinstance(answer, Granted), answer
     return answer.leases
 
 
 def refusal(plane: RolloutPlane, node: NodeId, held: int, capacity: int = 1, *, now: float = 0.0) -> str:
     """Why the plane grants nothing; fails if it grants something."""
-    (answer,) = plane.ask(node, v(held), capacity, now=now)
+    *_, answer = plane.ask(node, v(held), capacity, now=now)
     assert isinstance(answer, Refused), answer
     return answer.reason
 
@@ -250,3 +255,18 @@ def publish(directory: Path, what: Layout, weights: bytes, *, version: int = 0) 
 
 
 SWARM_OF_KEY = swarm_id_of(KEY.public_bytes)
+
+
+class ListJournal:
+    """Records in memory, committed at once."""
+
+    fault = ""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        self.entries += entries
+
+    def enqueue(self, entries: Sequence[Entry]) -> None:
+        self.entries += entries

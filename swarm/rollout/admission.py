@@ -56,6 +56,19 @@ def may_open(new_deadline: int, by_deadline: Mapping[int, int], next_batch: int,
     return True
 
 
+def may_take(others: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
+    """Would taking batch n now leave room for all `others` (leased or ready and not in it, by deadline)?
+
+    For every d >= n, those due by d must number at most (d - n) * B: so many can be trained after batch n and by d.
+    """
+    total = 0
+    for d in range(next_batch, max(others, default=next_batch) + 1):
+        total += others.get(d, 0)
+        if total > (d - next_batch) * batch_groups:
+            return False
+    return True
+
+
 def judge(
     rollout: Rollout,
     lease: Lease,

@@ -1,14 +1,16 @@
-"""The learner's HTTP face of the rollout plane: performs the plane's effects, holds questions open, counts."""
+"""The learner's HTTP face of the rollout plane: performs the plane's effects, holds questions open.
+
+An order that matters: what an answer rests on is committed to the journal before the answer is sent. So a sampler never
+holds a lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -21,12 +23,21 @@ from swarm.rollout.effects import (
     Evaluated,
     GenerationFailed,
     Granted,
-    GroupDropped,
     Judged,
     LeaseOverdue,
     NodeSilent,
+    Record,
     Refused,
     ScoreWanted,
+)
+from swarm.rollout.entries import (
+    BatchTaken,
+    Entry,
+    GroupDropped,
+    GroupOpened,
+    RolloutAccepted,
+    RolloutScored,
+    SamplesLeased,
 )
 from swarm.rollout.leases import MAX_NODES, Group
 from swarm.rollout.messages import (
@@ -43,6 +54,7 @@ from swarm.rollout.messages import (
     SubmissionReply,
 )
 from swarm.rollout.plane import RolloutPlane
+from swarm.rollout.tally import SamplerStats, Tally
 from swarm.signing import SigningKey, unseal
 from swarm.types import Lease, NodeId, Prompt, Score, VersionId
 from swarm.wire import (
@@ -58,9 +70,6 @@ from swarm.wire import (
 MAX_WAIT_S = 20.0
 """Longest time that a request for leases is held open."""
 
-RATE_WINDOW_S = 10.0
-"""Accepted rollouts of the last ten seconds make the rate in `status`: a few steps of a fast run."""
-
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[list[Score]]]
 Emit = Callable[..., None]
 
@@ -69,16 +78,14 @@ class ScoringFailed(Exception):
     """Raised by a Scorer whose rewards could not be computed."""
 
 
-@dataclass(slots=True, kw_only=True)
-class SamplerStats:
-    """What the learner has seen of one sampler."""
+class Recorder(Protocol):
+    """Where records go (journal.Journal). `fault` says why nothing can be written now, if so."""
 
-    verdicts: Counter[str] = field(default_factory=Counter)
-    installed: VersionId | None = None
-    samples: int = 0
-    rollouts_per_s: float = 0.0
-    heard_at: float = 0.0
-    questions: int = 0
+    fault: str
+
+    async def write(self, entries: Sequence[Entry]) -> None: ...
+
+    def enqueue(self, entries: Sequence[Entry]) -> None: ...
 
 
 class RolloutService:
@@ -101,24 +108,26 @@ class RolloutService:
         self._on_gone = on_gone
         self._plane: RolloutPlane | None = None
         self._scorer: Scorer | None = None
+        self._journal: Recorder | None = None
         self._changed = asyncio.Condition()
+        self._changes = 0
         self._scoring: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
-        self._opened_at = 0.0
-        self._accepted: deque[tuple[float, int]] = deque()
         self._evaluated: asyncio.Future[Evaluated] | None = None
-        self.samplers: dict[NodeId, SamplerStats] = {}
-        self.verdicts: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+        self.tally = Tally()
+        self.samplers = self.tally.samplers
         self.finished = False
 
-    def open(self, plane: RolloutPlane, scorer: Scorer) -> None:
-        """Start answering from `plane`; before this every sampler is told that the learner is starting."""
+    def open(self, plane: RolloutPlane, scorer: Scorer, journal: Recorder, effects: Sequence[Effect] = ()) -> None:
+        """Start answering from `plane`; before this every sampler is told that the learner is starting. `effects` are
+        those of restoring the plane."""
         self._plane = plane
         self._scorer = scorer
-        self._opened_at = time.monotonic()
+        self._journal = journal
+        self.tally.begin(now=time.monotonic())
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
+        self._perform(effects)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -135,14 +144,22 @@ class RolloutService:
         await self._notify()
 
     async def next_batch(self) -> list[Group]:
-        """The next batch as soon as there is one."""
+        """The next batch as soon as there is one; once this returns it is on record."""
         plane = self._opened
-        async with self._changed:
-            await self._changed.wait_for(plane.can_take)
-            batch, effects = plane.take()
-        self._perform(effects)
+        seen = self._changes
+        while not plane.can_take(now=time.monotonic()):
+            until = plane.hold_until()
+            await self._wait_for_change(seen, None if until is None else max(0.0, until - time.monotonic()))
+            seen = self._changes
+        batch, effects = plane.take()
+        await self._perform_and_record(effects)
         await self._notify()
         return batch
+
+    async def set_bound(self, max_staleness: int) -> None:
+        """Another S, from the next batch on."""
+        self._perform(self._opened.set_bound(max_staleness))
+        await self._notify()
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
         """Held-out prompts answered by samplers that hold `version` or newer."""
@@ -174,27 +191,9 @@ class RolloutService:
                 await self._notify()
         raise self._fault
 
-    def rollouts_per_s(self) -> float:
-        """Accepted rollouts per second, lately."""
-        now = time.monotonic()
-        while self._accepted and now - self._accepted[0][0] > RATE_WINDOW_S:
-            self._accepted.popleft()
-        if not self._accepted:
-            return 0.0
-        # Young runs have not filled the window yet; a second is the least that gives a rate.
-        window_s = max(1.0, min(RATE_WINDOW_S, now - self._opened_at))
-        return sum(count for _, count in self._accepted) / window_s
-
     def status(self) -> dict[str, Any]:
         """Samplers, verdicts and sizes for `status`."""
-        now = time.monotonic()
-        return {
-            "rollouts_per_s": round(self.rollouts_per_s(), 1),
-            "verdicts": dict(self.verdicts),
-            "rollouts_dropped": dict(self.dropped),
-            "samplers": [_sampler_status(node, stats, now) for node, stats in self.samplers.items()],
-            **(self._plane.counts() if self._plane else {}),
-        }
+        return {**self.tally.status(now=time.monotonic()), **(self._plane.counts() if self._plane else {})}
 
     # -- handlers --------------------------------------------------------------------------------------------
 
@@ -213,17 +212,19 @@ class RolloutService:
         until = asked_at + min(ask.wait_s, MAX_WAIT_S)
         # A node that left, fell silent or asked anew does not hear this answer: leases in it would be lost.
         while self.samplers.get(node) is stats and stats.questions == question:
+            seen = self._changes
             # A beat may have told of a newer install while this question was held open.
             held = max(ask.held, stats.installed or ask.held)
-            (answer,) = self._plane.ask(node, held, ask.capacity, now=asked_at, holding=holding)
+            *records, answer = self._plane.ask(node, held, ask.capacity, now=asked_at, holding=holding)
             holding = None
             if isinstance(answer, Granted):
+                await self._perform_and_record(records)
                 return binary(encode(LeaseReply(leases=tuple(self._seal(lease) for lease in answer.leases))))
             assert isinstance(answer, Refused)
             left = until - time.monotonic()
             if answer.reason != "paced" or left <= 0:
                 return _refuse(answer.reason, answer.retry_after_s)
-            await self._wait_for_change(left)
+            await self._wait_for_change(seen, left)
         return _refuse("paced", self._plane.rules.beat_s)
 
     async def _post_beat(self, request: web.Request) -> web.Response:
@@ -234,18 +235,21 @@ class RolloutService:
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
         newest = None
         if self._plane is not None:
-            self._plane.beat(node, now=time.monotonic())
+            self._plane.beat(node, now=time.monotonic(), tokens_per_s=beat.tokens_per_s)
             newest = self._plane.newest
             installed = beat.installed
             if installed is not None and installed != stats.installed and not self._is_ahead(installed):
                 self._installed(node, installed)
                 # A question that this node has open may now be answered with leases for the newer version.
                 await self._notify()
-        return binary(encode(BeatReply(newest=newest, finished=self.finished)))
+        dropped = self.tally.dropped_of(node)
+        return binary(encode(BeatReply(newest=newest, finished=self.finished, dropped=dropped)))
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
-        if self._plane is None:
-            return web.Response(status=503, text="the learner is starting", headers={"Retry-After": "1"})
+        if self._plane is None or self._journal is None:
+            return _come_back("the learner is starting")
+        if self._journal.fault:
+            return _come_back(self._journal.fault)
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
         submission, leases = await asyncio.to_thread(self._open_submission, body)
         self._check_sender(node, submission.node)
@@ -254,7 +258,7 @@ class RolloutService:
         for item, lease in zip(submission.items, leases, strict=True):
             for rollout in item.rollouts:
                 effects += self._plane.submit(node, lease, rollout, now=time.monotonic())
-        self._perform(effects)
+        await self._perform_and_record(effects)
         await self._notify()
         judged = [effect for effect in effects if isinstance(effect, Judged)]
         verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
@@ -299,18 +303,26 @@ class RolloutService:
 
     # -- effects ---------------------------------------------------------------------------------------------
 
+    async def _perform_and_record(self, effects: Sequence[Effect]) -> None:
+        """As _perform, until everything recorded so far is committed: an answer that rests on it may be sent."""
+        assert self._journal is not None
+        self._perform(effects)
+        await self._journal.write(())
+
     def _perform(self, effects: Sequence[Effect]) -> None:
         wanted: list[ScoreWanted] = []
-        accepted = 0
+        records: list[Record] = []
         for effect in effects:
             match effect:
                 case Judged():
-                    self._count(effect)
-                    accepted += effect.verdict == "accepted" and not effect.failed
+                    pass
                 case ScoreWanted():
                     wanted.append(effect)
+                case GroupOpened() | SamplesLeased() | RolloutAccepted() | RolloutScored() | BatchTaken():
+                    records.append(effect)
                 case GroupDropped():
-                    self.dropped[effect.reason] += effect.rollouts
+                    records.append(effect)
+                    self.tally.drop(effect)
                     self._emit("group_dropped", group=effect.group_id, reason=effect.reason, rollouts=effect.rollouts)
                 case NodeSilent():
                     self.samplers.pop(effect.node, None)
@@ -325,9 +337,18 @@ class RolloutService:
                         self._evaluated.set_result(effect)
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
-        if accepted:
-            self._accepted.append((time.monotonic(), accepted))
-        self._tell_malformed([e for e in effects if isinstance(e, Judged) and e.verdict == "malformed"])
+        judged = [effect for effect in effects if isinstance(effect, Judged)]
+        self.tally.judged(judged, now=time.monotonic())
+        self._tell_malformed([one for one in judged if one.verdict == "malformed"])
+        self._record(records)
+        self._have_scored(wanted)
+
+    def _record(self, records: Sequence[Record]) -> None:
+        if records:
+            assert self._journal is not None
+            self._journal.enqueue(records)
+
+    def _have_scored(self, wanted: Sequence[ScoreWanted]) -> None:
         for _, group in groupby(wanted, key=lambda asked: asked.group_id):
             task = asyncio.create_task(self._score(list(group)))
             self._scoring.add(task)
@@ -359,11 +380,6 @@ class RolloutService:
         self._perform(effects)
         await self._notify()
 
-    def _count(self, judged: Judged) -> None:
-        counted_as = "failed" if judged.failed and judged.verdict == "accepted" else judged.verdict
-        self.verdicts[counted_as] += 1
-        self.samplers[judged.node].verdicts[counted_as] += 1
-
     def _hear(self, node: NodeId) -> SamplerStats:
         stats = self.samplers.get(node)
         if stats is None:
@@ -386,14 +402,16 @@ class RolloutService:
         self.samplers[node].installed = version
         self._on_installed(node, version)
 
-    async def _wait_for_change(self, seconds: float) -> None:
+    async def _wait_for_change(self, seen: int, seconds: float | None) -> None:
+        """Until something has changed since `seen` changes, or for so long."""
         try:
             async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait()
+                await self._changed.wait_for(lambda: self._changes != seen)
         except TimeoutError:
             pass
 
     async def _notify(self) -> None:
+        self._changes += 1
         async with self._changed:
             self._changed.notify_all()
 
@@ -407,12 +425,5 @@ def _refuse(reason: Refusal, retry_after_s: float) -> web.Response:
     return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s)))
 
 
-def _sampler_status(node: NodeId, stats: SamplerStats, now: float) -> dict[str, Any]:
-    return {
-        "node": node,
-        "installed": str(stats.installed) if stats.installed else None,
-        "samples": stats.samples,
-        "rollouts_per_s": round(stats.rollouts_per_s, 1),
-        "silent_s": round(now - stats.heard_at, 1),
-        "verdicts": dict(stats.verdicts),
-    }
+def _come_back(why: str) -> web.Response:
+    return web.Response(status=503, text=why, headers={"Retry-After": "1"})

@@ -38,12 +38,16 @@ class Buffer:
         fresh = sum(is_fresh(g.oldest_version, next_batch, max_staleness) for g in self._ready)
         return fresh >= self._batch_groups
 
+    def first(self, next_batch: int, max_staleness: int) -> list[Group]:
+        """The groups that batch `next_batch` would hold: the B fresh ones that are due earliest."""
+        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
+        fresh.sort(key=lambda g: (g.deadline(max_staleness), g.order))
+        return fresh[: self._batch_groups]
+
     def take(self, next_batch: int, max_staleness: int) -> list[Group]:
         """Batch `next_batch`: B groups, earliest deadline first, each of which is fresh (I1 is guaranteed here)."""
-        assert self.can_take(next_batch, max_staleness)
-        self._ready.sort(key=lambda g: (g.deadline(max_staleness), g.order))
-        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
-        batch = fresh[: self._batch_groups]
+        batch = self.first(next_batch, max_staleness)
+        assert len(batch) == self._batch_groups
         taken = {g.group_id for g in batch}
         self._ready = [g for g in self._ready if g.group_id not in taken]
         return batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm.rollout.entries import BatchTaken, GroupDropped, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
 from swarm.rollout.messages import Refusal
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
 
@@ -25,13 +26,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdict on one submitted rollout. `failed`: what was accepted is the news that a generation failed."""
+    """The verdict on one submitted rollout. `failed`: what was accepted is the news that a generation failed;
+    `bound_lowered`: it is stale, and would not be by the bound under which its group was opened."""
 
     rollout_id: str
     node: NodeId
     verdict: Verdict
     detail: str
     failed: bool
+    bound_lowered: bool = False
+
+    @property
+    def counted_as(self) -> str:
+        """The name under which it is counted."""
+        if self.bound_lowered:
+            return "bound_lowered"
+        return "failed" if self.failed and self.verdict == "accepted" else self.verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +52,6 @@ class ScoreWanted:
     index: int
     prompt: Prompt
     rollout: Rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupDropped:
-    """A group left the plane without being trained on; `rollouts` of it had been accepted."""
-
-    group_id: GroupId
-    reason: str
-    rollouts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,10 @@ class Evaluated:
     scores: tuple[Score, ...]
 
 
-Effect = (
-    Granted | Refused | Judged | ScoreWanted | GroupDropped | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated
-)
+Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutScored | GroupDropped | BatchTaken
+"""To be journaled, in this order. What a question, a submission or a batch recorded is committed before its answer is
+sent or its trainer called."""
+
+RECORDS = (GroupOpened, SamplesLeased, RolloutAccepted, RolloutScored, GroupDropped, BatchTaken)
+
+Effect = Granted | Refused | Judged | ScoreWanted | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated | Record

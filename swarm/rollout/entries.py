@@ -129,7 +129,7 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """Where a run stood. `groups` are the open and the ready ones, by number; `opened` is the number of the next one."""
+    """Where a run stood. `groups` are the open and the ready ones, by number; `opened` will be the next one's."""
 
     next_batch: int
     opened: int

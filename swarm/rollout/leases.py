@@ -16,8 +16,11 @@ is accepted. A group whose samples are all scored is complete and leaves the tab
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from swarm.rollout.admission import deadline
 from swarm.types import GroupId, NodeId, Prompt, Purpose, Rollout, SampleSpec, SamplingRules, Score, VersionId
@@ -29,6 +32,14 @@ MISSED_BEATS = 3
 LEASE_SLACK_S = 60.0
 """Added to a lease's time limit on this side: the sampler counts from receipt and has to hand its answer in."""
 
+LIMIT_FACTOR = 8.0
+"""A lease's time limit over the time that its longest completion takes at the sampler's measured rate: a batch that is
+shared with others, a swap of weights, and an engine that slows down eightfold all fit. To fail a sample because it is
+long would favour short answers."""
+
+LEAST_LIMIT_S = 30.0
+"""Shortest time limit of a lease: what a small model draws in a moment may wait behind a batch and an install."""
+
 MAX_HELD = 8192
 """Samples that one node may hold: twice what it may ask for at once, since it asks one batch ahead of its engine."""
 
@@ -38,10 +49,11 @@ MAX_NODES = 4096
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One sample of a group. `node` holds it while it is leased."""
+    """One sample of a group. `node` holds it while it is leased, `author` is who answered it."""
 
     spec: SampleSpec
     node: NodeId | None = None
+    author: NodeId | None = None
     rollout: Rollout | None = None
     score: Score | None = None
     failures: int = 0
@@ -53,7 +65,7 @@ class Sample:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """One prompt and its samples. `min_version` is the version that it was opened for.
+    """One prompt and its samples. `min_version` is the version that it was opened for, `bound` S at that time.
 
     `answered` and `oldest_answer` (a version) sum up the samples' rollouts; LeaseTable.answer keeps them.
     """
@@ -64,6 +76,7 @@ class Group:
     prompt: Prompt
     rules: SamplingRules
     min_version: VersionId
+    bound: int
     samples: list[Sample]
     answered: int = 0
     oldest_answer: int | None = None
@@ -84,6 +97,17 @@ class Group:
         """Samples that some node works on."""
         return sum(sample.node is not None for sample in self.samples)
 
+    @property
+    def authors(self) -> Counter[NodeId]:
+        """How many rollouts of whom it holds."""
+        return Counter(sample.author for sample in self.samples if sample.author is not None)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of what is answered; 0 while nothing is. What foretells the length of the rest."""
+        lengths = [sample.rollout.length for sample in self.samples if sample.rollout is not None]
+        return sum(lengths) / len(lengths) if lengths else 0.0
+
     def deadline(self, max_staleness: int) -> int:
         """The last batch that may hold this group, as far as is known now."""
         return deadline(self.oldest_version, max_staleness)
@@ -91,9 +115,13 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """What the table knows of one sampler: the samples that it holds and when each is overdue, oldest lease first."""
+    """What the table knows of one sampler: its rate, the samples that it holds and when each is overdue.
+
+    `tokens_per_s` is how fast one of its samples grows, by its own word; 0 while that is unknown.
+    """
 
     heard_at: float
+    tokens_per_s: float = 0.0
     held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
 
 
@@ -103,6 +131,7 @@ class Share:
 
     group: Group
     specs: tuple[SampleSpec, ...]
+    time_limit_s: float
 
 
 class LeaseTable:
@@ -110,7 +139,7 @@ class LeaseTable:
 
     def __init__(self, *, run_seed: int, beat_s: float, time_limit_s: float) -> None:
         self._run_seed = run_seed
-        self._overdue_s = time_limit_s + LEASE_SLACK_S
+        self._most_limit_s = time_limit_s
         self._silence_s = MISSED_BEATS * beat_s
         self._groups: dict[GroupId, Group] = {}
         self._nodes: dict[NodeId, NodeState] = {}
@@ -133,6 +162,7 @@ class LeaseTable:
         prompt: Prompt,
         rules: SamplingRules,
         min_version: VersionId,
+        bound: int,
         size: int,
     ) -> Group:
         """Add a group of `size` waiting samples."""
@@ -145,6 +175,7 @@ class LeaseTable:
             prompt=prompt,
             rules=rules,
             min_version=min_version,
+            bound=bound,
             samples=samples,
         )
         self._groups[group_id] = group
@@ -157,9 +188,10 @@ class LeaseTable:
             self._take_back(group, sample)
 
     def claimable(self, held: VersionId) -> list[Group]:
-        """Groups with waiting samples that a node holding `held` may fill: held-out prompts, then the oldest."""
+        """Groups with waiting samples that a node holding `held` may fill: held-out prompts, then the oldest; among
+        those of one version the ones whose answers are long so far."""
         open_to_it = [g for g in self._groups.values() if g.min_version <= held and any(s.waiting for s in g.samples)]
-        return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, g.order))
+        return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
 
     def room(self, node: NodeId) -> int:
         """How many more samples `node`, which was heard before, may hold."""
@@ -168,18 +200,25 @@ class LeaseTable:
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
         """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
         taken = [sample for sample in group.samples if sample.waiting][:capacity]
+        limit_s = self._limit_s(node, group.rules.max_new_tokens)
         for sample in taken:
-            sample.node = node
-            self._nodes[node].held[group.group_id, sample.spec.index] = now + self._overdue_s
-        return Share(group=group, specs=tuple(sample.spec for sample in taken))
+            self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
+        specs = tuple(structs.replace(sample.spec, attempt=sample.failures) for sample in taken)
+        return Share(group=group, specs=specs, time_limit_s=limit_s)
 
-    def answer(self, group: Group, rollout: Rollout) -> bool:
+    def restore(self, group: Group, holders: Mapping[int, NodeId], *, heard_at: float) -> None:
+        """Lease the samples of a group of a former life again to whom they were leased then. `heard_at`: see hear."""
+        for index, node in holders.items():
+            if group.samples[index].waiting and self.hear(node, now=heard_at):
+                self._hold(group, group.samples[index], node, heard_at + self._most_limit_s + LEASE_SLACK_S)
+
+    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> bool:
         """Take `rollout` as the one answer to its sample; False if there is one already."""
         sample = group.samples[rollout.index]
         if sample.rollout is not None:
             return False
         self._take_back(group, sample)
-        sample.rollout = rollout
+        sample.rollout, sample.author = rollout, node
         oldest = rollout.oldest
         assert oldest is not None
         group.answered += 1
@@ -211,6 +250,10 @@ class LeaseTable:
         self._nodes[node] = NodeState(heard_at=now)
         return True
 
+    def measured(self, node: NodeId, tokens_per_s: float) -> None:
+        """Note the rate of a node that was heard before."""
+        self._nodes[node].tokens_per_s = tokens_per_s
+
     def forget(self, node: NodeId) -> int:
         """Drop a node and put its samples back to waiting; how many there were."""
         state = self._nodes.pop(node, None)
@@ -238,11 +281,22 @@ class LeaseTable:
     def next_due(self) -> float | None:
         """When the next node will count as silent, or the next lease as overdue, if nothing is heard."""
         silences = [state.heard_at + self._silence_s for state in self._nodes.values()]
-        limits = [next(iter(state.held.values())) for state in self._nodes.values() if state.held]
+        limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
         return min((*silences, *limits), default=None)
 
     def nodes(self) -> Iterator[NodeId]:
         return iter(self._nodes)
+
+    def _limit_s(self, node: NodeId, max_new_tokens: int) -> float:
+        """The time limit of a lease for `node`: what the longest completion takes at its rate, LIMIT_FACTOR times."""
+        rate = self._nodes[node].tokens_per_s
+        if rate <= 0:
+            return self._most_limit_s
+        return min(self._most_limit_s, max(LEAST_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
+
+    def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
+        sample.node = node
+        self._nodes[node].held[group.group_id, sample.spec.index] = due
 
     def _take_back(self, group: Group, sample: Sample) -> None:
         if sample.node is not None:

@@ -5,34 +5,48 @@ samples that lost their node, then opens new groups as far as the pacing rule (a
 are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups go to the
 buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
 
-I1 is guaranteed by `take` (through Buffer.take) and checked again by its caller's metrics; I5 because groups are
-only opened under the pacing rule and closed ids are remembered in a bounded table.
+What the learner must not forget comes out as records (effects.Record); `restore` puts a new plane where the records
+of a former life left off. Groups for training are numbered from 0, and every number below the next one that is not
+open was closed, so that nothing has to be remembered of closed groups.
+
+I1 is guaranteed by `take` (through Buffer.take) and checked again by its caller's metrics and by `verify`; I5 because
+groups are only opened under the pacing rule.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from swarm.rollout.admission import is_fresh, judge, may_open
+from swarm.rollout.admission import is_fresh, may_open, may_take
 from swarm.rollout.buffer import Buffer
 from swarm.rollout.effects import (
     Effect,
-    Evaluated,
     GenerationFailed,
     Granted,
-    GroupDropped,
     Judged,
     LeaseOverdue,
     NodeSilent,
     Refused,
     ScoreWanted,
 )
+from swarm.rollout.entries import (
+    BatchTaken,
+    GroupDropped,
+    GroupOpened,
+    RecordedGroup,
+    RecordedRun,
+    RolloutAccepted,
+    RolloutScored,
+    SamplesLeased,
+)
+from swarm.rollout.heldout import HeldOutRound
 from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
+from swarm.rollout.verdicts import is_current, train_id, verdict_on, was_lowered
 from swarm.types import (
-    GroupId,
     Lease,
     NodeId,
     Prompt,
@@ -44,8 +58,9 @@ from swarm.types import (
     VersionId,
 )
 
-MAX_CLOSED = 65_536
-"""Closed groups remembered so that a late answer is called a duplicate: 100 times what is open at once."""
+RETURN_S = 30.0
+"""After a restart a sampler is back within its longest pause between two tries (node/link.py); only then its beats
+count."""
 
 MAX_FAILURES = 8
 """Failed generations of one sample before its group is dropped: by then it is the prompt, not the samplers."""
@@ -53,11 +68,15 @@ MAX_FAILURES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneRules:
-    """What the user set. `rules` are for training; held-out prompts are answered greedily."""
+    """What the user set. `rules` are for training; held-out prompts are answered greedily. `life` differs between two
+    lives of a learner, `hold_s` is how long a whole batch waits for samples that would become stale if it were taken.
+    """
 
     swarm: SwarmId
     run_seed: int
+    life: int = 0
     max_staleness: int
+    hold_s: float = 0.0
     groups_per_step: int
     group_size: int
     rules: SamplingRules
@@ -71,17 +90,25 @@ class RolloutPlane:
 
     def __init__(self, rules: PlaneRules, *, prompts: Callable[[int], Prompt]) -> None:
         self.rules = rules
+        self.max_staleness = rules.max_staleness
         self.next_batch = 0
         self.newest: VersionId | None = None
         self._prompts = prompts
         self._table = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s)
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
-        self._closed: dict[str, None] = {}
         self._opened = 0
-        self._rounds = 0
-        self._round: dict[GroupId, Score | None] = {}
-        self._round_version = 0
+        self._round = HeldOutRound(rules.life)
+        self._ready_at: float | None = None
         self._ending: Refusal | None = None
+
+    def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
+        """Go on where the records of a former life left off: open groups count as leased. Before anything else."""
+        assert self._opened == 0
+        self.next_batch, self._opened = run.next_batch, run.opened
+        effects: list[Effect] = []
+        for recorded in run.groups:
+            effects += self._restore_group(recorded, now=now)
+        return effects + self._expire()
 
     # -- what samplers do ------------------------------------------------------------------------------------
 
@@ -94,7 +121,7 @@ class RolloutPlane:
         now: float,
         holding: Collection[tuple[str, int]] | None = None,
     ) -> list[Effect]:
-        """A sampler that has installed `held` can take on `capacity` samples.
+        """A sampler that has installed `held` can take on `capacity` samples. The answer is the last effect.
 
         `holding`, when the question arrives: (group id, index) of all that it has in its hands. What it does not name
         is put back, or an answer that was lost would stay leased for as long as the sampler lives. None on later tries
@@ -104,42 +131,50 @@ class RolloutPlane:
             return [Refused(reason="draining", retry_after_s=60.0)]
         if holding is not None:
             self._table.keep(node, holding)
-        if self._ending == "finished" or (self._ending and not self._round):
+        if self._ending == "finished" or (self._ending and not self._round.open):
             return [Refused(reason=self._ending, retry_after_s=self.rules.beat_s)]
         if self.newest is None:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
         # What another incarnation held may be of another run altogether, however new its number is.
         of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
-        shares = self._claim(node, held, capacity, now=now) if of_this_life else []
+        shares, records = self._claim(node, held, capacity, now=now) if of_this_life else ([], [])
         if shares:
-            return [Granted(leases=tuple(self._lease(share, node) for share in shares))]
+            return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
         behind = not of_this_life or not self._fresh(held.version)
         return [Refused(reason="behind" if behind else "paced", retry_after_s=self.rules.beat_s)]
 
-    def beat(self, node: NodeId, *, now: float) -> None:
-        """A sign of life from a sampler."""
-        self._table.hear(node, now=now)
+    def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> None:
+        """A sign of life from a sampler, and its measured rate."""
+        if self._table.hear(node, now=now) and tokens_per_s > 0:
+            self._table.measured(node, tokens_per_s)
 
     def submit(self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float) -> list[Effect]:
         """An answer under a lease whose seal was checked."""
         self._table.hear(node, now=now)
+        group = self._table.group(rollout.group_id)
         verdict, detail = self._judge(node, lease, rollout)
         failed = rollout.finish == "failed"
-        effects: list[Effect] = [
-            Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, failed=failed)
-        ]
+        judged = Judged(
+            rollout_id=rollout.rollout_id,
+            node=node,
+            verdict=verdict,
+            detail=detail,
+            failed=failed,
+            bound_lowered=verdict == "stale" and was_lowered(rollout, group, self.next_batch),
+        )
+        effects: list[Effect] = [judged]
         if verdict != "accepted":
-            self._table.release(node, rollout.group_id, rollout.index)
+            if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
+                self._table.release(node, rollout.group_id, rollout.index)
             return effects
-        group = self._table.group(rollout.group_id)
         assert group is not None
         if failed:
             return effects + self._failed(node, group, rollout)
-        self._table.answer(group, rollout)
-        return [
-            *effects,
-            ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout),
-        ]
+        self._table.answer(group, rollout, node)
+        if group.purpose == "train":
+            effects.append(RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch))
+        effects.append(ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout))
+        return effects
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
         """A sampler hands a sample back."""
@@ -174,38 +209,61 @@ class RolloutPlane:
         if group is None:
             return []
         group.samples[index].score = score
-        return self._completed(group) if group.complete else []
+        effects: list[Effect] = []
+        if group.purpose == "train":
+            effects.append(RolloutScored(number=group.order, index=index, score=score))
+        return effects + self._completed(group) if group.complete else effects
 
     def unscorable(self, group_id: str, reason: str) -> list[Effect]:
         """A reward raised or took too long: the group is dropped, since its prompt would fail again."""
         group = self._table.group(group_id)
         return [] if group is None else self._drop(group, reason)
 
-    def can_take(self) -> bool:
-        """True if batch `next_batch` is ready."""
-        return self._buffer.can_take(self.next_batch, self.rules.max_staleness)
+    def can_take(self, *, now: float) -> bool:
+        """True if batch `next_batch` is ready, and nothing that was asked for would become stale by taking it now; a
+        batch that would leave something behind waits `hold_s`."""
+        batch = self._buffer.first(self.next_batch, self.max_staleness)
+        if len(batch) < self.rules.groups_per_step:
+            self._ready_at = None
+            return False
+        if self.rules.hold_s == 0:
+            return True
+        others = self._by_deadline() - Counter(group.deadline(self.max_staleness) for group in batch)
+        if may_take(others, self.next_batch, self.rules.groups_per_step):
+            return True
+        self._ready_at = now if self._ready_at is None else self._ready_at
+        return now >= self._ready_at + self.rules.hold_s
+
+    def hold_until(self) -> float | None:
+        """When a batch that waits will be taken in any case; None if none waits, or waits without limit."""
+        if self._ready_at is None or math.isinf(self.rules.hold_s):
+            return None
+        return self._ready_at + self.rules.hold_s
 
     def take(self) -> tuple[list[Group], list[Effect]]:
-        """Batch `next_batch`; what can be in no later batch is dropped. Asserts can_take()."""
-        batch = self._buffer.take(self.next_batch, self.rules.max_staleness)
-        assert all(is_fresh(g.oldest_version, self.next_batch, self.rules.max_staleness) for g in batch)
+        """Batch `next_batch`, which must be there, and the record of it; what can be in no later one is dropped."""
+        batch = self._buffer.take(self.next_batch, self.max_staleness)
+        assert all(is_fresh(g.oldest_version, self.next_batch, self.max_staleness) for g in batch)
+        numbers = tuple(group.order for group in batch)
+        taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
         self.next_batch += 1
-        return batch, self._expire()
+        self._ready_at = None
+        return batch, [taken, *self._expire()]
+
+    def set_bound(self, max_staleness: int) -> list[Effect]:
+        """Another S, from the next batch on."""
+        self.max_staleness = max_staleness
+        return self._expire()
 
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
         """Have samplers that hold `version` or a newer one answer held-out prompts greedily. One round at a time."""
-        assert not self._round
-        assert prompts
-        self._rounds += 1
-        self._round_version = version.version
         greedy = SamplingRules(
             temperature=0.0,
             max_new_tokens=self.rules.rules.max_new_tokens,
             stop_token_ids=self.rules.rules.stop_token_ids,
         )
-        for i, prompt in enumerate(prompts):
-            group_id = GroupId(f"e{self._rounds}-{i}")
-            self._round[group_id] = None
+        names = self._round.begin(version.version, len(prompts))
+        for i, (group_id, prompt) in enumerate(zip(names, prompts, strict=True)):
             self._table.open(
                 group_id,
                 order=i,
@@ -213,13 +271,14 @@ class RolloutPlane:
                 prompt=prompt,
                 rules=greedy,
                 min_version=version,
+                bound=self.max_staleness,
                 size=1,
             )
 
     @property
     def evaluating(self) -> bool:
         """True while a round of held-out prompts is out."""
-        return bool(self._round)
+        return self._round.open
 
     def end(self, reason: Refusal) -> None:
         """Open no more training groups: "draining" still hands out held-out prompts, "finished" nothing."""
@@ -237,27 +296,42 @@ class RolloutPlane:
     # -- decisions -------------------------------------------------------------------------------------------
 
     def _fresh(self, version: int) -> bool:
-        return is_fresh(version, self.next_batch, self.rules.max_staleness)
+        return is_fresh(version, self.next_batch, self.max_staleness)
 
-    def _claim(self, node: NodeId, held: VersionId, capacity: int, *, now: float) -> list[Share]:
+    def _claim(
+        self, node: NodeId, held: VersionId, capacity: int, *, now: float
+    ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
         shares: list[Share] = []
+        records: list[GroupOpened | SamplesLeased] = []
         capacity = min(capacity, self._table.room(node))
+
+        def claim(group: Group) -> None:
+            nonlocal capacity
+            share = self._table.claim(group, node, capacity, now=now)
+            shares.append(share)
+            capacity -= len(share.specs)
+            if group.purpose == "train":
+                indices = tuple(spec.index for spec in share.specs)
+                records.append(SamplesLeased(number=group.order, node=node, indices=indices))
+
         for group in self._table.claimable(held):
             if capacity == 0:
                 break
-            if group.purpose == "train" and not self._trainable(group, held):
-                continue
-            shares.append(self._table.claim(group, node, capacity, now=now))
-            capacity -= len(shares[-1].specs)
+            if group.purpose == "eval" or self._trainable(group, held):
+                claim(group)
         if self._ending or not self._fresh(held.version):
-            return shares
+            return shares, records
         by_deadline = self._by_deadline()
-        due = held.version + self.rules.max_staleness
-        while capacity > 0 and may_open(due, by_deadline, self.next_batch, self.rules.groups_per_step):
+        due = held.version + self.max_staleness
+        while capacity > 0 and self._may_open(due, by_deadline):
             by_deadline[due] += 1
-            shares.append(self._table.claim(self._open(held), node, capacity, now=now))
-            capacity -= len(shares[-1].specs)
-        return shares
+            records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
+            claim(self._open(self._opened, held, self.max_staleness))
+            self._opened += 1
+        return shares, records
+
+    def _may_open(self, due: int, by_deadline: Counter[int]) -> bool:
+        return may_open(due, by_deadline, self.next_batch, self.rules.groups_per_step)
 
     def _trainable(self, group: Group, held: VersionId) -> bool:
         """True if an answer by `held` can still be in a batch, and batches will still be taken."""
@@ -265,24 +339,37 @@ class RolloutPlane:
 
     def _by_deadline(self) -> Counter[int]:
         """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
-        counts = self._buffer.by_deadline(self.rules.max_staleness)
+        counts = self._buffer.by_deadline(self.max_staleness)
         for group in self._table.groups():
             if group.purpose == "train":
-                counts[group.deadline(self.rules.max_staleness)] += 1
+                counts[group.deadline(self.max_staleness)] += 1
         return counts
 
-    def _open(self, held: VersionId) -> Group:
-        number = self._opened
-        self._opened += 1
+    def _open(self, number: int, version: VersionId, bound: int) -> Group:
         return self._table.open(
-            GroupId(f"t{number}"),
+            train_id(number),
             order=number,
             purpose="train",
             prompt=self._prompts(number),
             rules=self.rules.rules,
-            min_version=held,
+            min_version=version,
+            bound=bound,
             size=self.rules.group_size,
         )
+
+    def _restore_group(self, recorded: RecordedGroup, *, now: float) -> list[Effect]:
+        group = self._open(recorded.number, recorded.version, recorded.max_staleness)
+        wanted: list[Effect] = []
+        for found in recorded.rollouts:
+            self._table.answer(group, found.rollout, found.node)
+            index = found.rollout.index
+            group.samples[index].score = found.score
+            if found.score is None:
+                wanted.append(
+                    ScoreWanted(group_id=group.group_id, index=index, prompt=group.prompt, rollout=found.rollout)
+                )
+        self._table.restore(group, recorded.holders, heard_at=now + RETURN_S)
+        return [*wanted, *(self._completed(group) if group.complete else [])]
 
     def _lease(self, share: Share, node: NodeId) -> Lease:
         return Lease(
@@ -294,34 +381,23 @@ class RolloutPlane:
             samples=share.specs,
             rules=share.group.rules,
             min_version=share.group.min_version,
-            time_limit_s=self.rules.lease_time_limit_s,
+            time_limit_s=share.time_limit_s,
         )
 
     def _judge(self, node: NodeId, lease: Lease, rollout: Rollout) -> tuple[Verdict, str]:
         if lease.node != node or lease.swarm != self.rules.swarm or self.newest is None:
             return "malformed", "this lease was not given to this node by this learner"
-        verdict, detail = judge(
+        return verdict_on(
             rollout,
             lease,
+            node,
+            self._table.group(rollout.group_id),
+            opened=self._opened,
             newest=self.newest,
             next_batch=self.next_batch,
-            max_staleness=self.rules.max_staleness,
+            max_staleness=self.max_staleness,
             vocab_size=self.rules.vocab_size,
         )
-        if verdict == "malformed":
-            return verdict, detail
-        group = self._table.group(rollout.group_id)
-        if group is None:
-            known = rollout.group_id in self._closed
-            return ("duplicate", "this group is closed") if known else ("stale", "this group is long gone")
-        if lease.min_version != group.min_version:
-            return "stale", "this lease is of an earlier run of this learner"
-        sample = group.samples[rollout.index]
-        if sample.rollout is not None:
-            return "duplicate", "this sample is answered"
-        if rollout.finish == "failed" and sample.node != node:
-            return "duplicate", "this node does not hold this sample any more"
-        return verdict, detail
 
     def _failed(self, node: NodeId, group: Group, rollout: Rollout) -> list[Effect]:
         self._table.release(node, group.group_id, rollout.index)
@@ -333,46 +409,37 @@ class RolloutPlane:
         return [failed, *self._drop(group, "generation_failed")]
 
     def _completed(self, group: Group) -> list[Effect]:
-        self._close(group)
-        if group.purpose == "train":
-            if self._fresh(group.oldest_version):
-                self._buffer.add(group)
-                return []
-            return [GroupDropped(group_id=group.group_id, reason="stale", rollouts=group.answered)]
-        if group.group_id not in self._round:
+        self._table.close(group)
+        if group.purpose == "eval":
+            return [*self._round.scored(group.group_id, group.samples[0].score)]
+        if self._fresh(group.oldest_version):
+            self._buffer.add(group)
             return []
-        self._round[group.group_id] = group.samples[0].score
-        return self._round_over()
-
-    def _round_over(self) -> list[Effect]:
-        scores = [score for score in self._round.values() if score is not None]
-        if len(scores) < len(self._round):
-            return []
-        self._round = {}
-        return [Evaluated(version=self._round_version, scores=tuple(scores))]
+        return [self._dropped(group, "stale")]
 
     def _drop(self, group: Group, reason: str) -> list[Effect]:
-        self._close(group)
-        dropped = GroupDropped(group_id=group.group_id, reason=reason, rollouts=group.answered)
-        if group.group_id not in self._round:
-            return [dropped]
-        # A held-out prompt that cannot be answered counts as wrong: the share must not rise by dropping.
-        self._round[group.group_id] = Score(reward=0.0, exact=False)
-        return [dropped, *self._round_over()]
-
-    def _close(self, group: Group) -> None:
         self._table.close(group)
-        self._closed[group.group_id] = None
-        while len(self._closed) > MAX_CLOSED:
-            del self._closed[next(iter(self._closed))]
+        return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
+
+    def _dropped(self, group: Group, reason: str) -> GroupDropped:
+        if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
+            reason = "bound_lowered"
+        return GroupDropped(
+            number=group.order if group.purpose == "train" else None,
+            group_id=group.group_id,
+            reason=reason,
+            rollouts=group.answered,
+            nodes=group.authors,
+            oldest=group.oldest_version,
+            next_batch=self.next_batch,
+            max_staleness=self.max_staleness,
+        )
 
     def _expire(self) -> list[Effect]:
         """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it
         and its answers are fresh: they may have switched to a newer version before they began."""
-        stale = self._buffer.expire(self.next_batch, self.rules.max_staleness)
-        effects: list[Effect] = [
-            GroupDropped(group_id=g.group_id, reason="stale", rollouts=len(g.samples)) for g in stale
-        ]
+        stale = self._buffer.expire(self.next_batch, self.max_staleness)
+        effects: list[Effect] = [self._dropped(group, "stale") for group in stale]
         for group in list(self._table.groups()):
             if group.purpose != "train" or self._fresh(group.oldest_version):
                 continue

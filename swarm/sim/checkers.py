@@ -25,12 +25,19 @@ from swarm.rollout.effects import (
     Evaluated,
     GenerationFailed,
     Granted,
-    GroupDropped,
     Judged,
     LeaseOverdue,
     NodeSilent,
     Refused,
     ScoreWanted,
+)
+from swarm.rollout.entries import (
+    BatchTaken,
+    GroupDropped,
+    GroupOpened,
+    RolloutAccepted,
+    RolloutScored,
+    SamplesLeased,
 )
 from swarm.rollout.leases import MISSED_BEATS, Group
 from swarm.rollout.messages import Refusal
@@ -123,7 +130,7 @@ class WatchedPlane:
 
     def ask(self, node: NodeId, held: VersionId, capacity: int, holding: Holding | None) -> Effect:
         self._heard_at[node] = self._clock()
-        (answer,) = self._plane.ask(node, held, capacity, now=self._clock(), holding=holding)
+        *_, answer = self._plane.ask(node, held, capacity, now=self._clock(), holding=holding)
         if holding is not None:
             self._forget(node, keep=holding)
         if isinstance(answer, Granted):
@@ -147,12 +154,14 @@ class WatchedPlane:
             case "accepted":
                 self._accept(entry, node, rollout)
             case "duplicate":
-                self._require(self._is_known(node, rollout), "I3", f"{rollout.rollout_id} is no duplicate")
-                self._let_go(entry, node, rollout.index)
+                self._require(self._is_known(node, lease, rollout), "I3", f"{rollout.rollout_id} is no duplicate")
+                if self._is_current(lease, rollout):
+                    self._let_go(entry, node, rollout.index)
             case "stale":
                 stale = rollout.finish != "failed" and self._late(oldest_of(rollout))
                 self._require(stale, "I3", f"{rollout.rollout_id} is fresh, yet is called stale")
-                self._let_go(entry, node, rollout.index)
+                if self._is_current(lease, rollout):
+                    self._let_go(entry, node, rollout.index)
             case _:
                 self.breach("I3", f"the honest rollout {rollout.rollout_id} is called {judged.verdict}")
         return self._settled(effects)
@@ -193,7 +202,7 @@ class WatchedPlane:
         return self._settled(self._plane.unscorable(group_id, reason))
 
     def can_take(self) -> bool:
-        return self._plane.can_take()
+        return self._plane.can_take(now=self._clock())
 
     def take(self) -> tuple[list[Group], list[Effect]]:
         due = {name: self._due(e) for name, e in self._books.items() if e.purpose == "train" and e.ready}
@@ -214,7 +223,7 @@ class WatchedPlane:
         self._rounds += 1
         self._round_open = len(prompts)
         for i in range(len(prompts)):
-            self._books[f"e{self._rounds}-{i}"] = Entry(purpose="eval", born=version.version, size=1)
+            self._books[f"e0.{self._rounds}-{i}"] = Entry(purpose="eval", born=version.version, size=1)
 
     def end(self, reason: Refusal) -> None:
         self._plane.end(reason)
@@ -313,12 +322,19 @@ class WatchedPlane:
         entry.rollouts[rollout.index] = rollout
         self._accepted += entry.purpose == "train"
 
-    def _is_known(self, node: NodeId, rollout: Rollout) -> bool:
+    def _is_current(self, lease: Lease, rollout: Rollout) -> bool:
+        """True if the sample did not fail since the lease was given."""
+        entry = self._books.get(rollout.group_id)
+        attempts = {spec.index: spec.attempt for spec in lease.samples}
+        return entry is not None and entry.failures[rollout.index] == attempts[rollout.index]
+
+    def _is_known(self, node: NodeId, lease: Lease, rollout: Rollout) -> bool:
         """True if there is an answer already, or if this failure was counted or is no longer the node's to tell."""
         entry = self._books.get(rollout.group_id)
         if entry is None:
             return rollout.group_id in self._closed
-        told = rollout.finish == "failed" and entry.holders.get(rollout.index) != node
+        current = entry.holders.get(rollout.index) == node and self._is_current(lease, rollout)
+        told = rollout.finish == "failed" and not current
         return told or rollout.index in entry.rollouts
 
     def _train(self, group: Group) -> None:
@@ -359,6 +375,8 @@ class WatchedPlane:
                     self._require(complete and closed, "I3", "an evaluation ended before its prompts were answered")
                     self._progress_at = self._clock()
                 case Granted() | Refused() | Judged() | ScoreWanted() | GenerationFailed():
+                    pass
+                case GroupOpened() | SamplesLeased() | RolloutAccepted() | RolloutScored() | BatchTaken():
                     pass
         return effects
 

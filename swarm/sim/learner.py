@@ -16,12 +16,19 @@ from swarm.rollout.effects import (
     Evaluated,
     GenerationFailed,
     Granted,
-    GroupDropped,
     Judged,
     LeaseOverdue,
     NodeSilent,
     Refused,
     ScoreWanted,
+)
+from swarm.rollout.entries import (
+    BatchTaken,
+    GroupDropped,
+    GroupOpened,
+    RolloutAccepted,
+    RolloutScored,
+    SamplesLeased,
 )
 from swarm.sim.checkers import Holding, WatchedPlane, oldest_of
 from swarm.sim.network import Reply
@@ -233,6 +240,8 @@ class Learner:
                 case Evaluated():
                     self._evaluated(effect)
                 case GenerationFailed() | LeaseOverdue():
+                    pass
+                case GroupOpened() | SamplesLeased() | RolloutAccepted() | RolloutScored() | BatchTaken():
                     pass
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")

@@ -30,7 +30,7 @@ def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseT
     assert sample.waiting
     table.claim(group, ALICE, 1, now=0.0)
     assert (sample.node, sample.waiting, group.leased, held_by(table, ALICE)) == (ALICE, False, 1, 1)
-    assert table.answer(group, rollout(group_id="t0"))
+    assert table.answer(group, rollout(group_id="t0"), ALICE)
     assert (sample.node, sample.waiting, group.leased, held_by(table, ALICE)) == (None, False, 0, 0)
     assert (group.answered, group.complete) == (1, False)
     sample.score = Score(reward=1.0, exact=True)
@@ -48,8 +48,8 @@ def test_a_claim_takes_no_more_than_there_is_and_no_sample_twice(table: LeaseTab
 def test_only_one_answer_is_taken(table: LeaseTable) -> None:
     group = open_group(table, 0)
     table.claim(group, ALICE, 2, now=0.0)
-    assert table.answer(group, rollout(tokens=(3, 2)))
-    assert not table.answer(group, rollout(tokens=(4, 2)))
+    assert table.answer(group, rollout(tokens=(3, 2)), ALICE)
+    assert not table.answer(group, rollout(tokens=(4, 2)), ALICE)
     kept = group.samples[0].rollout
     assert kept is not None
     assert kept.tokens()[0] == 3
@@ -132,9 +132,9 @@ def test_a_node_is_offered_nothing_newer_than_it_holds(table: LeaseTable) -> Non
 
 def test_a_group_is_as_old_as_its_opening_until_all_have_answered(table: LeaseTable) -> None:
     group = open_group(table, 0, version=1)
-    table.answer(group, rollout(index=0, version=3))
+    table.answer(group, rollout(index=0, version=3), ALICE)
     assert (group.oldest_version, group.deadline(2)) == (1, 3)
-    table.answer(group, rollout(index=1, version=2))
+    table.answer(group, rollout(index=1, version=2), ALICE)
     assert (group.oldest_version, group.deadline(2)) == (2, 4)
 
 

@@ -20,7 +20,7 @@ from swarm.rollout.plane import RolloutPlane
 from swarm.signing import SigningKey
 from swarm.types import Address, NodeId, Score
 from swarm.wire import compress, encode
-from tests.builders import KEY, OTHER_KEY, new_plane, rollout, v
+from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
 
 ALICE, BOB = KEY.node_id, OTHER_KEY.node_id
 
@@ -38,6 +38,7 @@ class Learner:
         self.sessions = ServerSessions(self.key, b"")
         self.plane: RolloutPlane = new_plane(newest=None)
         self.unscorable: set[str] = set()
+        self.journal = ListJournal()
         self.service = RolloutService(
             key=self.key,
             sessions=self.sessions,
@@ -52,7 +53,7 @@ class Learner:
         return RolloutClient(self.peers[node], named or node, self.key.public_bytes)
 
     async def open(self) -> None:
-        self.service.open(self.plane, self._score)
+        self.service.open(self.plane, self._score, self.journal)
         await self.service.published(v(0))
 
     async def knows(self, node: NodeId) -> None:
@@ -105,7 +106,7 @@ async def test_a_sampler_is_told_that_the_learner_is_starting(learner: Learner) 
 
 async def test_a_sampler_that_holds_a_version_of_another_life_of_the_learner_has_to_wait(learner: Learner) -> None:
     """The learner came back elsewhere: it has published nothing yet, or has still to go past what others hold."""
-    learner.service.open(learner.plane, learner._score)
+    learner.service.open(learner.plane, learner._score, learner.journal)
     held = v(557)
     assert (await learner.client(ALICE).ask(held, 1, WAIT_S, holding=()))[0] == "starting"
     assert (await learner.client(ALICE).beat(held, 0, 0.0)).newest is None
@@ -159,14 +160,14 @@ async def test_a_reward_that_fails_drops_its_group_alone(learner: Learner) -> No
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 6)))
     batch = await learner.service.next_batch()
     assert [group.group_id for group in batch] == ["t0", "t2"]
-    assert learner.service.dropped == {"reward_failed": 2}
+    assert learner.service.tally.dropped == {"reward_failed": 2}
 
 
 async def test_a_fault_behind_scoring_does_not_stay_hidden(learner: Learner) -> None:
     async def full_disk(wanted: Sequence[ScoreWanted]) -> list[Score]:
         raise OSError("no space left on device")
 
-    learner.service.open(learner.plane, full_disk)
+    learner.service.open(learner.plane, full_disk, learner.journal)
     await learner.service.published(v(0))
     watch = asyncio.create_task(learner.service.watch_silence())
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 1)))

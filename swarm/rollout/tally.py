@@ -1,0 +1,93 @@
+"""What the learner has seen of its samplers, counted for `status`."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.rollout.effects import Judged
+from swarm.rollout.entries import GroupDropped
+from swarm.rollout.leases import MAX_NODES
+from swarm.rollout.messages import DroppedRollouts
+from swarm.types import NodeId, VersionId
+
+RATE_WINDOW_S = 10.0
+"""Accepted rollouts of the last ten seconds make the rate in `status`: a few steps of a fast run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerStats:
+    """What the learner has seen of one sampler."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    installed: VersionId | None = None
+    samples: int = 0
+    rollouts_per_s: float = 0.0
+    heard_at: float = 0.0
+    questions: int = 0
+
+
+class Tally:
+    """Verdicts and drops, in all and by node. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.samplers: dict[NodeId, SamplerStats] = {}
+        self.verdicts: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self._dropped_of: dict[NodeId, Counter[str]] = {}
+        self._accepted: deque[tuple[float, int]] = deque()
+        self._began_at = 0.0
+
+    def begin(self, *, now: float) -> None:
+        self._began_at = now
+
+    def judged(self, judged: list[Judged], *, now: float) -> None:
+        """Count the verdicts of one submission."""
+        for one in judged:
+            self.verdicts[one.counted_as] += 1
+            if one.node in self.samplers:
+                self.samplers[one.node].verdicts[one.counted_as] += 1
+        if accepted := sum(one.counted_as == "accepted" for one in judged):
+            self._accepted.append((now, accepted))
+
+    def drop(self, dropped: GroupDropped) -> None:
+        """Count accepted rollouts that were dropped, with whoever made them: MAX_NODES of these at most."""
+        self.dropped[dropped.reason] += dropped.rollouts
+        for node, count in dropped.nodes.items():
+            if node in self._dropped_of or len(self._dropped_of) < MAX_NODES:
+                self._dropped_of.setdefault(node, Counter())[dropped.reason] += count
+
+    def dropped_of(self, node: NodeId) -> tuple[DroppedRollouts, ...]:
+        """What became of the accepted rollouts of `node` that were not trained on."""
+        counts = self._dropped_of.get(node, Counter())
+        return tuple(DroppedRollouts(reason=reason, rollouts=count) for reason, count in sorted(counts.items()))
+
+    def rollouts_per_s(self, *, now: float) -> float:
+        """Accepted rollouts per second, lately."""
+        while self._accepted and now - self._accepted[0][0] > RATE_WINDOW_S:
+            self._accepted.popleft()
+        if not self._accepted:
+            return 0.0
+        # Young runs have not filled the window yet; a second is the least that gives a rate.
+        window_s = max(1.0, min(RATE_WINDOW_S, now - self._began_at))
+        return sum(count for _, count in self._accepted) / window_s
+
+    def status(self, *, now: float) -> dict[str, Any]:
+        return {
+            "rollouts_per_s": round(self.rollouts_per_s(now=now), 1),
+            "verdicts": dict(self.verdicts),
+            "rollouts_dropped": dict(self.dropped),
+            "samplers": [self._sampler(node, stats, now) for node, stats in self.samplers.items()],
+        }
+
+    def _sampler(self, node: NodeId, stats: SamplerStats, now: float) -> dict[str, Any]:
+        return {
+            "node": node,
+            "installed": str(stats.installed) if stats.installed else None,
+            "samples": stats.samples,
+            "rollouts_per_s": round(stats.rollouts_per_s, 1),
+            "silent_s": round(now - stats.heard_at, 1),
+            "verdicts": dict(stats.verdicts),
+            "dropped": dict(self._dropped_of.get(node, {})),
+        }
