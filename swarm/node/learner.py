@@ -327,7 +327,9 @@ class LearnerNode:
 
     async def _checkpoint(self) -> None:
         directory = self._run_dir / "checkpoints" / f"step-{self._step:06}"
-        await self._trainer.save(directory)
+        await self._trainer.save(directory, self._step)
+        if fault := (await self._trainer.flush()).fault:
+            raise UserError(fault)
         self._log.event("checkpoint", directory=str(directory))
 
     # -- words and figures -----------------------------------------------------------------------------------
