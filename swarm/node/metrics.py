@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 LINES_KEPT = 10_000
 """Lines that wait for room on a full disk: an hour of a fast run. More are lost, the oldest first."""
 

@@ -83,7 +83,9 @@ class Steps:
             while self.step < self._config.steps:
                 batch = await self._next_batch(publishing)
                 step = self.step
-                prompts = [train_group(g.prompt, [(s.rollout, s.score) for s in g.samples if s.rollout], step) for g in batch]
+                prompts = [
+                    train_group(g.prompt, [(s.rollout, s.score) for s in g.samples if s.rollout], step) for g in batch
+                ]
                 self._record(batch, step, await self._training.train(prompts))
                 await publishing
                 if self._is_for_publication():

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
-import signal
-import sqlite3
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
-from swarm.errors import UserError
 from swarm.rollout.entries import (
     BatchTaken,
     BoundSet,
@@ -28,7 +19,7 @@ from swarm.rollout.entries import (
     SamplesLeased,
     VersionPublished,
 )
-from swarm.rollout.journal import DATABASE, SEGMENTS, Journal, JournalFailed
+from swarm.rollout.journal import Journal
 from swarm.types import GroupId, Rollout, Score
 from swarm.wire import digest
 from tests.builders import ALICE, BOB, rollout, v
