@@ -206,7 +206,9 @@ def test_a_state_that_is_none_is_the_users_to_know(tmp_path: Path, content: byte
 # -- prune ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [4]), (2, [3, 4]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4]), (0, [4])])
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, [4]), (2, [3, 4]), (4, [1, 2, 3, 4]), (5, [1, 2, 3, 4]), (9, [1, 2, 3, 4]), (0, [4])]
+)
 def test_the_newest_are_kept(tmp_path: Path, keep: int, left: list[int]) -> None:
     for step in (1, 2, 3, 4):
         save(tmp_path, step)
