@@ -46,7 +46,7 @@ def load_model(name: str, seed: int) -> tuple[Any, Any]:
 def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]) -> None:
     """The bf16 tensors `state`, by the names of `model`, with its configuration and tokenizer, as Hugging Face has it.
 
-    Tied names share one tensor in `state`. Nothing is read from the tensors of `model`: it may be training.
+    Tied tensors are in `state` once. Nothing is read from the tensors of `model`: it may be training.
     """
     model.save_pretrained(directory, state_dict=state)
     _state_dtype(directory)

@@ -172,7 +172,7 @@ def prune(root: Path, keep: int) -> None:
             return
         at = listed.index(newest.path)
         older = [path for path in listed[:at] if _has_its_sizes(path)]
-        kept = {newest.path, *older[len(older) - max(0, keep - 1) :]}
+        kept = {newest.path, *older[::-1][: max(0, keep - 1)]}
         for path in listed if alone else listed[:at]:
             if path not in kept:
                 _discard(path)

@@ -67,8 +67,7 @@ def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> No
     with being_written(directory, nbytes) as partial:
         save_file(snapshot.tensors, partial / TENSORS)
         (partial / STATE).write_bytes(msgspec.json.encode(snapshot.state))
-        aliases = {alias: half[spec.name] for spec in stream_tensors(model) for alias in spec.aliases}
-        save_model(model, tokenizer, partial, {**half, **aliases})
+        save_model(model, tokenizer, partial, half)
 
 
 @torch.no_grad()
@@ -96,24 +95,19 @@ class Saver:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "saver")
-        self._running: Future[int] | None = None
+        self._running: Future[None] | None = None
+        self._step = 0
         self._saved_step: int | None = None
         self._fault = ""
 
     def start(self, step: int, write: Callable[[], None]) -> None:
         """Begin to write the checkpoint of `step`; none is being written."""
         assert self._running is None
-
-        def run() -> int:
-            write()
-            return step
-
-        self._running = self._pool.submit(run)
+        self._step, self._running = step, self._pool.submit(write)
 
     def wait(self) -> None:
         """Until none is being written."""
         if self._running is not None:
-            self._running.exception()
             self._collect(self._running)
 
     def report(self) -> Saved:
@@ -123,17 +117,17 @@ class Saver:
         fault, self._fault = self._fault, ""
         return Saved(step=self._saved_step, fault=fault)
 
-    def _collect(self, done: Future[int]) -> None:
+    def _collect(self, running: Future[None]) -> None:
         """Every fault becomes a line: a run goes on without one checkpoint, whatever was wrong with it."""
+        error = running.exception()
         self._running = None
-        error = done.exception()
         if error is None:
-            self._saved_step = done.result()
+            self._saved_step = self._step
         elif isinstance(error, UserError):
             self._fault = str(error)
         else:
             traceback.print_exception(error)
-            self._fault = f"a checkpoint could not be saved: {type(error).__name__}: {error}"
+            self._fault = f"the checkpoint of step {self._step} could not be saved: {error}"
 
 
 def _put_back(parts: Parts, held: dict[str, torch.Tensor], directory: Path) -> None:

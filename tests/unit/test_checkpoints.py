@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -113,11 +114,43 @@ def test_a_damaged_one_is_not_whole_and_the_one_before_is_used(tmp_path: Path, d
     assert newest.path == whole
 
 
+def test_a_listing_leaves_out_what_has_no_digests(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    lose_digests(tmp_path / "step-000002")
+    assert steps(tmp_path) == [1]
+
+
 def test_one_under_the_name_of_another_step_is_not_used(tmp_path: Path) -> None:
-    shutil.copytree(save(tmp_path, 1), tmp_path / "step-000002")
+    first = save(tmp_path, 1)
+    shutil.copytree(first, tmp_path / "step-000002")
     newest = newest_whole(tmp_path)
     assert newest is not None
-    assert newest.step == 1
+    assert newest.path == first
+
+
+def test_every_byte_and_name_is_on_the_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def watched_rename(old: Path, new: Path) -> None:
+        rename(old, new)
+        calls.append("rename")
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "rename", watched_rename)
+    directory = save(tmp_path, 1)
+    partial = str(partial_path(directory))
+    inside = [str(path).replace(str(directory), partial) for path in directory.rglob("*")]
+    at = calls.index("rename")
+    assert set(calls[:at]) == {*inside, partial}
+    # A directory after the names in it are final: digests.json was the last of them.
+    assert calls.index(partial) > calls.index(f"{partial}/{DIGESTS}")
+    assert calls[at + 1 :] == [str(tmp_path)]
 
 
 def test_what_a_crash_left_half_written_is_ignored_and_written_over(tmp_path: Path) -> None:
@@ -173,7 +206,9 @@ def test_a_state_that_is_none_is_the_users_to_know(tmp_path: Path, content: byte
 # -- prune ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [4]), (2, [3, 4]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4]), (0, [4])])
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, [4]), (2, [3, 4]), (4, [1, 2, 3, 4]), (5, [1, 2, 3, 4]), (9, [1, 2, 3, 4]), (0, [4])]
+)
 def test_the_newest_are_kept(tmp_path: Path, keep: int, left: list[int]) -> None:
     for step in (1, 2, 3, 4):
         save(tmp_path, step)
