@@ -56,6 +56,9 @@ def lead(
         int | None, typer.Option(help="S: 0 is on-policy, 1 and more overlap. Default: 2.")
     ] = None,
     publish_every_steps: Annotated[int | None, typer.Option(help="K, at most S + 1. Default: 1.")] = None,
+    hold_s: Annotated[
+        float | None, typer.Option(help="Longest wait for samples that would become stale otherwise; inf drops none.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Learner steps. Default: 200.")] = None,
     target: Annotated[float | None, typer.Option(help="Stop at this held-out exact match.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/TASK-DATE-TIME.")] = None,
@@ -70,12 +73,19 @@ def lead(
     max_download: MaxDownload = None,
     reward: Annotated[str | None, typer.Option(help="task, or random as a control.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
+    checkpoint_every_steps: Annotated[int | None, typer.Option(help="Default: 50.")] = None,
+    keep_checkpoints: Annotated[int | None, typer.Option(help="Newest ones that stay on disk. Default: 3.")] = None,
+    keep_rollouts: Annotated[
+        int | None, typer.Option(help="Steps whose rollouts stay on disk with their tokens. Default: all.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run directory of a run to go on with, however it ended.")] = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train MODEL on TASK with the rollouts of whoever joins."""
     from swarm.config import LeadConfig, load_config
     from swarm.node.learner import LearnerNode
+    from swarm.node.rundir import resumed_config
 
     flags = {
         "model": model,
@@ -96,8 +106,17 @@ def lead(
         "max_download": max_download,
         "reward": reward,
         "seed": seed,
+        "hold_s": hold_s,
+        "checkpoint_every_steps": checkpoint_every_steps,
+        "keep_checkpoints": keep_checkpoints,
+        "keep_rollouts": keep_rollouts,
     }
-    node = LearnerNode(load_config(LeadConfig, config, flags), _say)
+    if resume is not None and (config is not None or run_dir is not None):
+        raise UserError(
+            "--resume takes the configuration and the run directory of the run: leave --config and --run-dir"
+        )
+    settings = resumed_config(resume, flags) if resume else load_config(LeadConfig, config, flags)
+    node = LearnerNode(settings, _say, resume=resume is not None)
 
     async def work() -> bool:
         return await _until_signalled(node.run(), stop_with_stdin=stop_with_stdin)

@@ -77,12 +77,10 @@ def resumed_config(path: Path, flags: dict[str, Any]) -> LeadConfig:
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
         known["port"] = _last_port(path)
-    return load_config(LeadConfig, None, {**known, **given, "run_dir": path})
-
-
-def is_finished(path: Path) -> bool:
-    """Whether the run came to its end."""
-    return (path / SUMMARY).is_file()
+    config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
+    if (path / SUMMARY).is_file() and config.steps <= values["steps"]:
+        raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']} to go on")
+    return config
 
 
 def _last_port(path: Path) -> int | None:
