@@ -128,6 +128,7 @@ class LearnerNode:
             lambda number: self._encode(self._task.prompt(number)),
             say=self._say,
             emit=emit,
+            on_trained=self._log.metrics,
             on_divergence=lambda: self._publication.diverged(),
         )
         self._publication = Publication(

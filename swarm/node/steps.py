@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.learner.messages import Trained
 from swarm.node.metrics import RunLog
 from swarm.node.publication import Publication
-from swarm.node.training import Training, train_group
+from swarm.node.training import Training, step_figures, train_group
 from swarm.rollout.admission import staleness
 from swarm.rollout.api import RolloutService
 from swarm.rollout.entries import BoundSet
@@ -218,12 +218,9 @@ class Steps:
         self.max_staleness_seen = max(self.max_staleness_seen, *ages)
         scores = [s.score for group in batch for s in group.samples if s.score]
         self.last = {
-            "step": self.step,
-            "exact_match": sum(score.exact for score in scores) / len(scores),
-            "train_step_s": round(trained.seconds, 4),
+            **step_figures(self.step, scores, trained),
             "broadcast_s": self._tracker.last_broadcast_s,
             "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=time.monotonic()), 1),
             "samplers": len(self._rollouts.samplers),
-            **trained.metrics,
         }
         self._log.metrics({**self.last, "time": round(time.time(), 3)})

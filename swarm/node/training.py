@@ -11,7 +11,7 @@ The staging file is written by the child and read by publications: `staging_lock
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ class Training:
         *,
         say: Callable[[str], None],
         emit: Callable[..., None],
+        on_trained: Callable[[dict[str, float]], None],
         on_divergence: Callable[[], None],
     ) -> None:
         self._config = config
@@ -63,6 +64,7 @@ class Training:
         self._prompt = prompt
         self._say = say
         self._emit = emit
+        self._on_trained = on_trained
         self._on_divergence = on_divergence
         self._trainer = TrainerProcess(run_dir, hang_s=config.trainer_hang_s)
         self._root = run_dir / "checkpoints"
@@ -165,10 +167,12 @@ class Training:
         if self.step < step:
             self._say(f"training again on the recorded batches {self.step} to {step - 1}")
         while self.step < step:
-            groups = [self._of_record(group) for group in await asyncio.to_thread(self._journal.batch, self.step)]
+            recorded = await asyncio.to_thread(self._journal.batch, self.step)
             lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
-            await self._trainer.train(self.step, groups, lineage)
+            trained = await self._trainer.train(self.step, [self._of_record(group) for group in recorded], lineage)
             self.step += 1
+            scores = [one.score for group in recorded for one in group.rollouts if one.score]
+            self._on_trained(step_figures(self.step, scores, trained))
             if self.published is not None and self.published.step == self.step:
                 async with nullcontext() if staging_held else self.staging_lock:
                     await self._compare(self.published.content)
@@ -203,6 +207,12 @@ class Training:
         kept = await asyncio.to_thread(whole_checkpoints, self._root)
         oldest = min((checkpoint.step for checkpoint in kept), default=0)
         await self._journal.prune(oldest_step=oldest, keep_rollouts=self._config.keep_rollouts)
+
+
+def step_figures(step: int, scores: Sequence[Score], trained: Trained) -> dict[str, float]:
+    """What metrics.jsonl says of a learner step, `step` steps having been taken with it."""
+    exact = sum(score.exact for score in scores) / len(scores)
+    return {"step": step, "exact_match": exact, "train_step_s": round(trained.seconds, 4), **trained.metrics}
 
 
 def train_group(prompt: Prompt, answers: list[tuple[Rollout, Score | None]], step: int) -> TrainGroup:
