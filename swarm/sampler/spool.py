@@ -66,8 +66,7 @@ class Spool:
         for other in directory.glob("*"):
             if other != self._directory:
                 shutil.rmtree(other, ignore_errors=True)
-        for partial in self._directory.glob("*.partial"):
-            partial.unlink(missing_ok=True)
+        self._drop_partial()
         for path in self._files():
             if time.time() - path.stat().st_mtime > MAX_AGE_S:
                 path.unlink()
@@ -86,7 +85,7 @@ class Spool:
                 require_room(self._directory, len(content), "the spool")
                 replace_file(self._path(name), content)
             except (UserError, OSError) as fault:
-                self._path(name).with_suffix(".batch.partial").unlink(missing_ok=True)
+                self._drop_partial()
                 if not self._broken:
                     self._say(f"{fault}; what is generated until then is lost if this node ends before it is submitted")
                 self._broken = True
@@ -136,6 +135,10 @@ class Spool:
             dropped += 1
         if dropped:
             self._say(f"the spool is full: the oldest batches in it ({dropped}) were dropped")
+
+    def _drop_partial(self) -> None:
+        for partial in self._directory.glob("*.partial"):
+            partial.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self._directory.glob("*.batch") if path.stem.isdecimal())
