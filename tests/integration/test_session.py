@@ -26,7 +26,7 @@ from tests.builders import OTHER_KEY, v
 from tests.publishers import Publisher, hand_over
 from tests.unit.test_data_plane import LISTED, Hearer, running
 from tests.unit.test_rollout_service import BOB, Learner, answers_to, leases_for
-from tests.unit.wires import until
+from tests.unit.wires import PATIENCE_S, many_turns, until
 
 CAPACITY = 4
 ALL = 12
@@ -75,6 +75,7 @@ class Sampler:
         self.status = SamplerStatus()
         self.spool = Spool(directory / "spool", "swarm", self.said.append)
         self.line = Line(learner.peers[BOB])
+        self.installed = asyncio.Event()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[asyncio.Task[bool]]:
@@ -91,7 +92,7 @@ class Sampler:
             receiver=self.hearer.receiver,
             capacity=CAPACITY,
             status=self.status,
-            on_change=lambda: None,
+            on_change=self.installed.set,
             say=self.said.append,
         )
         stop = asyncio.Event()
@@ -163,6 +164,16 @@ async def test_what_a_former_life_generated_comes_before_anything_else(sampler: 
     assert "rollouts from before were submitted: 2 accepted" in sampler.said
     assert sampler.status.verdicts == {"accepted": ALL}
     assert sampler.spool.names() == []
+
+
+async def test_nothing_is_asked_for_before_that_has_its_verdicts(sampler: Sampler) -> None:
+    sampler.spool.keep(answers_to(await leases_for(sampler.learner, BOB, 2)))
+    sampler.line.mute = {"/v1/rollouts"}
+    async with sampler.session():
+        await asyncio.wait_for(sampler.installed.wait(), PATIENCE_S)
+        await many_turns()
+        assert sampler.line.paths() == ["/v1/rollouts"]
+    assert len(sampler.spool.names()) == 1
 
 
 async def test_what_is_of_another_node_or_learner_is_not_submitted(sampler: Sampler) -> None:
