@@ -17,12 +17,14 @@ from swarm.node.hello import Hello
 from swarm.node.session import SamplerStatus, Session
 from swarm.rollout.client import LEASE_CONTEXT, SealedLease
 from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, Release
+from swarm.sampler import worker
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
 from swarm.signing import SigningKey, swarm_id_of
 from swarm.types import Address
 from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, decode, encode
 from tests.builders import OTHER_KEY, v
+from tests.integration.hanging_engine import VARIABLE
 from tests.publishers import Publisher, hand_over
 from tests.unit.test_data_plane import LISTED, Hearer, running
 from tests.unit.test_rollout_service import BOB, Learner, answers_to, leases_for
@@ -76,11 +78,12 @@ class Sampler:
         self.spool = Spool(directory / "spool", "swarm", self.said.append)
         self.line = Line(learner.peers[BOB])
         self.installed = asyncio.Event()
+        self.hang_s = 60.0
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[asyncio.Task[bool]]:
         """A session with an engine of its own, which is told to stop at the end."""
-        engine = EngineWorker(self.directory, kind="scripted", device="cpu", hang_s=60.0)
+        engine = EngineWorker(self.directory, kind="scripted", device="cpu", hang_s=self.hang_s)
         launch = asyncio.create_task(engine.launch())
         session = Session(
             node=BOB,
@@ -199,9 +202,25 @@ async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(samp
     assert [decode(body, Release, cap_bytes=1000).forget for body in sampler.line.bodies("/v1/release")] == [True]
     sampler.line = Line(sampler.learner.peers[BOB])
     async with sampler.session():
-        await until(accepted(sampler, ALL))
-    assert f"rollouts from before were submitted: {ALL} accepted" in sampler.said
+        await until(lambda: f"rollouts from before were submitted: {ALL} accepted" in sampler.said)
     assert sampler.spool.names() == []
+
+
+async def test_leases_of_an_engine_that_hangs_are_handed_back(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(worker.ENGINE_MODULES, "scripted", "tests.integration.hanging_engine")
+    monkeypatch.setenv(VARIABLE, "generate")
+    sampler.hang_s = 0.5
+    async with sampler.session() as task:
+        with pytest.raises(ExceptionGroup) as broken:
+            await task
+    assert "made no progress for 0.5 s" in str(first_fault(broken.value))
+    first, last = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release"))
+    assert first.forget
+    assert not last.forget
+    # One batch in the engine, one waiting for it.
+    assert sum(len(held.indices) for held in last.samples) == 2 * CAPACITY
 
 
 async def test_generation_goes_on_while_no_submission_is_answered_and_questions_name_what_is_spooled(
