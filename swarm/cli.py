@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from swarm.cli_runs import export_app, set_value, verify
 from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
 LEAVE_S = 3.0
 """After a second signal a node that cannot end is ended: its last words to others take at most a second."""
 
+HIDDEN = ("stop_with_stdin",)
+"""Options that are no settings of a node."""
+
 R = TypeVar("R")
 
 app = typer.Typer(
@@ -34,6 +38,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training of language models: one learner, many cheap samplers.",
 )
+
+app.command("set")(set_value)
+app.command()(verify)
+app.add_typer(export_app, name="export")
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
@@ -48,6 +56,7 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 
 @app.command()
 def lead(
+    context: typer.Context,
     model: Annotated[str | None, typer.Option(help="Directory, Hugging Face id, or tiny. Default: tiny.")] = None,
     task: Annotated[str | None, typer.Option(help="What to learn. Default: copy.")] = None,
     port: Annotated[int | None, typer.Option(help="Default: 7700; 0 takes any free one.")] = None,
@@ -87,30 +96,8 @@ def lead(
     from swarm.node.learner import LearnerNode
     from swarm.node.rundir import resumed_config
 
-    flags = {
-        "model": model,
-        "task": task,
-        "port": port,
-        "host": host,
-        "max_staleness": max_staleness,
-        "publish_every_steps": publish_every_steps,
-        "steps": steps,
-        "target": target,
-        "run_dir": run_dir,
-        "state_dir": state_dir,
-        "bootstrap": bootstrap or None,
-        "advertise": advertise,
-        "tls": tls,
-        "lan": lan,
-        "max_upload": max_upload,
-        "max_download": max_download,
-        "reward": reward,
-        "seed": seed,
-        "hold_s": hold_s,
-        "checkpoint_every_steps": checkpoint_every_steps,
-        "keep_checkpoints": keep_checkpoints,
-        "keep_rollouts": keep_rollouts,
-    }
+    flags = {name: value for name, value in context.params.items() if name not in ("config", "resume", *HIDDEN)}
+    flags["bootstrap"] = bootstrap or None
     if resume is not None and (config is not None or run_dir is not None):
         raise UserError(
             "--resume takes the configuration and the run directory of the run: leave --config and --run-dir"

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
+from swarm.broadcast.store import newest_head
 from swarm.broadcast.tracker import InstallTracker
 from swarm.config import DEFAULT_PORT, TINY, LeadConfig
 from swarm.errors import UserError
@@ -90,18 +91,10 @@ class LearnerNode:
             await self._journal.start()
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             await network.start(routes, self.status, on_stream=self._broadcast.accept, beat_s=self._config.beat_s)
-            async with (
-                network.swarm(network.key.public_bytes, self._config.round_s),
-                control(self._run_dir, self._change),
-                asyncio.TaskGroup() as group,
-            ):
-                self._announce()
-                works = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run)
-                beside = [group.create_task(work()) for work in works]
-                reached = await self._lead()
-                for task in beside:
-                    task.cancel()
-            return reached
+            async with network.swarm(network.key.public_bytes, self._config.round_s):
+                # Before others say it: what a former life published would be taken for a later life's.
+                network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
+                return await self._take_part()
         except* UserError:
             # Nothing was trained: leave no run directory that refuses the corrected command.
             if self._state == "starting" and not self._resume:
@@ -109,6 +102,17 @@ class LearnerNode:
             raise
         finally:
             await self._close(network)
+
+    async def _take_part(self) -> bool:
+        """Lead the run, and all that goes on beside it."""
+        async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
+            self._announce()
+            works = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run)
+            beside = [group.create_task(work()) for work in works]
+            reached = await self._lead()
+            for task in beside:
+                task.cancel()
+        return reached
 
     def _build(self, network: NodeNetwork) -> None:
         """The learner's parts, none of them at work yet."""

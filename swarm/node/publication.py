@@ -73,7 +73,6 @@ class Publication:
         held = self._broadcast.newest
         if held is None:
             return
-        self._network.published(held.sealed_head)
         content = content_of(held.table)
         recorded = await asyncio.to_thread(self._journal.published, held.head.version.version)
         if recorded is None or recorded != VersionPublished(version=held.head.version, content=content):

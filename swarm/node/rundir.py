@@ -63,9 +63,12 @@ def write_config(path: Path, config: LeadConfig) -> None:
     partial.replace(path / CONFIG)
 
 
-def resumed_config(path: Path, flags: dict[str, Any]) -> LeadConfig:
-    """The configuration of the run in `path`, with what `flags` change. UserError if there is no run, or if a flag asks
-    for what a run cannot change."""
+def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False) -> LeadConfig:
+    """The configuration of the run in `path`, with what `flags` change.
+
+    UserError if there is no run, if a flag asks for what a run cannot change, or if the run came to its end, unless it
+    may be `finished`.
+    """
     try:
         values: dict[str, Any] = json.loads((path / CONFIG).read_text())
     except (OSError, ValueError) as error:
@@ -78,7 +81,7 @@ def resumed_config(path: Path, flags: dict[str, Any]) -> LeadConfig:
     if not known.get("port"):
         known["port"] = _last_port(path)
     config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
-    if (path / SUMMARY).is_file() and config.steps <= values["steps"]:
+    if not finished and (path / SUMMARY).is_file() and config.steps <= values["steps"]:
         raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']} to go on")
     return config
 
