@@ -8,8 +8,8 @@ baseline  trainer and engine in one process and in turn: generate a batch, train
           machine does without a swarm; always on-policy. Its engine draws the whole batch at once
 forced    the same, but batch t is drawn by version max(0, t - S): every rollout is as old as the bound allows. It shows
           what the objective bears; its seconds are those of the baseline and say nothing
-swarm     `echo-node lead --max-staleness S` and --samplers `join` processes on loopback. Few samplers near by keep up well:
-          the staleness that occurs is given, and is mostly far below S
+swarm     `echo-node lead --max-staleness S` and --samplers `join` processes on loopback. Where samplers are faster than
+          the trainer, as here, they run ahead as far as S allows, so that what occurs is about S too
 
 Figures, medians over the seeds (null is never):
 accuracy, accuracy_min, accuracy_max   greedy exact match of the last version on 500 held-out prompts
@@ -23,7 +23,9 @@ curve                  reward of every tenth step
 runs                   seeds that came to an end
 
 Every process computes on one thread. The baseline has one process and so uses one core; a swarm uses as many as there
-are. All modes of a seed come before the next seed, so that noise hits all alike. A swarm that fails is said so, and the
+are. Training takes most of a step of this model (0.13 s of 0.19 s in the baseline on one core), so more samplers have
+little to win: the seconds tell what the network costs, not what a fleet brings where generation dominates.
+All modes of a seed come before the next seed, so that noise hits all alike. A swarm that fails is said so, and the
 exit status is 1.
 """
 
@@ -78,8 +80,11 @@ class Benchmark:
         if self.steps < 2 or self.samplers < 1:
             raise UserError("--steps is 2 at least, and --samplers 1")
         self.cases = cases(_numbers("--staleness", options.staleness), options.only or MODES)
+        if not self.cases:
+            raise UserError("there is nothing to run: forced at S = 0 is the baseline")
         for _, max_staleness in self.cases:
-            self._config(max_staleness, self.seeds[0])
+            for seed in self.seeds:
+                self._config(max_staleness, seed)
 
     def run(self) -> list[Figures]:
         """A row for each case of which any run came to its end."""
@@ -98,7 +103,7 @@ class Benchmark:
 
     def is_complete(self, rows: Sequence[Figures]) -> bool:
         """No run failed."""
-        return sum(found["runs"] for found in rows) == len(self.cases) * len(self.seeds)
+        return sum(int(found["runs"]) for found in rows) == len(self.cases) * len(self.seeds)
 
     def described(self) -> dict[str, Any]:
         """What the figures are of."""
