@@ -111,8 +111,10 @@ class Steps:
             await self._publication.publish(self.step)
         if not self.held_out or self.held_out[-1]["version"] < self.step:
             await self._patiently(asyncio.create_task(self._evaluate()))
-        await self._training.save()
         await self._training.flush()
+        if self._training.saved_step != self.step:
+            await self._training.save()
+            await self._training.flush()
         return self.target_reached or self._config.target is None
 
     async def set_bound(self, max_staleness: int) -> str:

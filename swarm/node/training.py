@@ -20,8 +20,8 @@ from typing import TypeVar
 from swarm.broadcast.manifest import Layout
 from swarm.broadcast.publishing import content_of_file
 from swarm.config import LeadConfig
-from swarm.errors import ChildFailed
-from swarm.learner.checkpoints import checkpoint_path, newest_whole, prune, whole_checkpoints
+from swarm.errors import ChildFailed, UserError
+from swarm.learner.checkpoints import Checkpoint, checkpoint_path, newest_whole, prune, whole_checkpoints
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup, TrainRollout
 from swarm.learner.service import TrainerProcess
 from swarm.rollout.admission import staleness
@@ -69,7 +69,7 @@ class Training:
         self._trainer = TrainerProcess(run_dir, hang_s=config.trainer_hang_s)
         self._root = run_dir / "checkpoints"
         self._faults = 0
-        self._saved_step: int | None = None
+        self.saved_step: int | None = None
         self._layout: Layout | None = None
         self.step = 0
         self.staged_step = 0
@@ -82,8 +82,11 @@ class Training:
         """Why the last checkpoint could not be written; empty once one could."""
 
     async def open(self) -> Prepared:
-        """Start the child where the newest whole checkpoint is, or at step 0."""
+        """Start the child where the newest whole checkpoint is, or at step 0. UserError if the checkpoint holds other
+        batches than the journal."""
         found = await asyncio.to_thread(newest_whole, self._root)
+        if found is not None:
+            await asyncio.to_thread(self._check_lineage, found)
         prepared = await self._trainer.prepare(self._config, found.path if found else None)
         self.step = self.staged_step = prepared.step
         self._layout = prepared.layout
@@ -138,6 +141,18 @@ class Training:
         await self._trainer.stop()
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _check_lineage(self, checkpoint: Checkpoint) -> None:
+        try:
+            same = self._journal.lineage(checkpoint.step) == checkpoint.lineage
+        except LookupError:
+            same = False
+        if not same:
+            raise UserError(
+                f"{checkpoint.path} was trained on other batches than the journal beside it holds: the run directory was "
+                "put together from two; restore both from one copy, or remove that checkpoint to train again from an "
+                "older one"
+            )
 
     async def _steadily(self, attempt: Callable[[], Awaitable[R]], *, staging_held: bool = False) -> R:
         """`attempt`, again with a new child when one ends. ChildFailed when that does not help. `staging_held`: whether
@@ -199,9 +214,9 @@ class Training:
             self.save_fault = saved.fault
             self._say(f"no checkpoint was written: {saved.fault}")
             self._emit("checkpoint_failed", reason=saved.fault)
-        if saved.step is None or saved.step == self._saved_step:
+        if saved.step is None or saved.step == self.saved_step:
             return
-        self._saved_step, self.save_fault = saved.step, ""
+        self.saved_step, self.save_fault = saved.step, ""
         self._emit("checkpoint", step=saved.step)
         await asyncio.to_thread(prune, self._root, self._config.keep_checkpoints)
         kept = await asyncio.to_thread(whole_checkpoints, self._root)
