@@ -265,15 +265,16 @@ class Journal:
 
     def _prune(self, oldest_step: int, keep_rollouts: int) -> int:
         connection = self._index.connection
-        next_batch = count_batches(connection)
+        # Not past the last sync: `load` would take what is not there for what a power cut took.
+        first = min(oldest_step, synced_batches(connection), count_batches(connection) - keep_rollouts)
         needed = connection.execute(
             "SELECT DISTINCT r.segment FROM rollouts r JOIN groups g ON g.number = r.number "
-            f"WHERE g.step >= ? UNION SELECT DISTINCT r.segment FROM rollouts r JOIN groups g ON g.number = r.number "
+            "WHERE g.step >= ? UNION SELECT r.segment FROM rollouts r JOIN groups g ON g.number = r.number "
             f"WHERE {WAITING}",
-            (min(oldest_step, next_batch - keep_rollouts),),
+            (first,),
         )
         kept = {segment for (segment,) in needed}
-        gone = [s for s in segments_of(self._directory / SEGMENTS) if s < next_batch and s not in kept]
+        gone = [s for s in segments_of(self._directory / SEGMENTS) if s < count_batches(connection) and s not in kept]
         self._segments.remove(gone)
         return len(gone)
 
