@@ -47,7 +47,7 @@ def pool(tokens: int, seed: int) -> list[Rollout]:
             token_ids=array("i", (draw.randrange(150_000) for _ in range(tokens))).tobytes(),
             logprobs=array("f", (-draw.expovariate(2.0) for _ in range(tokens))).tobytes(),
             loss_mask=b"\1" * tokens,
-            spans=(Span(version=VersionId(incarnation=0, version=n), start=0, end=tokens),),
+            spans=(),
             finish="stop",
         )
         for n in range(POOL)
@@ -71,6 +71,8 @@ class Load:
 
     def answers(self, number: int) -> list[Entry]:
         made = self._pool[number % POOL]
+        version = VersionId(incarnation=0, version=number // BATCH_GROUPS)
+        spans = (Span(version=version, start=0, end=made.length),)
         return [
             RolloutAccepted(
                 number=number,
@@ -81,7 +83,7 @@ class Load:
                     token_ids=made.token_ids,
                     logprobs=made.logprobs,
                     loss_mask=made.loss_mask,
-                    spans=made.spans,
+                    spans=spans,
                     finish=made.finish,
                 ),
                 next_batch=number // BATCH_GROUPS,
