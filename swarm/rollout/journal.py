@@ -54,6 +54,9 @@ TRANSACTION_BYTES = 32 * 1024 * 1024
 ROW_BYTES = 256
 """Room that an entry may need in database and log together, besides its payload."""
 
+PRUNED_AT_ONCE = 64
+"""Segments that one call of `prune` deletes: 2 ms each were measured, in which nothing else is written."""
+
 RETRY_S = 1.0
 """Between tries while the disk is full."""
 
@@ -126,8 +129,11 @@ class Journal:
         await self._retried(self._sync)
 
     async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> int:
-        """Delete segments that neither a group that waits, nor a batch from `oldest_step` (of the oldest checkpoint
-        that is kept) on, nor one of the last `keep_rollouts` batches needs; how many. None keeps all."""
+        """Delete segments that nobody needs any more; how many (a long list takes several calls).
+
+        Needed by: a group that waits, a batch from `oldest_step` (of the oldest checkpoint that is kept) on, and one of
+        the last `keep_rollouts` batches; None keeps all.
+        """
         if keep_rollouts is None:
             return 0
         return await self._in_thread(lambda: self._prune(oldest_step, keep_rollouts))
@@ -275,8 +281,8 @@ class Journal:
         )
         kept = {segment for (segment,) in needed}
         gone = [s for s in segments_of(self._directory / SEGMENTS) if s < count_batches(connection) and s not in kept]
-        self._segments.remove(gone)
-        return len(gone)
+        self._segments.remove(gone[:PRUNED_AT_ONCE])
+        return min(len(gone), PRUNED_AT_ONCE)
 
     def _reader(self) -> SegmentReader:
         return SegmentReader(self._directory / SEGMENTS)
