@@ -523,6 +523,15 @@ async def test_pruning_keeps_what_checkpoints_waiting_groups_and_the_user_need(t
         assert segments(tmp_path) == [9]
 
 
+async def test_a_long_list_is_pruned_in_several_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.rollout.journal.PRUNED_AT_ONCE", 2)
+    async with opened(tmp_path) as journal:
+        for n in range(3):
+            await journal.write([*group(n, batch=n), taken(n, n)])
+        await journal.sync()
+        assert [await journal.prune(oldest_step=3, keep_rollouts=0) for _ in range(3)] == [2, 1, 0]
+
+
 async def test_the_segment_that_is_written_is_not_pruned(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await journal.write([*group(0, batch=0), dropped(0)])

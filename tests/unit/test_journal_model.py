@@ -35,7 +35,8 @@ class ModelGroup:
 
 
 class JournalBesideModel(RuleBasedStateMachine):
-    """`waiting`, `batches` and `opened` are what the journal should hold; a version equals the next batch."""
+    """`waiting`, `batches` and `opened` are what the journal should hold, and the payloads of batches from `kept_from`
+    on. The version of a group is the batch that was next when it was opened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +46,7 @@ class JournalBesideModel(RuleBasedStateMachine):
         self.batches: list[tuple[int, ModelGroup]] = []
         self.opened = 0
         self.synced = 0
+        self.kept_from = 0
         self.lineages = [b""]
         self.open_journal()
 
@@ -92,13 +94,15 @@ class JournalBesideModel(RuleBasedStateMachine):
         group.holders[index] = node
         self.write(SamplesLeased(number=number, node=node, indices=(index,)))
 
+    @precondition(lambda self: self.waiting)
     @rule(at=PICK)
     def finish_group(self, at: int) -> None:
-        """All answers that a group lacks, and all scores, in one transaction."""
         found = self.pick(at)
-        if found is None:
-            return
-        number, group = found
+        assert found
+        self.finish(*found)
+
+    def finish(self, number: int, group: ModelGroup) -> None:
+        """All answers that a group lacks, and all scores, in one transaction."""
         missing = [index for index in range(SIZE) if index not in group.answers]
         group.answers.update(missing)
         group.scores = {index: Score(reward=index + number / 3, exact=bool(index)) for index in range(SIZE)}
@@ -126,14 +130,18 @@ class JournalBesideModel(RuleBasedStateMachine):
         rollout = answer(number, index, group.version)
         self.write(RolloutAccepted(number=number, node=BOB, rollout=rollout, next_batch=len(self.batches)))
 
-    @rule()
-    def take_batch(self) -> None:
+    @rule(at=PICK)
+    def take_batch(self, at: int) -> None:
+        """Train on one of the groups that are fresh enough, after its last answers; on a new one if there is none."""
         step = len(self.batches)
-        ready = [n for n, group in sorted(self.waiting.items()) if len(group.scores) == SIZE and group.fresh(step)]
-        if not ready:
-            return
-        self.write(taken(step, ready[-1]))
-        self.batches.append((ready[-1], self.waiting.pop(ready[-1])))
+        fresh = [number for number, group in sorted(self.waiting.items()) if group.fresh(step)]
+        if not fresh:
+            self.open_group(node=ALICE)
+            fresh = [self.opened - 1]
+        number = fresh[at % len(fresh)]
+        self.finish(number, self.waiting[number])
+        self.write(taken(step, number))
+        self.batches.append((number, self.waiting.pop(number)))
         self.lineages.append(self.journal.lineage(step + 1))
 
     @rule(at=PICK)
@@ -149,9 +157,11 @@ class JournalBesideModel(RuleBasedStateMachine):
         self.runner.run(self.journal.sync())
         self.synced = len(self.batches)
 
-    @rule(keep=st.integers(0, 3), behind=st.integers(0, 2))
-    def prune(self, keep: int, behind: int) -> None:
-        self.runner.run(self.journal.prune(oldest_step=self.synced - behind, keep_rollouts=keep))
+    @rule(keep=st.integers(0, 3), ahead=st.integers(-2, 2))
+    def prune(self, keep: int, ahead: int) -> None:
+        oldest = self.synced + ahead
+        self.runner.run(self.journal.prune(oldest_step=oldest, keep_rollouts=keep))
+        self.kept_from = max(self.kept_from, min(oldest, self.synced, len(self.batches) - keep))
 
     @rule(at=PICK)
     def damage_one_that_waits(self, at: int) -> None:
@@ -191,7 +201,7 @@ class JournalBesideModel(RuleBasedStateMachine):
         assert {group.number for group in run.groups} == set(self.waiting)
         for group in run.groups:
             self.same(group, self.waiting[group.number])
-        for step in range(self.synced, len(self.batches)):
+        for step in range(self.kept_from, len(self.batches)):
             (group,) = self.journal.batch(step)
             assert group.number == self.batches[step][0]
             assert {one.rollout.index for one in group.rollouts} == set(range(SIZE))

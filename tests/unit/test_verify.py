@@ -134,6 +134,16 @@ def test_a_checkpoint_of_another_story_is_found(tmp_path: Path, lineages: list[b
     )
 
 
+async def test_a_group_that_lacks_answers_may_be_dropped_for_the_version_that_it_was_opened_for(tmp_path: Path) -> None:
+    opening = group(0, version=0)[0]
+    async with opened(tmp_path) as journal:
+        await journal.write([opening, *group(0, version=2)[2:3], dropped(0, oldest=0, next_batch=3)])
+        await journal.write([*group(1, version=2), dropped(1, oldest=2, next_batch=5)])
+    assert verified(tmp_path).breaches == ()
+    change(tmp_path, "UPDATE groups SET dropped_oldest = 1, dropped_at = 9, version = 1 WHERE number = 1")
+    assert verified(tmp_path).breaches == ("group 1 was dropped as stale for version 1, of which it has no token (I3)",)
+
+
 def test_another_size_than_the_run_had_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
     report = verify_run(tmp_path, groups_per_step=3, group_size=4)
     assert "batch 0 has 2 groups instead of 3, or not in one order" in report.breaches
