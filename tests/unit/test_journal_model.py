@@ -130,7 +130,11 @@ class JournalBesideModel(RuleBasedStateMachine):
         rollout = answer(number, index, group.version)
         self.write(RolloutAccepted(number=number, node=BOB, rollout=rollout, next_batch=len(self.batches)))
 
-    @rule(at=PICK)
+    @rule(at=PICK, count=st.integers(1, 4))
+    def take_batches(self, at: int, count: int) -> None:
+        for _ in range(count):
+            self.take_batch(at)
+
     def take_batch(self, at: int) -> None:
         """Train on one of the groups that are fresh enough, after its last answers; on a new one if there is none."""
         step = len(self.batches)
@@ -157,8 +161,10 @@ class JournalBesideModel(RuleBasedStateMachine):
         self.runner.run(self.journal.sync())
         self.synced = len(self.batches)
 
-    @rule(keep=st.integers(0, 3), ahead=st.integers(-2, 2))
-    def prune(self, keep: int, ahead: int) -> None:
+    @rule(keep=st.integers(0, 3), ahead=st.integers(-2, 2), synced=st.booleans())
+    def prune(self, keep: int, ahead: int, synced: bool) -> None:
+        if synced:
+            self.sync()
         oldest = self.synced + ahead
         self.runner.run(self.journal.prune(oldest_step=oldest, keep_rollouts=keep))
         self.kept_from = max(self.kept_from, min(oldest, self.synced, len(self.batches) - keep))
