@@ -7,8 +7,8 @@ groups opened and leased, answered, scored, and taken in batches. `db_bytes_per_
 log take afterwards, all tables together.
 
 Speed: rollouts of 512 tokens, in submissions of one group; `--writers` of them wait at a time, each for its own commit,
-as samplers do whose verdicts wait for it. A rollout counts when its verdict could be sent; opening, leasing and scoring
-are part of the time, the making of the rollouts is not. `cpu_us_per_rollout` is of the whole process, all threads.
+as samplers do whose verdicts wait for it. Opening, leasing, scoring, batches and syncs are part of the time, and so is
+the making of the entries. `cpu_us_per_rollout` is of the whole process, all threads.
 `p50_ms` and `p99_ms` are of `Journal.write` for one submission, and so include the wait for the transaction before.
 `sync_ms`: the longest of the syncs, one of which follows every 16 batches.
 """
