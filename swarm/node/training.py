@@ -149,8 +149,8 @@ class Training:
             same = False
         if not same:
             raise UserError(
-                f"{checkpoint.path} was trained on other batches than the journal beside it holds: restore both from one "
-                "copy, or remove that checkpoint to train again from an older one"
+                f"{checkpoint.path} was trained on other batches than the journal beside it holds: restore both from "
+                "one copy, or remove that checkpoint to train again from an older one"
             )
 
     async def _steadily(self, attempt: Callable[[], Awaitable[R]], *, staging_held: bool = False) -> R:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-<<<<<<< HEAD
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-=======
 import os
 import resource
 import signal
@@ -15,9 +11,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
->>>>>>> journal
 from pathlib import Path
 
+import pytest
+
+from swarm.errors import UserError
 from swarm.rollout.entries import (
     BatchTaken,
     BoundSet,
@@ -30,12 +28,8 @@ from swarm.rollout.entries import (
     SamplesLeased,
     VersionPublished,
 )
-<<<<<<< HEAD
-from swarm.rollout.journal import Journal
-=======
 from swarm.rollout.journal import DATABASE, SEGMENTS, Journal, JournalFailed
 from swarm.rollout.segments import NoRoom, SegmentReader, SegmentWriter, Stored
->>>>>>> journal
 from swarm.types import GroupId, Rollout, Score
 from swarm.wire import digest
 from tests.builders import ALICE, BOB, rollout, v
