@@ -1,0 +1,86 @@
+"""A process of the learner that dies: its callbacks end with it, and so does what it was doing.
+
+Theory of operation. `point` is called before each effect that is performed, and counts them. At the counts that the
+scenario names something dies: the trainer alone, which the process goes on without for a while, or the process itself,
+with its trainer or with the trainer surviving it for a moment; then NodeCrashed unwinds what was being done, and
+nothing that was scheduled or awaited in that life happens any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from swarm.sim.disk import Disk
+from swarm.sim.scenario import Scenario
+from swarm.sim.world import Callback, World
+
+Death = Literal["trainer", "node", "both"]
+DEATHS: tuple[Death, ...] = ("trainer", "node", "both")
+
+
+class NodeCrashed(Exception):
+    """Unwinds what the learner's node was doing when it died."""
+
+
+class Process:
+    """Lives of one process, one after another. `on_death(what)` clears up."""
+
+    def __init__(self, world: World, scenario: Scenario, disk: Disk, on_death: Callable[[Death], None]) -> None:
+        self._world = world
+        self._disk = disk
+        self._crash_at = frozenset(scenario.crash_at)
+        self._on_death = on_death
+        self.life = 0
+        self.up = False
+        self.points = 0
+        self.crashes = 0
+
+    def start(self) -> None:
+        self.up = True
+
+    def point(self) -> None:
+        """Something may die here. Raises NodeCrashed."""
+        self.points += 1
+        if self.points not in self._crash_at:
+            return
+        death = self._world.random.choice(DEATHS)
+        self._world.note(f"crash {death} at effect {self.points}")
+        self.crashes += 1
+        if death != "trainer":
+            self.life += 1
+            self.up = False
+            self._disk.crash()
+        self._on_death(death)
+        if death != "trainer":
+            raise NodeCrashed
+
+    def guarded(self, callback: Callback) -> Callback:
+        """`callback`, unless this life is over by then."""
+        life = self.life
+
+        def run() -> None:
+            if life == self.life:
+                try:
+                    callback()
+                except NodeCrashed:
+                    pass
+
+        return run
+
+    def serve(self, handler: Callback) -> None:
+        """Handle what came from outside; a process that is down does not hear it."""
+        if self.up:
+            self.guarded(handler)()
+
+    def later(self, delay_s: float, label: str, callback: Callback) -> None:
+        self._world.schedule(delay_s, label, self.guarded(callback))
+
+    def once_committed(self, callback: Callback) -> None:
+        """Run `callback` once all that was enqueued so far is on record."""
+
+        def committed() -> None:
+            self.point()
+            callback()
+
+        self._disk.write(self.guarded(committed))
