@@ -3,7 +3,7 @@
     python -m swarm.sim --seed 7 --scenario churn    one run and its figures; --trace prints every event
     python -m swarm.sim --seeds 1000                 random scenarios of seeds 0..999, up to the first that fails
     python -m swarm.sim --seeds 200 --scenario unlimited-hold   those of I7: no faults, and not one stale rollout
-    python -m swarm.sim --seed 0 --scenario tiny --crash-at 17  a crash of the learner before its 17th effect
+    python -m swarm.sim --seed 0 --scenario tiny --crash-at 17:both  a crash before the learner's 17th effect
     python -m swarm.sim --gossip --seed 7            the same for membership: a random swarm and its faults
     python -m swarm.sim --broadcast --seeds 100-199  and for the transfer of a version; seeds from and to, or how many
 
@@ -25,7 +25,7 @@ from swarm.sim.cluster import Cluster
 from swarm.sim.gossip_checkers import GossipBreach
 from swarm.sim.gossip_plan import GossipFigures, GossipPlan
 from swarm.sim.gossip_plan import run_plan as run_gossip_plan
-from swarm.sim.scenario import DRAWN, NAMED, RANDOM, scenario_named
+from swarm.sim.scenario import DRAWN, NAMED, RANDOM, Crash, scenario_named
 
 Tell = Callable[[str], None]
 RunSeed = Callable[[int, Tell | None], GossipFigures | BroadcastFigures]
@@ -41,7 +41,12 @@ def main() -> int:
         "--seeds", type=seeds_of, metavar="N|A-B", help="run the random scenarios of seeds 0..N-1, or A..B"
     )
     parser.add_argument("--scenario", default=RANDOM, choices=(*DRAWN, *NAMED), help="what to simulate")
-    parser.add_argument("--crash-at", type=effects_of, metavar="N,...", help="crash the learner before these effects")
+    parser.add_argument(
+        "--crash-at",
+        type=crashes_of,
+        metavar="N:WHAT,...",
+        help="crash trainer, node or both before the learner's N-th effect",
+    )
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--gossip", action="store_true", help="simulate membership instead of rollouts")
     part.add_argument("--broadcast", action="store_true", help="simulate the transfer of a version instead")
@@ -64,11 +69,11 @@ def main() -> int:
     return 0
 
 
-def run_one(seed: int, name: str, crash_at: tuple[int, ...] | None, *, trace: bool) -> None:
+def run_one(seed: int, name: str, crashes: tuple[Crash, ...] | None, *, trace: bool) -> None:
     """Run one seed and print its figures."""
     scenario = scenario_named(name, seed)
-    if crash_at is not None:
-        scenario = replace(scenario, crash_at=crash_at)
+    if crashes is not None:
+        scenario = replace(scenario, crashes=crashes)
     cluster = Cluster(scenario, seed, tell=print if trace else None)
     figures = cluster.run()
     accepted = figures.trained + sum(figures.dropped.values())
@@ -132,9 +137,9 @@ def seeds_of(text: str) -> range:
     return range(int(first), int(last) + 1) if dash else range(int(first))
 
 
-def effects_of(text: str) -> tuple[int, ...]:
-    """ "3,17" as (3, 17)."""
-    return tuple(int(number) for number in text.split(","))
+def crashes_of(text: str) -> tuple[Crash, ...]:
+    """ "3:node,17:both" as two crashes."""
+    return tuple(Crash.parse(one) for one in text.split(","))
 
 
 def is_reported(seed: int, seeds: range) -> bool:

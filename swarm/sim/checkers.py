@@ -67,8 +67,8 @@ class InvariantBreach(Exception):
 
     def __init__(self, rule: str, what: str, *, scenario: Scenario, seed: int, now: float) -> None:
         self.replay = f"python -m swarm.sim --seed {seed} --scenario {scenario.name}"
-        if scenario.crash_at != scenario_named(scenario.name, seed).crash_at:
-            self.replay += f" --crash-at {','.join(map(str, scenario.crash_at))}"
+        if scenario.crashes != scenario_named(scenario.name, seed).crashes:
+            self.replay += f" --crash-at {','.join(map(str, scenario.crashes))}"
         super().__init__(f"{rule}: {what} (seed {seed}, {now:.6f} virtual seconds)\nreplay: {self.replay}")
 
 
@@ -87,6 +87,7 @@ class WatchedPlane:
         self._held: dict[NodeId, VersionId] = {}
         self._newest: VersionId | None = None
         self._highest_bound = scenario.max_staleness
+        self._was_lowered = False
         self._next_batch = 0
         self._ready_at: float | None = None
         self._rounds = 0
@@ -176,7 +177,7 @@ class WatchedPlane:
                 self._require(
                     judged.bound_lowered is lowered, "I3", f"{rollout.rollout_id} is stale for another reason"
                 )
-                self._require(lowered or self._may_waste, "I7", f"{rollout.rollout_id} is stale with unlimited hold")
+                self._require(lowered or self._may_waste, "I7", f"{rollout.rollout_id} is stale")
                 if self._is_current(lease, rollout):
                     self._let_go(entry, node, rollout.index)
             case _:
@@ -253,6 +254,7 @@ class WatchedPlane:
         return batch, self._settled(effects)
 
     def set_bound(self, max_staleness: int) -> list[Effect]:
+        self._was_lowered = self._was_lowered or max_staleness < self.bound
         self.bound = max_staleness
         self._highest_bound = max(self._highest_bound, max_staleness)
         return self._settled(self._live.set_bound(max_staleness))
@@ -443,9 +445,7 @@ class WatchedPlane:
         self._require(
             true_reason.get(effect.reason, False), "I3", f"{effect.group_id} was dropped, but is not {effect.reason}"
         )
-        self._require(
-            effect.reason != "stale" or self._may_waste, "I7", f"{effect.group_id} is stale with unlimited hold"
-        )
+        self._require(effect.reason != "stale" or self._may_waste, "I7", f"{effect.group_id} is stale")
         count = len(entry.rollouts)
         self._require(effect.rollouts == count, "I3", f"{effect.group_id} had {count}, not {effect.rollouts} rollouts")
         self._dropped += count if entry.purpose == "train" else 0
@@ -476,7 +476,8 @@ class WatchedPlane:
 
     @property
     def _may_waste(self) -> bool:
-        return not math.isinf(self._scenario.hold_s)
+        """True unless pacing is to keep the bound by itself. What is overdue since S was lowered is not waited for."""
+        return self._was_lowered or not math.isinf(self._scenario.hold_s)
 
     def _hear(self, node: NodeId, later_s: float = 0.0) -> None:
         self._heard_at[node] = max(self._heard_at.get(node, 0.0), self._clock() + later_s)

@@ -44,8 +44,8 @@ from swarm.sim.figures import Figures
 from swarm.sim.ledger import ScoredRollout
 from swarm.sim.lineage import Lineage
 from swarm.sim.network import Reply
-from swarm.sim.process import Death, Process
-from swarm.sim.scenario import Scenario
+from swarm.sim.process import Process
+from swarm.sim.scenario import Death, Scenario
 from swarm.sim.trainer import Trainer
 from swarm.sim.world import World
 from swarm.types import Lease, NodeId, Prompt, Rollout, Score, Verdict, VersionId

@@ -9,14 +9,10 @@ nothing that was scheduled or awaited in that life happens any more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from swarm.sim.disk import Disk
-from swarm.sim.scenario import Scenario
+from swarm.sim.scenario import Death, Scenario
 from swarm.sim.world import Callback, World
-
-Death = Literal["trainer", "node", "both"]
-DEATHS: tuple[Death, ...] = ("trainer", "node", "both")
 
 
 class NodeCrashed(Exception):
@@ -29,7 +25,7 @@ class Process:
     def __init__(self, world: World, scenario: Scenario, disk: Disk, on_death: Callable[[Death], None]) -> None:
         self._world = world
         self._disk = disk
-        self._crash_at = frozenset(scenario.crash_at)
+        self._deaths = {crash.effect: crash.what for crash in scenario.crashes}
         self._on_death = on_death
         self.life = 0
         self.up = False
@@ -42,9 +38,9 @@ class Process:
     def point(self) -> None:
         """Something may die here. Raises NodeCrashed."""
         self.points += 1
-        if self.points not in self._crash_at:
+        death = self._deaths.get(self.points)
+        if death is None:
             return
-        death = self._world.random.choice(DEATHS)
         self._world.note(f"crash {death} at effect {self.points}")
         self.crashes += 1
         if death != "trainer":

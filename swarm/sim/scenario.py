@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
+from typing import Literal, Self, cast
 
 from swarm.rollout.leases import MISSED_BEATS
 from swarm.rollout.plane import RETURN_S
@@ -42,10 +43,30 @@ class BoundChange:
     max_staleness: int
 
 
+Death = Literal["trainer", "node", "both"]
+DEATHS: tuple[Death, ...] = ("trainer", "node", "both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """Before its `effect`-th effect, counted from 1, the learner loses its trainer, its node, or both."""
+
+    effect: int
+    what: Death
+
+    def __str__(self) -> str:
+        return f"{self.effect}:{self.what}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """ "17:node"; ValueError if it is not of that form."""
+        effect, _, what = text.partition(":")
+        return cls(effect=int(effect), what=DEATHS[DEATHS.index(cast(Death, what))])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One run. Shares are probabilities; `mean_up_s` 0 means that no sampler ever goes. `crash_at` are the effects of
-    the learner, counted from 1, before which it dies, or its trainer, or both."""
+    """One run. Shares are probabilities; `mean_up_s` 0 means that no sampler ever goes."""
 
     name: str
     max_staleness: int = 2
@@ -83,7 +104,7 @@ class Scenario:
     commit_s: float = 0.005
     checkpoint_every_steps: int = 5
     checkpoint_s: float = 1.0
-    crash_at: tuple[int, ...] = ()
+    crashes: tuple[Crash, ...] = ()
     mean_learner_down_s: float = 10.0
 
     @property
@@ -164,7 +185,7 @@ class Scenario:
             commit_s=draw.choice((0.001, 0.05, 0.5)),
             checkpoint_every_steps=draw.randint(1, 6),
             checkpoint_s=step_s * draw.uniform(0.1, 2.0),
-            crash_at=_some_effects(draw, draw.choice((0, 0, 0, 1, 5)), mean_apart=300),
+            crashes=_some_crashes(draw, draw.choice((0, 0, 0, 1, 5)), mean_apart=300),
             mean_learner_down_s=draw.uniform(1.0, 60.0),
         )
 
@@ -207,13 +228,18 @@ class Scenario:
         )
 
 
-def _some_effects(draw: Random, count: int, *, mean_apart: float) -> tuple[int, ...]:
-    """Which effects of the learner a crash comes before."""
+def _some_crashes(draw: Random, count: int, *, mean_apart: float) -> tuple[Crash, ...]:
+    """Crashes of the learner, so many effects apart in the mean."""
     at, chosen = 0, []
     for _ in range(count):
         at += 1 + int(draw.expovariate(1 / mean_apart))
-        chosen.append(at)
+        chosen.append(Crash(effect=at, what=draw.choice(DEATHS)))
     return tuple(chosen)
+
+
+def _every(step: int, last: int) -> tuple[Crash, ...]:
+    """A crash every `step` effects, each of another kind."""
+    return tuple(Crash(effect=at, what=DEATHS[at // step % 3]) for at in range(step, last, step))
 
 
 DEFAULT = Scenario(name="default")
@@ -279,13 +305,13 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
             replace(DEFAULT, name="failing-rewards", reward_failure_share=0.1),
             replace(DEFAULT, name="polite", samplers=6, mean_up_s=30.0, polite_share=1.0, generation_s=4.0),
             replace(DEFAULT, name="late-joiners", join_every_s=15.0),
-            replace(DEFAULT, name="crashes", steps=30, crash_at=tuple(range(150, 3000, 250)), commit_s=0.1),
+            replace(DEFAULT, name="crashes", steps=30, crashes=_every(230, 3000), commit_s=0.1),
             replace(
                 DEFAULT,
                 name="crashes-sequential",
                 steps=20,
                 max_staleness=0,
-                crash_at=tuple(range(100, 2000, 150)),
+                crashes=_every(140, 2000),
                 commit_s=0.1,
             ),
             replace(DEFAULT, name="held", hold_s=3.0, generation_sigma=1.0, speed_spread=1.0, samplers=6),
