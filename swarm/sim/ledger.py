@@ -31,12 +31,14 @@ from swarm.wire import digest
 
 @dataclass(slots=True, kw_only=True)
 class Recorded:
-    """What is known of one group. `end` is the step that trained on it, or why it was dropped."""
+    """What is known of one group: who was last given its samples, who ever was, and its end, which is the step that
+    trained on it or why it was dropped."""
 
     opened: GroupOpened
     rollouts: dict[int, tuple[NodeId, Rollout]] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)
     holders: dict[int, NodeId] = field(default_factory=dict)
+    given: set[tuple[int, NodeId]] = field(default_factory=set)
     end: int | str | None = None
 
 
@@ -95,7 +97,9 @@ class Ledger:
                 self._require(entry.number == len(self.groups), f"group {entry.number} follows {len(self.groups) - 1}")
                 self.groups.append(Recorded(opened=entry))
             case SamplesLeased():
-                self._open(entry.number).holders.update(dict.fromkeys(entry.indices, entry.node))
+                group = self._open(entry.number)
+                group.holders.update(dict.fromkeys(entry.indices, entry.node))
+                group.given.update((index, entry.node) for index in entry.indices)
             case RolloutAccepted():
                 group, index = self._open(entry.number), entry.rollout.index
                 self._require(index not in group.rollouts, f"{entry.rollout.rollout_id} is on record twice")

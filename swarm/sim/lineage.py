@@ -31,8 +31,8 @@ class Lineage:
                 number = number_of(lease.group_id)
                 known = number < len(self._ledger.groups)
                 self._require(known, f"{lease.group_id} is leased and its opening is not on record")
-                holders = self._ledger.groups[number].holders
-                on_record = all(holders.get(spec.index) == node for spec in lease.samples)
+                given = self._ledger.groups[number].given
+                on_record = all((spec.index, node) in given for spec in lease.samples)
                 self._require(on_record, f"a lease of {lease.group_id} for {node} is not on record")
 
     def acknowledged(self, rollouts: Sequence[Rollout]) -> None:
