@@ -110,6 +110,7 @@ class WatchedPlane:
         self._books = {f"t{group.number}": entry_of(group, size) for group in run.groups}
         self._trained = {one.rollout.rollout_id for step in range(run.next_batch) for one in ledger.batch(step)}
         self._accepted, self._dropped = ledger.accepted(), ledger.dropped()
+        self._heard_at = {}
         for node in (node for entry in self._books.values() for node in entry.holders.values()):
             self._hear(node, RETURN_S)
         return self._settled(plane.restore(run, now=self._clock()))
@@ -191,6 +192,7 @@ class WatchedPlane:
 
     def leave(self, node: NodeId) -> None:
         self._live.leave(node)
+        self._heard_at.pop(node, None)
         self._forget(node)
 
     def tick(self) -> list[Effect]:
@@ -409,7 +411,7 @@ class WatchedPlane:
                 case GroupDropped():
                     self._drop(effect)
                 case NodeSilent():
-                    silent_s = self._clock() - self._heard_at[effect.node]
+                    silent_s = self._clock() - self._heard_at.pop(effect.node)
                     due = silent_s >= MISSED_BEATS * self._scenario.beat_s
                     self._require(due, "leases", f"{effect.node} was called silent after {silent_s:.3f} s")
                     lost = self._forget(effect.node)
