@@ -1,4 +1,4 @@
-"""The checkers' own account of one group, and what two accounts of a run are compared by."""
+"""The checkers' own account of the groups that are open or ready: who holds what, and what was answered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from swarm.rollout.entries import RecordedGroup
-from swarm.types import NodeId, Purpose, Rollout
+from swarm.sim.ledger import Ledger
+from swarm.types import Lease, NodeId, Purpose, Rollout
+
+Holding = frozenset[tuple[str, int]]
+"""Samples by group id and index."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,3 +55,54 @@ def entry_of(group: RecordedGroup, size: int) -> Entry:
         rollouts={index: found.rollout for index, found in answered.items()},
         scored={index for index, found in answered.items() if found.score is not None},
     )
+
+
+class Books:
+    """All groups that are open or ready, by name, and the names of those that were closed."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Entry] = {}
+        self.closed: set[str] = set()
+
+    def begin(self, ledger: Ledger, size: int) -> None:
+        """Write the books anew from what is on record; of held-out groups nothing is."""
+        held_out = {name for name, entry in self.groups.items() if entry.purpose == "eval"}
+        held_out |= {name for name in self.closed if not name.startswith("t")}
+        self.closed = held_out | {f"t{i}" for i, group in enumerate(ledger.groups) if group.end is not None}
+        self.groups = {f"t{group.number}": entry_of(group, size) for group in ledger.run().groups}
+
+    def close(self, group_id: str) -> None:
+        del self.groups[group_id]
+        self.closed.add(group_id)
+
+    def forget(self, node: NodeId, keep: Holding = frozenset()) -> int:
+        """Take from `node` all that it holds but `keep`; how many samples that was."""
+        lost = 0
+        for group_id, entry in self.groups.items():
+            for index in [i for i, holder in entry.holders.items() if holder == node and (group_id, i) not in keep]:
+                del entry.holders[index]
+                lost += 1
+        return lost
+
+    def let_go(self, node: NodeId, group_id: str, index: int) -> bool:
+        """Take a sample from `node`; False if it does not hold it."""
+        entry = self.groups.get(group_id)
+        holds = entry is not None and entry.holders.get(index) == node
+        if entry is not None and holds:
+            del entry.holders[index]
+        return holds
+
+    def is_current(self, lease: Lease, rollout: Rollout) -> bool:
+        """True if the sample did not fail since the lease was given."""
+        entry = self.groups.get(rollout.group_id)
+        attempts = {spec.index: spec.attempt for spec in lease.samples}
+        return entry is not None and entry.failures[rollout.index] == attempts[rollout.index]
+
+    def is_known(self, node: NodeId, lease: Lease, rollout: Rollout) -> bool:
+        """True if there is an answer already, or if this failure was counted or is no longer the node's to tell."""
+        entry = self.groups.get(rollout.group_id)
+        if entry is None:
+            return rollout.group_id in self.closed
+        current = entry.holders.get(rollout.index) == node and self.is_current(lease, rollout)
+        told = rollout.finish == "failed" and not current
+        return told or rollout.index in entry.rollouts

@@ -27,26 +27,19 @@ from typing import NoReturn
 from swarm.rollout.effects import (
     Effect,
     Evaluated,
-    GenerationFailed,
     Granted,
     Judged,
     LeaseOverdue,
     NodeSilent,
-    Refused,
-    ScoreWanted,
 )
 from swarm.rollout.entries import (
     BatchTaken,
     GroupDropped,
-    GroupOpened,
-    RolloutAccepted,
-    RolloutScored,
-    SamplesLeased,
 )
 from swarm.rollout.leases import MISSED_BEATS, Group
 from swarm.rollout.messages import Refusal
 from swarm.rollout.plane import MAX_FAILURES, RETURN_S, RolloutPlane
-from swarm.sim.books import Entry, entry_of, oldest_of
+from swarm.sim.books import Books, Entry, Holding, oldest_of
 from swarm.sim.ledger import Ledger
 from swarm.sim.scenario import Scenario, scenario_named
 from swarm.types import Lease, NodeId, Prompt, Rollout, Score, VersionId
@@ -56,10 +49,6 @@ BATCHES_IN_HAND = 5
 
 LIVES_IN_TABLE = 2
 """A sampler that came back may count twice: what its former life held is its own until three beats are missed."""
-
-
-Holding = frozenset[tuple[str, int]]
-"""Samples by group id and index."""
 
 
 class InvariantBreach(Exception):
@@ -80,8 +69,7 @@ class WatchedPlane:
         self._scenario = scenario
         self._seed = seed
         self._clock = clock
-        self._books: dict[str, Entry] = {}
-        self._closed: set[str] = set()
+        self._books = Books()
         self._trained: set[str] = set()
         self._heard_at: dict[NodeId, float] = {}
         self._held: dict[NodeId, VersionId] = {}
@@ -102,16 +90,12 @@ class WatchedPlane:
         self._plane = plane
         self.bound = bound
         run = ledger.run()
-        size = self._scenario.group_size
         self._next_batch, self._ready_at, self._rounds, self._round_open = run.next_batch, None, 0, 0
-        self._closed |= {name for name, entry in self._books.items() if entry.purpose == "eval"}
-        self._closed = {name for name in self._closed if not name.startswith("t")}
-        self._closed |= {f"t{number}" for number, group in enumerate(ledger.groups) if group.end is not None}
-        self._books = {f"t{group.number}": entry_of(group, size) for group in run.groups}
+        self._books.begin(ledger, self._scenario.group_size)
         self._trained = {one.rollout.rollout_id for step in range(run.next_batch) for one in ledger.batch(step)}
         self._accepted, self._dropped = ledger.accepted(), ledger.dropped()
         self._heard_at = {}
-        for node in (node for entry in self._books.values() for node in entry.holders.values()):
+        for node in (node for entry in self._books.groups.values() for node in entry.holders.values()):
             self._hear(node, RETURN_S)
         return self._settled(plane.restore(run, now=self._clock()))
 
@@ -146,7 +130,7 @@ class WatchedPlane:
         self._hear(node)
         *records, answer = self._live.ask(node, held, capacity, now=self._clock(), holding=holding)
         if holding is not None:
-            self._forget(node, keep=holding)
+            self._books.forget(node, keep=holding)
         if isinstance(answer, Granted):
             samples = sum(len(lease.samples) for lease in answer.leases)
             self._require(0 < samples <= capacity, "leases", f"{samples} samples for a capacity of {capacity}")
@@ -163,14 +147,14 @@ class WatchedPlane:
         effects = self._live.submit(node, lease, rollout, now=self._clock())
         judged = effects[0]
         assert isinstance(judged, Judged)
-        entry = self._books.get(rollout.group_id)
+        entry = self._books.groups.get(rollout.group_id)
         match judged.verdict:
             case "accepted":
                 self._accept(entry, node, rollout)
             case "duplicate":
-                self._require(self._is_known(node, lease, rollout), "I3", f"{rollout.rollout_id} is no duplicate")
-                if self._is_current(lease, rollout):
-                    self._let_go(entry, node, rollout.index)
+                self._require(self._books.is_known(node, lease, rollout), "I3", f"{rollout.rollout_id} is no duplicate")
+                if self._books.is_current(lease, rollout):
+                    self._books.let_go(node, rollout.group_id, rollout.index)
             case "stale":
                 stale = rollout.finish != "failed" and self._late(oldest_of(rollout))
                 self._require(stale, "I3", f"{rollout.rollout_id} is fresh, yet is called stale")
@@ -179,8 +163,8 @@ class WatchedPlane:
                     judged.bound_lowered is lowered, "I3", f"{rollout.rollout_id} is stale for another reason"
                 )
                 self._require(lowered or self._may_waste, "I7", f"{rollout.rollout_id} is stale")
-                if self._is_current(lease, rollout):
-                    self._let_go(entry, node, rollout.index)
+                if self._books.is_current(lease, rollout):
+                    self._books.let_go(node, rollout.group_id, rollout.index)
             case _:
                 self.breach("I3", f"the honest rollout {rollout.rollout_id} is called {judged.verdict}")
         return self._settled(effects)
@@ -188,12 +172,12 @@ class WatchedPlane:
     def release(self, node: NodeId, group_id: str, index: int) -> None:
         self._hear(node)
         self._live.release(node, group_id, index, now=self._clock())
-        self._let_go(self._books.get(group_id), node, index)
+        self._books.let_go(node, group_id, index)
 
     def leave(self, node: NodeId) -> None:
         self._live.leave(node)
         self._heard_at.pop(node, None)
-        self._forget(node)
+        self._books.forget(node)
 
     def tick(self) -> list[Effect]:
         return self._settled(self._live.tick(now=self._clock()))
@@ -208,22 +192,22 @@ class WatchedPlane:
         self._live.published(version)
 
     def scored(self, group_id: str, index: int, score: Score) -> list[Effect]:
-        entry = self._books.get(group_id)
+        entry = self._books.groups.get(group_id)
         effects = self._live.scored(group_id, index, score)
         if entry is not None:
             entry.scored.add(index)
             if entry.ready and entry.purpose == "eval":
-                self._close(group_id)
+                self._books.close(group_id)
         return self._settled(effects)
 
     def unscorable(self, group_id: str, reason: str) -> list[Effect]:
-        entry = self._books.get(group_id)
+        entry = self._books.groups.get(group_id)
         if entry is not None:
             entry.unscorable = True
         return self._settled(self._live.unscorable(group_id, reason))
 
     def can_take(self) -> bool:
-        ready = sum(e.ready and e.purpose == "train" and not self._late(e.oldest) for e in self._books.values())
+        ready = sum(e.ready and e.purpose == "train" and not self._late(e.oldest) for e in self._books.groups.values())
         if ready < self._scenario.groups_per_step:
             self._ready_at = None
         elif self._ready_at is None:
@@ -238,7 +222,7 @@ class WatchedPlane:
         return self._live.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
-        due = {name: self._due(e) for name, e in self._books.items() if e.purpose == "train" and e.ready}
+        due = {name: self._due(e) for name, e in self._books.groups.items() if e.purpose == "train" and e.ready}
         batch, effects = self._live.take()
         numbers = tuple(group.order for group in batch)
         taken = BatchTaken(step=self._next_batch, max_staleness=self.bound, numbers=numbers)
@@ -267,7 +251,7 @@ class WatchedPlane:
         self._round_open = len(prompts)
         for i in range(len(prompts)):
             name = f"e{self._live.rules.life}.{self._rounds}-{i}"
-            self._books[name] = Entry(purpose="eval", born=version.version, bound=self.bound, size=1)
+            self._books.groups[name] = Entry(purpose="eval", born=version.version, bound=self.bound, size=1)
 
     def end(self, reason: Refusal) -> None:
         self._live.end(reason)
@@ -288,12 +272,12 @@ class WatchedPlane:
     def settle(self, ledger: Ledger) -> None:
         """At the end: every accepted rollout was trained on, or is accounted for, here as on record (I3)."""
         recorded = {f"t{group.number}": group for group in ledger.run().groups}
-        books = {name: entry for name, entry in self._books.items() if entry.purpose == "train"}
+        books = {name: entry for name, entry in self._books.groups.items() if entry.purpose == "train"}
         self._require(recorded.keys() == books.keys(), "I3", "other groups are open than on record")
         for name, entry in books.items():
             found = {one.rollout.index: one.rollout for one in recorded[name].rollouts}
             self._require(found == entry.rollouts, "I3", f"{name} has other rollouts than on record")
-        left = sum(len(e.rollouts) for e in self._books.values() if e.purpose == "train")
+        left = sum(len(e.rollouts) for e in self._books.groups.values() if e.purpose == "train")
         total = len(self._trained) + self._dropped + left
         self._require(
             self._accepted == total,
@@ -314,15 +298,17 @@ class WatchedPlane:
 
     def _check_sizes(self) -> None:
         scenario, counts = self._scenario, self._live.counts()
-        ready = sum(entry.ready for entry in self._books.values())
-        leased = sum(len(entry.holders) for entry in self._books.values())
-        books = {"groups_open": len(self._books) - ready, "groups_ready": ready, "samples_leased": leased}
+        ready = sum(entry.ready for entry in self._books.groups.values())
+        leased = sum(len(entry.holders) for entry in self._books.groups.values())
+        books = {"groups_open": len(self._books.groups) - ready, "groups_ready": ready, "samples_leased": leased}
         for name, count in books.items():
             self._require(counts[name] == count, "I5", f"the plane has {name} {counts[name]}, the books {count}")
         in_hand = scenario.samplers * LIVES_IN_TABLE * BATCHES_IN_HAND * scenario.capacity
         paced = (self._highest_bound + 1) * scenario.groups_per_step
         cap = paced + in_hand + scenario.eval_prompts
-        self._require(len(self._books) <= cap, "I5", f"{len(self._books)} groups are over the cap of {cap}")
+        self._require(
+            len(self._books.groups) <= cap, "I5", f"{len(self._books.groups)} groups are over the cap of {cap}"
+        )
         self._require(leased <= in_hand, "I5", f"{leased} leased samples are over the cap of {in_hand}")
         self._require(counts["nodes"] <= scenario.samplers, "I5", f"{counts['nodes']} nodes")
 
@@ -331,14 +317,14 @@ class WatchedPlane:
     def _leased(self, node: NodeId, held: VersionId, lease: Lease) -> None:
         what = f"{lease.group_id} for {node}"
         self._require(lease.min_version <= held, "leases", f"{what} needs {lease.min_version}, it holds {held}")
-        entry = self._books.get(lease.group_id)
+        entry = self._books.groups.get(lease.group_id)
         if entry is None:
             self._require(
-                lease.purpose == "train" and lease.group_id not in self._closed, "leases", f"{what} is closed"
+                lease.purpose == "train" and lease.group_id not in self._books.closed, "leases", f"{what} is closed"
             )
             born = lease.min_version.version
             entry = Entry(purpose="train", born=born, bound=self.bound, size=self._scenario.group_size)
-            self._books[lease.group_id] = entry
+            self._books.groups[lease.group_id] = entry
             self._paced(self._due(entry))
         if entry.purpose == "train":
             fresh = not self._late(held.version) and not self._late(entry.oldest)
@@ -351,7 +337,7 @@ class WatchedPlane:
     def _paced(self, due: int) -> None:
         """The pacing rule, after a group due by `due` was opened."""
         n, per_step = self._next_batch, self._scenario.groups_per_step
-        deadlines = [self._due(e) for e in self._books.values() if e.purpose == "train"]
+        deadlines = [self._due(e) for e in self._books.groups.values() if e.purpose == "train"]
         self._require(due >= n, "pacing", f"a group due by {due} was opened before batch {n}")
         for d in range(due, max(deadlines) + 1):
             count = sum(n <= other <= d for other in deadlines)
@@ -373,23 +359,8 @@ class WatchedPlane:
         entry.rollouts[rollout.index] = rollout
         self._accepted += entry.purpose == "train"
 
-    def _is_current(self, lease: Lease, rollout: Rollout) -> bool:
-        """True if the sample did not fail since the lease was given."""
-        entry = self._books.get(rollout.group_id)
-        attempts = {spec.index: spec.attempt for spec in lease.samples}
-        return entry is not None and entry.failures[rollout.index] == attempts[rollout.index]
-
-    def _is_known(self, node: NodeId, lease: Lease, rollout: Rollout) -> bool:
-        """True if there is an answer already, or if this failure was counted or is no longer the node's to tell."""
-        entry = self._books.get(rollout.group_id)
-        if entry is None:
-            return rollout.group_id in self._closed
-        current = entry.holders.get(rollout.index) == node and self._is_current(lease, rollout)
-        told = rollout.finish == "failed" and not current
-        return told or rollout.index in entry.rollouts
-
     def _train(self, group: Group) -> None:
-        entry = self._books.get(group.group_id)
+        entry = self._books.groups.get(group.group_id)
         if entry is None or not entry.ready or entry.purpose != "train":
             self.breach("I3", f"{group.group_id} is in batch {self._next_batch} but is not ready")
         for sample in group.samples:
@@ -402,7 +373,7 @@ class WatchedPlane:
             )
             self._require(rollout.rollout_id not in self._trained, "I3", f"{rollout.rollout_id} was trained twice")
             self._trained.add(rollout.rollout_id)
-        self._close(group.group_id)
+        self._books.close(group.group_id)
 
     def _settled(self, effects: list[Effect]) -> list[Effect]:
         """Enter effects into the books."""
@@ -414,26 +385,26 @@ class WatchedPlane:
                     silent_s = self._clock() - self._heard_at.pop(effect.node)
                     due = silent_s >= MISSED_BEATS * self._scenario.beat_s
                     self._require(due, "leases", f"{effect.node} was called silent after {silent_s:.3f} s")
-                    lost = self._forget(effect.node)
+                    lost = self._books.forget(effect.node)
                     self._require(lost == effect.samples, "leases", f"{effect.node} lost {effect.samples}, not {lost}")
                 case LeaseOverdue():
                     for group_id, index in effect.samples:
-                        held = group_id in self._books and self._books[group_id].holders.get(index) == effect.node
+                        held = (
+                            group_id in self._books.groups
+                            and self._books.groups[group_id].holders.get(index) == effect.node
+                        )
                         self._require(held, "leases", f"{effect.node} lost {group_id}/{index}, which it did not hold")
-                        self._let_go(self._books[group_id], effect.node, index)
                 case Evaluated():
                     complete = len(effect.scores) == self._round_open
-                    closed = all(entry.purpose == "train" for entry in self._books.values())
+                    closed = all(entry.purpose == "train" for entry in self._books.groups.values())
                     self._require(complete and closed, "I3", "an evaluation ended before its prompts were answered")
                     self._progress_at = self._clock()
-                case Granted() | Refused() | Judged() | ScoreWanted() | GenerationFailed():
-                    pass
-                case GroupOpened() | SamplesLeased() | RolloutAccepted() | RolloutScored() | BatchTaken():
+                case _:
                     pass
         return effects
 
     def _drop(self, effect: GroupDropped) -> None:
-        entry = self._books.get(effect.group_id)
+        entry = self._books.groups.get(effect.group_id)
         if entry is None:
             self.breach("I3", f"{effect.group_id} was dropped but is not in the plane")
         late = entry.purpose == "train" and self._late(entry.oldest)
@@ -451,24 +422,7 @@ class WatchedPlane:
         count = len(entry.rollouts)
         self._require(effect.rollouts == count, "I3", f"{effect.group_id} had {count}, not {effect.rollouts} rollouts")
         self._dropped += count if entry.purpose == "train" else 0
-        self._close(effect.group_id)
-
-    def _close(self, group_id: str) -> None:
-        del self._books[group_id]
-        self._closed.add(group_id)
-
-    def _forget(self, node: NodeId, keep: Holding = frozenset()) -> int:
-        """Take from `node` all that it holds but `keep`; how many samples that was."""
-        lost = 0
-        for group_id, entry in self._books.items():
-            for index in [i for i, holder in entry.holders.items() if holder == node and (group_id, i) not in keep]:
-                del entry.holders[index]
-                lost += 1
-        return lost
-
-    def _let_go(self, entry: Entry | None, node: NodeId, index: int) -> None:
-        if entry is not None and entry.holders.get(index) == node:
-            del entry.holders[index]
+        self._books.close(effect.group_id)
 
     def _due(self, entry: Entry) -> int:
         return entry.oldest + self.bound

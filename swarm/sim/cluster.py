@@ -15,12 +15,13 @@ from swarm.rollout.plane import PlaneRules, RolloutPlane
 from swarm.sim.checkers import WatchedPlane
 from swarm.sim.disk import Disk
 from swarm.sim.figures import Figures
-from swarm.sim.learner import Learner, prompt
+from swarm.sim.learner import Learner
 from swarm.sim.ledger import Ledger
 from swarm.sim.lineage import Lineage
 from swarm.sim.network import LinkShape, Network
-from swarm.sim.sampler import MAX_NEW_TOKENS, STOP_TOKEN, VOCABULARY, Sampler
+from swarm.sim.sampler import Sampler
 from swarm.sim.scenario import BoundChange, Partition, Scenario
+from swarm.sim.task import MAX_NEW_TOKENS, STOP_TOKEN, VOCABULARY, prompt
 from swarm.sim.world import World
 from swarm.types import NodeId, SamplingRules, SwarmId
 

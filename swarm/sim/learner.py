@@ -5,14 +5,13 @@ again whenever the plane has changed, until its time is over. What an answer res
 step takes `train_step_s`; the trainer is fed from the record alone, the batches of a former life first, so that
 recovery is the ordinary path. After the last step the newest weights are published and measured, as in a real run.
 
-A crash may happen before each single effect (process.py). All that a life of the node has in memory is in `_Life` and
+A crash may happen before each single effect (process.py). All that a life of the node has in memory is in Life and
 in the plane; what is on disk is all that the next one knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarm.rollout.effects import (
@@ -37,18 +36,20 @@ from swarm.rollout.entries import (
     VersionPublished,
 )
 from swarm.rollout.plane import RolloutPlane
-from swarm.sim.books import oldest_of
-from swarm.sim.checkers import Holding, WatchedPlane
+from swarm.sim.books import Holding, oldest_of
+from swarm.sim.checkers import WatchedPlane
 from swarm.sim.disk import Disk
 from swarm.sim.figures import Figures
 from swarm.sim.ledger import ScoredRollout
+from swarm.sim.life import Held, Life
 from swarm.sim.lineage import Lineage
 from swarm.sim.network import Reply
 from swarm.sim.process import Process
 from swarm.sim.scenario import Death, Scenario
+from swarm.sim.task import prompt
 from swarm.sim.trainer import Trainer
 from swarm.sim.world import World
-from swarm.types import Lease, NodeId, Prompt, Rollout, Score, Verdict, VersionId
+from swarm.types import Lease, NodeId, Rollout, Score, Verdict, VersionId
 from swarm.wire import Digest
 
 LEARNER = "learner"
@@ -63,24 +64,6 @@ STARTING_S = 1.0
 """A learner that is not yet ready asks to come back after so long, as rollout/api.py does."""
 
 A = TypeVar("A")
-Held = Callable[[bool], bool]
-"""Tries to answer a held question; the argument says that its time is over. True once it is answered."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Life:
-    """What the node knows of its run. `made` counts the steps that the trainer has ended, `recorded` is the newest
-    version whose publication is enqueued, `hurry` says that one is to be published at once."""
-
-    held: dict[int, tuple[NodeId, Held]] = field(default_factory=dict)
-    installed: dict[NodeId, VersionId] = field(default_factory=dict)
-    made: int = 0
-    recorded: int = -1
-    period: int = 1
-    hurry: bool = False
-    training: bool = False
-    waiting_since: float | None = None
-    held_until: float | None = None
 
 
 class Learner:
@@ -103,7 +86,7 @@ class Learner:
         self._new_plane = new_plane
         self._trainer = Trainer(world, scenario, disk)
         self._process = Process(world, scenario, disk, self._died)
-        self._life = _Life()
+        self._life = Life()
         self._trainer_up = False
         self._questions = 0
         self.finished = False
@@ -245,7 +228,7 @@ class Learner:
         self.figures.crashes += 1
         self._life.training = self._trainer_up = False
         if death != "trainer":
-            self._life = _Life()
+            self._life = Life()
             self._plane.close()
         self._trainer.restart(saves=death == "node" and self._world.random.random() < 0.5)
         down_s = self._world.random.expovariate(1 / self._scenario.mean_learner_down_s)
@@ -257,7 +240,7 @@ class Learner:
     def _open(self) -> None:
         """The trainer has caught up with the record: serve samplers from what it says."""
         run = self._disk.ledger.run()
-        life = self._life = _Life(made=self._trainer.step)
+        life = self._life = Life(made=self._trainer.step)
         bound = self._scenario.max_staleness if run.bound is None else run.bound.max_staleness
         life.period = min(self._scenario.publish_every_steps, bound + 1)
         self._perform(self._plane.begin(self._new_plane(self._process.life, bound), self._disk.ledger, bound=bound))
@@ -461,8 +444,3 @@ class Learner:
                 attempt(True)
 
         self._process.later(HELD_OPEN_S, "question over", over)
-
-
-def prompt(index: int) -> Prompt:
-    """The `index`-th prompt: three token ids that name it."""
-    return Prompt(prompt_id=f"p{index}", text="", answer="", token_ids=(1, index % 97, index % 89))

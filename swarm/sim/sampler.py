@@ -21,16 +21,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from swarm.rollout.effects import Granted, Refused
-from swarm.sim.checkers import Holding
+from swarm.sim.books import Holding
 from swarm.sim.learner import HELD_OPEN_S, LEARNER, REPLY_BYTES, STARTING_S, Learner
 from swarm.sim.network import Network, Reply
 from swarm.sim.scenario import BACK_OFF_MOST_S, Scenario
+from swarm.sim.task import MAX_NEW_TOKENS, STOP_TOKEN
 from swarm.sim.world import World
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, Verdict, VersionId
-
-VOCABULARY = 100
-STOP_TOKEN = 2
-MAX_NEW_TOKENS = 8
 
 TOKEN_BYTES = 9
 """Id, log-prob and mask of one token."""

@@ -17,7 +17,8 @@ from swarm.rollout.effects import Effect
 from swarm.rollout.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane import RolloutPlane
 from swarm.sim.__main__ import main
-from swarm.sim.checkers import InvariantBreach, WatchedPlane
+from swarm.sim.books import Books
+from swarm.sim.checkers import InvariantBreach
 from swarm.sim.cluster import Cluster
 from swarm.sim.scenario import NAMED, scenario_named
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
@@ -129,7 +130,7 @@ def _lost_grants_stay_leased(patch: pytest.MonkeyPatch) -> None:
 
     asked = RolloutPlane.ask
     patch.setattr(RolloutPlane, "ask", ask)
-    patch.setattr(WatchedPlane, "_forget", lambda *_, **__: 0)
+    patch.setattr(Books, "forget", lambda *_, **__: 0)
     patch.setattr(leases, "LEASE_SLACK_S", 1e9)
 
 
