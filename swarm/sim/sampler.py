@@ -129,7 +129,7 @@ class Sampler:
         if self._fetched is None:
             return
         self.held, self._fetched = self._fetched, None
-        self._beat()
+        self._beat(_nothing, _nothing)
         self._refresh()
         self._ask()
 
@@ -226,13 +226,19 @@ class Sampler:
     # -- life ------------------------------------------------------------------------------------------------
 
     def _beat_on(self) -> None:
-        self._beat()
-        self._later(self._scenario.beat_s, f"{self.node} beats", self._beat_on)
+        """The next beat comes a while after the last one was answered."""
 
-    def _beat(self) -> None:
+        def answered() -> None:
+            self._tries["beat"] = 0
+            self._later(self._scenario.beat_s, f"{self.node} beats", self._beat_on)
+
+        self._beat(answered, self._patiently("beat", self._beat_on))
+
+    def _beat(self, then: Callable[[], None], failed: Callable[[], None]) -> None:
         held = self.held
 
         def answered(finished: bool) -> None:
+            then()
             if finished:
                 self.leave()
 
@@ -240,7 +246,7 @@ class Sampler:
             50,
             lambda reply: self._learner.beat(self.node, held, self._tokens_per_s, reply),
             answered,
-            lambda: None,
+            failed,
             timeout_s=self._scenario.call_s,
         )
 
@@ -350,3 +356,7 @@ class Sampler:
             spans=(Span(version=version, start=0, end=length),),
             finish="stop",
         )
+
+
+def _nothing() -> None:
+    """What is to be done when nothing is."""

@@ -193,18 +193,18 @@ class Scenario:
     def unlimited_hold(seed: int) -> Scenario:
         """The scenario of I7 that `seed` draws: no faults, all that pacing has to cope with, and unlimited hold.
 
-        S from 0 to 16, any period up to S + 1, a broadcast of up to three steps, lognormal lengths of sigma 1, rates
-        of 1 : 50 between devices. Groups are smaller or larger than what a sampler takes, so that several fill one.
+        S goes from 0 to 16 with the seed; any period up to S + 1, a broadcast of up to three steps, lognormal lengths
+        of sigma 1, rates of 1 : 50 between devices. A sampler takes less or more than a group: several fill one.
         """
         draw = Random(seed)
-        staleness = draw.randint(0, 16)
+        staleness = seed % 17
         group_size = draw.randint(1, 6)
         step_s = math.exp(draw.uniform(math.log(0.5), math.log(10)))
         generation_s = step_s * math.exp(draw.uniform(math.log(0.1), math.log(3)))
         return Scenario(
             name=UNLIMITED_HOLD,
             max_staleness=staleness,
-            publish_every_steps=draw.randint(1, staleness + 1),
+            publish_every_steps=draw.choice((1, draw.randint(1, staleness + 1), staleness + 1)),
             groups_per_step=draw.randint(1, 6),
             group_size=group_size,
             steps=2 * staleness + draw.randint(6, 12),
@@ -218,7 +218,7 @@ class Scenario:
             speed_spread=math.log(50) / 2,
             lease_time_limit_s=1000 * generation_s,
             reward_s=step_s * draw.uniform(0.0, 0.2),
-            broadcast_s=step_s * draw.uniform(0.01, 3.0),
+            broadcast_s=step_s * draw.choice((draw.uniform(0.01, 3.0), 3.0)),
             broadcast_spread=0.0,
             beat_s=draw.uniform(1.0, 5.0),
             latency_s=draw.uniform(0.001, 0.2),
@@ -305,13 +305,24 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
             replace(DEFAULT, name="failing-rewards", reward_failure_share=0.1),
             replace(DEFAULT, name="polite", samplers=6, mean_up_s=30.0, polite_share=1.0, generation_s=4.0),
             replace(DEFAULT, name="late-joiners", join_every_s=15.0),
-            replace(DEFAULT, name="crashes", steps=30, crashes=_every(230, 3000), commit_s=0.1),
+            replace(
+                DEFAULT,
+                name="crashes",
+                steps=30,
+                crashes=_every(230, 3000),
+                commit_s=0.1,
+                reward_s=1.0,
+                mean_learner_down_s=40.0,
+            ),
             replace(
                 DEFAULT,
                 name="crashes-sequential",
                 steps=20,
                 max_staleness=0,
                 crashes=_every(140, 2000),
+                reward_s=1.0,
+                beat_s=2.0,
+                mean_learner_down_s=40.0,
                 commit_s=0.1,
             ),
             replace(DEFAULT, name="held", hold_s=3.0, generation_sigma=1.0, speed_spread=1.0, samplers=6),
