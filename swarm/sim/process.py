@@ -27,6 +27,7 @@ class Process:
         self._disk = disk
         self._deaths = {crash.effect: crash.what for crash in scenario.crashes}
         self._on_death = on_death
+        self._inside = False
         self.life = 0
         self.up = False
         self.points = 0
@@ -57,12 +58,22 @@ class Process:
 
         def run() -> None:
             if life == self.life:
-                try:
-                    callback()
-                except NodeCrashed:
-                    pass
+                self._run(callback)
 
         return run
+
+    def _run(self, callback: Callback) -> None:
+        """A crash unwinds everything that this process was in the middle of, not the innermost call alone."""
+        if self._inside:
+            callback()
+            return
+        self._inside = True
+        try:
+            callback()
+        except NodeCrashed:
+            pass
+        finally:
+            self._inside = False
 
     def serve(self, handler: Callback) -> None:
         """Handle what came from outside; a process that is down does not hear it."""

@@ -321,7 +321,7 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
                 max_staleness=0,
                 crashes=_every(140, 2000),
                 reward_s=1.0,
-                beat_s=2.0,
+                beat_s=1.0,
                 mean_learner_down_s=40.0,
                 commit_s=0.1,
             ),
