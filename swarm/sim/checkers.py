@@ -389,10 +389,7 @@ class WatchedPlane:
                     self._require(lost == effect.samples, "leases", f"{effect.node} lost {effect.samples}, not {lost}")
                 case LeaseOverdue():
                     for group_id, index in effect.samples:
-                        held = (
-                            group_id in self._books.groups
-                            and self._books.groups[group_id].holders.get(index) == effect.node
-                        )
+                        held = self._books.let_go(effect.node, group_id, index)
                         self._require(held, "leases", f"{effect.node} lost {group_id}/{index}, which it did not hold")
                 case Evaluated():
                     complete = len(effect.scores) == self._round_open
