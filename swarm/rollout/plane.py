@@ -228,8 +228,8 @@ class RolloutPlane:
             return False
         if self.rules.hold_s == 0:
             return True
-        others = self._by_deadline() - Counter(group.deadline(self.max_staleness) for group in batch)
-        if may_take(others, self.next_batch, self.rules.groups_per_step):
+        due = Counter(group.deadline(self.max_staleness) for group in batch)
+        if may_take(self._by_deadline() - due, due, self.next_batch, self.rules.groups_per_step):
             return True
         self._ready_at = now if self._ready_at is None else self._ready_at
         return now >= self._ready_at + self.rules.hold_s

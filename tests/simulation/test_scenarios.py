@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from swarm.sim.cluster import Cluster
-from swarm.sim.learner import Figures
+from swarm.sim.figures import Figures
 from swarm.sim.scenario import NAMED, RANDOM, Scenario, scenario_named
 
 SEEDS_QUICK = 40

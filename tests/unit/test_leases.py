@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.rollout.leases import LEASE_SLACK_S, MAX_HELD, MAX_NODES, MISSED_BEATS, LeaseTable, sample_seed
+from swarm.rollout.leases import (
+    LEASE_SLACK_S,
+    LEAST_LIMIT_S,
+    LIMIT_FACTOR,
+    MAX_HELD,
+    MAX_NODES,
+    MISSED_BEATS,
+    LeaseTable,
+    sample_seed,
+)
 from swarm.types import GroupId, NodeId, Score
-from tests.builders import ALICE, BOB, open_group, rollout, v
+from tests.builders import ALICE, BOB, RULES, open_group, rollout, v
 
 TIME_LIMIT_S = 600.0
 
@@ -172,3 +181,54 @@ def test_one_node_may_hold_only_so_much(table: LeaseTable) -> None:
     assert table.room(ALICE) == MAX_HELD
     table.claim(group, ALICE, 4, now=0.0)
     assert table.room(ALICE) == MAX_HELD - 4
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "limit_s"),
+    [
+        (0.0, TIME_LIMIT_S),
+        (1.0, LIMIT_FACTOR * RULES.max_new_tokens),
+        (0.5, LIMIT_FACTOR * RULES.max_new_tokens / 0.5),
+        (LIMIT_FACTOR * RULES.max_new_tokens / LEAST_LIMIT_S * 1.01, LEAST_LIMIT_S),
+        (1e9, LEAST_LIMIT_S),
+        (LIMIT_FACTOR * RULES.max_new_tokens / TIME_LIMIT_S * 0.99, TIME_LIMIT_S),
+        (1e-300, TIME_LIMIT_S),
+    ],
+)
+def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
+    table: LeaseTable, tokens_per_s: float, limit_s: float
+) -> None:
+    table.measured(ALICE, tokens_per_s)
+    group = open_group(table, 0, size=2)
+    assert table.claim(group, ALICE, 1, now=5.0).time_limit_s == pytest.approx(limit_s)
+    assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S - 0.1) == []
+    assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S + 0.1) == [(ALICE, (("t0", 0),))]
+    assert table.claim(group, BOB, 1, now=5.0).time_limit_s == TIME_LIMIT_S
+
+
+def test_groups_whose_answers_are_long_are_offered_first_among_those_of_one_version(table: LeaseTable) -> None:
+    lengths = {0: 0, 1: 2, 2: 6, 3: 4}
+    for number, length in lengths.items():
+        group = open_group(table, number)
+        if length:
+            table.answer(group, rollout(group_id=f"t{number}", tokens=[3] * (length - 1) + [2]), ALICE)
+    table.answer(open_group(table, 4, version=1), rollout(group_id="t4", tokens=[3] * 5 + [2], version=1), ALICE)
+    assert [group.order for group in table.claimable(v(1))] == [2, 3, 1, 0, 4]
+    open_group(table, 9, purpose="eval")
+    assert table.claimable(v(1))[0].purpose == "eval"
+
+
+def test_a_group_knows_whose_answers_it_holds(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=3)
+    for index, node in enumerate((ALICE, BOB, ALICE)):
+        table.answer(group, rollout(index=index), node)
+    assert group.authors == {ALICE: 2, BOB: 1}
+
+
+def test_restored_holders_have_what_is_not_answered(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=3)
+    table.answer(group, rollout(index=1), ALICE)
+    table.restore(group, {0: ALICE, 1: ALICE, 2: NodeId("carol")}, heard_at=50.0)
+    assert [sample.node for sample in group.samples] == [ALICE, None, NodeId("carol")]
+    assert table.silent(now=52.9) == [BOB]
+    assert set(table.silent(now=53.0)) == {ALICE, BOB, NodeId("carol")}
