@@ -66,7 +66,8 @@ class Rule(Protocol):
     discarded: list[Sample]
 
     def ask(self, worker: int, held: int, *, now: float) -> Job | None:
-        """A sample for a worker that has installed `held`, or None while there is none for such a worker."""
+        """A sample for a worker that has installed `held` and asked at `now`, or None while there is none for such a
+        worker."""
 
     def submit(self, worker: int, job: Job, sample: Sample, *, now: float) -> None:
         """What became of it."""
@@ -76,6 +77,9 @@ class Rule(Protocol):
 
     def take(self, *, now: float) -> list[Sample] | None:
         """The next batch if it is there."""
+
+    def heard(self, worker: int, *, now: float) -> None:
+        """The last sign of life of a worker that dies now."""
 
     def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
         """`worker` was silent for three beats; all of `alive` were heard meanwhile."""
@@ -131,11 +135,14 @@ class DeadlineRule:
         self._perform(effects)
         return [sample for group in batch for sample in self._samples.pop(group.order)]
 
+    def heard(self, worker: int, *, now: float) -> None:
+        self._plane.beat(_node(worker), now=now)
+
     def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
         for one in alive:
             self._plane.beat(_node(one), now=now)
         silent = [effect.node for effect in self._plane.tick(now=now) if isinstance(effect, NodeSilent)]
-        assert silent in ([], [_node(worker)])
+        assert silent == [_node(worker)]
 
     def _perform(self, effects: list[Effect]) -> None:
         """Rewards come at once."""
@@ -213,16 +220,17 @@ class CountingRule:
         self.version = version
 
     def take(self, *, now: float) -> list[Sample] | None:
-        fresh = [group for group in self.ready if self.next_batch - group.version <= self.setting.max_staleness]
-        if len(fresh) < self.setting.batch_groups:
+        self._throw_away()
+        size = self.setting.batch_groups
+        if len(self.ready) < size:
             return None
-        self.thrown_groups += len(self.ready) - len(fresh)
-        kept = {group.number for group in fresh}
-        self.discarded += [sample for group in self.ready if group.number not in kept for sample in group.samples]
-        fresh.sort(key=self.place)
-        batch, self.ready = fresh[: self.setting.batch_groups], fresh[self.setting.batch_groups :]
+        self.ready.sort(key=self.place)
+        batch, self.ready = self.ready[:size], self.ready[size:]
         self.next_batch += 1
         return [sample for group in batch for sample in group.samples]
+
+    def heard(self, worker: int, *, now: float) -> None:
+        pass
 
     def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
         for number, group in self.running.items():
@@ -231,6 +239,14 @@ class CountingRule:
                 del group.held_by[index]
                 group.waiting.append(index)
                 self._unfilled[number] = group
+
+    def _throw_away(self) -> None:
+        """What can be in no batch any more."""
+        old = [group for group in self.ready if self.next_batch - group.version > self.setting.max_staleness]
+        if old:
+            self.ready = [group for group in self.ready if group not in old]
+            self.thrown_groups += len(old)
+            self.discarded += [sample for group in old for sample in group.samples]
 
     def _open(self) -> bool:
         if not self.room():
@@ -244,8 +260,8 @@ class CountingRule:
 class CounterRule(CountingRule):
     """AReaL's: capacity = min(max_concurrent - running, (S + version + 1) * batch - (accepted + running)).
 
-    `accepted` counts all that was ever accepted; what a batch threw away is taken off again, since with it the learner
-    would have stopped for ever once (S + 1) batches were thrown away. A batch is made in the order of opening.
+    `accepted` counts all that was ever accepted; what was thrown away is taken off again, or the learner would stop for
+    ever once (S + 1) batches were thrown away. A batch is made in the order of opening.
     """
 
     def room(self) -> bool:

@@ -23,6 +23,9 @@ from swarm.rollout.leases import MISSED_BEATS
 STEP_S = 60.0
 """Virtual seconds of a learner step: what makes hours, and so deaths, of steps."""
 
+NOTICE_S = 0.01
+"""The watch of silence is this late."""
+
 REPLACED_S = 600.0
 """A dead worker is replaced after ten minutes: a volunteer comes back, or another one joins."""
 
@@ -43,13 +46,14 @@ class Fleet:
 
 @dataclass(slots=True)
 class Worker:
-    """One life of one worker. `known` is what the learner believes it to hold."""
+    """One life of one worker. `asked_at` is when its open question arrived."""
 
     name: int
     held: int
     running: Job | None = None
     queued: Job | None = None
     asking: bool = False
+    asked_at: float = 0.0
     alive: bool = True
 
 
@@ -128,7 +132,7 @@ class Run:
 
     def _ask(self, worker: Worker) -> None:
         if not worker.asking and worker.queued is None and (self._fleet.ahead or worker.running is None):
-            worker.asking = True
+            worker.asking, worker.asked_at = True, self._now
             self._questions[worker.name] = worker
 
     def _given(self, worker: Worker, job: Job) -> None:
@@ -158,7 +162,8 @@ class Run:
 
     def _die(self, worker: Worker) -> None:
         worker.alive = False
-        self._later(MISSED_BEATS * BEAT_S, lambda: self._miss(worker))
+        self._rule.heard(worker.name, now=self._now)
+        self._later(MISSED_BEATS * BEAT_S + NOTICE_S, lambda: self._miss(worker))
         self._later(REPLACED_S + self._fleet.broadcast * STEP_S, self._join)
 
     def _miss(self, worker: Worker) -> None:
@@ -173,15 +178,16 @@ class Run:
     # -- the learner -----------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Go on with what waits for a change, oldest question first. Who holds the same gets the same answer."""
+        """Go on with what waits for a change, oldest question first. Who is in the same case gets the same answer."""
         self._take_if_ready()
-        refused: set[int] = set()
+        refused: set[tuple[int, bool]] = set()
         for worker in list(self._questions.values()):
-            if worker.held in refused:
+            case = worker.held, worker.running is None
+            if case in refused:
                 continue
-            job = self._rule.ask(worker.name, worker.held, now=self._now)
+            job = self._rule.ask(worker.name, worker.held, now=worker.asked_at)
             if job is None:
-                refused.add(worker.held)
+                refused.add(case)
             else:
                 del self._questions[worker.name]
                 self._given(worker, job)
