@@ -38,12 +38,15 @@ def is_fresh(version: int, next_batch: int, max_staleness: int) -> bool:
     return staleness(version, next_batch) <= max_staleness
 
 
-def may_open(new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
+def may_open(
+    new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, spare: int = 0
+) -> bool:
     """The pacing rule: may one more group with `new_deadline` be opened?
 
     `by_deadline` counts the groups that are leased or ready, by deadline. With the new group, for every d from its own
     deadline on, the groups with deadlines n..d must number at most (d - n + 1) * B, so that earliest deadline first can
-    train all. Earlier d are not asked: if too many are due there already, keeping this one back would not help them.
+    train all; `spare` (pacing.Pacing) is added to that number. Earlier d are not asked: if too many are due there
+    already, keeping this one back would not help them.
     """
     if new_deadline < next_batch:
         return False
@@ -51,7 +54,7 @@ def may_open(new_deadline: int, by_deadline: Mapping[int, int], next_batch: int,
     total = 1
     for d in range(next_batch, max(last, new_deadline) + 1):
         total += by_deadline.get(d, 0)
-        if d >= new_deadline and total > (d - next_batch + 1) * batch_groups:
+        if d >= new_deadline and total > (d - next_batch + 1) * batch_groups + spare:
             return False
     return True
 

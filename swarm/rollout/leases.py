@@ -197,6 +197,10 @@ class LeaseTable:
         """How many more samples `node`, which was heard before, may hold."""
         return MAX_HELD - len(self._nodes[node].held)
 
+    def holds(self, node: NodeId) -> bool:
+        """Whether `node`, which was heard before, has samples in its hands."""
+        return bool(self._nodes[node].held)
+
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
         """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
         taken = [sample for sample in group.samples if sample.waiting][:capacity]

@@ -10,6 +10,7 @@ import pytest
 
 import swarm.rollout.admission
 import swarm.rollout.buffer
+import swarm.rollout.pacing
 import swarm.rollout.plane
 from swarm.rollout import leases
 from swarm.rollout.buffer import Buffer
@@ -53,7 +54,7 @@ def _leases_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
 
 
 def _pacing_always_allows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane, "may_open", lambda *_: True)
+    patch.setattr(swarm.rollout.pacing, "may_open", lambda *_: True)
 
 
 def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:
