@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from swarm.rollout.pacing import Pacing
 
 
@@ -27,9 +29,48 @@ def new(hold_s: float = 0.0) -> Pacing:
     return Pacing(batch_groups=16, hold_s=hold_s)
 
 
-def test_who_asks_ahead_gets_none_of_the_last_places() -> None:
+def test_while_the_learner_never_waits_no_group_is_to_spare() -> None:
     pacing = new()
-    step(pacing, 0)
+    step(pacing)
+    assert places(pacing) == 16
+
+
+def test_a_learner_that_waited_has_groups_to_spare_and_loses_them_again() -> None:
+    pacing = new()
+    step(pacing, 14, 15, 15)
+    assert places(pacing) == 17
+    step(pacing)
+    assert places(pacing) == 16
+
+
+def test_no_more_than_an_eighth_of_a_batch_is_to_spare() -> None:
+    pacing = new()
+    for _ in range(3):
+        step(pacing, 14)
+    assert places(pacing) == 18
+    for _ in range(13):
+        step(pacing)
+    assert places(pacing) == 17
+
+
+@pytest.mark.parametrize("hold_s", [5.0, math.inf])
+def test_who_would_rather_wait_than_discard_has_none_to_spare(hold_s: float) -> None:
+    pacing = new(hold_s)
+    step(pacing, 14)
+    step(pacing, 14)
+    assert places(pacing) == 16
+
+
+def test_a_fleet_that_is_too_slow_for_whole_batches_gets_none_to_spare() -> None:
+    pacing = new()
+    for _ in range(8):
+        step(pacing, 13)
+    assert places(pacing) == 16
+
+
+def test_who_asks_ahead_gets_nothing_to_spare_and_none_of_the_last_places() -> None:
+    pacing = new()
+    step(pacing, 14)
     assert places(pacing, ahead=True) == 0
     assert pacing.may_open(11, {10: 15}, 10, ahead=True)
     assert not pacing.may_open(11, {10: 16}, 10, ahead=True)
