@@ -210,6 +210,8 @@ class Run:
         self._waiting_since = self._now
         self.figures.busy_s += STEP_S
         self.figures.steps += 1
+        if self.figures.steps == self._steps:
+            return
         self._published = self.figures.steps
         self._rule.published(self._published)
         self._carry()
