@@ -222,11 +222,11 @@ class RolloutPlane:
     def can_take(self, *, now: float) -> bool:
         """True if batch `next_batch` is ready, and nothing that was asked for would become stale by taking it now; a
         batch that would leave something behind waits `hold_s`."""
-        batch = self._buffer.first(self.next_batch, self.max_staleness)
-        if not self._pacing.is_whole(len(batch)):
+        if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
             return False
         if not self._pacing.holds:
             return True
+        batch = self._buffer.first(self.next_batch, self.max_staleness)
         others = self._by_deadline() - Counter(group.deadline(self.max_staleness) for group in batch)
         return self._pacing.may_take(others, self.next_batch, now=now)
 
@@ -334,11 +334,7 @@ class RolloutPlane:
 
     def _by_deadline(self) -> Counter[int]:
         """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
-        counts = self._buffer.by_deadline(self.max_staleness)
-        for group in self._table.groups():
-            if group.purpose == "train":
-                counts[group.deadline(self.max_staleness)] += 1
-        return counts
+        return self._buffer.by_deadline(self.max_staleness) + self._table.by_deadline(self.max_staleness)
 
     def _open(self, number: int, version: VersionId, bound: int) -> Group:
         return self._table.open(

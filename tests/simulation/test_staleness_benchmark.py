@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import staleness
 from benchmarks.staleness import Row, misses, simulate
+from benchmarks.staleness_rules import RULES
 from benchmarks.staleness_sim import REPLACED_S, STEP_S
 
 PAIR = Row(case="single", max_staleness=2, broadcast=0.3, generate=0.3)
@@ -47,7 +48,7 @@ def test_a_bound_of_zero_and_a_fleet_that_is_too_slow_have_no_target(capsys: pyt
 
 def test_groups_of_eight_are_trained_on_whole() -> None:
     row = Row(case="groups", max_staleness=4, broadcast=0.3, generate=0.3)
-    for rule in staleness.RULES:
+    for rule in RULES:
         run = simulate(row, rule, steps=15, seed=1)
         assert (run.steps, len(run.trained)) == (3, 3 * 32 * 8)
 
@@ -55,7 +56,7 @@ def test_groups_of_eight_are_trained_on_whole() -> None:
 def test_samples_of_the_dead_are_lost_and_generated_again() -> None:
     row = Row(case="dying", max_staleness=2, broadcast=0.3, generate=0.3)
     steps = round(4 * REPLACED_S / STEP_S) + 120
-    for rule in staleness.RULES:
+    for rule in RULES:
         run = simulate(row, rule, steps=steps, seed=1)
         assert run.lost > 0
         assert run.idle_share < 0.4
