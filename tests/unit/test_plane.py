@@ -132,6 +132,19 @@ def test_a_group_that_was_begun_is_left_to_who_can_begin_at_once() -> None:
     assert (rest.group_id, rest.samples[0].index, other.group_id) == (begun.group_id, 1, "t2")
 
 
+def test_a_learner_that_waits_for_the_last_answers_has_one_more_group_opened() -> None:
+    plane = new_plane(max_staleness=0, groups=16, size=1)
+    for step in range(2):
+        granted = ask(plane, ALICE, step, 100)
+        assert len(granted) == 16
+        submit_and_score(plane, ALICE, granted[:15], step)
+        assert not plane.can_take(now=0.0)
+        submit_and_score(plane, ALICE, granted[15:], step)
+        plane.take()
+        plane.published(v(step + 1))
+    assert len(ask(plane, BOB, 2, 100)) == 17
+
+
 def test_held_out_prompts_are_leased_ahead() -> None:
     plane = new_plane(max_staleness=0)
     ask(plane, ALICE, 0, 1)
