@@ -16,6 +16,7 @@ CORES = (
     "swarm.rollout.admission",
     "swarm.rollout.leases",
     "swarm.rollout.buffer",
+    "swarm.rollout.pacing",
     "swarm.rollout.plane",
     "swarm.rollout.effects",
     "swarm.rollout.heldout",

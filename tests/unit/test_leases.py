@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+
 import pytest
 
 from swarm.rollout.leases import (
@@ -232,3 +235,35 @@ def test_restored_holders_have_what_is_not_answered(table: LeaseTable) -> None:
     assert [sample.node for sample in group.samples] == [ALICE, None, NodeId("carol")]
     assert table.silent(now=52.9) == [BOB]
     assert set(table.silent(now=53.0)) == {ALICE, BOB, NodeId("carol")}
+
+
+def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> None:
+    draw, opened = Random(5), 0
+    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    unfilled = Counter[bool]()
+    for _ in range(600):
+        groups = list(table.groups())
+        table.hear(ALICE, now=0.0)
+        table.hear(BOB, now=0.0)
+        node, group = draw.choice((ALICE, BOB)), draw.choice(groups) if groups else None
+        match draw.randrange(9):
+            case 0:
+                table.forget(node)
+            case 1 if group is not None and len(groups) > 4:
+                table.close(group)
+            case 2 | 3 if group is not None:
+                table.claim(group, node, draw.randrange(1, 3), now=0.0)
+            case 4 if group is not None:
+                table.release(node, group.group_id, draw.randrange(3))
+            case 5 | 6 | 7 if group is not None:
+                version = group.min_version.version + draw.randrange(3)
+                table.answer(group, rollout(group_id=group.group_id, index=draw.randrange(3), version=version), node)
+            case _:
+                open_group(table, opened, version=draw.randrange(4), size=3)
+                opened += 1
+        fillable = {one.group_id for one in table.groups() if any(sample.waiting for sample in one.samples)}
+        assert {one.group_id for one in table.claimable(v(9))} == fillable
+        assert table.by_deadline(2) == Counter(one.deadline(2) for one in table.groups())
+        assert all(one.waiting == sum(sample.waiting for sample in one.samples) for one in table.groups())
+        unfilled.update(one.group_id in fillable for one in table.groups())
+    assert min(unfilled.values()) > 100
