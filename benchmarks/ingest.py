@@ -238,7 +238,9 @@ def measure(plan: Plan, parts: Sequence[str]) -> Figures:
         runs = []
         for _ in range(plan.repeats):
             runs.append(part(plan))
-            print(name, " ".join(f"{key}={value:.4g}" for key, value in runs[-1].items() if not isinstance(value, dict)))
+            print(
+                name, " ".join(f"{key}={value:.4g}" for key, value in runs[-1].items() if not isinstance(value, dict))
+            )
             print(name, *(value for value in runs[-1].values() if isinstance(value, dict)), flush=True)
         found |= medians(runs)
     return found

@@ -81,9 +81,7 @@ class Sampler:
         self._observed = observed
         key = SigningKey.generate()
         self._node = key.node_id
-        self._peer = PeerClient(
-            Address(host="127.0.0.1", port=plan.port), key=key, server=node_id_of(plan.learner_key)
-        )
+        self._peer = PeerClient(Address(host="127.0.0.1", port=plan.port), key=key, server=node_id_of(plan.learner_key))
         self._client = RolloutClient(self._peer, key.node_id, plan.learner_key)
         self._held = VersionId(incarnation=0, version=0)
         self._in_hand: set[SampleName] = set()
@@ -133,7 +131,7 @@ class Sampler:
         tick = 0
         async for _ in self._ticks(FLOOD_FACTOR * self._plan.groups_per_s):
             tick += 1
-            if not sent or tick % FLOOD_FACTOR == 0 and not self._leased.empty():
+            if not sent or (tick % FLOOD_FACTOR == 0 and not self._leased.empty()):
                 lease = await self._leased.get()
                 sent.append(self._body(lease))
                 self._in_hand.difference_update(lease.samples())

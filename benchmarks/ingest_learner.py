@@ -145,7 +145,9 @@ class BenchmarkedLearner:
             beat_s=5.0,
             lease_time_limit_s=600.0,
         )
-        return RolloutPlane(rules, prompts=lambda number: structs.replace(task.prompt(number), token_ids=(1, 3, 4, 5, 6)))
+        return RolloutPlane(
+            rules, prompts=lambda number: structs.replace(task.prompt(number), token_ids=(1, 3, 4, 5, 6))
+        )
 
     def _mark(self) -> Mark:
         verdicts: Counter[str] = self._service.tally.verdicts

@@ -143,6 +143,9 @@ class LeaseTable:
         self._silence_s = MISSED_BEATS * beat_s
         self._groups: dict[GroupId, Group] = {}
         self._nodes: dict[NodeId, NodeState] = {}
+        self.chances = 0
+        """Rises whenever something happened here after which a node that got nothing may get something: a sample went
+        back to waiting, a group was dropped, or one turned out to be due later than was thought."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -184,6 +187,8 @@ class LeaseTable:
     def close(self, group: Group) -> None:
         """Remove a group, taking its samples from the nodes that hold them."""
         del self._groups[group.group_id]
+        due_later = group.oldest_version > group.min_version.version
+        self.chances += group.purpose == "eval" or not group.complete or due_later
         for sample in group.samples:
             self._take_back(group, sample)
 
@@ -192,6 +197,15 @@ class LeaseTable:
         those of one version the ones whose answers are long so far."""
         open_to_it = [g for g in self._groups.values() if g.min_version <= held and any(s.waiting for s in g.samples)]
         return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
+
+    def holds(self, node: NodeId, group_id: str, index: int) -> bool:
+        """Whether this sample is leased to `node` now."""
+        state = self._nodes.get(node)
+        return state is not None and (group_id, index) in state.held
+
+    def holds_any(self, node: NodeId) -> bool:
+        state = self._nodes.get(node)
+        return state is not None and bool(state.held)
 
     def room(self, node: NodeId) -> int:
         """How many more samples `node`, which was heard before, may hold."""
@@ -230,14 +244,14 @@ class LeaseTable:
         group = self.group(group_id)
         if group is None or index >= len(group.samples) or group.samples[index].node != node:
             return False
-        self._take_back(group, group.samples[index])
+        self._free(group, group.samples[index])
         return True
 
     def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
         """Put back what `node` holds here and not in its own words: the grant was lost, or a former life had it."""
         state = self._nodes[node]
         for group_id, index in [name for name in state.held if name not in holding]:
-            self._take_back(self._groups[group_id], self._groups[group_id].samples[index])
+            self._free(self._groups[group_id], self._groups[group_id].samples[index])
 
     def hear(self, node: NodeId, *, now: float) -> bool:
         """Note a sign of life. False if the table of nodes is full."""
@@ -261,6 +275,7 @@ class LeaseTable:
             return 0
         for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
+        self.chances += len(state.held)
         return len(state.held)
 
     def silent(self, *, now: float) -> list[NodeId]:
@@ -273,7 +288,7 @@ class LeaseTable:
         for node, state in self._nodes.items():
             overdue = tuple(name for name, due in state.held.items() if due <= now)
             for group_id, index in overdue:
-                self._take_back(self._groups[group_id], self._groups[group_id].samples[index])
+                self._free(self._groups[group_id], self._groups[group_id].samples[index])
             if overdue:
                 taken.append((node, overdue))
         return taken
@@ -297,6 +312,11 @@ class LeaseTable:
     def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
         sample.node = node
         self._nodes[node].held[group.group_id, sample.spec.index] = due
+
+    def _free(self, group: Group, sample: Sample) -> None:
+        """Take a sample from its node for another one to have."""
+        self._take_back(group, sample)
+        self.chances += 1
 
     def _take_back(self, group: Group, sample: Sample) -> None:
         if sample.node is not None:
