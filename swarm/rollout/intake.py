@@ -54,8 +54,9 @@ class IntakeLimits:
     """A sampler hands in one after another. The second is for a retry that comes before we know that its connection
     is lost."""
 
-    spare_rollouts: int = 4096
-    """Rollouts that a node may hand in for nothing: all that it takes on at once, once more after an outage."""
+    spare_rollouts: int = 2048
+    """Rollouts that a node may hand in for nothing: what was under way when its line broke, and once more; each may be
+    1,024."""
 
     spare_per_s: float = 32.0
     """And each second after that: such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core."""
