@@ -55,7 +55,7 @@ from swarm.rollout.recording import COMMIT_S, FAULT_CHECK_S, Recorder, Recording
 from swarm.rollout.submissions import Opened, is_small, open_submission
 from swarm.rollout.tally import SamplerStats, Tally
 from swarm.signing import SigningKey
-from swarm.types import Lease, NodeId, Prompt, Score, Verdict, VersionId
+from swarm.types import Lease, NodeId, Prompt, Score, VersionId
 from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 
 MAX_WAIT_S = 20.0
@@ -184,7 +184,7 @@ class RolloutService:
         return {
             **self.tally.status(now=time.monotonic()),
             **(self._plane.counts() if self._plane else {}),
-            "submissions_refused": dict(self._intake.refused),
+            **self._intake.counts(),
         }
 
     # -- handlers --------------------------------------------------------------------------------------------
@@ -199,9 +199,8 @@ class RolloutService:
         self._installed(node, ask.held)
         stats.questions += 1
         question = stats.questions
-        asked_at = time.monotonic()
+        until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
         holding: set[tuple[str, int]] | None = {(group.group_id, i) for group in ask.holding for i in group.indices}
-        until = asked_at + min(ask.wait_s, MAX_WAIT_S)
         # A node that left, fell silent or asked anew does not hear this answer: leases in it would be lost.
         while self.samplers.get(node) is stats and stats.questions == question:
             seen = self._chances.count
@@ -295,15 +294,18 @@ class RolloutService:
         self._hear(node)
         plane, now = self._opened, time.monotonic()
         effects: list[Effect] = []
+        verdicts: list[Judged] = []
         useless = 0
         for one in opened.claimed:
             leased = plane.leased.holds(node, one.rollout.group_id, one.rollout.index)
-            said = plane.submit(node, one.lease, one.rollout, now=now, fault=one.fault)
-            useless += not leased and _verdict(said) != "accepted"
-            effects += said
+            judged, *more = plane.submit(node, one.lease, one.rollout, now=now, fault=one.fault)
+            assert isinstance(judged, Judged)
+            useless += not leased and judged.verdict != "accepted"
+            verdicts.append(judged)
+            effects += [judged, *more]
         self._intake.charge(node, useless, now=now)
         self._perform(effects)
-        return [effect for effect in effects if isinstance(effect, Judged)]
+        return verdicts
 
     async def _post_release(self, request: web.Request) -> web.Response:
         node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
@@ -441,12 +443,6 @@ class RolloutService:
 
 def _refuse(reason: Refusal, retry_after_s: float) -> web.Response:
     return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s)))
-
-
-def _verdict(effects: Sequence[Effect]) -> Verdict:
-    """Of one rollout: the first effect of its submission."""
-    assert isinstance(effects[0], Judged)
-    return effects[0].verdict
 
 
 def _come_back(why: str) -> web.Response:

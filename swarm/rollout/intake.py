@@ -11,8 +11,8 @@ that its headers state. Over a bound it is refused with the seconds after which 
 Who floods pays for it. A rollout is useful if it was accepted, or if its sample was leased to its sender when it came
 (stale, failed and malformed ones among them: the lease is then over). Every other one, a duplicate or an invention, is
 paid from the node's own purse: `spare_rollouts`, filled again by `spare_per_s`. The sizes of bodies are not known in
-advance, so a purse may be overdrawn by one submission. What a node is leased it can therefore always hand in, and what
-it can do besides costs the learner a share of a core that is known.
+advance, so a purse may be overdrawn by one submission, and until it is filled again nothing is taken of its node. What
+a node can do beyond its leases costs the learner a share of a core that is known.
 
 Nobody can be throttled by another. A purse is charged only for what a node's signature was checked over. Bodies in hand
 are counted by session, whose id the server told to its node alone; over plain HTTP whoever sees the line sees it too,
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from swarm.auth import Claim
 from swarm.rollout.leases import MAX_NODES
@@ -113,25 +113,24 @@ class Intake:
         self._purses: OrderedDict[NodeId, tuple[float, float]] = OrderedDict()
         self.refused: Counter[str] = Counter()
 
-    @property
-    def bodies(self) -> int:
-        """Submissions in hand."""
-        return sum(self._bodies.values())
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes of their bodies, as stated."""
-        return sum(self._bytes.values())
+    def counts(self) -> dict[str, Any]:
+        """For `status`: what is in hand, and what was refused by reason, in submissions."""
+        return {
+            "submissions_in_hand": sum(self._bodies.values()),
+            "submission_bytes_in_hand": sum(self._bytes.values()),
+            "submissions_refused": dict(self.refused),
+        }
 
     def admit(
         self, claim: Claim, nbytes: int | None, *, holds: bool, journal_bytes: int, now: float
     ) -> Body | Overloaded:
-        """Take a submission of `nbytes` (None if its sender does not say) in hand, or refuse it. `holds`: the node that
-        is claimed has samples leased; `journal_bytes` wait to be written."""
+        """Take a submission in hand, or refuse it. `nbytes`: what its headers state, None if they do not; `holds`: the
+        node that is claimed has samples leased; `journal_bytes` wait to be written."""
         limits = self._limits
         body = Body(
             session=claim.session,
-            nbytes=ROLLOUT_BODY_BYTES if nbytes is None else nbytes,
+            # One that states more than the cap is refused by whoever reads it, with a better reason.
+            nbytes=ROLLOUT_BODY_BYTES if nbytes is None else min(nbytes, ROLLOUT_BODY_BYTES),
             guest=not (holds and claim.proven),
         )
         if self._of_session[body.session] >= limits.bodies_of_session:
@@ -166,7 +165,8 @@ class Intake:
             or self._bytes[True] + body.nbytes > limits.guest_share * limits.body_bytes
         ):
             return False
-        return self.bodies < limits.bodies and self.body_bytes + body.nbytes <= limits.body_bytes
+        nbytes = sum(self._bytes.values()) + body.nbytes
+        return sum(self._bodies.values()) < limits.bodies and nbytes <= limits.body_bytes
 
     def _purse(self, node: NodeId, now: float) -> float:
         tokens, then = self._purses.get(node, (float(self._limits.spare_rollouts), now))
