@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from swarm.rollout.leases import LEASE_SLACK_S, MAX_HELD, MAX_NODES, MISSED_BEATS, LeaseTable, sample_seed
@@ -172,3 +174,47 @@ def test_one_node_may_hold_only_so_much(table: LeaseTable) -> None:
     assert table.room(ALICE) == MAX_HELD
     table.claim(group, ALICE, 4, now=0.0)
     assert table.room(ALICE) == MAX_HELD - 4
+
+
+def test_a_node_holds_what_it_was_leased_until_it_has_answered(table: LeaseTable) -> None:
+    group = open_group(table, 0)
+    assert not table.holds_any(ALICE)
+    table.claim(group, ALICE, 1, now=0.0)
+    assert table.holds_any(ALICE)
+    assert table.holds(ALICE, "t0", 0)
+    assert not table.holds(ALICE, "t0", 1)
+    assert not table.holds(BOB, "t0", 0)
+    assert not table.holds(NodeId("nobody"), "t0", 0)
+    table.answer(group, rollout(group_id="t0"), ALICE)
+    assert not table.holds_any(ALICE)
+
+
+def test_there_is_a_chance_when_a_sample_goes_back_to_waiting(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=4)
+
+    def chances_after(free: Callable[[], object]) -> int:
+        table.claim(group, ALICE, 1, now=0.0)
+        before = table.chances
+        free()
+        return table.chances - before
+
+    assert chances_after(lambda: table.release(ALICE, "t0", 0)) == 1
+    assert chances_after(lambda: table.keep(ALICE, [])) == 1
+    assert chances_after(lambda: table.take_overdue(now=2 * TIME_LIMIT_S)) == 1
+    assert chances_after(lambda: table.answer(group, rollout(index=0), ALICE)) == 0
+    assert chances_after(lambda: table.forget(ALICE)) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "scored", "chances"),
+    [(0, True, 0), (1, True, 1), (0, False, 1)],
+    ids=["as was thought", "due later", "dropped"],
+)
+def test_there_is_a_chance_when_a_group_leaves_the_table_sooner_or_is_due_later(
+    table: LeaseTable, version: int, scored: bool, chances: int
+) -> None:
+    group = open_group(table, 0, size=1)
+    table.answer(group, rollout(version=version), ALICE)
+    group.samples[0].score = Score(reward=1.0, exact=True) if scored else None
+    table.close(group)
+    assert table.chances == chances
