@@ -9,13 +9,14 @@ medians of the repeats; the first seconds of every phase do not count.
   where the machine has other work; latencies are from send to verdict.
 - Overload: the honest half submits at a moderate fixed rate, at first with the other half at rest, then with the other
   half sending ten times as much as it may. The flood is niced, or it would starve the honest half of the core that they
-  share and measure nothing but that.
+  share and measure nothing but that. The window begins when the flood has spent what a node may hand in for nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -212,10 +213,10 @@ def latencies_between(observed: Observed, before: Mark, after: Mark) -> list[flo
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the `ordered` values that `share` of them do not exceed."""
+    """The smallest of the `ordered` values that `share` (above 0) of them do not exceed."""
     if not ordered:
         return float("nan")
-    return ordered[min(len(ordered) - 1, max(0, -(-int(share * len(ordered) * 1000) // 1000) - 1))]
+    return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def medians(runs: Sequence[Figures]) -> Figures:

@@ -1,8 +1,8 @@
 """The samplers of the ingest benchmark: real clients with pre-made completions in the place of an engine.
 
-`steady` samplers submit one group after another, `paced` ones start a submission at fixed times whether or not the one
-before has been answered, and `flooding` ones send ten times what they may: each group once, then again and again, on
-eight connections, without heed of any Retry-After.
+`steady` samplers submit one group after another. `paced` ones have a group ready at fixed times; a submission counts
+from then on, so that one that has to wait for the one before it is not called fast. `flooding` ones send ten times what
+they may: each group once, and then again and again, on eight connections, without heed of any Retry-After.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import time
 from array import array
 from collections import Counter, deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -85,9 +86,10 @@ class Sampler:
         self._client = RolloutClient(self._peer, key.node_id, plan.learner_key)
         self._held = VersionId(incarnation=0, version=0)
         self._in_hand: set[SampleName] = set()
-        self._completions = cycle(completions(random.Random(seed)))
+        self._draw = random.Random(seed)
+        self._completions = cycle(completions(self._draw))
         self._leased: asyncio.Queue[SealedLease] = asyncio.Queue(maxsize=GROUPS_AHEAD)
-        self._phase = random.Random(seed).random()
+        self._phase = self._draw.random()
 
     async def run(self) -> None:
         """For ever."""
@@ -104,7 +106,6 @@ class Sampler:
 
     async def _ask(self) -> None:
         while True:
-            # Ask anew when all that was leased has been taken up.
             answer = await self._client.ask(
                 self._held, GROUPS_AHEAD * self._plan.group_size, ASK_WAIT_S, holding=self._in_hand
             )
@@ -118,12 +119,12 @@ class Sampler:
 
     async def _steady(self) -> None:
         while True:
-            await self._submit(await self._leased.get())
+            await self._submit(await self._leased.get(), time.monotonic())
 
     async def _paced(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            async for _ in self._ticks(self._plan.groups_per_s):
-                group.create_task(self._submit(await self._leased.get()))
+        async for due in self._ticks(self._plan.groups_per_s):
+            lease = await self._leased.get()
+            await self._submit(lease, due)
 
     async def _flood(self) -> None:
         under_way: set[asyncio.Task[None]] = set()
@@ -138,22 +139,21 @@ class Sampler:
             if len(under_way) >= FLOOD_CONNECTIONS:
                 self._observed.outcomes["all connections busy"] += 1
                 continue
-            task = asyncio.create_task(self._post(sent[-1] if tick % FLOOD_FACTOR == 0 else random.choice(sent)))
+            task = asyncio.create_task(self._post(sent[-1] if fresh else self._draw.choice(sent)))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
-    async def _ticks(self, per_s: float):  # type: ignore[no-untyped-def]
-        """Yield `per_s` times a second, as late as the loop makes it, never less often."""
-        at = time.monotonic() + self._phase / per_s
+    async def _ticks(self, per_s: float) -> AsyncIterator[float]:
+        """The times (monotonic) at which something is due, `per_s` a second; as soon as one has come."""
+        due = time.monotonic() + self._phase / per_s
         while True:
-            await asyncio.sleep(max(0.0, at - time.monotonic()))
-            at += 1.0 / per_s
-            yield None
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            yield due
+            due += 1.0 / per_s
 
-    async def _submit(self, lease: SealedLease) -> None:
+    async def _submit(self, lease: SealedLease, began: float) -> None:
         """Until there are verdicts, as a sampler does; what a full learner makes it wait counts."""
         answer = Answer(lease=lease, rollouts=self._rollouts(lease))
-        began = time.monotonic()
         while True:
             try:
                 verdicts = await self._client.submit([answer])

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models
 from swarm.auth import ServerSessions
 from swarm.http import session_route
 from swarm.node.http import NodeServer
-from swarm.rollout.api import RolloutService
+from swarm.rollout.api import RolloutService, Scorer
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.journal import Journal
 from swarm.rollout.plane import PlaneRules, RolloutPlane
@@ -163,7 +163,9 @@ class BenchmarkedLearner:
         )
 
 
-def scorer(rewards: RewardPool):  # type: ignore[no-untyped-def]
+def scorer(rewards: RewardPool) -> Scorer:
+    """Rewards as a learner node has them computed."""
+
     async def score(wanted: Sequence[ScoreWanted]) -> list[Score]:
         return await rewards.score(
             [Completion(prompt=one.prompt, token_ids=one.rollout.token_ids, seed=0) for one in wanted]
