@@ -55,7 +55,7 @@ class Plan:
     group_size: int = 8
     groups_per_step: int = 64
     max_staleness: int = 8
-    warm_s: float = 3.0
+    warm_s: float = 5.0
     measure_s: float = 10.0
     repeats: int = 3
     profile: Path | None = None
@@ -114,7 +114,7 @@ class Clients:
             core=cores()[1],
             nice=FLOOD_NICE if kind == "flooding" else 0,
         )
-        self._process = SPAWN.Process(target=run_clients, args=(plan, theirs))
+        self._process = SPAWN.Process(target=run_clients, args=(plan, theirs), daemon=True)
         self._process.start()
 
     def stop(self) -> Observed:

@@ -132,7 +132,8 @@ class Sampler:
         tick = 0
         async for _ in self._ticks(FLOOD_FACTOR * self._plan.groups_per_s):
             tick += 1
-            if not sent or (tick % FLOOD_FACTOR == 0 and not self._leased.empty()):
+            fresh = not sent or (tick % FLOOD_FACTOR == 0 and not self._leased.empty())
+            if fresh:
                 lease = await self._leased.get()
                 sent.append(self._body(lease))
                 self._in_hand.difference_update(lease.samples())

@@ -70,9 +70,9 @@ class IntakeLimits:
     most_retry_after_s: float = 60.0
     """A purse may be far overdrawn, but whoever comes too early is refused again."""
 
-    hold_s: float = 0.25
-    """How long the answer to one who is refused for what he does himself is held back. With its eight connections a
-    node that does not heed it comes 32 times a second, at 0.2 ms each."""
+    hold_s: float = 1.0
+    """How long the answer to one who is refused for what it does itself is held back: it was to wait as long anyway.
+    With its eight connections a node that does not heed Retry-After comes eight times a second, at 0.5 ms each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
