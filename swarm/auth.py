@@ -171,6 +171,16 @@ class Window:
             self.used |= 1 << -ahead
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Whose request this is by its header alone, which names the session that its node was told. `proven`: the session
+    has carried a valid request before, so whoever opened it has the node's key."""
+
+    session: bytes
+    node: NodeId
+    proven: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class _Granted:
     key: bytes
@@ -212,9 +222,10 @@ class ServerSessions:
         grant = SessionGranted(key=self._key.public_bytes, node=node, nonce=wish.nonce, session=session_id)
         return self._key.seal(GRANT_CONTEXT, encode(grant))
 
-    def check_header(self, header: str | None, *, now: float) -> None:
+    def check_header(self, header: str | None, *, now: float) -> Claim:
         """Unauthorized if no body could make this header valid. Cheap: to be asked before a body is read."""
-        self._find(header, now)
+        session, _, _, granted = self._find(header, now)
+        return Claim(session=session, node=granted.node, proven=session in self._proven)
 
     def check(self, header: str | None, method: str, path: str, body: bytes, *, now: float) -> NodeId:
         """The node that signed this request, which is then used up; Unauthorized for anything else.

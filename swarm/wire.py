@@ -79,6 +79,17 @@ def compress(data: bytes, *, level: int = 1) -> bytes:
     return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
 
 
+def stated_size(data: bytes | memoryview) -> int:
+    """The content size in the header of a zstd frame; ProtocolError if it is none, or does not say."""
+    try:
+        size = zstandard.frame_content_size(bytes(data[:64]))
+    except zstandard.ZstdError as error:
+        raise ProtocolError(f"not a zstd frame: {error}") from error
+    if size < 0:
+        raise ProtocolError("a zstd frame must state its content size")
+    return size
+
+
 def decompress(data: bytes | memoryview, *, cap_bytes: int, max_ratio: float) -> bytes:
     """The content of exactly one zstd frame of at most `cap_bytes`.
 

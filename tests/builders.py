@@ -261,6 +261,7 @@ class ListJournal:
     """Records in memory, committed at once."""
 
     fault = ""
+    pending_bytes = 0
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

@@ -90,9 +90,12 @@ def judge(
     next_batch: int,
     max_staleness: int,
     vocab_size: int,
+    fault: str | None = None,
 ) -> tuple[Verdict, str]:
-    """The verdict on a submitted rollout and one line for its sampler, before the table of leases is asked."""
-    fault = malformation(rollout, lease, vocab_size=vocab_size)
+    """The verdict on a submitted rollout and one line for its sampler, before the table of leases is asked. `fault` is
+    its malformation if that is known."""
+    if fault is None:
+        fault = malformation(rollout, lease, vocab_size=vocab_size)
     if fault:
         return "malformed", fault
     oldest = rollout.oldest

@@ -2,21 +2,28 @@
 
 An order that matters: what an answer rests on is committed to the journal before the answer is sent. So a sampler never
 holds a lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost.
+What is not committed in time is answered 503; handed in again it is a duplicate, of which the sampler hears once the
+original is committed.
+
+A submission is refused before its body is read where intake.py says so. Small ones are opened on the loop, large ones
+one after another in a thread; so beside the bodies themselves no more than one is unpacked at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 
-from swarm.auth import ServerSessions
-from swarm.errors import ProtocolError, TooLarge
+from swarm.auth import AUTH_HEADER, Claim, ServerSessions
+from swarm.errors import ProtocolError
 from swarm.http import Forbidden, binary, read_signed
+from swarm.rollout.changes import Changes
 from swarm.rollout.client import LEASE_CONTEXT
 from swarm.rollout.effects import (
     Effect,
@@ -30,19 +37,10 @@ from swarm.rollout.effects import (
     Refused,
     ScoreWanted,
 )
-from swarm.rollout.entries import (
-    BatchTaken,
-    Entry,
-    GroupDropped,
-    GroupOpened,
-    RolloutAccepted,
-    RolloutScored,
-    SamplesLeased,
-)
+from swarm.rollout.entries import BatchTaken, GroupDropped, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
+from swarm.rollout.intake import TEXTS, Intake, IntakeLimits, Overloaded
 from swarm.rollout.leases import MAX_NODES, Group
 from swarm.rollout.messages import (
-    LEASE_TOKEN_BYTES,
-    MAX_SUBMITTED,
     Beat,
     BeatReply,
     LeaseReply,
@@ -50,25 +48,20 @@ from swarm.rollout.messages import (
     Refusal,
     Release,
     RolloutVerdict,
-    Submission,
     SubmissionReply,
 )
 from swarm.rollout.plane import RolloutPlane
+from swarm.rollout.recording import COMMIT_S, FAULT_CHECK_S, Recorder, Recording
+from swarm.rollout.submissions import Opened, is_small, open_submission
 from swarm.rollout.tally import SamplerStats, Tally
-from swarm.signing import SigningKey, unseal
+from swarm.signing import SigningKey
 from swarm.types import Lease, NodeId, Prompt, Score, VersionId
-from swarm.wire import (
-    CONTROL_BODY_BYTES,
-    ROLLOUT_BODY_BYTES,
-    ROLLOUT_MAX_RATIO,
-    ROLLOUT_UNPACKED_BYTES,
-    decode,
-    decompress,
-    encode,
-)
+from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 
 MAX_WAIT_S = 20.0
 """Longest time that a request for leases is held open."""
+
+SLOW_COMMIT = "the learner has not yet recorded this: come again"
 
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[list[Score]]]
 Emit = Callable[..., None]
@@ -76,16 +69,6 @@ Emit = Callable[..., None]
 
 class ScoringFailed(Exception):
     """Raised by a Scorer whose rewards could not be computed."""
-
-
-class Recorder(Protocol):
-    """Where records go (journal.Journal). `fault` says why nothing can be written now, if so."""
-
-    fault: str
-
-    async def write(self, entries: Sequence[Entry]) -> None: ...
-
-    def enqueue(self, entries: Sequence[Entry]) -> None: ...
 
 
 class RolloutService:
@@ -100,6 +83,8 @@ class RolloutService:
         emit: Emit,
         on_installed: Callable[[NodeId, VersionId], None],
         on_gone: Callable[[NodeId], None],
+        limits: IntakeLimits | None = None,
+        commit_s: float = COMMIT_S,
     ) -> None:
         self._key = key
         self._sessions = sessions
@@ -108,9 +93,12 @@ class RolloutService:
         self._on_gone = on_gone
         self._plane: RolloutPlane | None = None
         self._scorer: Scorer | None = None
-        self._journal: Recorder | None = None
-        self._changed = asyncio.Condition()
-        self._changes = 0
+        self._records: Recording | None = None
+        self._intake = Intake(limits)
+        self._commit_s = commit_s
+        self._unpacking = asyncio.Lock()
+        self._chances, self._told = Changes(), 0
+        self._ready = Changes()
         self._scoring: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
         self._evaluated: asyncio.Future[Evaluated] | None = None
@@ -123,7 +111,7 @@ class RolloutService:
         those of restoring the plane."""
         self._plane = plane
         self._scorer = scorer
-        self._journal = journal
+        self._records = Recording(journal, commit_s=self._commit_s)
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
@@ -141,59 +129,63 @@ class RolloutService:
 
     async def published(self, version: VersionId) -> None:
         self._opened.published(version)
-        await self._notify()
+        self._chances.tell()
 
     async def next_batch(self) -> list[Group]:
         """The next batch as soon as there is one; once this returns it is on record."""
         plane = self._opened
-        seen = self._changes
+        seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
             until = plane.hold_until()
-            await self._wait_for_change(seen, None if until is None else max(0.0, until - time.monotonic()))
-            seen = self._changes
+            await self._ready.wait(seen, None if until is None else max(0.0, until - time.monotonic()))
+            seen = self._ready.count
         batch, effects = plane.take()
-        await self._perform_and_record(effects)
-        await self._notify()
+        self._perform(effects)
+        # A full disk keeps the trainer waiting for as long as it is full.
+        await self._recording.committed()
+        self._chances.tell()
         return batch
 
     async def set_bound(self, max_staleness: int) -> None:
         """Another S, from the next batch on."""
         self._perform(self._opened.set_bound(max_staleness))
-        await self._notify()
+        self._chances.tell()
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
         """Held-out prompts answered by samplers that hold `version` or newer."""
         self._evaluated = asyncio.get_running_loop().create_future()
         self._opened.evaluate(version, prompts)
-        await self._notify()
+        self._chances.tell()
         return await self._evaluated
 
     async def end(self, reason: Refusal) -> None:
         self._opened.end(reason)
         self.finished = reason == "finished"
-        await self._notify()
+        self._chances.tell()
 
     async def farewell(self, patience_s: float) -> None:
         """Wait until every sampler has heard that the run is over and left; a silent one is not waited for."""
-        try:
-            async with asyncio.timeout(patience_s), self._changed:
-                await self._changed.wait_for(lambda: not self.samplers)
-        except TimeoutError:
-            pass
+        until = time.monotonic() + patience_s
+        while self.samplers and (left := until - time.monotonic()) > 0:
+            await self._chances.wait(self._chances.count, left)
 
     async def watch_silence(self) -> None:
         """Take the samples of silent nodes, for ever. Raises what scoring in the background raised."""
-        while self._fault is None:
+        while (fault := self._broken) is None:
             due = self._plane.deadline() if self._plane else None
             await asyncio.sleep(1.0 if due is None else min(1.0, max(0.05, due - time.monotonic())))
             if self._plane and (effects := self._plane.tick(now=time.monotonic())):
                 self._perform(effects)
-                await self._notify()
-        raise self._fault
+                self._chances.tell()
+        raise fault
 
     def status(self) -> dict[str, Any]:
         """Samplers, verdicts and sizes for `status`."""
-        return {**self.tally.status(now=time.monotonic()), **(self._plane.counts() if self._plane else {})}
+        return {
+            **self.tally.status(now=time.monotonic()),
+            **(self._plane.counts() if self._plane else {}),
+            **self._intake.counts(),
+        }
 
     # -- handlers --------------------------------------------------------------------------------------------
 
@@ -207,24 +199,32 @@ class RolloutService:
         self._installed(node, ask.held)
         stats.questions += 1
         question = stats.questions
-        asked_at = time.monotonic()
+        until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
         holding: set[tuple[str, int]] | None = {(group.group_id, i) for group in ask.holding for i in group.indices}
-        until = asked_at + min(ask.wait_s, MAX_WAIT_S)
         # A node that left, fell silent or asked anew does not hear this answer: leases in it would be lost.
         while self.samplers.get(node) is stats and stats.questions == question:
-            seen = self._changes
+            seen = self._chances.count
+            left = until - time.monotonic()
+            if self._recording.fault:
+                # No group is opened that cannot be recorded. Nobody tells when that is over.
+                if left <= 0:
+                    break
+                self._plane.beat(node, now=time.monotonic())
+                await self._chances.wait(seen, min(left, FAULT_CHECK_S))
+                continue
             # A beat may have told of a newer install while this question was held open.
             held = max(ask.held, stats.installed or ask.held)
             *records, answer = self._plane.ask(node, held, ask.capacity, now=asked_at, holding=holding)
             holding = None
+            self._perform(records)
             if isinstance(answer, Granted):
-                await self._perform_and_record(records)
+                if not await self._recording.committed_soon():
+                    return _come_back(SLOW_COMMIT)
                 return binary(encode(LeaseReply(leases=tuple(self._seal(lease) for lease in answer.leases))))
             assert isinstance(answer, Refused)
-            left = until - time.monotonic()
             if answer.reason != "paced" or left <= 0:
                 return _refuse(answer.reason, answer.retry_after_s)
-            await self._wait_for_change(seen, left)
+            await self._chances.wait(seen, left)
         return _refuse("paced", self._plane.rules.beat_s)
 
     async def _post_beat(self, request: web.Request) -> web.Response:
@@ -241,28 +241,71 @@ class RolloutService:
             if installed is not None and installed != stats.installed and not self._is_ahead(installed):
                 self._installed(node, installed)
                 # A question that this node has open may now be answered with leases for the newer version.
-                await self._notify()
+                self._chances.tell()
         dropped = self.tally.dropped_of(node)
         return binary(encode(BeatReply(newest=newest, finished=self.finished, dropped=dropped)))
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
-        if self._plane is None or self._journal is None:
+        if self._plane is None:
             return _come_back("the learner is starting")
-        if self._journal.fault:
-            return _come_back(self._journal.fault)
+        if self._recording.fault:
+            return _come_back(self._recording.fault)
+        claim = self._sessions.check_header(request.headers.get(AUTH_HEADER), now=time.monotonic())
+        body = self._intake.admit(
+            claim,
+            request.content_length,
+            holds=self._plane.leased.holds_any(claim.node),
+            journal_bytes=self._recording.pending_bytes,
+            now=time.monotonic(),
+        )
+        if isinstance(body, Overloaded):
+            return await self._put_off(claim, body)
+        try:
+            return await self._take_in(request)
+        finally:
+            self._intake.done(body)
+
+    async def _put_off(self, claim: Claim, why: Overloaded) -> web.Response:
+        """Refuse a submission unread. Who does not heed Retry-After is slowed down to what costs us little."""
+        self.tally.overloaded(claim.node)
+        await asyncio.sleep(why.hold_s)
+        text = f"overloaded: {TEXTS[why.reason]}"
+        return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(why.retry_after_s))})
+
+    async def _take_in(self, request: web.Request) -> web.Response:
+        """Read, open, judge and record a submission."""
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
-        submission, leases = await asyncio.to_thread(self._open_submission, body)
-        self._check_sender(node, submission.node)
-        self._hear(node)
-        effects: list[Effect] = []
-        for item, lease in zip(submission.items, leases, strict=True):
-            for rollout in item.rollouts:
-                effects += self._plane.submit(node, lease, rollout, now=time.monotonic())
-        await self._perform_and_record(effects)
-        await self._notify()
-        judged = [effect for effect in effects if isinstance(effect, Judged)]
+        if is_small(body):
+            judged = self._judge(node, self._open(body))
+        else:
+            async with self._unpacking:
+                judged = self._judge(node, await asyncio.to_thread(self._open, body))
+        if not await self._recording.committed_soon():
+            return _come_back(SLOW_COMMIT)
         verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
         return binary(encode(SubmissionReply(verdicts=verdicts)))
+
+    def _open(self, body: bytes) -> Opened:
+        return open_submission(body, self._key.public_bytes, self._opened.rules.vocab_size)
+
+    def _judge(self, node: NodeId, opened: Opened) -> list[Judged]:
+        """The verdicts on a submission of `node`, with all that follows from them."""
+        self._check_sender(node, opened.node)
+        self._hear(node)
+        plane, now = self._opened, time.monotonic()
+        effects: list[Effect] = []
+        verdicts: list[Judged] = []
+        useless = 0
+        for one in opened.claimed:
+            leased = plane.leased.holds(node, one.rollout.group_id, one.rollout.index)
+            judged, *more = plane.submit(node, one.lease, one.rollout, now=now, fault=one.fault)
+            assert isinstance(judged, Judged)
+            useless += not leased and judged.verdict != "accepted"
+            verdicts.append(judged)
+            effects += [judged, *more]
+        self._intake.charge(node, useless, now=now)
+        self._perform(effects)
+        return verdicts
 
     async def _post_release(self, request: web.Request) -> web.Response:
         node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
@@ -277,7 +320,7 @@ class RolloutService:
         if release.forget and self.samplers.pop(node, None) is not None:
             self._emit("sampler_left", node=node, samples_released=sum(len(held.indices) for held in release.samples))
             self._on_gone(node)
-        await self._notify()
+        self._chances.tell()
         return binary(b"")
 
     def _check_sender(self, node: NodeId, named: str) -> None:
@@ -286,28 +329,10 @@ class RolloutService:
             self._sessions.refused["other_node"] += 1
             raise Forbidden(f"this is signed by node {node} and speaks for {named[:64]}")
 
-    def _open_submission(self, body: bytes) -> tuple[Submission, list[Lease]]:
-        """Unpack and check the seals; blocking. A small body may unpack to a large one."""
-        content = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
-        submission = decode(content, Submission, cap_bytes=ROLLOUT_UNPACKED_BYTES)
-        if sum(len(item.rollouts) for item in submission.items) > MAX_SUBMITTED:
-            raise TooLarge(f"a submission of more than {MAX_SUBMITTED} rollouts")
-        return submission, [self._unseal(item.lease) for item in submission.items]
-
-    def _unseal(self, token: bytes) -> Lease:
-        body = unseal(LEASE_CONTEXT, token, self._key.public_bytes, cap_bytes=LEASE_TOKEN_BYTES)
-        return decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
-
     def _seal(self, lease: Lease) -> bytes:
         return self._key.seal(LEASE_CONTEXT, encode(lease))
 
     # -- effects ---------------------------------------------------------------------------------------------
-
-    async def _perform_and_record(self, effects: Sequence[Effect]) -> None:
-        """As _perform, until everything recorded so far is committed: an answer that rests on it may be sent."""
-        assert self._journal is not None
-        self._perform(effects)
-        await self._journal.write(())
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         wanted: list[ScoreWanted] = []
@@ -340,13 +365,12 @@ class RolloutService:
         judged = [effect for effect in effects if isinstance(effect, Judged)]
         self.tally.judged(judged, now=time.monotonic())
         self._tell_malformed([one for one in judged if one.verdict == "malformed"])
-        self._record(records)
-        self._have_scored(wanted)
-
-    def _record(self, records: Sequence[Record]) -> None:
         if records:
-            assert self._journal is not None
-            self._journal.enqueue(records)
+            self._recording.enqueue(records)
+        self._have_scored(wanted)
+        if self._opened.leased.chances != self._told:
+            self._told = self._opened.leased.chances
+            self._chances.tell()
 
     def _have_scored(self, wanted: Sequence[ScoreWanted]) -> None:
         for _, group in groupby(wanted, key=lambda asked: asked.group_id):
@@ -378,7 +402,7 @@ class RolloutService:
             self._emit("reward_failed", group=wanted[0].group_id, reason=str(error), rollouts=len(wanted))
             effects += self._opened.unscorable(wanted[0].group_id, "reward_failed")
         self._perform(effects)
-        await self._notify()
+        self._ready.tell()
 
     def _hear(self, node: NodeId) -> SamplerStats:
         stats = self.samplers.get(node)
@@ -402,23 +426,19 @@ class RolloutService:
         self.samplers[node].installed = version
         self._on_installed(node, version)
 
-    async def _wait_for_change(self, seen: int, seconds: float | None) -> None:
-        """Until something has changed since `seen` changes, or for so long."""
-        try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self._changes != seen)
-        except TimeoutError:
-            pass
-
-    async def _notify(self) -> None:
-        self._changes += 1
-        async with self._changed:
-            self._changed.notify_all()
+    @property
+    def _broken(self) -> BaseException | None:
+        return self._fault or (self._records.broken if self._records else None)
 
     @property
     def _opened(self) -> RolloutPlane:
         assert self._plane is not None
         return self._plane
+
+    @property
+    def _recording(self) -> Recording:
+        assert self._records is not None
+        return self._records
 
 
 def _refuse(reason: Refusal, retry_after_s: float) -> web.Response:

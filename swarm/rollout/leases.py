@@ -147,6 +147,10 @@ class LeaseTable:
         self._unfilled: dict[GroupId, Group] = {}
         self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
+        self.chances = 0
+        """Rises whenever something happened here after which a node that got nothing may get something: a sample went
+        back to waiting, a node has nothing left in its hands, a group was dropped, or one turned out to be due later
+        than was thought."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -191,6 +195,8 @@ class LeaseTable:
         """Remove a group, taking its samples from the nodes that hold them."""
         del self._groups[group.group_id]
         self._age(group, -1)
+        due_later = group.oldest_version > group.min_version.version
+        self.chances += group.purpose == "eval" or not group.complete or due_later
         for sample in group.samples:
             self._take_back(group, sample)
         self._unfilled.pop(group.group_id, None)
@@ -205,13 +211,19 @@ class LeaseTable:
         open_to_it = [group for group in self._unfilled.values() if group.min_version <= held]
         return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
 
+    def holds(self, node: NodeId, group_id: str, index: int) -> bool:
+        """Whether this sample is leased to `node` now."""
+        state = self._nodes.get(node)
+        return state is not None and (group_id, index) in state.held
+
+    def holds_any(self, node: NodeId) -> bool:
+        """Whether `node` has samples in its hands."""
+        state = self._nodes.get(node)
+        return state is not None and bool(state.held)
+
     def room(self, node: NodeId) -> int:
         """How many more samples `node`, which was heard before, may hold."""
         return MAX_HELD - len(self._nodes[node].held)
-
-    def holds(self, node: NodeId) -> bool:
-        """Whether `node`, which was heard before, has samples in its hands."""
-        return bool(self._nodes[node].held)
 
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
         """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
@@ -249,14 +261,14 @@ class LeaseTable:
         group = self.group(group_id)
         if group is None or index >= len(group.samples) or group.samples[index].node != node:
             return False
-        self._take_back(group, group.samples[index])
+        self._free(group, group.samples[index])
         return True
 
     def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
         """Put back what `node` holds here and not in its own words: the grant was lost, or a former life had it."""
         state = self._nodes[node]
         for group_id, index in [name for name in state.held if name not in holding]:
-            self._take_back(self._groups[group_id], self._groups[group_id].samples[index])
+            self._free(self._groups[group_id], self._groups[group_id].samples[index])
 
     def hear(self, node: NodeId, *, now: float) -> bool:
         """Note a sign of life. False if the table of nodes is full."""
@@ -281,6 +293,7 @@ class LeaseTable:
         for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
             self._wait(self._groups[group_id], 1)
+        self.chances += len(state.held)
         return len(state.held)
 
     def silent(self, *, now: float) -> list[NodeId]:
@@ -293,7 +306,7 @@ class LeaseTable:
         for node, state in self._nodes.items():
             overdue = tuple(name for name, due in state.held.items() if due <= now)
             for group_id, index in overdue:
-                self._take_back(self._groups[group_id], self._groups[group_id].samples[index])
+                self._free(self._groups[group_id], self._groups[group_id].samples[index])
             if overdue:
                 taken.append((node, overdue))
         return taken
@@ -319,9 +332,17 @@ class LeaseTable:
         self._wait(group, -1)
         self._nodes[node].held[group.group_id, sample.spec.index] = due
 
+    def _free(self, group: Group, sample: Sample) -> None:
+        """Take a sample from its node for another one to have."""
+        self._take_back(group, sample)
+        self.chances += 1
+
     def _take_back(self, group: Group, sample: Sample) -> None:
         if sample.node is not None:
-            self._nodes[sample.node].held.pop((group.group_id, sample.spec.index), None)
+            held = self._nodes[sample.node].held
+            held.pop((group.group_id, sample.spec.index), None)
+            # Who has nothing left in its hands may be given what one that asks ahead is not.
+            self.chances += not held
             sample.node = None
             self._wait(group, 1)
 

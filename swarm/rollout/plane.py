@@ -46,17 +46,7 @@ from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
 from swarm.rollout.pacing import Pacing
 from swarm.rollout.verdicts import is_current, train_id, verdict_on, was_lowered
-from swarm.types import (
-    Lease,
-    NodeId,
-    Prompt,
-    Rollout,
-    SamplingRules,
-    Score,
-    SwarmId,
-    Verdict,
-    VersionId,
-)
+from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 RETURN_S = 30.0
 """After a restart a sampler is back within its longest pause between two tries (node/link.py); only then its beats
@@ -148,11 +138,18 @@ class RolloutPlane:
         if self._table.hear(node, now=now) and tokens_per_s > 0:
             self._table.measured(node, tokens_per_s)
 
-    def submit(self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float) -> list[Effect]:
-        """An answer under a lease whose seal was checked."""
+    @property
+    def leased(self) -> LeaseTable:
+        """Who holds what. To be read alone."""
+        return self._table
+
+    def submit(
+        self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float, fault: str | None = None
+    ) -> list[Effect]:
+        """An answer under a lease whose seal was checked. `fault`: its malformation, if that was asked before."""
         self._table.hear(node, now=now)
         group = self._table.group(rollout.group_id)
-        verdict, detail = self._judge(node, lease, rollout)
+        verdict, detail = self._judge(node, lease, rollout, fault)
         failed = rollout.finish == "failed"
         judged = Judged(
             rollout_id=rollout.rollout_id,
@@ -298,7 +295,7 @@ class RolloutPlane:
         shares: list[Share] = []
         records: list[GroupOpened | SamplesLeased] = []
         capacity = min(capacity, self._table.room(node))
-        ahead = self._table.holds(node)
+        ahead = self._table.holds_any(node)
 
         def claim(group: Group) -> None:
             nonlocal capacity
@@ -375,7 +372,7 @@ class RolloutPlane:
             time_limit_s=share.time_limit_s,
         )
 
-    def _judge(self, node: NodeId, lease: Lease, rollout: Rollout) -> tuple[Verdict, str]:
+    def _judge(self, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None) -> tuple[Verdict, str]:
         if lease.node != node or lease.swarm != self.rules.swarm or self.newest is None:
             return "malformed", "this lease was not given to this node by this learner"
         return verdict_on(
@@ -388,6 +385,7 @@ class RolloutPlane:
             next_batch=self.next_batch,
             max_staleness=self.max_staleness,
             vocab_size=self.rules.vocab_size,
+            fault=fault,
         )
 
     def _failed(self, node: NodeId, group: Group, rollout: Rollout) -> list[Effect]:

@@ -51,6 +51,12 @@ class Tally:
         if accepted := sum(one.counted_as == "accepted" for one in judged):
             self._accepted.append((now, accepted))
 
+    def overloaded(self, node: NodeId) -> None:
+        """Count a submission, of however many rollouts, that was refused unread; `node` by its own word."""
+        self.verdicts["overloaded"] += 1
+        if node in self.samplers:
+            self.samplers[node].verdicts["overloaded"] += 1
+
     def drop(self, dropped: GroupDropped) -> None:
         """Count accepted rollouts that were dropped, with whoever made them: MAX_NODES of these at most."""
         self.dropped[dropped.reason] += dropped.rollouts

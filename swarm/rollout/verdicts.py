@@ -23,13 +23,21 @@ def verdict_on(
     next_batch: int,
     max_staleness: int,
     vocab_size: int,
+    fault: str | None = None,
 ) -> tuple[Verdict, str]:
     """What becomes of `rollout` by `node` under a lease whose seal was checked, and one line for its sampler.
 
-    `group` is the one that the lease names, if it is open; `opened` is the number of the next group for training.
+    `group` is the one that the lease names, if it is open; `opened` is the number of the next group for training;
+    `fault` is what admission.malformation said of it, if that was asked before.
     """
     verdict, detail = judge(
-        rollout, lease, newest=newest, next_batch=next_batch, max_staleness=max_staleness, vocab_size=vocab_size
+        rollout,
+        lease,
+        newest=newest,
+        next_batch=next_batch,
+        max_staleness=max_staleness,
+        vocab_size=vocab_size,
+        fault=fault,
     )
     if verdict == "malformed":
         return verdict, detail

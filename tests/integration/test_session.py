@@ -25,14 +25,15 @@ from swarm.types import Address
 from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, decode, encode
 from tests.builders import OTHER_KEY, v
 from tests.integration.hanging_engine import VARIABLE
+from tests.learner_face import BOB, Learner, answers_to, leases_for
 from tests.publishers import Publisher, hand_over
 from tests.unit.test_data_plane import LISTED, Hearer, running
-from tests.unit.test_rollout_service import BOB, Learner, answers_to, leases_for
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
 CAPACITY = 4
-ALL = 12
-"""Samples that the test's learner leases out before it waits for training: 3 batches of 2 groups of 2."""
+ALL = 8
+"""Samples that the test's learner leases to one that asks ahead, before it waits for training: 2 batches of 2 groups of
+2; the third is for samplers that could begin at once."""
 
 
 class Line:

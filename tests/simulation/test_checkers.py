@@ -81,8 +81,10 @@ def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:
 def _answers_are_accepted_twice(patch: pytest.MonkeyPatch) -> None:
     judge = RolloutPlane._judge
 
-    def lenient(plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout) -> tuple[Verdict, str]:
-        verdict, detail = judge(plane, node, lease, rollout)
+    def lenient(
+        plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None
+    ) -> tuple[Verdict, str]:
+        verdict, detail = judge(plane, node, lease, rollout, fault)
         return ("accepted", "") if detail == "this sample is answered" else (verdict, detail)
 
     patch.setattr(RolloutPlane, "_judge", lenient)
@@ -91,8 +93,10 @@ def _answers_are_accepted_twice(patch: pytest.MonkeyPatch) -> None:
 def _failures_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
     judge = RolloutPlane._judge
 
-    def lenient(plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout) -> tuple[Verdict, str]:
-        verdict, detail = judge(plane, node, lease, rollout)
+    def lenient(
+        plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None
+    ) -> tuple[Verdict, str]:
+        verdict, detail = judge(plane, node, lease, rollout, fault)
         return ("accepted", "") if detail.startswith("this failure is known") else (verdict, detail)
 
     patch.setattr(RolloutPlane, "_judge", lenient)

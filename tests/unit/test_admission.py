@@ -257,3 +257,15 @@ def test_honest_extremes_of_log_probs_pass(value: float) -> None:
 
 def test_an_answer_of_full_length_and_the_last_word_of_the_vocabulary_passes() -> None:
     assert malformation(rollout(tokens=[VOCAB - 1] * 6, finish="length"), lease(), vocab_size=VOCAB) == ""
+
+
+def test_a_fault_that_was_found_before_is_not_looked_for_again() -> None:
+    """What took its time is done in another thread."""
+    good = rollout()
+
+    def judged(answer: Rollout, fault: str | None) -> tuple[str, str]:
+        return judge(answer, lease(), newest=v(0), next_batch=0, max_staleness=0, vocab_size=VOCAB, fault=fault)
+
+    assert judged(good, "too short") == ("malformed", "too short")
+    assert judged(rollout(tokens=(99,)), "") == ("accepted", "")
+    assert judged(rollout(tokens=(99,)), None)[0] == "malformed"

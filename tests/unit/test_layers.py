@@ -14,6 +14,7 @@ CORES = (
     "swarm.auth",
     "swarm.node.limits",
     "swarm.rollout.admission",
+    "swarm.rollout.intake",
     "swarm.rollout.leases",
     "swarm.rollout.buffer",
     "swarm.rollout.pacing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -267,3 +268,53 @@ def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> N
         assert all(one.waiting == sum(sample.waiting for sample in one.samples) for one in table.groups())
         unfilled.update(one.group_id in fillable for one in table.groups())
     assert min(unfilled.values()) > 100
+
+
+def test_a_node_holds_what_it_was_leased_until_it_has_answered(table: LeaseTable) -> None:
+    group = open_group(table, 0)
+    assert not table.holds_any(ALICE)
+    table.claim(group, ALICE, 1, now=0.0)
+    assert table.holds_any(ALICE)
+    assert table.holds(ALICE, "t0", 0)
+    assert not table.holds(ALICE, "t0", 1)
+    assert not table.holds(BOB, "t0", 0)
+    assert not table.holds(NodeId("nobody"), "t0", 0)
+    table.answer(group, rollout(group_id="t0"), ALICE)
+    assert not table.holds_any(ALICE)
+
+
+def test_there_is_a_chance_when_a_sample_goes_back_to_waiting(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=4)
+
+    def chances_after(free: Callable[[], object]) -> int:
+        table.claim(group, ALICE, 1, now=0.0)
+        before = table.chances
+        free()
+        return table.chances - before
+
+    in_hand = open_group(table, 1, size=1)
+    table.claim(in_hand, ALICE, 1, now=TIME_LIMIT_S)
+    assert chances_after(lambda: table.release(ALICE, "t0", 0)) == 1
+    assert chances_after(lambda: table.keep(ALICE, [("t1", 0)])) == 1
+    assert chances_after(lambda: table.take_overdue(now=TIME_LIMIT_S + 2 * LEASE_SLACK_S)) == 1
+    assert chances_after(lambda: table.answer(group, rollout(index=0), ALICE)) == 0
+    # With that its hands are empty, and who asks ahead no more may get more.
+    before = table.chances
+    table.answer(in_hand, rollout(group_id="t1"), ALICE)
+    assert table.chances == before + 1
+    assert chances_after(lambda: table.forget(ALICE)) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "scored", "chances"),
+    [(0, True, 0), (1, True, 1), (0, False, 1)],
+    ids=["as was thought", "due later", "dropped"],
+)
+def test_there_is_a_chance_when_a_group_leaves_the_table_sooner_or_is_due_later(
+    table: LeaseTable, version: int, scored: bool, chances: int
+) -> None:
+    group = open_group(table, 0, size=1)
+    table.answer(group, rollout(version=version), ALICE)
+    group.samples[0].score = Score(reward=1.0, exact=True) if scored else None
+    table.close(group)
+    assert table.chances == chances

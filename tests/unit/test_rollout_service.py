@@ -4,100 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import pytest
-from aiohttp import web
 
-from swarm.auth import ServerSessions, Unauthorized
-from swarm.errors import TooLarge
-from swarm.http import Forbidden, PeerClient, guard, session_route
-from swarm.rollout.api import RolloutService, ScoringFailed
-from swarm.rollout.client import Answer, RolloutClient, SealedLease
+from swarm.auth import Unauthorized
+from swarm.errors import EchoError, TooLarge
+from swarm.http import Busy, Forbidden
+from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.effects import ScoreWanted
+from swarm.rollout.entries import Entry
+from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
-from swarm.rollout.plane import RolloutPlane
-from swarm.signing import SigningKey
-from swarm.types import Address, NodeId, Score
+from swarm.types import Score
 from swarm.wire import compress, encode
-from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
-
-ALICE, BOB = KEY.node_id, OTHER_KEY.node_id
-
-WAIT_S = 20.0
-"""Questions may be held open this long; no test waits for it."""
-
-
-class Learner:
-    """A RolloutService behind a server on loopback, and clients for it."""
-
-    def __init__(self) -> None:
-        self.key = SigningKey.generate()
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.gone: list[NodeId] = []
-        self.sessions = ServerSessions(self.key, b"")
-        self.plane: RolloutPlane = new_plane(newest=None)
-        self.unscorable: set[str] = set()
-        self.journal = ListJournal()
-        self.service = RolloutService(
-            key=self.key,
-            sessions=self.sessions,
-            emit=lambda kind, **fields: self.events.append((kind, fields)),
-            on_installed=lambda node, version: None,
-            on_gone=self.gone.append,
-        )
-        self.peers: dict[NodeId, PeerClient] = {}
-
-    def client(self, node: NodeId, *, named: NodeId | None = None) -> RolloutClient:
-        """Calls signed by `node`, which name it, or `named` in its place."""
-        return RolloutClient(self.peers[node], named or node, self.key.public_bytes)
-
-    async def open(self) -> None:
-        self.service.open(self.plane, self._score, self.journal)
-        await self.service.published(v(0))
-
-    async def knows(self, node: NodeId) -> None:
-        """Until a request of `node` has arrived."""
-        while node not in self.service.samplers:  # noqa: ASYNC110 - the service has no event for a test to wait on
-            await asyncio.sleep(0)
-
-    async def _score(self, wanted: Sequence[ScoreWanted]) -> list[Score]:
-        if self.unscorable & {asked.group_id for asked in wanted}:
-            raise ScoringFailed("no")
-        return [Score(reward=0.5, exact=False) for _ in wanted]
+from tests.builders import ListJournal, rollout, v
+from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
 
 
 @pytest.fixture
 async def learner() -> AsyncIterator[Learner]:
-    learner = Learner()
-    app = web.Application(middlewares=[guard])
-    app.add_routes([session_route(learner.sessions), *learner.service.routes()])
-    runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = Address(host="127.0.0.1", port=runner.addresses[0][1])
-    async with (
-        PeerClient(address, key=KEY, server=learner.key.node_id) as learner.peers[ALICE],
-        PeerClient(address, key=OTHER_KEY, server=learner.key.node_id) as learner.peers[BOB],
-    ):
+    async with serving(Learner()) as learner:
         yield learner
-    await runner.cleanup()
-
-
-async def leases_for(learner: Learner, node: NodeId, capacity: int) -> list[SealedLease]:
-    given = await learner.client(node).ask(v(0), capacity, WAIT_S, holding=())
-    assert isinstance(given, list), given
-    return given
-
-
-def answers_to(given: list[SealedLease]) -> list[Answer]:
-    return [
-        Answer(
-            lease=one,
-            rollouts=tuple(rollout(group_id=one.lease.group_id, index=s.index) for s in one.lease.samples),
-        )
-        for one in given
-    ]
 
 
 async def test_a_sampler_is_told_that_the_learner_is_starting(learner: Learner) -> None:
@@ -241,3 +168,166 @@ async def test_what_is_not_signed_is_not_looked_at(learner: Learner) -> None:
         with pytest.raises(Unauthorized, match="sign this request"):
             await call
     assert learner.service.samplers == {}
+
+
+# -- when it is too much -------------------------------------------------------------------------------------
+
+
+async def test_a_full_learner_refuses_a_submission_unread_and_counts_it() -> None:
+    async with serving(Learner(limits=IntakeLimits(bodies=0))) as learner:
+        await learner.open()
+        await learner.client(ALICE).beat(v(0), 0, 0.0)
+        reader, writer = await learner.begin_submission(ALICE, stated=8_000_000)
+        answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+        assert answer.startswith("HTTP/1.1 429")
+        assert "Retry-After: 1\r\n" in answer
+        assert (await reader.readline()).startswith(b"overloaded: ")
+        writer.close()
+        status = learner.service.status()
+        assert status["verdicts"] == {"overloaded": 1}
+        assert status["samplers"][0]["verdicts"] == {"overloaded": 1}
+        assert (status["submissions_in_hand"], status["submissions_refused"]) == (0, {"bodies": 1})
+
+
+async def test_a_refused_sampler_hears_when_to_come_back() -> None:
+    async with serving(Learner(limits=IntakeLimits(bodies=0, retry_after_s=6.5))) as learner:
+        await learner.open()
+        with pytest.raises(Busy, match="overloaded") as refused:
+            await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 1)))
+        assert refused.value.retry_after_s == 7.0
+
+
+async def test_whoever_opens_submissions_and_sends_nothing_stands_in_nobody_elses_way() -> None:
+    async with serving(Learner(limits=IntakeLimits(hold_s=0.0))) as learner:
+        await learner.open()
+        given = {node: answers_to(await leases_for(learner, node, 1)) for node in (ALICE, BOB)}
+        opened = [await learner.begin_submission(ALICE) for _ in range(2)]
+        await learner.shows(lambda status: status["submissions_in_hand"] == 2)
+        with pytest.raises(Busy, match="overloaded: you have two submissions under way"):
+            await learner.client(ALICE).submit(given[ALICE])
+        assert [one.verdict for one in await learner.client(BOB).submit(given[BOB])] == ["accepted"]
+        for _, writer in opened:
+            writer.close()
+        await learner.shows(lambda status: status["submissions_in_hand"] == 0)
+        assert [one.verdict for one in await learner.client(ALICE).submit(given[ALICE])] == ["accepted"]
+
+
+async def test_whoever_hands_in_what_nobody_asked_for_is_refused_alone() -> None:
+    async with serving(Learner(limits=IntakeLimits(spare_rollouts=2, spare_per_s=1e-9, hold_s=0.0))) as learner:
+        await learner.open()
+        given = {node: answers_to(await leases_for(learner, node, 2)) for node in (ALICE, BOB)}
+        for expected in ("accepted", "duplicate"):
+            assert {one.verdict for one in await learner.client(ALICE).submit(given[ALICE])} == {expected}
+        with pytest.raises(Busy, match="overloaded: you hand in far more than you were leased"):
+            await learner.client(ALICE).submit(given[ALICE])
+        assert {one.verdict for one in await learner.client(BOB).submit(given[BOB])} == {"accepted"}
+
+
+async def test_what_answers_a_lease_costs_its_sampler_nothing_whatever_becomes_of_it() -> None:
+    async with serving(Learner(limits=IntakeLimits(spare_rollouts=1, spare_per_s=1e-9, hold_s=0.0))) as learner:
+        await learner.open()
+        for _ in range(3):
+            (one,) = await leases_for(learner, ALICE, 1)
+            bad = rollout(group_id=one.lease.group_id, index=one.lease.samples[0].index, tokens=[99])
+            (verdict,) = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(bad,))])
+            assert verdict.verdict == "malformed"
+
+
+async def test_submissions_wait_outside_while_the_journal_has_too_much_to_write(learner: Learner) -> None:
+    await learner.open()
+    answers = answers_to(await leases_for(learner, ALICE, 1))
+    learner.journal.pending_bytes = 1 << 30
+    with pytest.raises(Busy, match="overloaded: the learner has more to write than its disk takes"):
+        await learner.client(ALICE).submit(answers)
+    learner.journal.pending_bytes = 0
+    assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["accepted"]
+
+
+# -- a journal that is slow, full or broken ------------------------------------------------------------------
+
+
+class SlowJournal(ListJournal):
+    """Commits while `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        self.enqueue(entries)
+        await self.free.wait()
+
+
+async def test_a_duplicate_is_told_only_once_its_original_is_committed() -> None:
+    learner = Learner(commit_s=0.0)
+    learner.journal = journal = SlowJournal()
+    async with serving(learner):
+        await learner.open()
+        answers = answers_to(await leases_for(learner, ALICE, 2))
+        journal.free.clear()
+        for _ in range(2):
+            with pytest.raises(Busy, match="not yet recorded"):
+                await learner.client(ALICE).submit(answers)
+        journal.free.set()
+        assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["duplicate"] * 2
+
+
+async def test_leases_that_are_not_recorded_in_time_are_not_given_out() -> None:
+    learner = Learner(commit_s=0.0)
+    learner.journal = journal = SlowJournal()
+    async with serving(learner):
+        await learner.open()
+        journal.free.clear()
+        with pytest.raises(Busy, match="not yet recorded"):
+            await learner.client(ALICE).ask(v(0), 2, WAIT_S, holding=())
+        journal.free.set()
+        (again,) = await leases_for(learner, ALICE, 2)
+        assert again.lease.group_id == "t0"
+
+
+async def test_while_the_disk_is_full_nothing_is_taken_or_opened_and_questions_wait(learner: Learner) -> None:
+    await learner.open()
+    answers = answers_to(await leases_for(learner, ALICE, 2))
+    learner.journal.fault = "the disk is full: free 3 MB"
+    with pytest.raises(Busy, match="the disk is full: free 3 MB"):
+        await learner.client(ALICE).submit(answers)
+    waiting = asyncio.create_task(leases_for(learner, BOB, 1))
+    await learner.knows(BOB)
+    await learner.service.published(v(1))
+    assert learner.plane.counts()["groups_open"] == 1
+    learner.journal.fault = ""
+    await learner.service.published(v(2))
+    (one,) = await waiting
+    assert one.lease.group_id == "t1"
+    assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["accepted"] * 2
+
+
+async def test_a_question_is_not_held_longer_than_it_asks_for_by_a_full_disk(learner: Learner) -> None:
+    await learner.open()
+    learner.journal.fault = "the disk is full"
+    assert (await learner.client(ALICE).ask(v(0), 1, 0.0, holding=()))[0] == "paced"
+
+
+class BrokenJournal(ListJournal):
+    """Takes no more once it is `broken`."""
+
+    broken = False
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        if self.broken:
+            raise EchoError("the journal cannot be written: bad sector")
+        await super().write(entries)
+
+
+async def test_a_journal_that_has_failed_ends_the_run() -> None:
+    learner = Learner()
+    learner.journal = journal = BrokenJournal()
+    async with serving(learner):
+        await learner.open()
+        answers = answers_to(await leases_for(learner, ALICE, 2))
+        journal.broken = True
+        with pytest.raises(Busy, match="not yet recorded"):
+            await learner.client(ALICE).submit(answers)
+        with pytest.raises(EchoError, match="bad sector"):
+            await learner.service.watch_silence()

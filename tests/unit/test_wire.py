@@ -13,7 +13,7 @@ import zstandard
 from swarm.errors import ProtocolError, TooLarge
 from swarm.rollout.messages import LeaseRequest
 from swarm.types import VersionId
-from swarm.wire import RATIO_FREE_BYTES, ZSTD_WINDOW_BYTES, compress, decode, decompress, digest, encode
+from swarm.wire import RATIO_FREE_BYTES, ZSTD_WINDOW_BYTES, compress, decode, decompress, digest, encode, stated_size
 from tests.builders import lease, v
 
 CAP = 1 << 20
@@ -111,6 +111,13 @@ def test_a_ratio_no_honest_body_has_is_refused() -> None:
     body = compress(bytes(2 * RATIO_FREE_BYTES))
     with pytest.raises(TooLarge, match="claim to unpack"):
         decompress(body, cap_bytes=4 * RATIO_FREE_BYTES, max_ratio=50)
+
+
+def test_a_size_is_read_from_the_header_alone() -> None:
+    assert stated_size(compress(bytes(300))[:20]) == 300
+    for junk in (b"", b"junk", zstandard.ZstdCompressor(write_content_size=False).compress(b"abc")):
+        with pytest.raises(ProtocolError):
+            stated_size(junk)
 
 
 def lying_frame(stated: int, blocks: int) -> bytes:

@@ -1,0 +1,234 @@
+"""The samplers of the ingest benchmark: real clients with pre-made completions in the place of an engine.
+
+`steady` samplers submit one group after another. `paced` ones have a group ready at fixed times; a submission counts
+from then on, so that one that has to wait for the one before it is not called fast. `flooding` ones send ten times what
+they may: each group once, and then again and again, on eight connections, without heed of any Retry-After.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import cycle
+from multiprocessing.connection import Connection
+from typing import Literal
+
+import uvloop
+
+from benchmarks.ingest_learner import TOKENS, VOCAB
+from swarm.errors import EchoError
+from swarm.http import Busy, PeerClient
+from swarm.rollout.client import VERDICTS_BYTES, Answer, RolloutClient, SampleName, SealedLease
+from swarm.rollout.messages import LeasedRollouts, Submission, SubmissionReply
+from swarm.signing import SigningKey, node_id_of
+from swarm.types import Address, Rollout, Span, VersionId
+from swarm.wire import compress, decode, encode
+
+Kind = Literal["steady", "paced", "flooding"]
+
+COMPLETIONS = 64
+"""Made in advance; each is used again and again, which no part of the learner notices."""
+
+BEAT_S = 0.5
+"""A step takes longer, so that no sampler falls behind the bound."""
+
+ASK_WAIT_S = 5.0
+
+GROUPS_AHEAD = 4
+"""Leased at once, as by a sampler that asks one batch ahead of its engine."""
+
+FLOOD_FACTOR = 10
+"""How many submissions of a flooding sampler come to one that it may make."""
+
+FLOOD_CONNECTIONS = 8
+"""What a node may open (node/limits.py), and PeerClient does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientPlan:
+    """One process of `nodes` samplers. `groups_per_s` is what each paced sampler submits, and what a flooding one may;
+    `nice` keeps floods from starving the measurement of others on the same core."""
+
+    kind: Kind
+    port: int
+    learner_key: bytes
+    nodes: int
+    group_size: int
+    groups_per_s: float
+    core: int
+    nice: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Observed:
+    """What the samplers of one process saw: start (monotonic) and seconds of each submission that got verdicts, and
+    outcomes, by verdict (rollouts) or by the reason why there was none (submissions)."""
+
+    submissions: list[tuple[float, float]] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+class Sampler:
+    """One node. Its completions are random tokens with random log-probs, which hardly compress."""
+
+    def __init__(self, plan: ClientPlan, observed: Observed, seed: int) -> None:
+        self._plan = plan
+        self._observed = observed
+        key = SigningKey.generate()
+        self._node = key.node_id
+        self._peer = PeerClient(Address(host="127.0.0.1", port=plan.port), key=key, server=node_id_of(plan.learner_key))
+        self._client = RolloutClient(self._peer, key.node_id, plan.learner_key)
+        self._held = VersionId(incarnation=0, version=0)
+        self._in_hand: set[SampleName] = set()
+        self._draw = random.Random(seed)
+        self._completions = cycle(completions(self._draw))
+        self._leased: asyncio.Queue[SealedLease] = asyncio.Queue(maxsize=GROUPS_AHEAD)
+        self._phase = self._draw.random()
+
+    async def run(self) -> None:
+        """For ever."""
+        behave = {"steady": self._steady, "paced": self._paced, "flooding": self._flood}[self._plan.kind]
+        async with self._peer, asyncio.TaskGroup() as group:
+            for work in (self._beat, self._ask, behave):
+                group.create_task(work())
+
+    async def _beat(self) -> None:
+        while True:
+            newest = (await self._client.beat(self._held, len(self._in_hand), 1.0)).newest
+            self._held = newest or self._held
+            await asyncio.sleep(BEAT_S)
+
+    async def _ask(self) -> None:
+        while True:
+            answer = await self._client.ask(
+                self._held, GROUPS_AHEAD * self._plan.group_size, ASK_WAIT_S, holding=self._in_hand
+            )
+            if not isinstance(answer, list):
+                self._observed.outcomes[f"refused: {answer[0]}"] += 1
+                await asyncio.sleep(0.0 if answer[0] == "paced" else 0.05)
+                continue
+            for lease in answer:
+                self._in_hand.update(lease.samples())
+                await self._leased.put(lease)
+
+    async def _steady(self) -> None:
+        while True:
+            await self._submit(await self._leased.get(), time.monotonic())
+
+    async def _paced(self) -> None:
+        async for due in self._ticks(self._plan.groups_per_s):
+            lease = await self._leased.get()
+            await self._submit(lease, due)
+
+    async def _flood(self) -> None:
+        under_way: set[asyncio.Task[None]] = set()
+        sent: deque[bytes] = deque(maxlen=FLOOD_FACTOR)
+        tick = 0
+        async for _ in self._ticks(FLOOD_FACTOR * self._plan.groups_per_s):
+            tick += 1
+            fresh = not sent or (tick % FLOOD_FACTOR == 0 and not self._leased.empty())
+            if fresh:
+                lease = await self._leased.get()
+                sent.append(self._body(lease))
+                self._in_hand.difference_update(lease.samples())
+            if len(under_way) >= FLOOD_CONNECTIONS:
+                self._observed.outcomes["all connections busy"] += 1
+                continue
+            task = asyncio.create_task(self._post(sent[-1] if fresh else self._draw.choice(sent)))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+
+    async def _ticks(self, per_s: float) -> AsyncIterator[float]:
+        """The times (monotonic) at which something is due, `per_s` a second; as soon as one has come."""
+        due = time.monotonic() + self._phase / per_s
+        while True:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            yield due
+            due += 1.0 / per_s
+
+    async def _submit(self, lease: SealedLease, began: float) -> None:
+        """Until there are verdicts, as a sampler does; what a full learner makes it wait counts."""
+        answer = Answer(lease=lease, rollouts=self._rollouts(lease))
+        while True:
+            try:
+                verdicts = await self._client.submit([answer])
+                break
+            except Busy as busy:
+                self._observed.outcomes["busy"] += 1
+                await asyncio.sleep(busy.retry_after_s)
+        self._observed.submissions.append((began, time.monotonic() - began))
+        self._observed.outcomes.update(verdict.verdict for verdict in verdicts)
+        self._in_hand.difference_update(lease.samples())
+
+    async def _post(self, body: bytes) -> None:
+        began = time.monotonic()
+        try:
+            data = await self._peer.post("/v1/rollouts", body, cap_bytes=VERDICTS_BYTES, timeout_s=30.0)
+        except Busy:
+            self._observed.outcomes["busy"] += 1
+            return
+        except EchoError as error:
+            self._observed.outcomes[type(error).__name__] += 1
+            return
+        self._observed.submissions.append((began, time.monotonic() - began))
+        self._observed.outcomes.update(v.verdict for v in decode(data, SubmissionReply, cap_bytes=1 << 20).verdicts)
+
+    def _body(self, lease: SealedLease) -> bytes:
+        item = LeasedRollouts(lease=lease.token, rollouts=self._rollouts(lease))
+        return compress(encode(Submission(node=self._node, items=(item,))))
+
+    def _rollouts(self, lease: SealedLease) -> tuple[Rollout, ...]:
+        span = Span(version=max(self._held, lease.lease.min_version), start=0, end=TOKENS)
+        made = []
+        for spec in lease.lease.samples:
+            token_ids, logprobs = next(self._completions)
+            made.append(
+                Rollout(
+                    group_id=lease.lease.group_id,
+                    index=spec.index,
+                    token_ids=token_ids,
+                    logprobs=logprobs,
+                    loss_mask=b"\1" * TOKENS,
+                    spans=(span,),
+                    finish="length",
+                )
+            )
+        return tuple(made)
+
+
+def completions(draw: random.Random) -> list[tuple[bytes, bytes]]:
+    """Token ids and log-probs. Natural text has tokens of very different frequency: here an exponential's."""
+    return [
+        (
+            array("i", (3 + int(draw.expovariate(8.0) * VOCAB) % (VOCAB - 3) for _ in range(TOKENS))).tobytes(),
+            array("f", (-draw.expovariate(1.0) for _ in range(TOKENS))).tobytes(),
+        )
+        for _ in range(COMPLETIONS)
+    ]
+
+
+async def observe(plan: ClientPlan, pipe: Connection) -> None:
+    """Run until the pipe says anything, then send what was observed."""
+    observed = Observed()
+    samplers = [Sampler(plan, observed, seed) for seed in range(plan.nodes)]
+    works = [asyncio.create_task(sampler.run()) for sampler in samplers]
+    asked = asyncio.create_task(asyncio.to_thread(pipe.recv))
+    await asyncio.wait([*works, asked], return_when=asyncio.FIRST_COMPLETED)
+    for work in works:
+        if work.done():
+            work.result()
+        work.cancel()
+    pipe.send(observed)
+
+
+def run_clients(plan: ClientPlan, pipe: Connection) -> None:
+    """The process."""
+    os.sched_setaffinity(0, {plan.core})
+    os.nice(plan.nice)
+    uvloop.run(observe(plan, pipe))

@@ -1,0 +1,50 @@
+"""Waiting for a change: nobody misses one, and many at once wake a waiter once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm.rollout.changes import Changes
+
+
+async def test_a_change_wakes_everybody_who_waits() -> None:
+    changes = Changes()
+    waiting = [asyncio.create_task(changes.wait(changes.count, None)) for _ in range(3)]
+    await asyncio.sleep(0)
+    changes.tell()
+    await asyncio.gather(*waiting)
+
+
+async def test_a_change_that_came_before_the_wait_is_not_missed() -> None:
+    changes = Changes()
+    seen = changes.count
+    changes.tell()
+    await changes.wait(seen, None)
+
+
+async def test_many_changes_of_one_turn_wake_a_waiter_once() -> None:
+    changes = Changes()
+    woken = 0
+
+    async def wait() -> None:
+        nonlocal woken
+        while True:
+            await changes.wait(changes.count, None)
+            woken += 1
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    for _ in range(100):
+        changes.tell()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert woken == 1
+    waiting.cancel()
+
+
+async def test_a_wait_ends_by_itself_and_leaves_nothing_behind() -> None:
+    changes = Changes()
+    await changes.wait(changes.count, 0.0)
+    changes.tell()
+    await asyncio.sleep(0)
+    assert not changes._waiting

@@ -1,0 +1,164 @@
+"""Every cap on what comes in as rollouts, on a real server: a clear refusal, a counter, and nothing kept of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from swarm.errors import ProtocolError
+from swarm.http import BodyLimits, read_signed
+from swarm.rollout import api
+from swarm.rollout.client import Answer
+from swarm.rollout.intake import IntakeLimits
+from swarm.rollout.messages import LeasedRollouts, Submission
+from swarm.rollout.submissions import INLINE_BYTES
+from swarm.types import Rollout
+from swarm.wire import (
+    RATIO_FREE_BYTES,
+    ROLLOUT_BODY_BYTES,
+    ROLLOUT_MAX_RATIO,
+    ROLLOUT_UNPACKED_BYTES,
+    compress,
+    encode,
+)
+from tests.builders import STOP, VOCAB, floats, ints, rollout, v
+from tests.learner_face import ALICE, BOB, Learner, leases_for, serving
+
+
+@pytest.fixture
+async def learner() -> AsyncIterator[Learner]:
+    async with serving(Learner()) as learner:
+        await learner.open()
+        yield learner
+
+
+async def answer_to(learner: Learner, body: bytes) -> str:
+    """What the learner says of a body; fails if it takes it."""
+    with pytest.raises(ProtocolError) as refused:
+        await learner.peers[ALICE].post("/v1/rollouts", body, cap_bytes=1 << 20, timeout_s=20.0)
+    status = learner.service.status()
+    assert (status["submissions_in_hand"], status["submission_bytes_in_hand"]) == (0, 0)
+    return str(refused.value)
+
+
+async def first_line(reader: Any) -> str:
+    line: bytes = await reader.readline()
+    return line.decode().strip()
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_that_states_more_than_its_cap_is_refused_unread(learner: Learner) -> None:
+    reader, writer = await learner.begin_submission(ALICE, stated=ROLLOUT_BODY_BYTES + 1)
+    assert await first_line(reader) == "HTTP/1.1 413 Request Entity Too Large"
+    writer.close()
+
+
+async def test_a_body_that_unpacks_to_more_than_its_cap_is_refused_unpacked(learner: Learner) -> None:
+    draw, zeros = random.Random(0), bytes(60 * 1024)
+    content = b"".join(draw.randbytes(4096) + zeros for _ in range(ROLLOUT_UNPACKED_BYTES // (64 * 1024) + 1))
+    body = compress(content)
+    assert len(content) < ROLLOUT_MAX_RATIO * len(body)
+    assert f"claim to unpack to {len(content)}" in await answer_to(learner, body)
+
+
+async def test_a_bomb_is_refused_by_its_ratio(learner: Learner) -> None:
+    assert "claim to unpack" in await answer_to(learner, compress(bytes(RATIO_FREE_BYTES + 1)))
+
+
+@pytest.mark.parametrize("body", [b"", b"no zstd", compress(b"no submission")], ids=["empty", "no zstd", "no message"])
+async def test_what_is_no_submission_is_refused(learner: Learner, body: bytes) -> None:
+    assert "refused with status 400" in await answer_to(learner, body)
+
+
+async def test_a_large_submission_is_opened_in_a_thread_with_the_same_verdicts(learner: Learner) -> None:
+    (one,) = await leases_for(learner, ALICE, 2)
+    good = [rollout(group_id="t0", index=spec.index) for spec in one.lease.samples]
+    too_long = rollout(group_id="t0", index=0, tokens=[3] * 100_000)
+    bodies = LeasedRollouts(lease=one.token, rollouts=(*good, too_long))
+    assert len(encode(Submission(node=ALICE, items=(bodies,)))) > INLINE_BYTES
+    verdicts = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(*good, too_long))])
+    assert [verdict.verdict for verdict in verdicts] == ["accepted", "accepted", "malformed"]
+
+
+async def test_the_bytes_in_hand_are_bounded_by_what_is_stated_before_anything_is_read() -> None:
+    """Two large bodies of nodes without leases fill their quarter; nothing of a third one is read."""
+    async with serving(Learner(limits=IntakeLimits(body_bytes=8 * ROLLOUT_BODY_BYTES))) as learner:
+        await learner.open()
+        writers = []
+        for node in (ALICE, BOB):
+            writers.append((await learner.begin_submission(node, stated=ROLLOUT_BODY_BYTES))[1])
+        await learner.shows(lambda status: status["submission_bytes_in_hand"] == 2 * ROLLOUT_BODY_BYTES)
+        reader, writer = await learner.begin_submission(ALICE, stated=ROLLOUT_BODY_BYTES)
+        assert await first_line(reader) == "HTTP/1.1 429 Too Many Requests"
+        assert learner.service.status()["submission_bytes_in_hand"] == 2 * ROLLOUT_BODY_BYTES
+        for one in (*writers, writer):
+            one.close()
+        await learner.shows(lambda status: status["submission_bytes_in_hand"] == 0)
+
+
+# -- time ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"a few bytes"], ids=["nothing", "a little"])
+async def test_a_body_that_does_not_come_gives_its_place_back(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(api, "read_signed", partial(read_signed, limits=BodyLimits(grace_s=0.0)))
+    reader, writer = await learner.begin_submission(ALICE, sent=sent)
+    assert await first_line(reader) == "HTTP/1.1 408 Request Timeout"
+    assert learner.service.status()["submissions_in_hand"] == 0
+    writer.close()
+
+
+# -- contents ------------------------------------------------------------------------------------------------
+
+
+def changed(**fields: bytes) -> Rollout:
+    return structs.replace(rollout(tokens=(3, STOP)), **fields)
+
+
+MALFORMED = {
+    "a token id of the vocabulary's size": changed(token_ids=ints(VOCAB, STOP)),
+    "a negative token id": changed(token_ids=ints(-1, STOP)),
+    "half a token": changed(token_ids=ints(3, STOP)[:-1]),
+    "more tokens than the lease allows": rollout(tokens=[3] * 6 + [STOP]),
+    "no token": rollout(tokens=()),
+    "NaN": changed(logprobs=floats(-0.5, math.nan)),
+    "infinity": changed(logprobs=floats(-0.5, -math.inf)),
+    "a huge log-prob": changed(logprobs=floats(-0.5, -1e30)),
+    "a positive log-prob": changed(logprobs=floats(-0.5, 0.5)),
+    "too few log-probs": changed(logprobs=floats(-0.5)),
+    "a mask of twos": changed(loss_mask=b"\1\2"),
+}
+
+
+@pytest.mark.parametrize("bad", MALFORMED.values(), ids=MALFORMED.keys())
+async def test_what_no_sampler_means_is_malformed_and_nothing_of_it_is_recorded(learner: Learner, bad: Rollout) -> None:
+    (one,) = await leases_for(learner, ALICE, 1)
+    before = len(learner.journal.entries)
+    (verdict,) = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(bad,))])
+    assert verdict.verdict == "malformed"
+    assert len(learner.journal.entries) == before
+    assert learner.service.status()["verdicts"] == {"malformed": 1}
+
+
+async def test_a_lease_that_another_learner_sealed_is_refused(learner: Learner) -> None:
+    (one,) = await leases_for(learner, ALICE, 1)
+    forged = structs.replace(one.lease, rules=structs.replace(one.lease.rules, max_new_tokens=10_000))
+    token = Learner().service._seal(forged)
+    item = LeasedRollouts(lease=token, rollouts=(rollout(),))
+    assert "not by the key" in await answer_to(learner, compress(encode(Submission(node=ALICE, items=(item,)))))
+
+
+async def test_a_version_beyond_the_newest_is_of_the_future(learner: Learner) -> None:
+    (one,) = await leases_for(learner, ALICE, 1)
+    (verdict,) = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(rollout(version=1),))])
+    assert (verdict.verdict, verdict.detail) == ("future", f"version {v(0)} is the newest")
