@@ -133,12 +133,11 @@ def _slow_nodes_count_as_silent(patch: pytest.MonkeyPatch) -> None:
 
 
 def _samples_are_leased_twice(patch: pytest.MonkeyPatch) -> None:
+    def wait(table: LeaseTable, group: Group, _: int) -> None:
+        table._unfilled[group.group_id] = group
+
     patch.setattr(Sample, "waiting", property(lambda sample: sample.rollout is None))
-    patch.setattr(
-        LeaseTable,
-        "claimable",
-        lambda table, held: [g for g in table.groups() if g.min_version <= held and any(s.waiting for s in g.samples)],
-    )
+    patch.setattr(LeaseTable, "_wait", wait)
 
 
 def _lost_grants_stay_leased(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How many groups are to spare, and whether a whole batch waits."""
+"""How many groups are to spare, whether a whole batch waits, and what is leased ahead of an engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import pytest
 
 from swarm.rollout.pacing import Pacing
+from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 
 
 def places(pacing: Pacing, *, ahead: bool = False) -> int:
@@ -93,3 +94,49 @@ def test_without_a_limit_it_waits_for_ever_and_without_hold_never() -> None:
     assert not patient.may_take({10: 1}, {}, 10, now=1e9)
     assert patient.hold_until() is None
     assert new().may_take({10: 1}, {}, 10, now=0.0)
+
+
+def test_who_still_holds_samples_gets_none_of_the_last_batch_of_places() -> None:
+    plane = new_plane(max_staleness=1, groups=2, size=1)
+    assert len(ask(plane, ALICE, 0, 1)) == 1
+    assert [one.group_id for one in ask(plane, ALICE, 0, 100)] == ["t1"]
+    assert refusal(plane, ALICE, 0) == "paced"
+    assert len(ask(plane, BOB, 0, 100)) == 2
+
+
+def test_with_a_bound_of_zero_nothing_is_leased_ahead() -> None:
+    plane = new_plane(max_staleness=0, groups=2, size=1)
+    first = ask(plane, ALICE, 0, 1)
+    assert refusal(plane, ALICE, 0) == "paced"
+    submit_and_score(plane, ALICE, first, 0)
+    assert len(ask(plane, ALICE, 0, 1)) == 1
+
+
+def test_a_group_that_was_begun_is_left_to_who_can_begin_at_once() -> None:
+    plane = new_plane(groups=2, size=2)
+    mine = ask(plane, ALICE, 0, 2)
+    (begun,) = ask(plane, BOB, 0, 1)
+    assert refusal(plane, ALICE, 0, 3) == "paced"
+    submit_and_score(plane, ALICE, mine, 0)
+    rest, other = ask(plane, ALICE, 0, 3)
+    assert (rest.group_id, rest.samples[0].index, other.group_id) == (begun.group_id, 1, "t2")
+
+
+def test_a_learner_that_waits_for_the_last_answers_has_one_more_group_opened() -> None:
+    plane = new_plane(max_staleness=0, groups=16, size=1)
+    for step in range(2):
+        granted = ask(plane, ALICE, step, 100)
+        assert len(granted) == 16
+        submit_and_score(plane, ALICE, granted[:15], step)
+        assert not plane.can_take(now=0.0)
+        submit_and_score(plane, ALICE, granted[15:], step)
+        plane.take()
+        plane.published(v(step + 1))
+    assert len(ask(plane, BOB, 2, 100)) == 17
+
+
+def test_held_out_prompts_are_leased_ahead() -> None:
+    plane = new_plane(max_staleness=0)
+    ask(plane, ALICE, 0, 1)
+    plane.evaluate(v(0), [prompt(0)])
+    assert [one.purpose for one in ask(plane, ALICE, 0, 10)] == ["eval"]
