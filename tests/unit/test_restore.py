@@ -21,7 +21,7 @@ from swarm.rollout.leases import LEASE_SLACK_S, MISSED_BEATS
 from swarm.rollout.plane import RETURN_S, RolloutPlane
 from swarm.sim.ledger import Ledger
 from swarm.types import GroupId, Lease, NodeId, Score
-from tests.builders import ALICE, BOB, answers, new_plane, prompt, v, verdict_of
+from tests.builders import ALICE, BOB, answers, new_plane, prompt, rollout, v, verdict_of
 
 SCORE = Score(reward=1.0, exact=True)
 
@@ -233,6 +233,22 @@ def test_what_became_stale_meanwhile_is_dropped_and_what_a_lower_bound_costs_is_
     assert isinstance(dropped, GroupDropped)
     assert (dropped.number, dropped.reason, dropped.rollouts) == (2, "bound_lowered", 2)
     assert plane.counts()["groups_ready"] == 0
+
+
+def test_a_drop_that_the_crash_kept_off_the_record_is_made_again() -> None:
+    """One answer of t1 is too old for any batch from 1 on; the journal ends with batch 0."""
+    run = Run(new_plane(max_staleness=0, groups=1))
+    leases = run.ask(ALICE, 0, 2)
+    run.ledger.read([GroupOpened(number=1, version=v(0), max_staleness=0)])
+    run.ledger.read([SamplesLeased(number=1, node=BOB, indices=(0, 1))])
+    early = rollout(group_id="t1")
+    run.ledger.read([RolloutAccepted(number=1, node=BOB, rollout=early, next_batch=0)])
+    run.answer(ALICE, leases, 0)
+    run.take(1)
+    plane, (_, dropped) = run.restored(1, max_staleness=0)
+    assert isinstance(dropped, GroupDropped)
+    assert (dropped.number, dropped.reason, dropped.nodes) == (1, "stale", {BOB: 1})
+    assert plane.counts()["groups_open"] == 0
 
 
 def test_a_silent_holder_keeps_its_samples_until_it_had_time_to_come_back(run: Run) -> None:
