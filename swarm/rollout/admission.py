@@ -58,12 +58,12 @@ def may_open(new_deadline: int, by_deadline: Mapping[int, int], next_batch: int,
 
 
 def may_take(others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
-    """Can batch n be taken without leaving more behind than must be? Counts of groups by deadline: those in `batch`, and
-    all `others` that are leased or ready.
+    """Can batch n be taken without leaving more behind than must be? Both count groups by deadline: those of the batch,
+    and all others that are leased or ready.
 
-    For every d >= n at most (d - n) * B others may be due by d: so many can be trained after batch n and by d. Where
-    more than these cannot be trained whatever the batch holds (S was lowered, or leases passed their deadlines), waiting
-    would not help them; then as few are left behind as if all were ready and the B due earliest were taken.
+    For every d >= n at most (d - n) * B others may be due by d: so many can be trained after batch n and by d. If more
+    are due than any batches could train (S was lowered, or leases passed their deadlines), waiting cannot help them
+    all; then no more may be left behind than if everything were ready and the B due earliest were taken.
     """
     everything = Counter(others) + Counter(batch)
     return _excess(others, next_batch, batch_groups, taken=1) <= _excess(everything, next_batch, batch_groups, taken=0)
