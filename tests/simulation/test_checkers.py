@@ -26,7 +26,7 @@ from swarm.sim.checkers import InvariantBreach
 from swarm.sim.cluster import Cluster
 from swarm.sim.disk import Disk
 from swarm.sim.ledger import Ledger, ScoredRollout
-from swarm.sim.scenario import NAMED, scenario_named
+from swarm.sim.scenario import NAMED, TINY, Crash, scenario_named
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
 
 Breakage = Callable[[pytest.MonkeyPatch], None]
@@ -333,3 +333,16 @@ def test_a_sampler_whose_version_falls_is_caught() -> None:
     cluster._plane.check([(node, three)], connected=True)
     with pytest.raises(InvariantBreach, match=r"I4: s0 fell from 0\.43 to 0\.42"):
         cluster._plane.check([(node, two)], connected=True)
+
+
+def test_a_breach_after_a_crash_of_ones_own_choice_is_replayed_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _numbering_begins_anew_after_a_crash(monkeypatch)
+    crashes = (Crash(effect=100, what="trainer"), Crash(effect=120, what="both"))
+    with pytest.raises(InvariantBreach) as caught:
+        Cluster(dataclasses.replace(TINY, crashes=crashes), 0).run()
+    assert caught.value.replay.endswith("--seed 0 --scenario tiny --crash-at 100:trainer,120:both")
+    monkeypatch.setattr(sys, "argv", shlex.split(caught.value.replay)[2:])
+    assert main() == 1
+    assert capsys.readouterr().out == f"{caught.value}\n"

@@ -21,7 +21,7 @@ from swarm.rollout.leases import LEASE_SLACK_S, MISSED_BEATS
 from swarm.rollout.plane import RETURN_S, RolloutPlane
 from swarm.sim.ledger import Ledger
 from swarm.types import GroupId, Lease, NodeId, Score
-from tests.builders import ALICE, BOB, answers, new_plane, prompt, v, verdict_of
+from tests.builders import ALICE, BOB, answers, new_plane, prompt, rollout, v, verdict_of
 
 SCORE = Score(reward=1.0, exact=True)
 
@@ -50,10 +50,10 @@ class Run:
         return answer.leases
 
     def answer(self, node: NodeId, leases: Sequence[Lease], version: int, *, scored: bool = True) -> None:
-        for lease, rollout in answers(leases, version):
-            self.note(self.plane.submit(node, lease, rollout, now=0.0))
+        for lease, given in answers(leases, version):
+            self.note(self.plane.submit(node, lease, given, now=0.0))
             if scored:
-                self.note(self.plane.scored(rollout.group_id, rollout.index, SCORE))
+                self.note(self.plane.scored(given.group_id, given.index, SCORE))
 
     def take(self, version: int) -> tuple[str, ...]:
         """A batch is taken and `version` made of it."""
@@ -100,12 +100,11 @@ def test_an_answer_its_score_and_its_batch_are_recorded_in_this_order(run: Run) 
     leases = run.ask(ALICE, 0, 4)
     run.records.clear()
     run.answer(ALICE, leases, 0)
-    given = [rollout for _, rollout in answers(leases, 0)]
     expected: list[Record] = []
-    for rollout in given:
-        number = int(rollout.group_id[1:])
-        expected.append(RolloutAccepted(number=number, node=ALICE, rollout=rollout, next_batch=0))
-        expected.append(RolloutScored(number=number, index=rollout.index, score=SCORE))
+    for _, given in answers(leases, 0):
+        number = int(given.group_id[1:])
+        expected.append(RolloutAccepted(number=number, node=ALICE, rollout=given, next_batch=0))
+        expected.append(RolloutScored(number=number, index=given.index, score=SCORE))
     assert run.records == expected
     run.take(1)
     assert run.records[len(expected) :] == [BatchTaken(step=0, max_staleness=2, numbers=(0, 1))]
@@ -172,8 +171,8 @@ def test_a_sample_that_was_leased_again_belongs_to_the_last_one(run: Run) -> Non
 def test_an_answer_to_a_lease_of_the_former_life_is_accepted(run: Run) -> None:
     leases = run.ask(ALICE, 0, 1)
     plane, _ = run.restored(0)
-    ((lease, rollout),) = answers(leases, 0)
-    assert verdict_of(plane.submit(ALICE, lease, rollout, now=100.0)) == "accepted"
+    ((lease, given),) = answers(leases, 0)
+    assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "accepted"
 
 
 def test_what_was_answered_is_kept_and_not_taken_twice(run: Run) -> None:
@@ -182,8 +181,8 @@ def test_what_was_answered_is_kept_and_not_taken_twice(run: Run) -> None:
     plane, effects = run.restored(0)
     assert effects == []
     assert plane.counts()["groups_ready"] == 1
-    ((lease, rollout), _) = answers(leases, 0)
-    assert verdict_of(plane.submit(ALICE, lease, rollout, now=100.0)) == "duplicate"
+    ((lease, given), _) = answers(leases, 0)
+    assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "duplicate"
 
 
 def test_an_answer_without_its_score_is_scored_again(run: Run) -> None:
@@ -192,8 +191,8 @@ def test_an_answer_without_its_score_is_scored_again(run: Run) -> None:
     run.note(run.plane.scored("t0", 1, SCORE))
     plane, effects = run.restored(0)
     (wanted,) = effects
-    ((_, rollout), _) = answers(leases, 0)
-    assert wanted == ScoreWanted(group_id=GroupId("t0"), index=0, prompt=prompt(0), rollout=rollout)
+    ((_, given), _) = answers(leases, 0)
+    assert wanted == ScoreWanted(group_id=GroupId("t0"), index=0, prompt=prompt(0), rollout=given)
     plane.scored("t0", 0, SCORE)
     assert plane.counts()["groups_ready"] == 1
 
@@ -221,8 +220,8 @@ def test_an_answer_to_a_group_that_a_former_life_closed_is_a_duplicate(run: Run)
     run.answer(ALICE, leases, 0)
     run.take(1)
     plane, _ = run.restored(1)
-    lease, rollout = answers(leases, 0)[0]
-    assert verdict_of(plane.submit(ALICE, lease, rollout, now=100.0)) == "duplicate"
+    lease, given = answers(leases, 0)[0]
+    assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "duplicate"
 
 
 def test_what_became_stale_meanwhile_is_dropped_and_what_a_lower_bound_costs_is_called_so(run: Run) -> None:
@@ -233,6 +232,22 @@ def test_what_became_stale_meanwhile_is_dropped_and_what_a_lower_bound_costs_is_
     assert isinstance(dropped, GroupDropped)
     assert (dropped.number, dropped.reason, dropped.rollouts) == (2, "bound_lowered", 2)
     assert plane.counts()["groups_ready"] == 0
+
+
+def test_a_drop_that_the_crash_kept_off_the_record_is_made_again() -> None:
+    """One answer of t1 is too old for any batch from 1 on; the journal ends with batch 0."""
+    run = Run(new_plane(max_staleness=0, groups=1))
+    leases = run.ask(ALICE, 0, 2)
+    run.ledger.read([GroupOpened(number=1, version=v(0), max_staleness=0)])
+    run.ledger.read([SamplesLeased(number=1, node=BOB, indices=(0, 1))])
+    early = rollout(group_id="t1")
+    run.ledger.read([RolloutAccepted(number=1, node=BOB, rollout=early, next_batch=0)])
+    run.answer(ALICE, leases, 0)
+    run.take(1)
+    plane, (_, dropped) = run.restored(1, max_staleness=0)
+    assert isinstance(dropped, GroupDropped)
+    assert (dropped.number, dropped.reason, dropped.nodes) == (1, "stale", {BOB: 1})
+    assert plane.counts()["groups_open"] == 0
 
 
 def test_a_silent_holder_keeps_its_samples_until_it_had_time_to_come_back(run: Run) -> None:
@@ -276,8 +291,8 @@ def test_rounds_of_held_out_prompts_of_two_lives_have_different_names(run: Run) 
     (old,) = run.ask(ALICE, 0, 1)
     plane, _ = run.restored(0)
     plane.evaluate(v(0), [prompt(0)])
-    ((lease, rollout),) = answers([old], 0)
-    assert verdict_of(plane.submit(ALICE, lease, rollout, now=100.0)) == "duplicate"
+    ((lease, given),) = answers([old], 0)
+    assert verdict_of(plane.submit(ALICE, lease, given, now=100.0)) == "duplicate"
     assert plane.evaluating
     assert granted(plane, ALICE, 0, 1) == ["e1.1-0/0"]
 
