@@ -51,7 +51,7 @@ class Plan:
 
     nodes: int = 16
     half_nodes: int = 4
-    half_rollouts_per_s: float = 400.0
+    half_rollouts_per_s: float = 600.0
     group_size: int = 8
     groups_per_step: int = 64
     max_staleness: int = 8

@@ -84,7 +84,7 @@ class Publication:
         held = self._broadcast.newest
         if held is None or self._diverged or held.head.version.version > step:
             await self._publish_otherwise(held, step)
-        elif step % period == 0 and step > held.head.version.version:
+        elif step - held.head.version.version >= period:
             await self.publish(step)
         else:
             await self._told(held)
