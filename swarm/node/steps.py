@@ -190,8 +190,8 @@ class Steps:
     # -- after a step ----------------------------------------------------------------------------------------
 
     def _is_for_publication(self) -> bool:
-        # Counted from the newest version, not from 0: after S was raised, and the period with it, the next multiple could
-        # be further off than any rollout may be old.
+        # Counted from the newest version, not from 0: after S was raised, and the period with it, the next multiple
+        # could be further off than any rollout may be old.
         since = self.step - self._publication.newest.version
         regular = since >= self.bound.publish_every_steps or self.step == self._config.steps
         return regular or self._publication.due.is_set()

@@ -110,7 +110,7 @@ def test_a_higher_bound_makes_room_at_once() -> None:
     assert len(ask(plane, ALICE, 0, 9)) == 2
     assert refusal(plane, ALICE, 0) == "paced"
     assert plane.set_bound(3) == []
-    assert len(ask(plane, ALICE, 0, 9)) == 2
+    assert len(ask(plane, BOB, 0, 9)) == 2
 
 
 def test_a_lower_bound_drops_what_is_ready_and_too_old_by_it() -> None:
