@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -53,7 +53,7 @@ from swarm.rollout.messages import (
     Submission,
     SubmissionReply,
 )
-from swarm.rollout.plane import RolloutPlane
+from swarm.rollout.plane import RETURN_S, RolloutPlane
 from swarm.rollout.tally import SamplerStats, Tally
 from swarm.signing import SigningKey, unseal
 from swarm.types import Lease, NodeId, Prompt, Score, VersionId
@@ -90,7 +90,8 @@ class Recorder(Protocol):
 
 class RolloutService:
     """The plane on an event loop. `sessions` tell who asks, `scorer` computes rewards, `emit(kind, **fields)` writes an
-    event, `on_installed(node, version)` and `on_gone(node)` tell who holds what."""
+    event, `on_installed(node, version)` and `on_gone(node)` tell who holds what. `absent` were there when a former life
+    of this learner ended."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class RolloutService:
         emit: Emit,
         on_installed: Callable[[NodeId, VersionId], None],
         on_gone: Callable[[NodeId], None],
+        absent: Collection[NodeId] = (),
     ) -> None:
         self._key = key
         self._sessions = sessions
@@ -114,6 +116,7 @@ class RolloutService:
         self._scoring: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
         self._evaluated: asyncio.Future[Evaluated] | None = None
+        self._absent = set(absent)
         self.tally = Tally()
         self.samplers = self.tally.samplers
         self.finished = False
@@ -174,10 +177,11 @@ class RolloutService:
         await self._notify()
 
     async def farewell(self, patience_s: float) -> None:
-        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for."""
+        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for. One that
+        was there when a former life ended may be in a long pause between two tries."""
         try:
-            async with asyncio.timeout(patience_s), self._changed:
-                await self._changed.wait_for(lambda: not self.samplers)
+            async with asyncio.timeout(max(patience_s, RETURN_S) if self._absent else patience_s), self._changed:
+                await self._changed.wait_for(lambda: not self.samplers and not self._absent)
         except TimeoutError:
             pass
 
@@ -247,6 +251,9 @@ class RolloutService:
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
         if self._plane is None or self._journal is None:
+            return _come_back("the learner is starting")
+        if self._plane.newest is None:
+            # A verdict would be that nobody can have this lease: the plane has still to learn of what was published.
             return _come_back("the learner is starting")
         if self._journal.fault:
             return _come_back(self._journal.fault)
@@ -388,6 +395,7 @@ class RolloutService:
             stats = self.samplers[node] = SamplerStats()
             self._emit("sampler_joined", node=node)
         stats.heard_at = time.monotonic()
+        self._absent.discard(node)
         return stats
 
     def _is_ahead(self, version: VersionId) -> bool:
