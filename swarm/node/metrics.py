@@ -24,8 +24,8 @@ class RunLog:
         self.directory = directory
         self._metrics = _Lines(directory / "metrics.jsonl")
         self._events = _Lines(directory / "events.jsonl")
-        self.last_step = max((int(line["step"]) for line in self._metrics.found), default=0)
-        """The last learner step that a former life wrote down."""
+        self.last: Mapping[str, Any] = self._metrics.found[-1] if self._metrics.found else {}
+        """Of the last learner step that was written down, in whatever life."""
         self.held_out = [
             {"version": line["version"], "exact_match": line["exact_match"]}
             for line in self._events.found
@@ -40,8 +40,8 @@ class RunLog:
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
         """One learner step. One that is trained on again after a crash is written once."""
-        if figures["step"] > self.last_step:
-            self.last_step = figures["step"]
+        if figures["step"] > self.last.get("step", 0):
+            self.last = figures
             self._metrics.add(figures)
 
     def event(self, kind: str, **fields: Any) -> None:

@@ -66,7 +66,7 @@ class Steps:
         self._save_failed_at = 0.0
         self.bound = bound
         self.held_out: list[dict[str, float]] = log.held_out
-        self.last: dict[str, Any] = {}
+        self.last: dict[str, Any] = dict(log.last)
         self.max_staleness_seen = log.max_staleness_seen
         self.step = training.step
 
