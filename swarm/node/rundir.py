@@ -111,7 +111,7 @@ def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False)
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
-        known["port"] = _last_port(path)
+        known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
     more = config.steps > values["steps"] or (config.target or 0.0) > (values["target"] or 0.0)
     if not (finished or more) and (path / SUMMARY).is_file():
