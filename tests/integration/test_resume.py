@@ -323,7 +323,9 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     _takes(learner, 4)
     assert _set(run_dir, 2) == "max-staleness is 2 (was 0), published every 3 steps"
     _takes(learner, 8)
-    assert "max-staleness 2000 is not from 0 to 1024" in _refused("set", "max-staleness", "2000", "--run-dir", str(run_dir))
+    assert "max-staleness 2000 is not from 0 to 1024" in _refused(
+        "set", "max-staleness", "2000", "--run-dir", str(run_dir)
+    )
     assert "cannot be set" in _refused("set", "steps", "3", "--run-dir", str(run_dir))
     learner.kill()
     assert [row[0] for row in _rows(learner, "SELECT max_staleness FROM bounds ORDER BY rowid")] == [4, 0, 2]

@@ -28,7 +28,11 @@ def test_a_step_that_is_taken_again_is_written_once(tmp_path: Path) -> None:
     for step in (2, 3):
         again.metrics({"step": step, "reward": 0.75})
     again.close()
-    assert [(line["step"], line["reward"]) for line in lines(tmp_path, "metrics.jsonl")] == [(1, 0.5), (2, 0.5), (3, 0.75)]
+    assert [(line["step"], line["reward"]) for line in lines(tmp_path, "metrics.jsonl")] == [
+        (1, 0.5),
+        (2, 0.5),
+        (3, 0.75),
+    ]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
