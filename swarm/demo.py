@@ -193,7 +193,7 @@ class Demo:
     # -- killing the learner ---------------------------------------------------------------------------------
 
     def _draw_kill(self) -> None:
-        """When the learner that has just been started is killed: the last of several as it finishes, others at random."""
+        """When the learner just started is killed: at random, the last time of several as it finishes."""
         self._kill_at = self._kill_when_running_for_s = math.inf
         left = self._options.kill_learner - self._learner_kills
         if left == 0 or left == 1 < self._options.kill_learner:

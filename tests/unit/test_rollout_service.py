@@ -11,7 +11,7 @@ from aiohttp import web
 
 from swarm.auth import ServerSessions, Unauthorized
 from swarm.errors import TooLarge
-from swarm.http import Forbidden, PeerClient, guard, session_route
+from swarm.http import Busy, Forbidden, PeerClient, guard, session_route
 from swarm.rollout.api import RolloutService, ScoringFailed
 from swarm.rollout.client import Answer, RolloutClient, SealedLease
 from swarm.rollout.effects import ScoreWanted
@@ -241,3 +241,24 @@ async def test_what_is_not_signed_is_not_looked_at(learner: Learner) -> None:
         with pytest.raises(Unauthorized, match="sign this request"):
             await call
     assert learner.service.samplers == {}
+
+
+async def test_rollouts_are_not_judged_before_a_version_is_known(learner: Learner) -> None:
+    """A resumed learner knows what it leased, and not yet what it published: any verdict would throw the work away."""
+    await learner.open()
+    leases = await leases_for(learner, ALICE, 2)
+    learner.service.open(new_plane(newest=None), learner._score, learner.journal)
+    with pytest.raises(Busy, match="starting"):
+        await learner.client(ALICE).submit(answers_to(leases))
+
+
+async def test_who_was_there_in_a_former_life_is_waited_for_at_the_end(learner: Learner) -> None:
+    learner.service._absent = {ALICE}
+    await learner.open()
+    await learner.service.end("finished")
+    farewell = asyncio.create_task(learner.service.farewell(0.0))
+    await learner.client(BOB).release((), forget=True)
+    assert not farewell.done()
+    assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).finished
+    await learner.client(ALICE).release((), forget=True)
+    await asyncio.wait_for(farewell, WAIT_S)

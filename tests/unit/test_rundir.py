@@ -104,8 +104,7 @@ def test_a_directory_that_holds_something_is_not_taken(tmp_path: Path) -> None:
 
 def test_one_learner_leads_a_run(tmp_path: Path) -> None:
     path = made(tmp_path)
-    with locked(path):
-        with pytest.raises(UserError, match="another learner leads the run"), locked(path):
-            pass
+    with locked(path), pytest.raises(UserError, match="another learner leads the run"), locked(path):
+        pass
     with locked(path):
         pass
