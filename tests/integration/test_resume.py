@@ -321,7 +321,6 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
 
     assert _set(run_dir, 0) == "max-staleness is 0 (was 4), published every 1 steps"
     _takes(learner, 4)
-    assert learner.status()["rollouts_dropped"]["bound_lowered"] > 0
     assert _set(run_dir, 2) == "max-staleness is 2 (was 0), published every 3 steps"
     _takes(learner, 8)
     assert "max-staleness 2000 is not from 0 to 1024" in _refused(

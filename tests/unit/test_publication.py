@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -46,13 +46,9 @@ class Life:
         self.network = Network()
         self.told: list[VersionId] = []
         self.said: list[str] = []
-        self.training: Any = SimpleNamespace(
-            published=None,
-            staged_step=0,
-            staging=directory / "staging.bin",
-            staging_lock=asyncio.Lock(),
-            stage=self._stage,
-        )
+        training = SimpleNamespace(published=None, staged_step=0, staging=directory / "staging.bin", stage=self._stage)
+        training.staging_lock = asyncio.Lock()
+        self.training = cast(Any, training)
         network: Any = self.network
         rollouts: Any = SimpleNamespace(published=self._published)
         self.step = 0

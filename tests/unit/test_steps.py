@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -46,7 +46,7 @@ class Loop:
     def __init__(self, directory: Path, *, step: int = 0, journal: ListJournal | None = None, **values: Any) -> None:
         self.journal = journal or ListJournal()
         self.rollouts = Rollouts()
-        self.publication: Any = SimpleNamespace(due=asyncio.Event(), newest=v(step))
+        self.publication = cast(Any, SimpleNamespace(due=asyncio.Event(), newest=v(step)))
         self.said: list[str] = []
         self.log = RunLog(directory)
         parts: Any = SimpleNamespace(step=step)
