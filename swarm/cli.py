@@ -171,18 +171,26 @@ def demo(
     samplers: Annotated[int, typer.Option(min=1, max=16, help="Sampler processes.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Learner steps at most.")] = 200,
     kill_one: Annotated[bool, typer.Option("--kill-one", help="SIGKILL a sampler half-way.")] = False,
+    kill_learner: Annotated[
+        int, typer.Option(min=0, max=100, help="SIGKILL the learner so often at random moments, and resume it.")
+    ] = 0,
+    kill_seed: Annotated[int | None, typer.Option(help="Draw the moments of a former demo again.")] = None,
     reward: Annotated[str, typer.Option(help="task, or random as a control that must not learn.")] = "task",
     max_staleness: Annotated[int, typer.Option(min=0, help="The bound S.")] = 2,
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/demo-DATE-TIME.")] = None,
     as_json: Json = False,
 ) -> None:
     """A learning swarm on this machine: one learner and a few samplers, with a live view."""
+    from random import SystemRandom
+
     from swarm.demo import Demo, DemoOptions
 
     options = DemoOptions(
         samplers=samplers,
         steps=steps,
         kill_one=kill_one,
+        kill_learner=kill_learner,
+        kill_seed=SystemRandom().randrange(1 << 32) if kill_seed is None else kill_seed,
         reward=reward,
         max_staleness=max_staleness,
         run_dir=run_dir,
@@ -190,7 +198,7 @@ def demo(
     summary = _run(_until_signalled(Demo(options, to_stderr=as_json).run(), stop_with_stdin=False))
     if as_json:
         typer.echo(json.dumps(summary))
-    raise typer.Exit(DONE if summary["learned"] else NOT_REACHED)
+    raise typer.Exit(DONE if summary["learned"] and summary["verified"] else NOT_REACHED)
 
 
 @app.command()

@@ -14,6 +14,8 @@ from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.config import LeadConfig
+    from swarm.learner.checkpoints import Checkpoint
+    from swarm.rollout.verify import Report
     from swarm.types import Prompt
 
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory.")]
@@ -42,17 +44,7 @@ def verify(run_dir: RunDirectory, as_json: Json = False) -> None:
     """Prove from the journal and the checkpoints of a run that no rollout was too old or trained on twice, or lost."""
     from dataclasses import asdict
 
-    from swarm.learner.checkpoints import is_whole, whole_checkpoints
-    from swarm.rollout.verify import verify_run
-
-    config = _config(run_dir)
-    found = [checkpoint for checkpoint in whole_checkpoints(run_dir / "checkpoints") if is_whole(checkpoint.path)]
-    report = verify_run(
-        run_dir,
-        groups_per_step=config.groups_per_step,
-        group_size=config.group_size,
-        checkpoints=[(checkpoint.step, checkpoint.lineage) for checkpoint in found],
-    )
+    report, found = verify_directory(run_dir)
     for breach in report.breaches:
         typer.echo(f"breach: {breach}")
     typer.echo(
@@ -64,6 +56,22 @@ def verify(run_dir: RunDirectory, as_json: Json = False) -> None:
         typer.echo(json.dumps({**asdict(report), "checkpoints": [one.step for one in found]}))
     if report.breaches:
         raise typer.Exit(BREACHED)
+
+
+def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint]]:
+    """What the journal of a run proves, and the whole checkpoints that it was compared with. Blocking."""
+    from swarm.learner.checkpoints import is_whole, whole_checkpoints
+    from swarm.rollout.verify import verify_run
+
+    config = _config(run_dir)
+    found = [checkpoint for checkpoint in whole_checkpoints(run_dir / "checkpoints") if is_whole(checkpoint.path)]
+    report = verify_run(
+        run_dir,
+        groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
+        checkpoints=[(checkpoint.step, checkpoint.lineage) for checkpoint in found],
+    )
+    return report, found
 
 
 @export_app.command("rollouts")
@@ -108,9 +116,9 @@ def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt]
 
 def _the_running_one() -> Path:
     """The run under runs/ that has a control socket. UserError unless there is exactly one."""
-    from swarm.node.control import SOCKET
+    from swarm.node.control import SOCKET, is_led
 
-    found = [path.parent for path in Path("runs").glob(f"*/{SOCKET}")]
+    found = [path.parent for path in Path("runs").glob(f"*/{SOCKET}") if is_led(path.parent)]
     if len(found) != 1:
         raise UserError(f"{len(found) or 'no'} learners run under runs/ here: name one with --run-dir")
     return found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -11,15 +12,18 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
+from swarm.cli_runs import verify_directory
 from swarm.dashboard.chart import Curve, learning_chart
 from swarm.dashboard.terminal import live_view, plain_line
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.http import PeerClient, plain_address
+from swarm.rollout.verify import Report
 
 POLL_S = 0.25
 PLAIN_LINE_S = 2.0
@@ -36,12 +40,24 @@ TARGET = 0.95
 LEARNED = 0.9
 VIEW_WIDTH = 88
 
+STARTING_S = 5.0
+"""A resumed learner takes this long to load its model and to train again on what it has since the last checkpoint. Half
+of the kills come within this time of its start."""
+
+RUNNING_S = 3.0
+"""The others come within this time of its first answer to samplers: ten of them fit into a demo that learns in 30 s."""
+
+OFTEN_STEPS = 10
+"""Steps between checkpoints of a learner that is to be killed: some kills meet one that is being written."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
     samplers: int
     steps: int
     kill_one: bool
+    kill_learner: int
+    kill_seed: int
     reward: str
     max_staleness: int
     run_dir: Path | None
@@ -59,6 +75,10 @@ class Demo:
         self._rewards: list[float] = []
         self._seen_step = 0
         self._killed = False
+        self._random = Random(options.kill_seed)
+        self._learner_kills = 0
+        self._kill_at = math.inf
+        self._kill_when_running_for_s = math.inf
 
     async def run(self) -> dict[str, Any]:
         """Run to the end; the summary that --json prints."""
@@ -69,13 +89,16 @@ class Demo:
         try:
             learner = await self._start("learner", *self._lead_arguments())
             url = await self._learner_url(learner)
+            if self._options.kill_learner:
+                self._console.print(f"kills are drawn with --kill-seed {self._options.kill_seed}", highlight=False)
+                self._draw_kill()
             for number in range(self._options.samplers):
                 state = str(self._logs / f"sampler-{number}")
                 await self._start(f"sampler-{number}", "join", "--bootstrap", url, "--state-dir", state, "--lan")
-            await self._watch(url, learner)
+            await self._watch(url)
         finally:
             await self._stop_all()
-        return self._finish(time.monotonic() - began)
+        return self._finish(time.monotonic() - began, await self._verify())
 
     def _lead_arguments(self) -> list[str]:
         options = self._options
@@ -84,7 +107,8 @@ class Demo:
             self._logs.mkdir(parents=True)
         except FileExistsError as error:
             raise UserError(f"{self._logs} holds the logs of another demo: choose another --run-dir") from error
-        config.write_text(f"beat_s = {BEAT_S}\n")
+        often = f"checkpoint_every_steps = {OFTEN_STEPS}\n" if options.kill_learner else ""
+        config.write_text(f"beat_s = {BEAT_S}\n{often}")
         values = {
             "--config": config,
             "--port": 0,
@@ -124,15 +148,16 @@ class Demo:
             await asyncio.sleep(0.05)
         return str(json.loads(path.read_text())["url"])
 
-    async def _watch(self, url: str, learner: asyncio.subprocess.Process) -> None:
-        """Show the run until the learner ends."""
+    async def _watch(self, url: str) -> None:
+        """Show the run until the learner ends by itself."""
         terminal = self._console.is_terminal
         last_line = 0.0
         with Live(console=self._console, auto_refresh=False) if terminal else nullcontext() as live:
             async with PeerClient(plain_address(url)) as peer:
-                while learner.returncode is None:
+                while self._nodes[0].returncode is None:
                     self._check_samplers()
                     status = await _status(peer)
+                    await self._kill_learner_if_due(status)
                     if status is not None:
                         self._note(status)
                         if live is not None:
@@ -141,11 +166,11 @@ class Demo:
                         elif time.monotonic() - last_line >= PLAIN_LINE_S:
                             last_line = time.monotonic()
                             self._console.print(plain_line(status), highlight=False, soft_wrap=True)
-                    await _sleep_unless_ended(learner, POLL_S)
-        if learner.returncode not in (0, 1):
-            raise EchoError(f"the learner failed: {self._log_tail('learner')}")
+                    await _sleep_unless_ended(self._nodes[0], POLL_S)
+        if self._nodes[0].returncode not in (0, 1):
+            raise EchoError(f"the learner failed: {self._log_tail(self._learner_name())}")
         if not (self._run_dir / "summary.json").exists():
-            raise EchoError(f"the learner ended early: {self._log_tail('learner')}")
+            raise EchoError(f"the learner ended early: {self._log_tail(self._learner_name())}")
 
     def _check_samplers(self) -> None:
         """Without any sampler the learner would wait for ever, as it should; a demo should not. 0 is a farewell."""
@@ -165,6 +190,48 @@ class Demo:
         """In the middle of learning: half of the steps, or half of the reward, whichever comes first."""
         return bool(status["step"] >= status["steps"] // 2 or status["metrics"].get("reward", 0.0) >= 0.5)
 
+    # -- killing the learner ---------------------------------------------------------------------------------
+
+    def _draw_kill(self) -> None:
+        """When the learner just started is killed: at random, the last time of several as it finishes."""
+        self._kill_at = self._kill_when_running_for_s = math.inf
+        left = self._options.kill_learner - self._learner_kills
+        if left == 0 or left == 1 < self._options.kill_learner:
+            return
+        if self._random.random() < 0.5:
+            self._kill_at = time.monotonic() + self._random.uniform(0.0, STARTING_S)
+        else:
+            self._kill_when_running_for_s = self._random.uniform(0.0, RUNNING_S)
+
+    async def _kill_learner_if_due(self, status: dict[str, Any] | None) -> None:
+        """SIGKILL the learner when its moment has come, and have a new one go on with the run."""
+        state = status["state"] if status is not None else "no answer"
+        if state == "running" and math.isinf(self._kill_at):
+            self._kill_at = time.monotonic() + self._kill_when_running_for_s
+        ending = state in ("finishing", "finished") and self._learner_kills < self._options.kill_learner
+        if not ending and time.monotonic() < self._kill_at:
+            return
+        learner = self._nodes[0]
+        learner.kill()
+        await learner.wait()
+        self._learner_kills += 1
+        at = f"{state}, step {status['step']}" if status is not None else "not yet up"
+        self._console.print(f"killed the learner (SIGKILL {self._learner_kills}): {at}", highlight=False)
+        name = self._learner_name()
+        self._nodes[0] = await self._start(name, "lead", "--resume", str(self._run_dir))
+        self._nodes.pop()
+        self._draw_kill()
+
+    def _learner_name(self) -> str:
+        return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
+
+    async def _verify(self) -> Report:
+        """What the run's journal and checkpoints prove."""
+        report, _ = await asyncio.to_thread(verify_directory, self._run_dir)
+        for breach in report.breaches:
+            self._console.print(f"breach: {breach}", highlight=False)
+        return report
+
     async def _stop_all(self) -> None:
         """No node outlives the demo: asked first, killed after STOP_S."""
         for process in self._nodes:
@@ -179,7 +246,7 @@ class Demo:
                     process.kill()
             await asyncio.gather(*(process.wait() for process in self._nodes))
 
-    def _finish(self, wall_s: float) -> dict[str, Any]:
+    def _finish(self, wall_s: float, report: Report) -> dict[str, Any]:
         final = json.loads((self._run_dir / "summary.json").read_text())
         held_out = final["held_out"]
         learned = held_out[-1]["exact_match"] >= LEARNED
@@ -197,13 +264,15 @@ class Demo:
             "held_out_after": held_out[-1]["exact_match"],
             "steps": final["step"],
             "wall_s": round(wall_s, 2),
-            "rollouts_accepted": verdicts.get("accepted", 0),
+            "verified": not report.breaches,
+            "rollouts_accepted": report.accepted,
             "rollouts_stale": verdicts.get("stale", 0) + final["rollouts_dropped"].get("stale", 0),
             "versions_published": final["versions_published"],
             "max_staleness_seen": final["max_staleness_seen"],
             "max_staleness": final["max_staleness"],
             "samplers": self._options.samplers,
             "sampler_killed": self._killed,
+            "learner_killed": self._learner_kills,
             "run_dir": str(self._run_dir),
             "picture": str(picture),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Literal
 
@@ -28,6 +29,19 @@ class Progress:
         times[what] = times[what] or time.monotonic()
         while len(self.times) > MAX_TIMES:
             del self.times[min(self.times)]
+
+    async def goes_on(self, news: asyncio.Event, patience_s: float) -> bool:
+        """Wait for `news`; False once no chunk of what is under way has come for `patience_s`."""
+        while True:
+            missing = self._missing()
+            try:
+                return await asyncio.wait_for(news.wait(), patience_s)
+            except TimeoutError:
+                if self._missing() == missing:
+                    return False
+
+    def _missing(self) -> dict[VersionId, int]:
+        return {version: transfer.held.chunks.missing for version, transfer in self._transfers.active.items()}
 
     def tell(self, learner: NodeId, store: VersionStore, in_map: VersionId | None) -> None:
         """Tell the learner what is held, once over each link. A transfer that is whole has said so itself."""

@@ -60,7 +60,8 @@ MAX_WAITING = 16
 """Announcements that wait to be opened; more are dropped, and the newest comes again with the next link."""
 
 PATIENCE_S = 10.0
-"""How long a node that is behind waits for its peers to be up to date before it burdens the learner."""
+"""A node that is behind waits so long for its peers to be up to date before it burdens the learner, and for a chunk of
+what is under way before it asks for it: a learner that was killed deals no more of what it had announced."""
 
 RETRY_S = 1.0
 """Between two tries to catch up."""
@@ -356,8 +357,8 @@ class Receiver:
                 await self._news.wait()
             elif (held := self._next_to_apply()) is not None:
                 await self._apply(held)
-            elif self._comes_by_itself():
-                await self._news.wait()
+            elif self._comes_by_itself() and await self._progress.goes_on(self._news, PATIENCE_S):
+                continue
             else:
                 await self._fetch_rest()
 

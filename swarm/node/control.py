@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import UserError
+from swarm.errors import EchoError, UserError
 
 SOCKET = "control.sock"
 
@@ -63,11 +64,19 @@ async def ask_for(run_dir: Path, request: dict[str, Any]) -> str:
             writer.write(json.dumps(request).encode() + b"\n")
             answer = json.loads(await reader.readline())
             writer.close()
-    except (OSError, ValueError, TimeoutError) as error:
+    except TimeoutError as error:
+        raise UserError(f"the learner of {run_dir} did not answer within {CALL_S:g} s: try again") from error
+    except (OSError, ValueError) as error:
         raise UserError(f"no learner runs in {run_dir}: name its run directory with --run-dir") from error
     if "refused" in answer:
         raise UserError(str(answer["refused"]))
     return str(answer["done"])
+
+
+def is_led(run_dir: Path) -> bool:
+    """Whether a learner takes requests there; a killed one leaves its socket behind. Blocking."""
+    with _short_path(run_dir) as path, socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 async def _answer(line: bytes, change: Change) -> dict[str, str]:
@@ -76,7 +85,7 @@ async def _answer(line: bytes, change: Change) -> dict[str, str]:
         if not isinstance(request, dict):
             raise UserError("a request is one JSON object")
         return {"done": await change(request)}
-    except UserError as error:
+    except (EchoError, OSError) as error:
         return {"refused": str(error)}
 
 

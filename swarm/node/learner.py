@@ -28,7 +28,7 @@ from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.node.publication import Publication
-from swarm.node.rundir import SUMMARY, create_run_directory, write_config
+from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked, write_config
 from swarm.node.steps import Steps
 from swarm.node.training import Training
 from swarm.rollout.api import RolloutService, ScoringFailed
@@ -65,6 +65,11 @@ class LearnerNode:
         check_model(self._config.model)
         if not self._resume:
             create_run_directory(self._run_dir, self._config)
+        with locked(self._run_dir):
+            return await self._run_alone()
+
+    async def _run_alone(self) -> bool:
+        """No other process writes to the run directory."""
         try:
             state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
             self._log = RunLog(self._run_dir)
@@ -76,7 +81,7 @@ class LearnerNode:
             raise
         try:
             if self._resume:
-                write_config(self._run_dir, self._config)
+                begin_again(self._run_dir, self._config)
             return await self._run(self._network)
         finally:
             state.release()
@@ -124,6 +129,7 @@ class LearnerNode:
             emit=emit,
             on_installed=lambda node, version: self._tracker.installed(node, version, now=time.monotonic()),
             on_gone=lambda node: self._tracker.gone(node, now=time.monotonic()),
+            absent=self._log.absent,
         )
         self._training = Training(
             self._run_dir,
@@ -199,10 +205,12 @@ class LearnerNode:
         await steps.run()
         self._state = "finishing"
         reached = await steps.finish()
-        self._write_summary()
         self._state = "finished"
+        summary = self.status()
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
+        # Last: a learner that is killed before has to be resumed, or its samplers would wait for ever.
+        self._write_summary(summary)
         return reached
 
     async def _bound(self) -> BoundSet:
@@ -215,6 +223,8 @@ class LearnerNode:
         """What control.sock asks for."""
         if self._steps is None:
             raise UserError("the learner is starting: ask again in a moment")
+        if self._journal.fault:
+            raise UserError(self._journal.fault)
         match request:
             case {"max_staleness": int() as wanted} if len(request) == 1:
                 line = await self._steps.set_bound(wanted)
@@ -304,10 +314,9 @@ class LearnerNode:
         if address.host != self._config.host and self._config.advertise is None:
             self._say(f"(if others reach this machine at another address than {address.host}, pass --advertise HOST)")
 
-    def _write_summary(self) -> None:
-        status = self.status()
+    def _write_summary(self, status: dict[str, Any]) -> None:
         partial = self._run_dir / (SUMMARY + ".partial")
-        partial.write_text(json.dumps({**status, "state": "finished"}, indent=2) + "\n")
+        partial.write_text(json.dumps(status, indent=2) + "\n")
         partial.replace(self._run_dir / SUMMARY)
 
     def _encode(self, prompt: Prompt) -> Prompt:

@@ -7,9 +7,11 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from swarm.types import NodeId
 
 LINES_KEPT = 10_000
 """Lines that wait for room on a full disk: an hour of a fast run. More are lost, the oldest first."""
@@ -22,20 +24,24 @@ class RunLog:
         self.directory = directory
         self._metrics = _Lines(directory / "metrics.jsonl")
         self._events = _Lines(directory / "events.jsonl")
-        self.last_step = max((int(line["step"]) for line in self._metrics.found), default=0)
-        """The last learner step that a former life wrote down."""
+        self.last: Mapping[str, Any] = self._metrics.found[-1] if self._metrics.found else {}
+        """Of the last learner step that was written down, in whatever life."""
         self.held_out = [
             {"version": line["version"], "exact_match": line["exact_match"]}
             for line in self._events.found
             if line["kind"] == "evaluated"
         ]
         """What a former life measured."""
+        self.max_staleness_seen = max((int(line.get("staleness/max", 0)) for line in self._metrics.found), default=0)
+        """Of all steps that a former life wrote down."""
+        self.absent = _samplers(self._events.found)
+        """Samplers that were there when a former life ended."""
         self._metrics.found, self._events.found = [], []
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
         """One learner step. One that is trained on again after a crash is written once."""
-        if figures["step"] > self.last_step:
-            self.last_step = figures["step"]
+        if figures["step"] > self.last.get("step", 0):
+            self.last = figures
             self._metrics.add(figures)
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -45,6 +51,17 @@ class RunLog:
     def close(self) -> None:
         self._metrics.close()
         self._events.close()
+
+
+def _samplers(events: Iterable[Mapping[str, Any]]) -> set[NodeId]:
+    """Who came and did not go, by the events of a run."""
+    here: set[NodeId] = set()
+    for event in events:
+        if event["kind"] == "sampler_joined":
+            here.add(event["node"])
+        elif event["kind"] in ("sampler_left", "sampler_silent"):
+            here.discard(event["node"])
+    return here
 
 
 class _Lines:

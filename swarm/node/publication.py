@@ -75,7 +75,8 @@ class Publication:
             return
         content = content_of(held.table)
         recorded = await asyncio.to_thread(self._journal.published, held.head.version.version)
-        if recorded is None or recorded != VersionPublished(version=held.head.version, content=content):
+        # One that is not recorded was encoded when the learner was killed: it stands if the batches make it again.
+        if recorded is not None and recorded != VersionPublished(version=held.head.version, content=content):
             self._diverged = True
         self._training.published = PublishedStep(step=held.head.version.version, content=content)
 
@@ -84,7 +85,9 @@ class Publication:
         held = self._broadcast.newest
         if held is None or self._diverged or held.head.version.version > step:
             await self._publish_otherwise(held, step)
-        elif step - held.head.version.version >= period:
+            return
+        await self._record(held)
+        if step - held.head.version.version >= period:
             await self.publish(step)
         else:
             await self._told(held)
@@ -145,15 +148,20 @@ class Publication:
         return await self._broadcast.encode_again(version)
 
     async def _announce(self, held: HeldVersion) -> None:
-        version, content = held.head.version, content_of(held.table)
-        await self._journal.write([VersionPublished(version=version, content=content)])
+        version = held.head.version
+        await self._record(held)
         self._broadcast.announce(held)
-        self._training.published = PublishedStep(step=version.version, content=content)
         self._network.published(held.sealed_head)
         await self._told(held)
         if self._network.incarnation > version.incarnation:
             # Others spoke of a later life while this was being encoded.
             self._overtaken.set()
+
+    async def _record(self, held: HeldVersion) -> None:
+        """Before anybody is told."""
+        version, content = held.head.version, content_of(held.table)
+        await self._journal.write([VersionPublished(version=version, content=content)])
+        self._training.published = PublishedStep(step=version.version, content=content)
 
     async def _told(self, held: HeldVersion) -> None:
         version = held.head.version

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,6 +44,10 @@ of groups would make the replay another run."""
 
 CONFIG = "config.json"
 SUMMARY = "summary.json"
+"""Written last of all: where it is, the run is over and its samplers know."""
+
+LOCK = ".lock"
+"""Held by the learner that leads the run; the system takes it back when the process dies."""
 
 
 def create_run_directory(path: Path, config: LeadConfig) -> None:
@@ -53,6 +61,30 @@ def create_run_directory(path: Path, config: LeadConfig) -> None:
         write_config(path, config)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Be the one learner of the run in `path`. UserError if another is."""
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another learner leads the run in {path}: stop it first") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def begin_again(path: Path, config: LeadConfig) -> None:
+    """Make the run in `path` one that is not finished, with the configuration that it goes on with."""
+    # In this order: cut off in between, it is a run that ends again, and none that cannot be gone on with.
+    (path / SUMMARY).unlink(missing_ok=True)
+    write_config(path, config)
 
 
 def write_config(path: Path, config: LeadConfig) -> None:
@@ -79,9 +111,10 @@ def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False)
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
-        known["port"] = _last_port(path)
+        known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
-    if not finished and (path / SUMMARY).is_file() and config.steps <= values["steps"]:
+    more = config.steps > values["steps"] or (config.target or 0.0) > (values["target"] or 0.0)
+    if not (finished or more) and (path / SUMMARY).is_file():
         raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']} to go on")
     return config
 

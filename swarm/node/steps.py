@@ -66,8 +66,8 @@ class Steps:
         self._save_failed_at = 0.0
         self.bound = bound
         self.held_out: list[dict[str, float]] = log.held_out
-        self.last: dict[str, Any] = {}
-        self.max_staleness_seen = 0
+        self.last: dict[str, Any] = dict(log.last)
+        self.max_staleness_seen = log.max_staleness_seen
         self.step = training.step
 
     @property
@@ -80,7 +80,7 @@ class Steps:
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         try:
-            while self.step < self._config.steps:
+            while self.step < self._config.steps and not self.target_reached:
                 batch = await self._next_batch(publishing)
                 step = self.step
                 prompts = [
@@ -93,8 +93,6 @@ class Steps:
                 await self._save_if_due()
                 if evaluation.done():
                     evaluation.result()
-                    if self.target_reached:
-                        break
                     if self.step % self._config.eval_every_steps == 0 and self.step < self._config.steps:
                         evaluation = asyncio.create_task(self._evaluate())
             await publishing
@@ -124,11 +122,13 @@ class Steps:
         before = self.bound.max_staleness
         # S below the period - 1 would wait for ever for rollouts fresh enough.
         period = min(self._config.publish_every_steps, max_staleness + 1)
-        self.bound = BoundSet(max_staleness=max_staleness, publish_every_steps=period)
-        await self._journal.write([self.bound])
-        await self._rollouts.set_bound(max_staleness)
+        bound = BoundSet(max_staleness=max_staleness, publish_every_steps=period)
+        await self._journal.write([bound])
+        # From here on all of it at once: who asked may give up at any await.
+        self.bound = bound
         if max_staleness < before:
             self._publication.due.set()
+        await self._rollouts.set_bound(max_staleness)
         self._log.event("bound_set", max_staleness=max_staleness, publish_every_steps=period, step=self.step)
         line = f"max-staleness is {max_staleness} (was {before}), published every {period} steps"
         self._say(line)
@@ -156,7 +156,7 @@ class Steps:
                 due = asyncio.create_task(self._publication.due.wait())
                 waits: set[asyncio.Task[Any]] = {batch, due, *([] if publishing.done() else [publishing])}
                 try:
-                    await asyncio.wait(waits, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
+                    happened, _ = await asyncio.wait(waits, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     due.cancel()
                 if publishing.done():
@@ -167,7 +167,7 @@ class Steps:
                     await publishing
                     await self._publication.publish(self.step)
                     self._publication.due.clear()
-                elif publishing.done():
+                elif not happened:
                     self._say_stall()
             return batch.result()
         finally:
@@ -208,6 +208,9 @@ class Steps:
 
     async def _evaluate(self) -> None:
         version = self._publication.newest
+        if self.held_out and self.held_out[-1]["version"] == version.version:
+            # A former life measured it. Nobody may be left to measure it again.
+            return
         result = await self._rollouts.evaluate(version, self._held_out_prompts)
         exact = sum(score.exact for score in result.scores) / len(result.scores)
         self.held_out.append({"version": result.version, "exact_match": exact})

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -50,8 +50,9 @@ from swarm.rollout.messages import (
     RolloutVerdict,
     SubmissionReply,
 )
-from swarm.rollout.plane import RolloutPlane
+from swarm.rollout.plane import RETURN_S, RolloutPlane
 from swarm.rollout.recording import COMMIT_S, FAULT_CHECK_S, Recorder, Recording
+from swarm.rollout.replies import come_back, refuse
 from swarm.rollout.submissions import Opened, is_small, open_submission
 from swarm.rollout.tally import SamplerStats, Tally
 from swarm.signing import SigningKey
@@ -73,7 +74,8 @@ class ScoringFailed(Exception):
 
 class RolloutService:
     """The plane on an event loop. `sessions` tell who asks, `scorer` computes rewards, `emit(kind, **fields)` writes an
-    event, `on_installed(node, version)` and `on_gone(node)` tell who holds what."""
+    event, `on_installed(node, version)` and `on_gone(node)` tell who holds what. `absent` were there when a former life
+    of this learner ended."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class RolloutService:
         on_gone: Callable[[NodeId], None],
         limits: IntakeLimits | None = None,
         commit_s: float = COMMIT_S,
+        absent: Collection[NodeId] = (),
     ) -> None:
         self._key = key
         self._sessions = sessions
@@ -102,6 +105,7 @@ class RolloutService:
         self._scoring: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
         self._evaluated: asyncio.Future[Evaluated] | None = None
+        self._absent = set(absent)
         self.tally = Tally()
         self.samplers = self.tally.samplers
         self.finished = False
@@ -164,9 +168,10 @@ class RolloutService:
         self._chances.tell()
 
     async def farewell(self, patience_s: float) -> None:
-        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for."""
-        until = time.monotonic() + patience_s
-        while self.samplers and (left := until - time.monotonic()) > 0:
+        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for. One that
+        was there when a former life ended may be in a long pause between two tries."""
+        until = time.monotonic() + (max(patience_s, RETURN_S) if self._absent else patience_s)
+        while (self.samplers or self._absent) and (left := until - time.monotonic()) > 0:
             await self._chances.wait(self._chances.count, left)
 
     async def watch_silence(self) -> None:
@@ -195,7 +200,7 @@ class RolloutService:
         self._check_sender(node, ask.node)
         stats = self._hear(node)
         if self._plane is None or self._is_ahead(ask.held):
-            return _refuse("starting", 1.0)
+            return refuse("starting", 1.0)
         self._installed(node, ask.held)
         stats.questions += 1
         question = stats.questions
@@ -219,13 +224,13 @@ class RolloutService:
             self._perform(records)
             if isinstance(answer, Granted):
                 if not await self._recording.committed_soon():
-                    return _come_back(SLOW_COMMIT)
+                    return come_back(SLOW_COMMIT)
                 return binary(encode(LeaseReply(leases=tuple(self._seal(lease) for lease in answer.leases))))
             assert isinstance(answer, Refused)
             if answer.reason != "paced" or left <= 0:
-                return _refuse(answer.reason, answer.retry_after_s)
+                return refuse(answer.reason, answer.retry_after_s)
             await self._chances.wait(seen, left)
-        return _refuse("paced", self._plane.rules.beat_s)
+        return refuse("paced", self._plane.rules.beat_s)
 
     async def _post_beat(self, request: web.Request) -> web.Response:
         node, body = await read_signed(request, CONTROL_BODY_BYTES, self._sessions)
@@ -246,10 +251,11 @@ class RolloutService:
         return binary(encode(BeatReply(newest=newest, finished=self.finished, dropped=dropped)))
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
-        if self._plane is None:
-            return _come_back("the learner is starting")
+        if self._plane is None or self._plane.newest is None:
+            # Without a version the verdict would be that nobody can have this lease.
+            return come_back("the learner is starting")
         if self._recording.fault:
-            return _come_back(self._recording.fault)
+            return come_back(self._recording.fault)
         claim = self._sessions.check_header(request.headers.get(AUTH_HEADER), now=time.monotonic())
         body = self._intake.admit(
             claim,
@@ -281,7 +287,7 @@ class RolloutService:
             async with self._unpacking:
                 judged = self._judge(node, await asyncio.to_thread(self._open, body))
         if not await self._recording.committed_soon():
-            return _come_back(SLOW_COMMIT)
+            return come_back(SLOW_COMMIT)
         verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
         return binary(encode(SubmissionReply(verdicts=verdicts)))
 
@@ -412,6 +418,7 @@ class RolloutService:
             stats = self.samplers[node] = SamplerStats()
             self._emit("sampler_joined", node=node)
         stats.heard_at = time.monotonic()
+        self._absent.discard(node)
         return stats
 
     def _is_ahead(self, version: VersionId) -> bool:
@@ -439,11 +446,3 @@ class RolloutService:
     def _recording(self) -> Recording:
         assert self._records is not None
         return self._records
-
-
-def _refuse(reason: Refusal, retry_after_s: float) -> web.Response:
-    return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s)))
-
-
-def _come_back(why: str) -> web.Response:
-    return web.Response(status=503, text=why, headers={"Retry-After": "1"})

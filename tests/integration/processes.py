@@ -109,6 +109,19 @@ class Learner(Node):
         return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]
 
 
+class Resumed(Learner):
+    """A `lead --resume` process."""
+
+    def __init__(self, before: Learner, name: str, *arguments: str) -> None:
+        self.run_dir = before.run_dir
+        Node.__init__(self, before.log.parent, name, "lead", "--resume", str(before.run_dir), *arguments)
+
+    def node_json(self) -> dict[str, str]:
+        # The file of the life before is still there.
+        eventually(lambda: self.says("a sampler joins with"), self, "the resumed learner listens")
+        return super().node_json()
+
+
 class Publisher(Node):
     """benchmarks/broadcast_learner.py: a learner whose versions are random bytes, published when told. `arguments`
     are more of its own."""
@@ -170,6 +183,12 @@ class Swarm:
 
     def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = ()) -> Learner:
         learner = Learner(self.directory, name, "--config", str(self._lead), *arguments, place=place)
+        self.nodes.append(learner)
+        return learner
+
+    def resume(self, before: Learner, *arguments: str, name: str) -> Learner:
+        """Another process that goes on with the run of `before`, which has ended."""
+        learner = Resumed(before, name, *arguments)
         self.nodes.append(learner)
         return learner
 

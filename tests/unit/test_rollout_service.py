@@ -17,7 +17,7 @@ from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
 from swarm.types import Score
 from swarm.wire import compress, encode
-from tests.builders import ListJournal, rollout, v
+from tests.builders import ListJournal, new_plane, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
 
 
@@ -331,3 +331,24 @@ async def test_a_journal_that_has_failed_ends_the_run() -> None:
             await learner.client(ALICE).submit(answers)
         with pytest.raises(EchoError, match="bad sector"):
             await learner.service.watch_silence()
+
+
+async def test_rollouts_are_not_judged_before_a_version_is_known(learner: Learner) -> None:
+    """A resumed learner knows what it leased, and not yet what it published: any verdict would throw the work away."""
+    await learner.open()
+    leases = await leases_for(learner, ALICE, 2)
+    learner.service.open(new_plane(newest=None), learner._score, learner.journal)
+    with pytest.raises(Busy, match="starting"):
+        await learner.client(ALICE).submit(answers_to(leases))
+
+
+async def test_who_was_there_in_a_former_life_is_waited_for_at_the_end(learner: Learner) -> None:
+    learner.service._absent = {ALICE}
+    await learner.open()
+    await learner.service.end("finished")
+    farewell = asyncio.create_task(learner.service.farewell(0.0))
+    await learner.client(BOB).release((), forget=True)
+    assert not farewell.done()
+    assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).finished
+    await learner.client(ALICE).release((), forget=True)
+    await asyncio.wait_for(farewell, WAIT_S)

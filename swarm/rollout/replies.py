@@ -1,0 +1,19 @@
+"""Answers of the learner's face that carry no work."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from swarm.http import binary
+from swarm.rollout.messages import LeaseReply, Refusal
+from swarm.wire import encode
+
+
+def refuse(reason: Refusal, retry_after_s: float) -> web.Response:
+    """No leases, and why."""
+    return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s)))
+
+
+def come_back(why: str) -> web.Response:
+    """503: the same is to be sent again in a second."""
+    return web.Response(status=503, text=why, headers={"Retry-After": "1"})

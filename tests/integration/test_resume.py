@@ -1,0 +1,371 @@
+"""A learner that dies, is stopped or is told to change, as real processes: nothing is lost, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+
+from swarm.learner.checkpoints import checkpoint_path, is_whole, whole_checkpoints
+from tests.integration.processes import Learner, Node, Swarm, command, eventually, swarm_in
+
+ENDLESS = ("--steps", "1000000")
+OFTEN = ("--checkpoint-every-steps", "5")
+SEED = 5
+"""Of the moments at which learners are killed; with it a red run is drawn again, though never quite the same."""
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with swarm_in(tmp_path) as processes:
+        yield processes
+
+
+# -- what a run has come to ----------------------------------------------------------------------------------
+
+
+def _is_running(learner: Learner) -> bool:
+    return bool(learner.status()["state"] == "running")
+
+
+def _has_taken(learner: Learner, steps: int) -> bool:
+    return bool(learner.status()["step"] >= steps)
+
+
+def _takes(learner: Learner, steps: int) -> None:
+    """Wait until it has taken so many more steps."""
+    eventually(lambda: _is_running(learner), learner, "the learner runs")
+    wanted = learner.status()["step"] + steps
+    eventually(lambda: _has_taken(learner, wanted), learner, f"{steps} more steps")
+
+
+def _lines(learner: Learner, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (learner.run_dir / name).read_text().splitlines()]
+
+
+def _steps_written(learner: Learner) -> list[int]:
+    return [line["step"] for line in _lines(learner, "metrics.jsonl")]
+
+
+def _kinds(learner: Learner) -> set[str]:
+    return {event["kind"] for event in learner.events()}
+
+
+def _rows(learner: Learner, sql: str) -> list[Any]:
+    """Rows of the journal."""
+    connection = sqlite3.connect(f"file:{learner.run_dir / 'journal.db'}?mode=ro", uri=True)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def _verified(learner: Learner) -> dict[str, Any]:
+    """What `verify` says of a run without a breach."""
+    done = command("verify", str(learner.run_dir), "--json")
+    assert done.returncode == 0, done.stdout
+    assert "no breach of I1 or I3" in done.stdout
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["breaches"] == []
+    return found
+
+
+def _refused(*arguments: str) -> str:
+    """The one line in which a command is refused."""
+    done = command(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def _says_goodbye(sampler: Node) -> None:
+    assert sampler.wait() == 0, sampler.output()
+    assert sampler.says("the run is finished; thank you")
+
+
+def _is_one_run(learner: Learner, steps: int) -> None:
+    """Of `steps` steps, each taken once, whose versions are of one incarnation."""
+    assert _steps_written(learner) == list(range(1, steps + 1))
+    versions = _rows(learner, "SELECT version, incarnation FROM versions ORDER BY version")
+    # A kill between a step and its publication leaves a number out; none is used twice.
+    numbers = [version for version, _ in versions]
+    assert numbers == sorted(set(numbers))
+    assert (numbers[0], numbers[-1]) == (0, steps)
+    assert len({incarnation for _, incarnation in versions}) == 1, versions
+    assert "diverged" not in _kinds(learner)
+    assert _verified(learner)["batches"] == steps
+    found = whole_checkpoints(learner.run_dir / "checkpoints")
+    assert found[-1].step == steps
+    assert all(is_whole(checkpoint.path) for checkpoint in found)
+    assert not list((learner.run_dir / "checkpoints").glob("*.partial"))
+
+
+# -- killed at random ----------------------------------------------------------------------------------------
+
+
+def _wait_a_moment(random: Random, learner: Learner) -> None:
+    """Until a random moment of a learner's life: of its start, its training again or its training."""
+    if random.random() < 0.5:
+        # The moment is what is being tested; nothing could be waited for.
+        time.sleep(random.uniform(0.0, 4.0))
+    else:
+        learner.node_json()
+        eventually(lambda: _is_running(learner), learner, "the learner runs")
+        time.sleep(random.uniform(0.0, 1.0))
+
+
+def test_a_learner_killed_ten_times_leads_its_run_to_the_end(swarm: Swarm) -> None:
+    random = Random(SEED)
+    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)
+    samplers = [swarm.scripted(learner.url(), name=f"sampler-{number}") for number in range(2)]
+    eventually(lambda: _has_taken(learner, 1), learner, "the first step")
+    for kill in range(1, 9):
+        _wait_a_moment(random, learner)
+        learner.kill()
+        learner = swarm.resume(learner, name=f"life-{kill}")
+    _takes(learner, 3)
+    learner.kill()
+
+    steps = _rows(learner, "SELECT count(*) FROM batches")[0][0] + 8
+    learner = swarm.resume(learner, "--steps", str(steps), name="ending")
+    ended = {"kind": "checkpoint", "step": steps}
+    eventually(lambda: any(ended.items() <= e.items() for e in learner.events()), learner, "the last checkpoint")
+    learner.kill()
+    assert not (learner.run_dir / "summary.json").exists()
+    learner = swarm.resume(learner, name="last")
+    assert learner.wait() == 0, learner.output()
+    for sampler in samplers:
+        _says_goodbye(sampler)
+    _is_one_run(learner, steps)
+    summary = json.loads((learner.run_dir / "summary.json").read_text())
+    assert (summary["state"], summary["step"]) == ("finished", steps)
+    assert summary["held_out"][-1]["version"] == steps
+
+
+@pytest.mark.long
+def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = command("demo", "--kill-learner", "10", "--json", "--run-dir", str(run_dir), timeout_s=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["learner_killed"], summary["verified"]) == (10, True)
+    assert summary["held_out_after"] >= 0.9
+    assert "--kill-seed" in done.stderr
+    assert command("verify", str(run_dir)).returncode == 0
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, summary["steps"] + 1))
+    for number in range(3):
+        said = (tmp_path / "run-logs" / f"sampler-{number}.log").read_text()
+        assert said.count("; status: echo-node status") == 1
+        assert "the run is finished; thank you" in said
+
+
+def test_a_demo_kills_its_learner_and_resumes_it(tmp_path: Path) -> None:
+    arguments = ("--kill-learner", "2", "--kill-seed", "1", "--steps", "12", "--samplers", "1")
+    done = command("demo", *arguments, "--json", "--run-dir", str(tmp_path / "run"), timeout_s=200)
+    assert done.returncode == 1, done.stderr[-3000:]  # in 12 steps nothing is learned
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["learner_killed"], summary["verified"], summary["steps"]) == (2, True, 12)
+    assert done.stderr.count("killed the learner (SIGKILL") == 2
+
+
+# -- stopped, damaged, asked for too much --------------------------------------------------------------------
+
+
+def _tear(path: Path) -> None:
+    """As a write that was cut off in the middle of a line."""
+    with path.open("ab") as file:
+        file.write(b'{"step": 7, "rew')
+
+
+def _damage(path: Path) -> None:
+    """Another byte in the middle of a file of the same size."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_path: Path) -> None:
+    learner = swarm.lead("--port", "0", "--keep-checkpoints", "2", *OFTEN, *ENDLESS)
+    sampler = swarm.scripted(learner.url(), name="sampler")
+    url = learner.url()
+    eventually(lambda: _has_taken(learner, 12), learner, "two checkpoints and more")
+    learner.signal(signal.SIGTERM)
+    assert learner.wait() == 128 + signal.SIGINT
+
+    line = _refused("lead", "--resume", str(learner.run_dir), "--seed", "9")
+    assert "--seed cannot change when a run is resumed" in line
+    _tear(learner.run_dir / "metrics.jsonl")
+    _tear(learner.run_dir / "events.jsonl")
+    root = learner.run_dir / "checkpoints"
+    before, newest = whole_checkpoints(root)[-2:]
+    _damage(newest.path / "trainer.safetensors")
+    shutil.copytree(before.path, checkpoint_path(root, 999_999).with_suffix(".partial"))
+
+    again = swarm.resume(learner, name="again")
+    assert again.url() == url
+    line = f"training again on the recorded batches {before.step} to"
+    eventually(lambda: again.says(line), again, "the checkpoint before the damaged one is used")
+    second = _refused("lead", "--resume", str(learner.run_dir), "--state-dir", str(tmp_path / "other"), "--port", "0")
+    assert "another learner leads the run" in second
+    _takes(again, 2)
+    again.kill()
+
+    shutil.rmtree(root)
+    steps = _rows(again, "SELECT count(*) FROM batches")[0][0] + 5
+    last = swarm.resume(again, "--steps", str(steps), name="last")
+    assert last.wait() == 0, last.output()
+    assert last.says("training again on the recorded batches 0 to")
+    _says_goodbye(sampler)
+    _is_one_run(last, steps)
+
+    assert f"is finished: pass --steps with more than {steps}" in _refused("lead", "--resume", str(last.run_dir))
+    more = swarm.resume(last, "--steps", str(steps + 4), name="more")
+    late = swarm.scripted(more.url(), name="late")
+    assert more.wait() == 0, more.output()
+    _says_goodbye(late)
+    _is_one_run(more, steps + 4)
+
+
+def test_what_is_no_run_is_not_resumed(tmp_path: Path) -> None:
+    assert "is not a run directory" in _refused("lead", "--resume", str(tmp_path))
+    assert "is not a run directory" in _refused("lead", "--resume", str(tmp_path / "nowhere"))
+
+
+def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swarm) -> None:
+    """With a real model at the sampler, whose weights have to be those that the learner goes on with."""
+    learner = swarm.lead("--port", "0", "--max-staleness", "0", *OFTEN, *ENDLESS)
+    sampler = swarm.join(learner.url(), name="sampler")
+    eventually(lambda: _has_taken(learner, 7), learner, "a checkpoint and more steps")
+    children = learner.children()
+    for process in (*children, psutil.Process(learner.process.pid)):
+        process.kill()
+    learner.wait()
+    steps = _rows(learner, "SELECT count(*) FROM batches")[0][0] + 5
+    again = swarm.resume(learner, "--steps", str(steps), name="again")
+    assert again.wait() == 0, again.output()
+    _says_goodbye(sampler)
+    _is_one_run(again, steps)
+    distances = [line["mismatch_kl"] for line in _lines(again, "metrics.jsonl") if "mismatch_kl" in line]
+    assert max(distances) < 1e-3
+    assert max(line["staleness/max"] for line in _lines(again, "metrics.jsonl")) == 0
+
+
+def test_weights_that_cannot_be_made_again_are_replaced_by_a_later_incarnation(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    sampler = swarm.scripted(learner.url(), name="sampler")
+    eventually(lambda: _has_taken(learner, 4), learner, "a few steps, and no checkpoint")
+    learner.kill()
+    database = sqlite3.connect(learner.run_dir / "journal.db")
+    with database:
+        database.execute(
+            "UPDATE rollouts SET reward = reward + 1 WHERE idx = 0 AND number IN "
+            "(SELECT number FROM groups WHERE step = 0)"
+        )
+    database.close()
+
+    steps = _rows(learner, "SELECT count(*) FROM batches")[0][0] + 5
+    again = swarm.resume(learner, "--steps", str(steps), name="again")
+    assert again.wait() == 0, again.output()
+    _says_goodbye(sampler)
+    assert "diverged" in _kinds(again)
+    assert again.says("the next version replaces them")
+    versions = _rows(again, "SELECT incarnation FROM versions ORDER BY version")
+    assert versions[0] < versions[-1]
+    assert _steps_written(again) == list(range(1, steps + 1))
+    proof = command("verify", str(again.run_dir))
+    assert proof.returncode == 1
+    assert "breach: the lineage after batch 0 is not the recorded one: its rows were changed" in proof.stdout
+
+
+# -- the dial ------------------------------------------------------------------------------------------------
+
+
+def _set(run_dir: Path, value: int) -> str:
+    done = command("set", "max-staleness", str(value), "--run-dir", str(run_dir))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _bounds_are_kept(learner: Learner) -> None:
+    """The metrics' ages against the bound that each batch was recorded with."""
+    bounds = dict(_rows(learner, "SELECT step, max_staleness FROM batches"))
+    for line in _lines(learner, "metrics.jsonl"):
+        assert line["staleness/max"] <= bounds[line["step"] - 1]
+
+
+def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
+    """In a directory whose name is too long for a socket."""
+    name = "a" * 60 + "/" + "b" * 60
+    (swarm.directory / ("a" * 60)).mkdir()
+    learner = swarm.lead(
+        "--port", "0", "--max-staleness", "4", "--publish-every-steps", "5", *OFTEN, *ENDLESS, name=name
+    )
+    run_dir, socket = learner.run_dir, learner.run_dir / "control.sock"
+    assert len(str(socket)) > 107
+    sampler = swarm.scripted(learner.url(), name="sampler")
+    _takes(learner, 6)
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+    assert max(line["staleness/max"] for line in _lines(learner, "metrics.jsonl")) == 4
+
+    assert _set(run_dir, 0) == "max-staleness is 0 (was 4), published every 1 steps"
+    _takes(learner, 4)
+    assert _set(run_dir, 2) == "max-staleness is 2 (was 0), published every 3 steps"
+    _takes(learner, 8)
+    assert "max-staleness 2000 is not from 0 to 1024" in _refused(
+        "set", "max-staleness", "2000", "--run-dir", str(run_dir)
+    )
+    assert "cannot be set" in _refused("set", "steps", "3", "--run-dir", str(run_dir))
+    learner.kill()
+    assert [row[0] for row in _rows(learner, "SELECT max_staleness FROM bounds ORDER BY rowid")] == [4, 0, 2]
+    assert "no learner runs in" in _refused("set", "max-staleness", "1", "--run-dir", str(run_dir))
+    assert socket.exists()  # a killed learner leaves it behind
+
+    again = swarm.resume(learner, name="again")
+    _takes(again, 2)
+    status = again.status()
+    assert (status["max_staleness"], status["publish_every_steps"]) == (2, 3)
+    assert _set(run_dir, 1) == "max-staleness is 1 (was 2), published every 2 steps"
+    _takes(again, 3)
+    again.signal(signal.SIGTERM)
+    again.wait()
+    assert not socket.exists()
+    assert "no learner runs in" in _refused("set", "max-staleness", "1", "--run-dir", str(run_dir))
+    bounds = [row[0] for row in _rows(again, "SELECT max_staleness FROM batches ORDER BY step")]
+    assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 1]
+    _bounds_are_kept(again)
+    _verified(again)
+    assert sampler.process.poll() is None
+
+
+# -- a trainer that stands still -----------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm, tmp_path: Path) -> None:
+    config = tmp_path / "hang.toml"
+    config.write_text("trainer_hang_s = 10\nbeat_s = 0.5\ngroups_per_step = 4\ngroup_size = 4\neval_prompts = 8\n")
+    learner = swarm.lead("--port", "0", "--config", str(config), *OFTEN, *ENDLESS)
+    swarm.scripted(learner.url(), name="sampler")
+    _takes(learner, 7)
+    trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))
+    os.kill(trainer.pid, signal.SIGSTOP)
+    line = "the trainer made no progress for 10 s and was killed; starting it again from the last checkpoint (1 of 3)"
+    eventually(lambda: learner.says(line), learner, "the node says that its trainer hung")
+    _takes(learner, 3)
+    assert not trainer.is_running()
+    assert {"trainer_restarted"} <= _kinds(learner)
+    assert "diverged" not in _kinds(learner)
+    learner.kill()
+    _verified(learner)

@@ -1,0 +1,104 @@
+"""control.sock: what is asked, answered, refused, and left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.errors import UserError
+from swarm.node import control as control_module
+from swarm.node.control import LINE_BYTES, SOCKET, ask_for, control, is_led
+from swarm.rollout.journal import JournalFailed
+
+
+async def change(request: dict[str, Any]) -> str:
+    match request:
+        case {"max_staleness": int() as wanted}:
+            return f"max-staleness is {wanted}"
+        case {"fail": "user"}:
+            raise UserError("no such thing")
+        case {"fail": "disk"}:
+            raise OSError(28, "No space left on device")
+        case {"fail": "journal"}:
+            raise JournalFailed("the journal cannot be written")
+    raise AssertionError(request)
+
+
+async def said(run_dir: Path, line: bytes) -> bytes:
+    """What is answered to raw bytes."""
+    reader, writer = await asyncio.open_unix_connection(str(run_dir / SOCKET))
+    writer.write(line)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_request_is_carried_out_and_said(tmp_path: Path) -> None:
+    async with control(tmp_path, change):
+        assert await ask_for(tmp_path, {"max_staleness": 3}) == "max-staleness is 3"
+        assert await ask_for(tmp_path, {"max_staleness": 4}) == "max-staleness is 4"
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"), [("user", "no such thing"), ("disk", "No space left"), ("journal", "cannot be written")]
+)
+async def test_a_refusal_says_why(tmp_path: Path, fault: str, line: str) -> None:
+    async with control(tmp_path, change):
+        with pytest.raises(UserError, match=line):
+            await ask_for(tmp_path, {"fail": fault})
+        assert await ask_for(tmp_path, {"max_staleness": 1}) == "max-staleness is 1"
+
+
+async def test_what_is_no_request_does_no_harm(tmp_path: Path) -> None:
+    async with control(tmp_path, change):
+        assert b"one JSON object" in await said(tmp_path, b"[1]\n")
+        assert await said(tmp_path, b"{\n") == b""
+        assert await said(tmp_path, b"1" * 2 * LINE_BYTES + b"\n") == b""
+        assert await ask_for(tmp_path, {"max_staleness": 1}) == "max-staleness is 1"
+
+
+async def test_only_its_owner_may_use_it_and_it_is_gone_afterwards(tmp_path: Path) -> None:
+    async with control(tmp_path, change):
+        assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
+        assert is_led(tmp_path)
+    assert not (tmp_path / SOCKET).exists()
+    with pytest.raises(UserError, match="no learner runs in"):
+        await ask_for(tmp_path, {"max_staleness": 1})
+
+
+async def test_a_path_longer_than_a_sockets_name(tmp_path: Path) -> None:
+    run_dir = tmp_path / ("a" * 80) / ("b" * 80)
+    run_dir.mkdir(parents=True)
+    async with control(run_dir, change):
+        assert await ask_for(run_dir, {"max_staleness": 1}) == "max-staleness is 1"
+
+
+async def test_a_socket_that_a_killed_learner_left_hinders_nobody(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / SOCKET))
+    assert not is_led(tmp_path)
+    with pytest.raises(UserError, match="no learner runs in"):
+        await ask_for(tmp_path, {"max_staleness": 1})
+    async with control(tmp_path, change):
+        assert await ask_for(tmp_path, {"max_staleness": 1}) == "max-staleness is 1"
+
+
+async def test_a_directory_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no run directory"):
+        await ask_for(tmp_path / "nowhere", {"max_staleness": 1})
+
+
+async def test_a_learner_that_does_not_answer_is_not_said_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "CALL_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / SOCKET))
+        mute.listen()
+        with pytest.raises(UserError, match="did not answer within"):
+            await ask_for(tmp_path, {"max_staleness": 1})

@@ -1,0 +1,103 @@
+"""A run's figures on disk: whole lines, each step once, whatever cut the last ones off."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.node.metrics import RunLog
+
+
+def lines(directory: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
+
+
+def test_a_step_that_is_taken_again_is_written_once(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for step in (1, 2):
+        log.metrics({"step": step, "reward": 0.5, "staleness/max": step})
+    log.close()
+    again = RunLog(tmp_path)
+    assert again.last == {"step": 2, "reward": 0.5, "staleness/max": 2}
+    assert again.max_staleness_seen == 2
+    for step in (2, 3):
+        again.metrics({"step": step, "reward": 0.75})
+    again.close()
+    assert [(line["step"], line["reward"]) for line in lines(tmp_path, "metrics.jsonl")] == [
+        (1, 0.5),
+        (2, 0.5),
+        (3, 0.75),
+    ]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_a_line_that_a_crash_cut_off_is_removed(tmp_path: Path, name: str) -> None:
+    log = RunLog(tmp_path)
+    log.metrics({"step": 1})
+    log.event("prepared")
+    log.close()
+    with (tmp_path / name).open("ab") as file:
+        file.write(b'{"step": 2, "ki')
+    again = RunLog(tmp_path)
+    again.metrics({"step": 2})
+    again.event("checkpoint", step=2)
+    again.close()
+    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1, 2]
+    assert [line["kind"] for line in lines(tmp_path, "events.jsonl")] == ["prepared", "checkpoint"]
+
+
+def test_what_a_former_life_measured_and_who_was_there_is_known(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.event("evaluated", version=4, exact_match=0.5, prompts=8)
+    for kind, node in [
+        ("sampler_joined", "stays"),
+        ("sampler_joined", "leaves"),
+        ("sampler_left", "leaves"),
+        ("sampler_joined", "falls silent"),
+        ("sampler_silent", "falls silent"),
+        ("sampler_joined", "stays"),
+    ]:
+        log.event(kind, node=node)
+    log.close()
+    again = RunLog(tmp_path)
+    assert again.held_out == [{"version": 4, "exact_match": 0.5}]
+    assert again.absent == {"stays"}
+    again.close()
+
+
+def test_what_does_not_fit_is_written_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with room for some of a line, then for none, then for all."""
+    log = RunLog(tmp_path)
+    log.metrics({"step": 1})
+    write, room = os.write, [5, 0]
+
+    def full(descriptor: int, data: bytes) -> int:
+        if left := room.pop(0):
+            return write(descriptor, data[:left])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    log.metrics({"step": 2})
+    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1]
+    log.metrics({"step": 3})
+    monkeypatch.setattr(os, "write", write)
+    log.metrics({"step": 4})
+    log.close()
+    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_another_fault_of_the_disk_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(tmp_path)
+
+    def broken(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "write", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        log.event("prepared")
+    log.close()

@@ -1,0 +1,110 @@
+"""Run directories: made once, locked, resumed with what may change and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.config import LeadConfig
+from swarm.errors import UserError
+from swarm.node.rundir import CHANGEABLE, SUMMARY, begin_again, create_run_directory, locked, resumed_config
+
+OTHER: dict[str, Any] = {"steps": 300, "hold_s": 2.5, "max_staleness": 4, "trainer_hang_s": 20.0, "host": "127.0.0.2"}
+
+
+def made(tmp_path: Path, **values: Any) -> Path:
+    """The run directory of a new run."""
+    path = tmp_path / "run"
+    create_run_directory(path, LeadConfig(**values))
+    return path
+
+
+def finished(tmp_path: Path, **values: Any) -> Path:
+    path = made(tmp_path, **values)
+    (path / SUMMARY).write_text("{}")
+    return path
+
+
+def test_a_run_is_resumed_as_it_was_configured(tmp_path: Path) -> None:
+    config = LeadConfig(seed=7, hold_s=math.inf, learning_rate=0.5, group_size=4, bootstrap=("127.0.0.1:1",))
+    create_run_directory(tmp_path / "run", config)
+    again = resumed_config(tmp_path / "run", {"seed": None, "steps": None})
+    assert again == config.model_copy(update={"run_dir": tmp_path / "run"})
+    assert math.isinf(again.hold_s)
+
+
+def test_the_learning_rate_that_was_in_use_stays(tmp_path: Path) -> None:
+    path = made(tmp_path, model="tiny")
+    assert resumed_config(path, {}).learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_what_may_change_changes(tmp_path: Path, name: str) -> None:
+    assert name in CHANGEABLE
+    path = made(tmp_path)
+    assert getattr(resumed_config(path, {name: OTHER[name]}), name) == OTHER[name]
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 1), ("task", "other"), ("model", "x"), ("reward", "random")])
+def test_what_makes_a_run_what_it_is_cannot_change(tmp_path: Path, name: str, value: Any) -> None:
+    path = made(tmp_path)
+    with pytest.raises(UserError, match=f"--{name} cannot change when a run is resumed: begin a new one"):
+        resumed_config(path, {name: value})
+    same = json.loads((path / "config.json").read_text())[name]
+    assert getattr(resumed_config(path, {name: same}), name) == same
+
+
+def test_the_port_that_samplers_know_is_kept(tmp_path: Path) -> None:
+    path = made(tmp_path, port=0)
+    assert resumed_config(path, {}).port == 0
+    (path / "node.json").write_text('{"url": "http://127.0.0.1:4321", "join": "echo1:x"}\n')
+    assert resumed_config(path, {}).port == 4321
+    assert resumed_config(path, {"port": 5}).port == 5
+
+
+def test_a_port_that_was_asked_for_is_asked_for_again(tmp_path: Path) -> None:
+    path = made(tmp_path, port=77)
+    (path / "node.json").write_text('{"url": "http://127.0.0.1:4321", "join": "echo1:x"}\n')
+    assert resumed_config(path, {}).port == 77
+
+
+def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run directory"):
+        resumed_config(tmp_path, {})
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="is not a run directory"):
+        resumed_config(tmp_path, {})
+
+
+def test_a_finished_run_goes_on_only_with_more_to_do(tmp_path: Path) -> None:
+    path = finished(tmp_path, steps=200, target=0.5)
+    for flags in ({}, {"steps": 200}, {"steps": 100}, {"target": 0.5}):
+        with pytest.raises(UserError, match="is finished: pass --steps with more than 200 to go on"):
+            resumed_config(path, flags)
+    assert resumed_config(path, {}, finished=True).steps == 200
+    assert resumed_config(path, {"steps": 201}).steps == 201
+    assert resumed_config(path, {"target": 0.75}).target == 0.75
+
+
+def test_a_run_that_was_made_longer_and_killed_can_be_resumed(tmp_path: Path) -> None:
+    path = finished(tmp_path, steps=200)
+    begin_again(path, resumed_config(path, {"steps": 300}))
+    assert resumed_config(path, {}).steps == 300
+
+
+def test_a_directory_that_holds_something_is_not_taken(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with pytest.raises(UserError, match="already holds a run or other files"):
+        create_run_directory(path, LeadConfig())
+
+
+def test_one_learner_leads_a_run(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with locked(path), pytest.raises(UserError, match="another learner leads the run"), locked(path):
+        pass
+    with locked(path):
+        pass

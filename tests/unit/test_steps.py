@@ -1,0 +1,144 @@
+"""The user's dial on a running learner, and what a resumed loop begins with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from swarm.broadcast.tracker import InstallTracker
+from swarm.config import LeadConfig
+from swarm.errors import UserError
+from swarm.node.metrics import RunLog
+from swarm.node.steps import MAX_BOUND, Steps
+from swarm.rollout.entries import BoundSet, Entry
+from swarm.rollout.journal import JournalFailed
+from tests.builders import ListJournal, v
+
+
+class Rollouts:
+    """The rollout plane as far as the dial is concerned; nobody samples."""
+
+    def __init__(self) -> None:
+        self.bounds: list[int] = []
+        self.evaluations = 0
+
+    async def set_bound(self, max_staleness: int) -> None:
+        self.bounds.append(max_staleness)
+
+    async def evaluate(self, version: object, prompts: object) -> Any:
+        self.evaluations += 1
+        return await asyncio.get_running_loop().create_future()
+
+
+class BrokenJournal(ListJournal):
+    async def write(self, entries: Sequence[Entry]) -> None:
+        raise JournalFailed("the journal cannot be written")
+
+
+class Loop:
+    """Steps of a run with S = 4 and K = 5 that has taken `step` steps."""
+
+    def __init__(self, directory: Path, *, step: int = 0, journal: ListJournal | None = None, **values: Any) -> None:
+        self.journal = journal or ListJournal()
+        self.rollouts = Rollouts()
+        self.publication = cast(Any, SimpleNamespace(due=asyncio.Event(), newest=v(step)))
+        self.said: list[str] = []
+        self.log = RunLog(directory)
+        parts: Any = SimpleNamespace(step=step)
+        given: Any = self.journal
+        rollouts: Any = self.rollouts
+        self.steps = Steps(
+            LeadConfig(max_staleness=4, publish_every_steps=5, **values),
+            BoundSet(max_staleness=4, publish_every_steps=5),
+            parts,
+            self.publication,
+            rollouts,
+            given,
+            InstallTracker(),
+            self.log,
+            [],
+            say=self.said.append,
+        )
+
+
+@pytest.mark.parametrize(("bounds", "period"), [((0,), 1), ((0, 2), 3), ((3,), 4), ((9,), 5), ((0, 1024), 5)], ids=str)
+async def test_the_period_follows_the_bound_and_comes_back(
+    tmp_path: Path, bounds: tuple[int, ...], period: int
+) -> None:
+    """K = min(what the user asked for, S + 1): with a longer one no rollout would be fresh enough."""
+    loop = Loop(tmp_path)
+    for bound in bounds:
+        line = await loop.steps.set_bound(bound)
+    assert loop.steps.bound == BoundSet(max_staleness=bounds[-1], publish_every_steps=period)
+    assert line == loop.said[-1]
+    assert line.endswith(f"published every {period} steps")
+    assert loop.rollouts.bounds == list(bounds)
+    assert loop.journal.entries[-1] == loop.steps.bound
+    status = loop.steps.status()
+    assert (status["max_staleness"], status["publish_every_steps"]) == (bounds[-1], period)
+
+
+async def test_a_lower_bound_makes_a_publication_due_and_a_higher_one_does_not(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    await loop.steps.set_bound(8)
+    assert not loop.publication.due.is_set()
+    await loop.steps.set_bound(7)
+    assert loop.publication.due.is_set()
+
+
+@pytest.mark.parametrize("bound", [-1, MAX_BOUND + 1])
+async def test_a_bound_that_is_none_is_refused(tmp_path: Path, bound: int) -> None:
+    loop = Loop(tmp_path)
+    with pytest.raises(UserError, match=f"max-staleness {bound} is not from 0 to {MAX_BOUND}"):
+        await loop.steps.set_bound(bound)
+    assert loop.steps.bound.max_staleness == 4
+    assert loop.journal.entries == []
+
+
+async def test_a_bound_that_is_not_recorded_does_not_hold(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, journal=BrokenJournal())
+    with pytest.raises(JournalFailed):
+        await loop.steps.set_bound(0)
+    assert loop.steps.bound.max_staleness == 4
+    assert loop.rollouts.bounds == []
+    assert not loop.publication.due.is_set()
+
+
+# -- resumed -------------------------------------------------------------------------------------------------
+
+
+def former_life(directory: Path, *, step: int, exact_match: float) -> None:
+    """A run that ended after it had measured its last version."""
+    log = RunLog(directory)
+    log.metrics({"step": step, "reward": 0.5, "staleness/max": 3})
+    log.event("evaluated", version=step, exact_match=exact_match, prompts=8)
+    log.close()
+
+
+async def test_a_run_that_had_come_to_its_end_needs_no_sampler(tmp_path: Path) -> None:
+    """All of them may have heard that it is over before the learner was killed."""
+    former_life(tmp_path, step=10, exact_match=0.25)
+    loop = Loop(tmp_path, step=10, steps=10)
+    await asyncio.wait_for(loop.steps.run(), 5)
+    assert loop.rollouts.evaluations == 0
+    assert loop.steps.held_out == [{"version": 10, "exact_match": 0.25}]
+
+
+async def test_a_run_that_had_reached_its_target_trains_no_further(tmp_path: Path) -> None:
+    former_life(tmp_path, step=10, exact_match=0.5)
+    loop = Loop(tmp_path, step=10, steps=200, target=0.5)
+    await asyncio.wait_for(loop.steps.run(), 5)
+    assert loop.steps.step == 10
+
+
+async def test_a_resumed_run_shows_what_it_has_come_to(tmp_path: Path) -> None:
+    former_life(tmp_path, step=10, exact_match=0.5)
+    status = Loop(tmp_path, step=10).steps.status()
+    assert status["metrics"]["reward"] == 0.5
+    assert status["max_staleness_seen"] == 3
+    assert status["held_out"] == [{"version": 10, "exact_match": 0.5}]
