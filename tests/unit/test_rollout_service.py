@@ -52,6 +52,24 @@ async def test_leases_answered_make_a_batch(learner: Learner) -> None:
     assert [group.group_id for group in batch] == ["t0", "t1"]
 
 
+async def test_a_learner_that_waits_for_a_batch_hears_of_the_last_score(learner: Learner) -> None:
+    await learner.open()
+    waiting = asyncio.create_task(learner.service.next_batch())
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+    assert len(await waiting) == 2
+
+
+async def test_a_question_held_open_is_answered_when_an_answer_sets_its_sample_free(learner: Learner) -> None:
+    await learner.open()
+    given = await leases_for(learner, ALICE, 4096)
+    waiting = asyncio.create_task(leases_for(learner, BOB, 1))
+    await learner.knows(BOB)
+    bad = rollout(group_id=given[0].lease.group_id, index=0, tokens=[99])
+    await learner.client(ALICE).submit([Answer(lease=given[0], rollouts=(bad,))])
+    (one,) = await waiting
+    assert one.lease.group_id == given[0].lease.group_id
+
+
 async def test_a_question_held_open_is_answered_when_there_is_work(learner: Learner) -> None:
     await learner.open()
     given = await leases_for(learner, ALICE, 4096)
