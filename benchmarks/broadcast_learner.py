@@ -62,7 +62,8 @@ async def publish_when_told(options: argparse.Namespace, network: NodeNetwork, b
     while await asyncio.to_thread(sys.stdin.readline):
         version = VersionId(incarnation=network.generation - 1, version=step)
         await asyncio.to_thread(stage, staging, options, step)
-        published = await broadcast.publish(staging, version)
+        published = await broadcast.encode(staging, version)
+        broadcast.announce(published)
         network.published(published.sealed_head)
         network.set_profile(Profile(held=version, engine="learner"))
         encoded_bytes = published.table.encoded_bytes

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from swarm.cli_runs import export_app, set_value, verify
 from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
 LEAVE_S = 3.0
 """After a second signal a node that cannot end is ended: its last words to others take at most a second."""
 
+HIDDEN = ("stop_with_stdin",)
+"""Options that are no settings of a node."""
+
 R = TypeVar("R")
 
 app = typer.Typer(
@@ -34,6 +38,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training of language models: one learner, many cheap samplers.",
 )
+
+app.command("set")(set_value)
+app.command()(verify)
+app.add_typer(export_app, name="export")
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
@@ -48,6 +56,7 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 
 @app.command()
 def lead(
+    context: typer.Context,
     model: Annotated[str | None, typer.Option(help="Directory, Hugging Face id, or tiny. Default: tiny.")] = None,
     task: Annotated[str | None, typer.Option(help="What to learn. Default: copy.")] = None,
     port: Annotated[int | None, typer.Option(help="Default: 7700; 0 takes any free one.")] = None,
@@ -56,6 +65,9 @@ def lead(
         int | None, typer.Option(help="S: 0 is on-policy, 1 and more overlap. Default: 2.")
     ] = None,
     publish_every_steps: Annotated[int | None, typer.Option(help="K, at most S + 1. Default: 1.")] = None,
+    hold_s: Annotated[
+        float | None, typer.Option(help="Longest wait for samples that would become stale otherwise; inf drops none.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Learner steps. Default: 200.")] = None,
     target: Annotated[float | None, typer.Option(help="Stop at this held-out exact match.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/TASK-DATE-TIME.")] = None,
@@ -70,34 +82,28 @@ def lead(
     max_download: MaxDownload = None,
     reward: Annotated[str | None, typer.Option(help="task, or random as a control.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
+    checkpoint_every_steps: Annotated[int | None, typer.Option(help="Default: 50.")] = None,
+    keep_checkpoints: Annotated[int | None, typer.Option(help="Newest ones that stay on disk. Default: 3.")] = None,
+    keep_rollouts: Annotated[
+        int | None, typer.Option(help="Steps whose rollouts stay on disk with their tokens. Default: all.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run directory of a run to go on with, however it ended.")] = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train MODEL on TASK with the rollouts of whoever joins."""
     from swarm.config import LeadConfig, load_config
     from swarm.node.learner import LearnerNode
+    from swarm.node.rundir import resumed_config
 
-    flags = {
-        "model": model,
-        "task": task,
-        "port": port,
-        "host": host,
-        "max_staleness": max_staleness,
-        "publish_every_steps": publish_every_steps,
-        "steps": steps,
-        "target": target,
-        "run_dir": run_dir,
-        "state_dir": state_dir,
-        "bootstrap": bootstrap or None,
-        "advertise": advertise,
-        "tls": tls,
-        "lan": lan,
-        "max_upload": max_upload,
-        "max_download": max_download,
-        "reward": reward,
-        "seed": seed,
-    }
-    node = LearnerNode(load_config(LeadConfig, config, flags), _say)
+    flags = {name: value for name, value in context.params.items() if name not in ("config", "resume", *HIDDEN)}
+    flags["bootstrap"] = bootstrap or None
+    if resume is not None and (config is not None or run_dir is not None):
+        raise UserError(
+            "--resume takes the configuration and the run directory of the run: leave --config and --run-dir"
+        )
+    settings = resumed_config(resume, flags) if resume else load_config(LeadConfig, config, flags)
+    node = LearnerNode(settings, _say, resume=resume is not None)
 
     async def work() -> bool:
         return await _until_signalled(node.run(), stop_with_stdin=stop_with_stdin)

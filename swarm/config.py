@@ -54,6 +54,7 @@ class LeadConfig(BaseModel):
 
     max_staleness: Annotated[int, Field(ge=0, le=1024)] = 2
     publish_every_steps: Annotated[int, Field(ge=1)] = 1
+    hold_s: Annotated[float, Field(ge=0)] = 0.0
     steps: Annotated[int, Field(ge=1)] = 200
     target: Annotated[float, Field(gt=0, le=1)] | None = None
 
@@ -68,6 +69,8 @@ class LeadConfig(BaseModel):
     eval_every_steps: Annotated[int, Field(ge=1)] = 10
     eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100
     checkpoint_every_steps: Annotated[int, Field(ge=1)] = 50
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = 3
+    keep_rollouts: Annotated[int, Field(ge=0)] | None = None
     beat_s: Annotated[float, Field(ge=0.2, le=60)] = 5.0
     lease_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0

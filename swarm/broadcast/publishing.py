@@ -18,6 +18,7 @@ from swarm.broadcast.manifest import (
     RegionEntry,
     Span,
     needs_base,
+    regions_of,
     sign_head,
     tensor_spans,
 )
@@ -25,7 +26,7 @@ from swarm.broadcast.store import HeldVersion, VersionStore
 from swarm.broadcast.weights import open_weights
 from swarm.signing import SigningKey, swarm_id_of
 from swarm.types import VersionId
-from swarm.wire import digest, encode
+from swarm.wire import Digest, digest, encode
 
 REGIONS_IN_HAND = 8
 """Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model."""
@@ -35,6 +36,17 @@ SUM_PART_BYTES = 32 * 1024 * 1024
 
 FULL_RATIO = 0.68
 """What the full encoding of bf16 weights takes of their bytes: the measured figure for N(0, 0.02)."""
+
+
+def content_of(table: ChunkTable) -> Digest:
+    """One digest over all weights of a version, whatever they are encoded as."""
+    return digest(b"".join(entry.decoded_digest for entry in table.regions))
+
+
+def content_of_file(path: Path, layout: Layout) -> Digest:
+    """The same of staged weights."""
+    weights = map_file(path, layout.total_bytes)
+    return digest(b"".join(digest(_part(weights, region)) for region in regions_of(layout)))
 
 
 class PublishedVersions:

@@ -94,22 +94,24 @@ class BroadcastService:
         if (newest := self._versions.newest) is not None:
             self._begin(newest, resumed=True)
 
-    async def publish(self, staging: Path, version: VersionId) -> HeldVersion:
-        """Encode the staged weights, sign the head and announce it. The staging file must not change meanwhile;
-        afterwards it holds other bytes."""
+    async def encode(self, staging: Path, version: VersionId) -> HeldVersion:
+        """Encode the staged weights and sign the head. The staging file must not change meanwhile; afterwards it holds
+        other bytes."""
         assert self._versions is not None
         # With too many versions under way a delta would only make the queue longer: begin anew, and drop the others.
         late = sum(not self._is_delivered(version) for version in self._transfers.active)
         full = late >= MAX_ACTIVE - 1
         size = self._chunk_bytes(full=full)
-        held = await asyncio.to_thread(self._versions.publish, staging, version, size, self._pool, full=full)
-        return self._begin(held)
+        return await asyncio.to_thread(self._versions.publish, staging, version, size, self._pool, full=full)
 
-    async def republish(self, version: VersionId) -> HeldVersion:
+    async def encode_again(self, version: VersionId) -> HeldVersion:
         """The newest version's weights once more, as `version`."""
         assert self._versions is not None
-        held = await asyncio.to_thread(self._versions.republish, version, self._chunk_bytes(full=False), self._pool)
-        return self._begin(held)
+        return await asyncio.to_thread(self._versions.republish, version, self._chunk_bytes(full=False), self._pool)
+
+    def announce(self, held: HeldVersion) -> None:
+        """Deal what `encode` made. What has to be written down of it is written down before."""
+        self._begin(held)
 
     async def run(self) -> None:
         """Tell everybody who takes part, until cancelled."""
@@ -158,7 +160,7 @@ class BroadcastService:
             return "star: everything goes over the learner's uplink, because nobody can be dialled; add one relay"
         return self._planning.plan.scheme if self._planning.plan is not None else "nothing published"
 
-    def _begin(self, held: HeldVersion, *, resumed: bool = False) -> HeldVersion:
+    def _begin(self, held: HeldVersion, *, resumed: bool = False) -> None:
         """Announce a version and deal it."""
         assert self._layout is not None
         version = held.head.version
@@ -188,7 +190,6 @@ class BroadcastService:
             )
         self._transfers.open(held, courier)
         self.newest = held
-        return held
 
     def _announce(self, held: HeldVersion) -> None:
         """Head and table ahead of all chunks: receivers need no question before their first byte."""

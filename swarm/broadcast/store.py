@@ -206,6 +206,18 @@ class VersionStore:
             (self.directory / f"{name}.{ending}").unlink(missing_ok=True)
 
 
+def newest_head(directory: Path, learner_key: bytes) -> bytes:
+    """The sealed head of the newest version under `directory`, whether or not it is whole; empty if there is none."""
+    found: dict[VersionId, bytes] = {}
+    for path in directory.glob("*.head"):
+        try:
+            sealed = _read_capped(path, HEAD_BYTES)
+            found[open_head(sealed, learner_key).version] = sealed
+        except (FileNotFoundError, ProtocolError):
+            continue  # damaged, or of another swarm: the store sweeps it away
+    return found[max(found)] if found else b""
+
+
 def _read_capped(path: Path, cap_bytes: int) -> bytes:
     if path.stat().st_size > cap_bytes:
         raise TooLarge(f"{path.name} is over the cap of {cap_bytes} bytes")

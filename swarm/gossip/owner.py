@@ -10,7 +10,10 @@ from swarm.wire import PROTOCOL
 
 
 class Owner:
-    """Signs and numbers the records of one key. `generation` must be higher than in every former life."""
+    """Signs and numbers the records of one key. `generation` must be higher than in every former life.
+
+    `incarnation` is what a learner publishes under: generation - 1, or that of the life whose run it resumes.
+    """
 
     def __init__(
         self,
@@ -21,11 +24,13 @@ class Owner:
         generation: int,
         addresses: tuple[Address, ...],
         round_s: float = 0.0,
+        incarnation: int | None = None,
     ) -> None:
         self._key = key
         self._swarm = swarm
         self.role = role
         self._generation = generation
+        self.incarnation = generation - 1 if incarnation is None else incarnation
         self._sequence = -1
         self._round_s = round_s
         self.addresses = addresses
@@ -54,15 +59,16 @@ class Owner:
         return self._raise_generation(claimed.record.generation + 1) + self.issue()
 
     def outlive(self, version: VersionId) -> list[Effect]:
-        """Go past `version`, a newer one than this life has published. A learner publishes under the incarnation
-        generation - 1: if that is not newer, another life that its disk forgot has published it."""
-        if self.role != "learner" or version.incarnation < self._generation - 1:
+        """Go past `version`, which this life cannot stand by: it is newer than what this life has published, so another
+        one that its disk forgot has published it, or its weights cannot be made again."""
+        if self.role != "learner" or version.incarnation < self.incarnation:
             return []
-        return self._raise_generation(version.incarnation + 2) + self.issue()
+        return self._raise_generation(max(version.incarnation + 2, self._generation + 1)) + self.issue()
 
     def _raise_generation(self, generation: int) -> list[Effect]:
         # At the end of its numbers a key cannot refute any more; its owner has to make a new one.
         self._generation = min(generation, MAX_SEQUENCE)
+        self.incarnation = self._generation - 1
         self._sequence = 0
         return [GenerationRaised(generation=self._generation)]
 

@@ -1,9 +1,7 @@
-"""Model files: what is loaded, what is saved, how weights are laid out in the stream."""
+"""Model files: what is loaded, what others load, how weights are laid out in the stream."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +43,14 @@ def load_model(name: str, seed: int) -> tuple[Any, Any]:
         raise UserError(f"the model {name!r} cannot be loaded: {line}") from error
 
 
-def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
-    """A Hugging Face checkpoint in bf16. The rename is atomic: `directory` is whole or absent."""
-    partial = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    state = {name: tensor.to(_torch_stream_dtype(tensor)) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(partial, state_dict=state)
-    _state_dtype(partial)
-    tokenizer.save_pretrained(partial)
-    os.rename(partial, directory)
+def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]) -> None:
+    """The bf16 tensors `state`, by the names of `model`, with its configuration and tokenizer, as Hugging Face has it.
+
+    Tied tensors are in `state` once. Nothing is read from the tensors of `model`: it may be training.
+    """
+    model.save_pretrained(directory, state_dict=state)
+    _state_dtype(directory)
+    tokenizer.save_pretrained(directory)
 
 
 def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[ModelFile, ...]:
@@ -101,12 +98,13 @@ def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
     flat = torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
     at = 0
     for spec, tensor in tensors.items():
-        place = flat[at : at + spec.nbytes].view(_torch_stream_dtype(tensor)).view(spec.shape)
+        place = flat[at : at + spec.nbytes].view(torch_stream_dtype(tensor)).view(spec.shape)
         place.copy_(tensor.detach())
         at += spec.nbytes
 
 
-def _torch_stream_dtype(tensor: torch.Tensor) -> torch.dtype:
+def torch_stream_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """As STREAM_DTYPES has it, in torch's own words."""
     return torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
 
 

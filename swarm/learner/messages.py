@@ -8,9 +8,10 @@ from swarm.broadcast.manifest import Layout
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Load or make the model, save its small files under `files_dir`, stage version 0 at `staging`.
+    """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
     `model` is a directory, a Hugging Face id, or "tiny". `minibatches` optimiser steps are made per learner step.
+    `resume` is the checkpoint directory to go on from; "" begins anew.
     """
 
     model: str
@@ -22,10 +23,11 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     warmup_steps: int
     minibatches: int
     temperature: float
+    resume: str = ""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The model is ready."""
+    """The model is ready. `step` and `lineage` are those of the checkpoint that it goes on from."""
 
     layout: Layout
     parameters: int
@@ -33,6 +35,8 @@ class Prepared(msgspec.Struct, frozen=True):
     context_tokens: int
     stop_token_ids: tuple[int, ...]
     device: str
+    step: int = 0
+    lineage: bytes = b""
 
 
 class TrainRollout(msgspec.Struct, frozen=True):
@@ -53,17 +57,24 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Take one learner step on these groups."""
+    """Take one learner step on these groups. `lineage` is the digest of all batches up to and with this one; the next
+    checkpoint says it."""
 
     step: int
     groups: tuple[TrainGroup, ...]
+    lineage: bytes = b""
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """Figures of the step, by TRL's names where TRL has one, and how long it took."""
+    """Figures of the step, by TRL's names where TRL has one, and how long it took.
+
+    `saved_step` and `save_fault` as in Saved; a fault is told once, here or there.
+    """
 
     metrics: dict[str, float]
     seconds: float
+    saved_step: int | None = None
+    save_fault: str = ""
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):
@@ -71,13 +82,28 @@ class Stage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Write a Hugging Face checkpoint to `directory`, which appears whole or not at all."""
+    """Copy model, optimiser and generators as they are after `step` steps, and write them to `directory` meanwhile.
+
+    Done comes when the copy is taken, which waits for a former save. The directory appears whole or not at all.
+    """
 
     directory: str
+    step: int
+
+
+class Flush(msgspec.Struct, frozen=True, tag=True):
+    """Wait until no checkpoint is being written."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """The newest step whose checkpoint this process has brought to the disk, and why the last save failed ("")."""
+
+    step: int | None
+    fault: str
 
 
 class Done(msgspec.Struct, frozen=True):
     """The command was carried out."""
 
 
-Command = Prepare | Train | Stage | Save
+Command = Prepare | Train | Stage | Save | Flush

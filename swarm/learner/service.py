@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swarm.child import Child
 from swarm.config import LeadConfig
-from swarm.learner.messages import Done, Prepare, Prepared, Save, Stage, Train, Trained, TrainGroup
+from swarm.learner.messages import Done, Flush, Prepare, Prepared, Save, Saved, Stage, Train, Trained, TrainGroup
 
 
 class TrainerProcess:
@@ -17,8 +17,11 @@ class TrainerProcess:
         self.staging = run_dir / "staging.bin"
         self._child = Child("trainer", "swarm.learner.trainer", log=run_dir / "logs" / "trainer.log", hang_s=hang_s)
 
-    async def prepare(self, config: LeadConfig) -> Prepared:
-        """Start the child and load the model. UserError if there is no such model."""
+    async def prepare(self, config: LeadConfig, resume: Path | None = None) -> Prepared:
+        """Start the child and load the model, as it was at the checkpoint `resume` if one is given.
+
+        UserError if there is no such model, or the checkpoint is of another one.
+        """
         await self._child.start()
         command = Prepare(
             model=config.model,
@@ -30,21 +33,26 @@ class TrainerProcess:
             warmup_steps=config.warmup_steps,
             minibatches=config.minibatches,
             temperature=config.temperature,
+            resume=str(resume) if resume else "",
         )
         return await self._child.call(command, Prepared)
 
-    async def train(self, step: int, groups: list[TrainGroup]) -> Trained:
-        """One learner step."""
-        return await self._child.call(Train(step=step, groups=tuple(groups)), Trained)
+    async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:
+        """One learner step. `lineage` is the digest of all batches with this one."""
+        return await self._child.call(Train(step=step, groups=tuple(groups), lineage=lineage), Trained)
 
     async def stage(self) -> Done:
         """Write the weights to the staging file."""
         return await self._child.call(Stage(), Done)
 
-    async def save(self, directory: Path) -> Done:
-        """Write a Hugging Face checkpoint."""
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        return await self._child.call(Save(directory=str(directory)), Done)
+    async def save(self, directory: Path, step: int) -> Done:
+        """Begin to write a checkpoint of now. What became of it is told by the next `train`, or by `flush`."""
+        return await self._child.call(Save(directory=str(directory), step=step), Done)
+
+    async def flush(self) -> Saved:
+        """Wait for the checkpoint that is being written."""
+        return await self._child.call(Flush(), Saved)
 
     async def stop(self) -> None:
+        """End the child; a checkpoint that is being written is lost."""
         await self._child.stop()

@@ -16,14 +16,14 @@ from swarm.learner.batch import Batch, collate, has_variance, reward_figures
 from swarm.learner.checkpoint import (
     layout_of,
     load_model,
-    save_checkpoint,
     save_small_files,
     stream_tensors,
     write_staging,
 )
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
-from swarm.learner.messages import Command, Done, Prepare, Prepared, Save, Stage, Train, Trained
+from swarm.learner.messages import Command, Done, Flush, Prepare, Prepared, Save, Saved, Stage, Train, Trained
 from swarm.learner.objective import clipped_loss
+from swarm.learner.saving import Parts, Saver, restore, take, write
 
 ADAM_BETAS = (0.9, 0.95)
 GRADIENT_CLIP = 1.0
@@ -57,9 +57,12 @@ class Trainer:
             self._model.parameters(), lr=command.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
         )
         self._tensors: dict[TensorSpec, torch.Tensor] = stream_tensors(self._model)
+        self._parts = Parts(model=self._model, optimizer=self._optimizer, shuffle=self._shuffle, device=self._device)
+        self._saver = Saver()
+        self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
 
     def prepared(self) -> Prepared:
-        """Save the small files, stage version 0 and describe the model."""
+        """Save the small files, stage the weights and describe the model."""
         files = save_small_files(self._model, self._tokenizer, Path(self._command.files_dir))
         write_staging(self._tensors, Path(self._command.staging))
         config = self._model.config
@@ -70,6 +73,8 @@ class Trainer:
             context_tokens=config.max_position_embeddings,
             stop_token_ids=_stop_token_ids(self._model),
             device=str(self._device),
+            step=self._resumed_step,
+            lineage=self._lineage,
         )
 
     def step(self, command: Train) -> Trained:
@@ -100,15 +105,32 @@ class Trainer:
         }
         if sums["kl_tokens"]:
             figures["mismatch_kl"] = sums["kl"] / sums["kl_tokens"]
-        return Trained(metrics=figures, seconds=time.monotonic() - began)
+        self._lineage = command.lineage
+        saved = self._saver.report()
+        return Trained(metrics=figures, seconds=time.monotonic() - began, saved_step=saved.step, save_fault=saved.fault)
 
     def stage(self) -> Done:
         write_staging(self._tensors, Path(self._command.staging))
         return Done()
 
     def save(self, command: Save) -> Done:
-        save_checkpoint(self._model, self._tokenizer, Path(command.directory))
+        """Copy what a checkpoint holds; the copy is written while training goes on."""
+        with self._channel.alive():
+            self._saver.wait()
+            snapshot = take(self._parts, step=command.step, lineage=self._lineage)
+        self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, Path(command.directory)))
         return Done()
+
+    def flush(self) -> Saved:
+        """Wait for the save that is under way."""
+        with self._channel.alive():
+            self._saver.wait()
+        return self._saver.report()
+
+    def _resume(self, directory: str) -> tuple[int, bytes]:
+        with self._channel.alive():
+            state = restore(self._parts, Path(directory))
+        return state.step, bytes.fromhex(state.lineage)
 
     def _set_learning_rate(self, step: int) -> None:
         warm = min(1.0, (step + 1) / max(1, self._command.warmup_steps))
@@ -187,6 +209,8 @@ def main() -> None:
                 return trainer.stage()
             case Save():
                 return trainer.save(command)
+            case Flush():
+                return trainer.flush()
 
     channel.serve(Command, handle)
 

@@ -28,12 +28,15 @@ class SwarmChanged(EchoError):
 class LearnerLink:
     """A Peer whose calls are repeated until they get through, wherever the learner is by then.
 
-    `say` hears of each outage once.
+    `say` hears of each outage once, `on_busy` of the path of each call that a busy learner put off.
     """
 
-    def __init__(self, network: NodeNetwork, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, network: NodeNetwork, say: Callable[[str], None], *, on_busy: Callable[[str], None] = lambda path: None
+    ) -> None:
         self._network = network
         self._say = say
+        self._on_busy = on_busy
         self._lost_at: float | None = None
         self._tries = 0
 
@@ -42,12 +45,12 @@ class LearnerLink:
         return await self._patiently(self._learners_hello)
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
-        return await self._call(lambda peer: peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s))
+        return await self._call(path, lambda peer: peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s))
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
-        return await self._call(lambda peer: peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s))
+        return await self._call(path, lambda peer: peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s))
 
-    async def _call(self, attempt: Callable[[Peer], Awaitable[R]]) -> R:
+    async def _call(self, path: str, attempt: Callable[[Peer], Awaitable[R]]) -> R:
         """`attempt`, repeated while the learner cannot be reached. SwarmChanged if another one took its place."""
 
         async def once() -> R:
@@ -58,6 +61,9 @@ class LearnerLink:
                 raise PeerUnreachable(str(error)) from error
             except OtherProtocol as error:
                 raise UserError(str(error)) from error
+            except Busy:
+                self._on_busy(path)
+                raise
 
         return await self._patiently(once)
 

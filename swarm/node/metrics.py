@@ -1,51 +1,81 @@
-"""A run's files: the resolved configuration, one JSON line per learner step, one per event."""
+"""A run's figures on disk: one JSON line per learner step, one per event."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from swarm.errors import UserError
+LINES_KEPT = 10_000
+"""Lines that wait for room on a full disk: an hour of a fast run. More are lost, the oldest first."""
 
 
 class RunLog:
-    """Appends to metrics.jsonl and events.jsonl. Lines are flushed: they are few, and a run may be killed."""
+    """Appends to metrics.jsonl and events.jsonl, whole lines. What does not fit on a full disk is written later."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._metrics = _open(directory / "metrics.jsonl")
-        self._events = _open(directory / "events.jsonl")
+        self._metrics = _Lines(directory / "metrics.jsonl")
+        self._events = _Lines(directory / "events.jsonl")
+        self.last_step = max((int(line["step"]) for line in self._metrics.found), default=0)
+        """The last learner step that a former life wrote down."""
+        self.held_out = [
+            {"version": line["version"], "exact_match": line["exact_match"]}
+            for line in self._events.found
+            if line["kind"] == "evaluated"
+        ]
+        """What a former life measured."""
+        self._metrics.found, self._events.found = [], []
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
-        """One learner step."""
-        _write(self._metrics, figures)
+        """One learner step. One that is trained on again after a crash is written once."""
+        if figures["step"] > self.last_step:
+            self.last_step = figures["step"]
+            self._metrics.add(figures)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something that happened, with the wall clock for people."""
-        _write(self._events, {"time": round(time.time(), 3), "kind": kind, **fields})
+        self._events.add({"time": round(time.time(), 3), "kind": kind, **fields})
 
     def close(self) -> None:
         self._metrics.close()
         self._events.close()
 
 
-def create_run_directory(path: Path, config: Mapping[str, Any]) -> None:
-    """Make `path` for a new run and write its configuration. UserError if it holds anything already."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise UserError(f"{path} already holds a run or other files: choose another --run-dir")
-        (path / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
+class _Lines:
+    """A file of JSON lines. `found` are those of a former life; a line that a crash cut off is removed."""
 
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        content = path.read_bytes()
+        self._nbytes = content.rfind(b"\n") + 1
+        os.ftruncate(self._descriptor, self._nbytes)
+        self.found: list[dict[str, Any]] = [json.loads(line) for line in content[: self._nbytes].splitlines()]
+        self._waiting: deque[bytes] = deque(maxlen=LINES_KEPT)
 
-def _open(path: Path) -> TextIO:
-    return path.open("a", buffering=1)
+    def add(self, fields: Mapping[str, Any]) -> None:
+        self._waiting.append(json.dumps(fields).encode() + b"\n")
+        while self._waiting and self._write(self._waiting[0]):
+            self._waiting.popleft()
 
+    def close(self) -> None:
+        os.close(self._descriptor)
 
-def _write(file: TextIO, fields: Mapping[str, Any]) -> None:
-    file.write(json.dumps(fields) + "\n")
+    def _write(self, line: bytes) -> bool:
+        """False, and nothing written, if the disk has no room for all of it."""
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            written = 0
+        if written < len(line):
+            os.ftruncate(self._descriptor, self._nbytes)
+            return False
+        self._nbytes += written
+        return True

@@ -94,6 +94,8 @@ class NodeNetwork:
         self.bootstraps = Bootstraps(settings.bootstrap, directory / "peers", random=self._random)
         self.key = load_or_create_key(directory)
         self.generation = next_generation(directory)
+        self.incarnation = self.generation - 1
+        """What a learner publishes under; one that resumes a run sets it before it enters the swarm."""
         local = is_loopback(settings.host)
         use_tls = not local if settings.tls is None else settings.tls
         # On one machine all addresses are local, and nobody else can name any.
@@ -231,6 +233,10 @@ class NodeNetwork:
         """Have gossip carry a new head."""
         self.gossip.perform(self.gossip.core.take_head(sealed_head, now=time.monotonic()))
 
+    def outlive(self, version: VersionId) -> None:
+        """Publish under a later incarnation than that of `version`, one's own, from now on."""
+        self.gossip.perform(self._owner.outlive(version))
+
     async def look_again(self) -> None:
         """Ask a bootstrap anew: the learner may have moved, or another one taken its place."""
         if (found := await self._greet()) is not None and self.gossip.is_open:
@@ -267,9 +273,17 @@ class NodeNetwork:
         swarm = swarm_id_of(learner_key)
         addresses = (self.address,) if self._role == "learner" else ()
         round_s = self._rules.round_s if self._role == "learner" else 0.0
-        owner = Owner(self.key, swarm, self._role, generation=self.generation, addresses=addresses, round_s=round_s)
+        self._owner = Owner(
+            self.key,
+            swarm,
+            self._role,
+            generation=self.generation,
+            addresses=addresses,
+            round_s=round_s,
+            incarnation=self.incarnation,
+        )
         return Membership(
-            owner,
+            self._owner,
             self._rules,
             open_record=lambda sealed: open_record(sealed, swarm),
             open_head=lambda sealed: _version_of(sealed, learner_key),
@@ -377,6 +391,7 @@ class NodeNetwork:
 
     def _keep_generation(self, generation: int) -> None:
         self.generation = generation
+        self.incarnation = generation - 1
         try:
             raise_generation(self._directory, generation)
         except OSError as error:

@@ -17,6 +17,8 @@ from swarm.node.joining import join_settings, open_base, reachability_line, unle
 from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.node.network import NodeNetwork
 from swarm.node.session import SamplerStatus, Session
+from swarm.rollout.client import SUBMIT_PATH
+from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
 
 MAX_FAULTS = 5
@@ -68,6 +70,7 @@ class SamplerNode:
             "state": self._status.state,
             "bootstrap": list(self._config.bootstrap),
             "verdicts": dict(self._status.verdicts),
+            "dropped": self._status.drops.counts,
             **(self._engine.status() if self._engine else {}),
             **self._data.status(),
         }
@@ -92,16 +95,17 @@ class SamplerNode:
         key = found.hello.learner_key
         directory = await asyncio.to_thread(weights_directory, self._state.path, found.hello.swarm)
         swarm = self._network.swarm(key, found.learner.record.round_s)
+        spool = await asyncio.to_thread(Spool, self._state.path / "spool", found.hello.swarm, self._say)
         async with swarm, self._data.receiving(directory, key) as receiver:
-            return await self._serve(receiver)
+            return await self._serve(receiver, spool)
 
-    async def _serve(self, receiver: Receiver) -> bool:
+    async def _serve(self, receiver: Receiver, spool: Spool) -> bool:
         """One session after another for one swarm; True when its run is over, False to look for a swarm anew."""
         faults = 0
         while not self._stop.is_set():
             accepted = self._status.verdicts["accepted"]
             try:
-                if await self._session(receiver):
+                if await self._session(receiver, spool):
                     return True
                 continue
             except (EchoError, ExceptionGroup) as error:
@@ -116,7 +120,7 @@ class SamplerNode:
             await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
         return False
 
-    async def _session(self, receiver: Receiver) -> bool:
+    async def _session(self, receiver: Receiver, spool: Spool) -> bool:
         """Work for the learner with one engine, which starts while the learner is looked for; True at the run's end."""
         engine = self._engine = EngineWorker(
             self._state.path,
@@ -126,28 +130,26 @@ class SamplerNode:
         )
         launch = asyncio.create_task(engine.launch())
         try:
-            return await self._work(engine, receiver, launch)
+            return await self._work(engine, receiver, launch, spool)
         finally:
             launch.cancel()
             await asyncio.gather(launch, return_exceptions=True)
             await engine.stop()
 
-    async def _work(self, engine: EngineWorker, receiver: Receiver, launch: asyncio.Task[None]) -> bool:
+    async def _work(self, engine: EngineWorker, receiver: Receiver, launch: asyncio.Task[None], spool: Spool) -> bool:
         """From the learner's hello to its end, or ours."""
         self._status.state = "looking for the learner"
-        link = LearnerLink(self._network, self._say)
+        link = LearnerLink(self._network, self._say, on_busy=self._put_off)
         hello = await unless_stopped(self._stop, link.find())
         if hello is None:
             return False
-        await unless_stopped(self._stop, asyncio.shield(launch))
-        if self._stop.is_set():
-            return False
-        launch.result()
         session = Session(
             node=self._network.node,
             hello=hello,
             link=link,
             engine=engine,
+            launch=launch,
+            spool=spool,
             receiver=receiver,
             capacity=self._config.batch_samples,
             status=self._status,
@@ -155,6 +157,11 @@ class SamplerNode:
             say=self._say,
         )
         return await session.run(self._stop)
+
+    def _put_off(self, path: str) -> None:
+        """Count submissions that the learner had no room for; each is submitted again."""
+        if path == SUBMIT_PATH:
+            self._status.verdicts["overloaded"] += 1
 
     def _say_profile(self, engine: EngineWorker, receiver: Receiver) -> None:
         """Have gossip tell what this node holds and how fast it is."""

@@ -3,26 +3,33 @@
     refresh   weight map -> engine (between two batches); the receiver keeps the map up to date meanwhile
     ask       leases, one batch ahead of the engine -> work queue
     generate  work queue -> engine -> answer queue
-    submit    answer queue -> learner
+    submit    what a former life left in the spool, then answer queue -> learner, one submission at a time
     beat      a sign of life every beat_s, and after every install
 
-Order that matters: an install reads the weight map, so nothing is applied to it meanwhile (`Receiver.steady`). A sample
-is in `_in_hand` from its lease to its verdict; every question names these, so that the learner knows of leases that
-were lost on the way, and what is left of them at the end is handed back.
+Order that matters: an install reads the weight map, so nothing is applied to it meanwhile (`Receiver.steady`). What a
+former life generated is submitted before the learner hears that the rest of its leases is void, and that before
+anything is asked for. A batch is in the spool before it is in the answer queue, and until its verdicts are here. A
+sample is in `_in_hand` from its lease to its verdict; every question names these, so that the learner knows of leases
+that were lost on the way, and what is left of them at the end is handed back, unless it is in the spool for the next
+session.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.http import Peer
+from swarm.node.drops import Drops
 from swarm.node.hello import Hello
-from swarm.node.link import LearnerLink
 from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
+from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker
 from swarm.types import NodeId, VersionId
 
@@ -30,7 +37,7 @@ ASK_WAIT_S = 10.0
 """How long the learner may hold a request for leases open."""
 
 DRAIN_S = 10.0
-"""After a request to stop, the running batch gets this long to finish."""
+"""After a request to stop, the running batch gets this long to finish and to be submitted."""
 
 FAREWELL_S = 3.0
 """Time limit for handing leases back: a node that leaves does not wait for a dead learner."""
@@ -48,18 +55,33 @@ class SamplerStatus:
 
     state: str = "starting"
     verdicts: Counter[str] = field(default_factory=Counter)
+    drops: Drops = field(default_factory=Drops)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What was generated at once, and its name in the spool, if it is there."""
+
+    answers: list[Answer]
+    spooled: str | None
+
+    def samples(self) -> set[SampleName]:
+        return _names([answer.lease for answer in self.answers])
 
 
 class Session:
-    """From the learner's hello to its end, our end, or a fault that only a new session mends."""
+    """From the learner's hello to its end, our end, or a fault that only a new session mends. `launch` starts the
+    engine's process; calls of `link` are repeated until they get through."""
 
     def __init__(
         self,
         *,
         node: NodeId,
         hello: Hello,
-        link: LearnerLink,
+        link: Peer,
         engine: EngineWorker,
+        launch: asyncio.Future[None],
+        spool: Spool,
         receiver: Receiver,
         capacity: int,
         status: SamplerStatus,
@@ -67,6 +89,8 @@ class Session:
         say: Callable[[str], None],
     ) -> None:
         self._engine = engine
+        self._launch = launch
+        self._spool = spool
         self._capacity = capacity
         self._beat_s = max(LEAST_BEAT_S, hello.beat_s)
         self._status = status
@@ -77,8 +101,10 @@ class Session:
         self._prefetch = asyncio.Semaphore(1)
         self._work: asyncio.Queue[list[SealedLease]] = asyncio.Queue(maxsize=1)
         self._in_hand: set[SampleName] = set()
+        self._spooled: set[SampleName] = set()
         self._running = 0
-        self._answers: asyncio.Queue[list[Answer]] = asyncio.Queue(maxsize=2)
+        self._answers: asyncio.Queue[Batch] = asyncio.Queue(maxsize=2)
+        self._settled = asyncio.Event()
         self._idle = asyncio.Event()
         self._installed = asyncio.Condition()
         self._over = asyncio.Event()
@@ -97,7 +123,9 @@ class Session:
                 for task in rest:
                     task.cancel()
         finally:
-            await self._hand_back(set(self._in_hand), forget=stop.is_set() or self._over.is_set())
+            await self._hand_back(self._in_hand - self._spooled, forget=stop.is_set() or self._over.is_set())
+        if self._over.is_set():
+            await in_thread(self._spool.clear)
         return self._over.is_set()
 
     # -- weights ---------------------------------------------------------------------------------------------
@@ -124,6 +152,7 @@ class Session:
 
     async def _load(self) -> None:
         """Build the model that the swarm trains; its weights come meanwhile."""
+        await asyncio.shield(self._launch)
         layout = await self._receiver.layout()
         started = await self._engine.load(layout)
         self._say(f"engine: {started.engine} on {started.device} in {started.dtype}")
@@ -131,6 +160,7 @@ class Session:
     # -- rollouts --------------------------------------------------------------------------------------------
 
     async def _ask(self) -> None:
+        await self._settled.wait()
         while True:
             await self._prefetch.acquire()
             leases = await self._next_leases()
@@ -160,28 +190,65 @@ class Session:
             self._running = len(_names(leases))
             self._idle.clear()
             self._prefetch.release()
-            await self._answers.put(await self._engine.generate(leases))
+            answers = await self._engine.generate(leases)
+            batch = Batch(answers, await in_thread(self._spool.keep, answers))
+            if batch.spooled is not None:
+                self._spooled |= batch.samples()
+            await self._answers.put(batch)
             self._running = 0
             self._idle.set()
 
     async def _submit(self) -> None:
+        await self._settle()
         while True:
-            answers = await self._answers.get()
-            try:
-                verdicts = Counter(v.verdict for v in await self._client.submit(answers))
-            except ProtocolError as fault:
-                self._say(f"the learner does not take these rollouts: {fault}")
-                verdicts = Counter({"malformed": sum(len(a.rollouts) for a in answers)})
-            self._status.verdicts += verdicts
-            self._in_hand -= _names([answer.lease for answer in answers])
+            batch = await self._answers.get()
+            await self._hand_in(batch.answers)
+            self._in_hand -= batch.samples()
+            self._spooled -= batch.samples()
+            if batch.spooled is not None:
+                await in_thread(self._spool.remove, batch.spooled)
             self._answers.task_done()
 
-    async def _beat(self) -> None:
-        # Whatever a former life of this node held is void.
+    async def _settle(self) -> None:
+        """Submit what a former life of this node generated; whatever else it held is void."""
+        verdicts: Counter[str] = Counter()
+        for name in await in_thread(self._spool.names):
+            verdicts += await self._hand_in(self._reopened(await in_thread(self._spool.read, name)))
+            await in_thread(self._spool.remove, name)
+        if verdicts:
+            said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+            self._say(f"rollouts from before were submitted: {said}")
         await self._client.release((), forget=True)
+        self._settled.set()
+
+    def _reopened(self, spooled: list[SpooledAnswer]) -> list[Answer]:
+        """Answers under leases of this learner for this node; others are left out."""
+        answers = []
+        for one in spooled:
+            try:
+                answers.append(Answer(lease=self._client.open_lease(one.token), rollouts=one.rollouts))
+            except ProtocolError as fault:
+                self._say(f"spooled rollouts are left out: {fault}")
+        return answers
+
+    async def _hand_in(self, answers: list[Answer]) -> Counter[str]:
+        """Submit, and count the verdicts."""
+        try:
+            verdicts = Counter[str](v.verdict for v in await self._client.submit(answers))
+        except ProtocolError as fault:
+            self._say(f"the learner does not take these rollouts: {fault}")
+            verdicts = Counter({"malformed": sum(len(a.rollouts) for a in answers)})
+        self._status.verdicts += verdicts
+        return verdicts
+
+    async def _beat(self) -> None:
+        await self._settled.wait()
         while True:
             installed = self._engine.installed
-            reply = await self._client.beat(installed, self._running, self._engine.rollouts_per_s)
+            rates = self._engine.rollouts_per_s, self._engine.tokens_per_s
+            reply = await self._client.beat(installed, self._running, *rates)
+            if (line := self._status.drops.hear(reply.dropped, now=time.monotonic())) is not None:
+                self._say(line)
             if reply.finished:
                 self._over.set()
             await self._news(installed, self._beat_s)
@@ -208,7 +275,8 @@ class Session:
                     await self._idle.wait()
                 await self._answers.join()
         except TimeoutError:
-            self._say(f"the running batch did not finish within {DRAIN_S:g} s; its leases are handed back")
+            kept = "; what was generated is kept for the next start" if self._spooled else ""
+            self._say(f"not all was generated and submitted within {DRAIN_S:g} s{kept}; the leases are handed back")
 
     async def _hand_back(self, samples: set[SampleName], *, forget: bool) -> None:
         self._in_hand -= samples

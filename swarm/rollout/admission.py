@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 
 from swarm.types import Lease, Rollout, Verdict, VersionId
@@ -38,12 +39,15 @@ def is_fresh(version: int, next_batch: int, max_staleness: int) -> bool:
     return staleness(version, next_batch) <= max_staleness
 
 
-def may_open(new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
+def may_open(
+    new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, spare: int = 0
+) -> bool:
     """The pacing rule: may one more group with `new_deadline` be opened?
 
     `by_deadline` counts the groups that are leased or ready, by deadline. With the new group, for every d from its own
     deadline on, the groups with deadlines n..d must number at most (d - n + 1) * B, so that earliest deadline first can
-    train all. Earlier d are not asked: if too many are due there already, keeping this one back would not help them.
+    train all; `spare` (pacing.Pacing) is added to that number. Earlier d are not asked: if too many are due there
+    already, keeping this one back would not help them.
     """
     if new_deadline < next_batch:
         return False
@@ -51,22 +55,31 @@ def may_open(new_deadline: int, by_deadline: Mapping[int, int], next_batch: int,
     total = 1
     for d in range(next_batch, max(last, new_deadline) + 1):
         total += by_deadline.get(d, 0)
-        if d >= new_deadline and total > (d - next_batch + 1) * batch_groups:
+        if d >= new_deadline and total > (d - next_batch + 1) * batch_groups + spare:
             return False
     return True
 
 
-def may_take(others: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
-    """Would taking batch n now leave room for all `others` (leased or ready and not in it, by deadline)?
+def may_take(others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
+    """Can batch n be taken without leaving more behind than must be? Counts of groups by deadline: those in `batch`,
+    and all `others` that are leased or ready.
 
-    For every d >= n, those due by d must number at most (d - n) * B: so many can be trained after batch n and by d.
+    For every d >= n at most (d - n) * B others may be due by d: so many can be trained after batch n and by d. Where
+    more than these cannot be trained whatever the batch holds (S was lowered, or leases passed their deadlines),
+    waiting would not help them; then as few are left behind as if all were ready and the B due earliest were taken.
     """
-    total = 0
-    for d in range(next_batch, max(others, default=next_batch) + 1):
-        total += others.get(d, 0)
-        if total > (d - next_batch) * batch_groups:
-            return False
-    return True
+    everything = Counter(others) + Counter(batch)
+    return _excess(others, next_batch, batch_groups, taken=1) <= _excess(everything, next_batch, batch_groups, taken=0)
+
+
+def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, *, taken: int) -> int:
+    """How many of the groups due from n on can be in none of the batches from n + taken on, if those due earliest go
+    first."""
+    total = excess = 0
+    for d in range(next_batch, max(by_deadline, default=next_batch) + 1):
+        total += by_deadline.get(d, 0)
+        excess = max(excess, total - (d - next_batch + 1 - taken) * batch_groups)
+    return excess
 
 
 def judge(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from swarm.rollout.admission import is_fresh
+from swarm.rollout.admission import deadline, is_fresh
 from swarm.rollout.leases import Group
 
 
@@ -14,6 +14,7 @@ class Buffer:
     def __init__(self, *, batch_groups: int) -> None:
         self._batch_groups = batch_groups
         self._ready: list[Group] = []
+        self._ages: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -21,22 +22,26 @@ class Buffer:
     def add(self, group: Group) -> None:
         assert group.complete
         self._ready.append(group)
+        self._ages[group.oldest_version] += 1
 
     def by_deadline(self, max_staleness: int) -> Counter[int]:
         """How many ready groups there are, by deadline."""
-        return Counter(group.deadline(max_staleness) for group in self._ready)
+        return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
 
     def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
         """Remove and return what may not be in batch `next_batch` or any later one."""
         fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
         stale = [g for g in self._ready if not is_fresh(g.oldest_version, next_batch, max_staleness)]
-        self._ready = fresh
+        self._keep(fresh)
         return stale
+
+    def count(self, next_batch: int, max_staleness: int) -> int:
+        """How many ready groups may be in batch `next_batch`."""
+        return sum(count for version, count in self._ages.items() if is_fresh(version, next_batch, max_staleness))
 
     def can_take(self, next_batch: int, max_staleness: int) -> bool:
         """True if a whole batch is ready."""
-        fresh = sum(is_fresh(g.oldest_version, next_batch, max_staleness) for g in self._ready)
-        return fresh >= self._batch_groups
+        return self.count(next_batch, max_staleness) >= self._batch_groups
 
     def first(self, next_batch: int, max_staleness: int) -> list[Group]:
         """The groups that batch `next_batch` would hold: the B fresh ones that are due earliest."""
@@ -49,5 +54,9 @@ class Buffer:
         batch = self.first(next_batch, max_staleness)
         assert len(batch) == self._batch_groups
         taken = {g.group_id for g in batch}
-        self._ready = [g for g in self._ready if g.group_id not in taken]
+        self._keep([g for g in self._ready if g.group_id not in taken])
         return batch
+
+    def _keep(self, groups: list[Group]) -> None:
+        self._ready = groups
+        self._ages = Counter(group.oldest_version for group in groups)

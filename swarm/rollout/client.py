@@ -31,6 +31,8 @@ from swarm.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, e
 
 LEASE_CONTEXT = "lease"
 
+SUBMIT_PATH = "/v1/rollouts"
+
 CALL_S = 30.0
 """Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s."""
 
@@ -87,14 +89,22 @@ class RolloutClient:
         reply = decode(data, LeaseReply, cap_bytes=LEASE_REPLY_BYTES)
         if reply.refusal is not None:
             return reply.refusal, reply.retry_after_s
-        leases = [self._open(token) for token in reply.leases]
+        leases = [self.open_lease(token) for token in reply.leases]
         if sum(len(sealed.lease.samples) for sealed in leases) > capacity:
             raise ProtocolError("the learner gave out more samples than were asked for")
         return leases
 
-    async def beat(self, installed: VersionId | None, samples: int, rollouts_per_s: float) -> BeatReply:
+    async def beat(
+        self, installed: VersionId | None, samples: int, rollouts_per_s: float, tokens_per_s: float = 0.0
+    ) -> BeatReply:
         """A sign of life."""
-        beat = Beat(node=self._node, installed=installed, samples=samples, rollouts_per_s=rollouts_per_s)
+        beat = Beat(
+            node=self._node,
+            installed=installed,
+            samples=samples,
+            rollouts_per_s=rollouts_per_s,
+            tokens_per_s=tokens_per_s,
+        )
         data = await self._peer.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
         return decode(data, BeatReply, cap_bytes=CONTROL_BODY_BYTES)
 
@@ -108,7 +118,7 @@ class RolloutClient:
     async def _submit_portion(self, answers: Sequence[Answer]) -> SubmissionReply:
         items = tuple(LeasedRollouts(lease=answer.lease.token, rollouts=answer.rollouts) for answer in answers)
         body = compress(encode(Submission(node=self._node, items=items)))
-        data = await self._peer.post("/v1/rollouts", body, cap_bytes=VERDICTS_BYTES, timeout_s=CALL_S)
+        data = await self._peer.post(SUBMIT_PATH, body, cap_bytes=VERDICTS_BYTES, timeout_s=CALL_S)
         return decode(data, SubmissionReply, cap_bytes=VERDICTS_BYTES)
 
     async def release(self, samples: Iterable[SampleName], *, forget: bool) -> None:
@@ -116,11 +126,12 @@ class RolloutClient:
         release = Release(node=self._node, samples=by_group(samples), forget=forget)
         await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
 
-    def _open(self, token: bytes) -> SealedLease:
+    def open_lease(self, token: bytes) -> SealedLease:
+        """A lease of this learner for this node, whose time runs from now; ProtocolError if it is another one's."""
         body = unseal(LEASE_CONTEXT, token, self._learner_key, cap_bytes=LEASE_TOKEN_BYTES)
         lease = decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
         if lease.node != self._node:
-            raise ProtocolError("the learner gave out a lease of another node")
+            raise ProtocolError("a lease of another node")
         return SealedLease(lease=lease, token=token, deadline=time.monotonic() + lease.time_limit_s)
 
 

@@ -67,7 +67,8 @@ class Sample:
 class Group:
     """One prompt and its samples. `min_version` is the version that it was opened for, `bound` S at that time.
 
-    `answered` and `oldest_answer` (a version) sum up the samples' rollouts; LeaseTable.answer keeps them.
+    `answered` and `oldest_answer` (a version) sum up the samples' rollouts, `waiting` counts the samples that nobody
+    works on; LeaseTable keeps them.
     """
 
     group_id: GroupId
@@ -80,6 +81,7 @@ class Group:
     samples: list[Sample]
     answered: int = 0
     oldest_answer: int | None = None
+    waiting: int = 0
 
     @property
     def oldest_version(self) -> int:
@@ -142,10 +144,13 @@ class LeaseTable:
         self._most_limit_s = time_limit_s
         self._silence_s = MISSED_BEATS * beat_s
         self._groups: dict[GroupId, Group] = {}
+        self._unfilled: dict[GroupId, Group] = {}
+        self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
         self.chances = 0
         """Rises whenever something happened here after which a node that got nothing may get something: a sample went
-        back to waiting, a group was dropped, or one turned out to be due later than was thought."""
+        back to waiting, a node has nothing left in its hands, a group was dropped, or one turned out to be due later
+        than was thought."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -182,20 +187,28 @@ class LeaseTable:
             samples=samples,
         )
         self._groups[group_id] = group
+        self._age(group, 1)
+        self._wait(group, size)
         return group
 
     def close(self, group: Group) -> None:
         """Remove a group, taking its samples from the nodes that hold them."""
         del self._groups[group.group_id]
+        self._age(group, -1)
         due_later = group.oldest_version > group.min_version.version
         self.chances += group.purpose == "eval" or not group.complete or due_later
         for sample in group.samples:
             self._take_back(group, sample)
+        self._unfilled.pop(group.group_id, None)
+
+    def by_deadline(self, max_staleness: int) -> Counter[int]:
+        """How many open groups for training there are, by deadline."""
+        return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
 
     def claimable(self, held: VersionId) -> list[Group]:
         """Groups with waiting samples that a node holding `held` may fill: held-out prompts, then the oldest; among
         those of one version the ones whose answers are long so far."""
-        open_to_it = [g for g in self._groups.values() if g.min_version <= held and any(s.waiting for s in g.samples)]
+        open_to_it = [group for group in self._unfilled.values() if group.min_version <= held]
         return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
 
     def holds(self, node: NodeId, group_id: str, index: int) -> bool:
@@ -204,6 +217,7 @@ class LeaseTable:
         return state is not None and (group_id, index) in state.held
 
     def holds_any(self, node: NodeId) -> bool:
+        """Whether `node` has samples in its hands."""
         state = self._nodes.get(node)
         return state is not None and bool(state.held)
 
@@ -232,11 +246,14 @@ class LeaseTable:
         if sample.rollout is not None:
             return False
         self._take_back(group, sample)
+        self._wait(group, -1)
         sample.rollout, sample.author = rollout, node
         oldest = rollout.oldest
         assert oldest is not None
+        self._age(group, -1)
         group.answered += 1
         group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
+        self._age(group, 1)
         return True
 
     def release(self, node: NodeId, group_id: str, index: int) -> bool:
@@ -275,6 +292,7 @@ class LeaseTable:
             return 0
         for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
+            self._wait(self._groups[group_id], 1)
         self.chances += len(state.held)
         return len(state.held)
 
@@ -311,6 +329,7 @@ class LeaseTable:
 
     def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
         sample.node = node
+        self._wait(group, -1)
         self._nodes[node].held[group.group_id, sample.spec.index] = due
 
     def _free(self, group: Group, sample: Sample) -> None:
@@ -320,8 +339,28 @@ class LeaseTable:
 
     def _take_back(self, group: Group, sample: Sample) -> None:
         if sample.node is not None:
-            self._nodes[sample.node].held.pop((group.group_id, sample.spec.index), None)
+            held = self._nodes[sample.node].held
+            held.pop((group.group_id, sample.spec.index), None)
+            # Who has nothing left in its hands may be given what one that asks ahead is not.
+            self.chances += not held
             sample.node = None
+            self._wait(group, 1)
+
+    def _wait(self, group: Group, samples: int) -> None:
+        """So many samples of `group` more are waiting."""
+        group.waiting += samples
+        if group.waiting:
+            self._unfilled[group.group_id] = group
+        else:
+            self._unfilled.pop(group.group_id, None)
+
+    def _age(self, group: Group, count: int) -> None:
+        """Count `group` in or out under its oldest version, as that is now."""
+        if group.purpose != "train":
+            return
+        self._ages[group.oldest_version] += count
+        if not self._ages[group.oldest_version]:
+            del self._ages[group.oldest_version]
 
 
 def sample_seed(run_seed: int, group_id: GroupId, index: int) -> int:

@@ -1,7 +1,7 @@
 """The rollout plane of the learner: who may generate what, which answers count, and when a batch is ready.
 
 Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers held-out prompts and
-samples that lost their node, then opens new groups as far as the pacing rule (admission.may_open) allows. Answers
+samples that lost their node, then opens new groups as far as the pacing rule (pacing.Pacing) allows. Answers
 are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups go to the
 buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
 
@@ -15,12 +15,11 @@ groups are only opened under the pacing rule.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from swarm.rollout.admission import is_fresh, may_open, may_take
+from swarm.rollout.admission import is_fresh
 from swarm.rollout.buffer import Buffer
 from swarm.rollout.effects import (
     Effect,
@@ -45,6 +44,7 @@ from swarm.rollout.entries import (
 from swarm.rollout.heldout import HeldOutRound
 from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
+from swarm.rollout.pacing import Pacing
 from swarm.rollout.verdicts import is_current, train_id, verdict_on, was_lowered
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
@@ -88,7 +88,7 @@ class RolloutPlane:
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
         self._round = HeldOutRound(rules.life)
-        self._ready_at: float | None = None
+        self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
@@ -219,23 +219,17 @@ class RolloutPlane:
     def can_take(self, *, now: float) -> bool:
         """True if batch `next_batch` is ready, and nothing that was asked for would become stale by taking it now; a
         batch that would leave something behind waits `hold_s`."""
-        batch = self._buffer.first(self.next_batch, self.max_staleness)
-        if len(batch) < self.rules.groups_per_step:
-            self._ready_at = None
+        if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
             return False
-        if self.rules.hold_s == 0:
+        if not self._pacing.holds:
             return True
-        others = self._by_deadline() - Counter(group.deadline(self.max_staleness) for group in batch)
-        if may_take(others, self.next_batch, self.rules.groups_per_step):
-            return True
-        self._ready_at = now if self._ready_at is None else self._ready_at
-        return now >= self._ready_at + self.rules.hold_s
+        batch = self._buffer.first(self.next_batch, self.max_staleness)
+        due = Counter(group.deadline(self.max_staleness) for group in batch)
+        return self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
 
     def hold_until(self) -> float | None:
         """When a batch that waits will be taken in any case; None if none waits, or waits without limit."""
-        if self._ready_at is None or math.isinf(self.rules.hold_s):
-            return None
-        return self._ready_at + self.rules.hold_s
+        return self._pacing.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
         """Batch `next_batch`, which must be there, and the record of it; what can be in no later one is dropped."""
@@ -244,7 +238,7 @@ class RolloutPlane:
         numbers = tuple(group.order for group in batch)
         taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
         self.next_batch += 1
-        self._ready_at = None
+        self._pacing.taken()
         return batch, [taken, *self._expire()]
 
     def set_bound(self, max_staleness: int) -> list[Effect]:
@@ -301,6 +295,7 @@ class RolloutPlane:
         shares: list[Share] = []
         records: list[GroupOpened | SamplesLeased] = []
         capacity = min(capacity, self._table.room(node))
+        ahead = self._table.holds_any(node)
 
         def claim(group: Group) -> None:
             nonlocal capacity
@@ -314,21 +309,21 @@ class RolloutPlane:
         for group in self._table.claimable(held):
             if capacity == 0:
                 break
-            if group.purpose == "eval" or self._trainable(group, held):
-                claim(group)
+            if group.purpose == "train" and not self._trainable(group, held):
+                continue
+            if group.purpose == "train" and ahead:
+                return shares, records  # What was begun waits for a node that can go on with it at once.
+            claim(group)
         if self._ending or not self._fresh(held.version):
             return shares, records
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
-        while capacity > 0 and self._may_open(due, by_deadline):
+        while capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=ahead):
             by_deadline[due] += 1
             records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
             claim(self._open(self._opened, held, self.max_staleness))
             self._opened += 1
         return shares, records
-
-    def _may_open(self, due: int, by_deadline: Counter[int]) -> bool:
-        return may_open(due, by_deadline, self.next_batch, self.rules.groups_per_step)
 
     def _trainable(self, group: Group, held: VersionId) -> bool:
         """True if an answer by `held` can still be in a batch, and batches will still be taken."""
@@ -336,11 +331,7 @@ class RolloutPlane:
 
     def _by_deadline(self) -> Counter[int]:
         """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
-        counts = self._buffer.by_deadline(self.max_staleness)
-        for group in self._table.groups():
-            if group.purpose == "train":
-                counts[group.deadline(self.max_staleness)] += 1
-        return counts
+        return self._buffer.by_deadline(self.max_staleness) + self._table.by_deadline(self.max_staleness)
 
     def _open(self, number: int, version: VersionId, bound: int) -> Group:
         return self._table.open(

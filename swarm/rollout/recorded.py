@@ -66,9 +66,14 @@ def synced_batches(connection: sqlite3.Connection) -> int:
     return int(synced)
 
 
-def group_rows(connection: sqlite3.Connection, where: str, *values: int) -> Iterator[GroupRow]:
-    """The groups of a condition, in order of number, or of place within one batch."""
-    return map(GroupRow._make, connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY place, number", values))
+def group_rows(connection: sqlite3.Connection, where: str, *values: int, order: str = "number") -> Iterator[GroupRow]:
+    """The groups of a condition."""
+    return map(GroupRow._make, connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY {order}", values))
+
+
+def batch_rows(connection: sqlite3.Connection, step: int) -> list[GroupRow]:
+    """The groups of a batch in its order."""
+    return list(group_rows(connection, "step = ?", step, order="place"))
 
 
 def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow]:
@@ -116,7 +121,7 @@ def read_run(connection: sqlite3.Connection, reader: SegmentReader) -> tuple[Rec
 
 def read_batch(connection: sqlite3.Connection, reader: SegmentReader, step: int) -> list[RecordedGroup]:
     """A recorded batch in its order. UserError if a payload of it is lost, LookupError if there is no such batch."""
-    rows = list(group_rows(connection, "step = ?", step))
+    rows = batch_rows(connection, step)
     if not rows:
         raise LookupError(f"batch {step} is not recorded")
     groups = []

@@ -73,10 +73,12 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Answers in the order of the jobs."""
+    """Answers in the order of the jobs. `steps` tokens were drawn one after another in these seconds: those of the
+    longest sample, whether it was finished or not, or of several where not all were drawn side by side."""
 
     samples: tuple[Sampled, ...]
     seconds: float
+    steps: int
 
 
 Command = Start | Install | Generate

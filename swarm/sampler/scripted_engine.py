@@ -53,7 +53,8 @@ class ScriptedEngine:
         assert self._version is not None
         began = time.perf_counter()
         samples = tuple(_draw(job, self._version) for job in command.jobs)
-        return Generated(samples=samples, seconds=time.perf_counter() - began)
+        steps = max((len(sampled.token_ids) // 4 for sampled in samples), default=0)
+        return Generated(samples=samples, seconds=time.perf_counter() - began, steps=steps)
 
 
 def _draw(job: Job, version: VersionId) -> Sampled:

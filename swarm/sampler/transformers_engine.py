@@ -90,15 +90,21 @@ class TransformersEngine:
         began = time.monotonic()
         order = sorted(range(len(command.jobs)), key=lambda i: _batch_key(command.jobs[i]))
         samples: dict[int, Sampled] = {}
+        steps = 0
         for _, batch in groupby(order, key=lambda i: _batch_key(command.jobs[i])):
             places = list(batch)
-            answers = self._generate_batch([command.jobs[i] for i in places], progress)
+            spent_s = time.monotonic() - began
+            answers, drawn = self._generate_batch([command.jobs[i] for i in places], spent_s, progress)
             samples.update(zip(places, answers, strict=True))
+            steps += drawn
         ordered = tuple(samples[i] for i in range(len(command.jobs)))
-        return Generated(samples=ordered, seconds=time.monotonic() - began)
+        return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
-    def _generate_batch(self, jobs: list[Job], progress: Callable[[], None]) -> Iterable[Sampled]:
-        """Jobs of one limit and one set of stop tokens, padded on the left to one length."""
+    def _generate_batch(
+        self, jobs: list[Job], spent_s: float, progress: Callable[[], None]
+    ) -> tuple[Iterable[Sampled], int]:
+        """Jobs of one limit and one set of stop tokens, padded on the left to one length, of whose time `spent_s` have
+        passed. Also how many tokens were drawn of the longest."""
         rules = jobs[0].rules
         width = max(len(job.prompt_token_ids) for job in jobs)
         pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
@@ -111,7 +117,7 @@ class TransformersEngine:
             generation_config=GenerationConfig(
                 do_sample=False,
                 max_new_tokens=rules.max_new_tokens,
-                max_time=min(job.time_limit_s for job in jobs),
+                max_time=max(0.0, min(job.time_limit_s for job in jobs) - spent_s),
                 eos_token_id=list(rules.stop_token_ids) or None,
                 pad_token_id=pad,
             ),
@@ -119,7 +125,8 @@ class TransformersEngine:
         )
         completions = output[:, width:].cpu().tolist()
         logprobs = torch.stack(draw.logprobs, dim=1).cpu().tolist()
-        return [self._sampled(*row) for row in zip(jobs, completions, logprobs, strict=True)]
+        sampled = [self._sampled(*row) for row in zip(jobs, completions, logprobs, strict=True)]
+        return sampled, len(draw.logprobs)
 
     def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float]) -> Sampled:
         assert self._version is not None
@@ -176,7 +183,8 @@ def _check_coverage(model: Any, layout: Layout) -> None:
 
 
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...]]:
-    return (job.rules.max_new_tokens, job.rules.stop_token_ids)
+    # The long ones first: they need most of the time that their leases leave.
+    return (-job.rules.max_new_tokens, job.rules.stop_token_ids)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -20,12 +20,18 @@ ENGINE_MODULES: dict[EngineKind, str] = {
 }
 """What a child process runs. The scripted one has no model: for trying out networks, and for tests."""
 
+MOST_PER_S = 1e9
+"""What a beat may tell of; only an engine without a model comes near it."""
+
 RATE_SMOOTHING = 0.3
 """Weight of the newest batch in the measured rate: three batches forget a slow start."""
 
 
 class EngineWorker:
-    """One engine process. `installed` is what it holds, proven by the tensor sums; it only rises (I4)."""
+    """One engine process. `installed` is what it holds, proven by the tensor sums; it only rises (I4).
+
+    `rollouts_per_s` is what it gets done, `tokens_per_s` how fast one sample grows meanwhile; 0 before the first batch.
+    """
 
     def __init__(self, directory: Path, *, kind: EngineKind, device: str, hang_s: float) -> None:
         self._files_dir = directory / "model"
@@ -33,6 +39,7 @@ class EngineWorker:
         self._child = Child("engine", ENGINE_MODULES[kind], log=directory / "engine.log", hang_s=hang_s)
         self.installed: VersionId | None = None
         self.rollouts_per_s = 0.0
+        self.tokens_per_s = 0.0
         self._install_s = 0.0
 
     async def launch(self) -> None:
@@ -69,7 +76,7 @@ class EngineWorker:
             for spec in sealed.lease.samples
         ]
         generated = await self._child.call(Generate(jobs=tuple(jobs)), Generated)
-        self._measure(len(jobs), generated.seconds)
+        self._measure(generated)
         samples = iter(generated.samples)
         return [
             Answer(
@@ -90,12 +97,18 @@ class EngineWorker:
             "installed": str(self.installed) if self.installed else None,
             "install_s": round(self._install_s, 4),
             "rollouts_per_s": round(self.rollouts_per_s, 1),
+            "tokens_per_s": round(self.tokens_per_s, 1),
         }
 
-    def _measure(self, samples: int, seconds: float) -> None:
-        rate = samples / max(seconds, 1e-6)
-        before = self.rollouts_per_s or rate
-        self.rollouts_per_s = before + RATE_SMOOTHING * (rate - before)
+    def _measure(self, generated: Generated) -> None:
+        self.rollouts_per_s = _smoothed(self.rollouts_per_s, len(generated.samples), generated.seconds)
+        self.tokens_per_s = _smoothed(self.tokens_per_s, generated.steps, generated.seconds)
+
+
+def _smoothed(before: float, count: int, seconds: float) -> float:
+    """A mean rate that forgets; 0 is no measurement."""
+    rate = min(MOST_PER_S, count / max(seconds, 1e-6))
+    return before + RATE_SMOOTHING * (rate - before) if before and rate else rate or before
 
 
 def _rollout(group_id: str, index: int, sampled: Sampled) -> Rollout:

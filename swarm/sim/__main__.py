@@ -2,6 +2,8 @@
 
     python -m swarm.sim --seed 7 --scenario churn    one run and its figures; --trace prints every event
     python -m swarm.sim --seeds 1000                 random scenarios of seeds 0..999, up to the first that fails
+    python -m swarm.sim --seeds 200 --scenario unlimited-hold   those of I7: no faults, and not one stale rollout
+    python -m swarm.sim --seed 0 --scenario tiny --crash-at 17:both  a crash before the learner's 17th effect
     python -m swarm.sim --gossip --seed 7            the same for membership: a random swarm and its faults
     python -m swarm.sim --broadcast --seeds 100-199  and for the transfer of a version; seeds from and to, or how many
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from swarm.sim.broadcast_checkers import BroadcastBreach
 from swarm.sim.broadcast_plan import BroadcastFigures, BroadcastPlan
@@ -23,7 +25,7 @@ from swarm.sim.cluster import Cluster
 from swarm.sim.gossip_checkers import GossipBreach
 from swarm.sim.gossip_plan import GossipFigures, GossipPlan
 from swarm.sim.gossip_plan import run_plan as run_gossip_plan
-from swarm.sim.scenario import NAMED, RANDOM, scenario_named
+from swarm.sim.scenario import DRAWN, NAMED, RANDOM, Crash, scenario_named
 
 Tell = Callable[[str], None]
 RunSeed = Callable[[int, Tell | None], GossipFigures | BroadcastFigures]
@@ -38,7 +40,13 @@ def main() -> int:
     which.add_argument(
         "--seeds", type=seeds_of, metavar="N|A-B", help="run the random scenarios of seeds 0..N-1, or A..B"
     )
-    parser.add_argument("--scenario", default=RANDOM, choices=(RANDOM, *NAMED), help="what to simulate")
+    parser.add_argument("--scenario", default=RANDOM, choices=(*DRAWN, *NAMED), help="what to simulate")
+    parser.add_argument(
+        "--crash-at",
+        type=crashes_of,
+        metavar="N:WHAT,...",
+        help="crash trainer, node or both before the learner's N-th effect",
+    )
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--gossip", action="store_true", help="simulate membership instead of rollouts")
     part.add_argument("--broadcast", action="store_true", help="simulate the transfer of a version instead")
@@ -52,24 +60,28 @@ def main() -> int:
         elif arguments.broadcast:
             run_settling(broadcast_run, arguments.seed, arguments.seeds, done="delivered", trace=arguments.trace)
         elif arguments.seed is not None:
-            run_one(arguments.seed, arguments.scenario, trace=arguments.trace)
+            run_one(arguments.seed, arguments.scenario, arguments.crash_at, trace=arguments.trace)
         else:
-            run_many(arguments.seeds)
+            run_many(arguments.seeds, arguments.scenario)
     except (InvariantBreach, GossipBreach, BroadcastBreach) as breach:
         print(breach)
         return 1
     return 0
 
 
-def run_one(seed: int, name: str, *, trace: bool) -> None:
+def run_one(seed: int, name: str, crashes: tuple[Crash, ...] | None, *, trace: bool) -> None:
     """Run one seed and print its figures."""
-    cluster = Cluster(scenario_named(name, seed), seed, tell=print if trace else None)
+    scenario = scenario_named(name, seed)
+    if crashes is not None:
+        scenario = replace(scenario, crashes=crashes)
+    cluster = Cluster(scenario, seed, tell=print if trace else None)
     figures = cluster.run()
     accepted = figures.trained + sum(figures.dropped.values())
     print(f"scenario            {name}")
     print(f"steps               {figures.steps}")
     print(f"virtual seconds     {cluster.world.now:.1f}")
     print(f"events              {cluster.world.events}")
+    print(f"learner crashes     {figures.crashes} in {cluster.points} effects")
     print(f"learner idle share  {figures.idle_share:.4f}")
     print(f"mean staleness      {figures.staleness_sum / max(1, figures.trained):.3f}")
     print(f"max staleness       {figures.staleness_max}")
@@ -81,11 +93,11 @@ def run_one(seed: int, name: str, *, trace: bool) -> None:
     print(f"trace digest        {cluster.world.trace_digest()}")
 
 
-def run_many(seeds: range) -> None:
-    """Run the random scenarios of the seeds; the first breach ends it."""
+def run_many(seeds: range, name: str) -> None:
+    """Run the scenario of each seed; the first breach ends it."""
     events = 0
     for seed in seeds:
-        cluster = Cluster(scenario_named(RANDOM, seed), seed)
+        cluster = Cluster(scenario_named(name, seed), seed)
         cluster.run()
         events += cluster.world.events
         if is_reported(seed, seeds):
@@ -123,6 +135,11 @@ def seeds_of(text: str) -> range:
     """ "N" as 0..N-1, "A-B" as A..B."""
     first, dash, last = text.partition("-")
     return range(int(first), int(last) + 1) if dash else range(int(first))
+
+
+def crashes_of(text: str) -> tuple[Crash, ...]:
+    """ "3:node,17:both" as two crashes."""
+    return tuple(Crash.parse(one) for one in text.split(","))
 
 
 def is_reported(seed: int, seeds: range) -> bool:

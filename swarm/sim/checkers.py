@@ -3,47 +3,46 @@
 Theory of operation. `WatchedPlane` has the plane's methods. It keeps books of its own, from what goes in and what
 comes out and never from the plane's tables or predicates, so that a mistake in those cannot hide itself:
 
-    Entry     one open or ready group: who holds which sample, which rollouts were accepted, which are scored
+    books     each open or ready group: who holds which sample, which rollouts were accepted, which are scored
     I1        a taken rollout's spans, read again, are no staler than the bound
     pacing    when a group is opened, the groups by deadline still fit into the batches to come
     leases    a sample is held by at most one node; only silence, its own word or an answer takes it away
     I3        a rollout is accepted once, trained once, and else is in a group that was dropped for a true reason
     I4        the newest version and what a node holds only rise
     I5        the plane's sizes are those of the books, and under their caps
-    liveness  there is a step or an evaluation within `stall_s` while a connected sampler lives
+    I7        with unlimited hold nothing is discarded as stale but for a bound that was lowered, and a batch that is
+              ready waits no longer than it may
+    liveness  there is a step or an evaluation within `stall_s` while a connected sampler lives and the learner works
+
+A life of the learner ends with `close`, and the books are lost with it; `begin` writes them anew from what is on record
+and goes on checking, so that whatever the plane forgot or made up in between is seen.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 from swarm.rollout.effects import (
     Effect,
     Evaluated,
-    GenerationFailed,
     Granted,
     Judged,
     LeaseOverdue,
     NodeSilent,
-    Refused,
-    ScoreWanted,
 )
 from swarm.rollout.entries import (
     BatchTaken,
     GroupDropped,
-    GroupOpened,
-    RolloutAccepted,
-    RolloutScored,
-    SamplesLeased,
 )
 from swarm.rollout.leases import MISSED_BEATS, Group
 from swarm.rollout.messages import Refusal
-from swarm.rollout.plane import MAX_FAILURES, RolloutPlane
-from swarm.sim.scenario import Scenario
-from swarm.types import Lease, NodeId, Prompt, Purpose, Rollout, Score, VersionId
+from swarm.rollout.plane import MAX_FAILURES, RETURN_S, RolloutPlane
+from swarm.sim.books import Books, Entry, Holding, oldest_of
+from swarm.sim.ledger import Ledger
+from swarm.sim.scenario import Scenario, scenario_named
+from swarm.types import Lease, NodeId, Prompt, Rollout, Score, VersionId
 
 BATCHES_IN_HAND = 5
 """Batches of samples that one sampler may hold: queued, running, two answered, one being submitted."""
@@ -52,67 +51,61 @@ LIVES_IN_TABLE = 2
 """A sampler that came back may count twice: what its former life held is its own until three beats are missed."""
 
 
-Holding = frozenset[tuple[str, int]]
-"""Samples by group id and index."""
-
-
 class InvariantBreach(Exception):
     """The swarm did what it must never do. The message says what, when, and how to see it again."""
 
     def __init__(self, rule: str, what: str, *, scenario: Scenario, seed: int, now: float) -> None:
         self.replay = f"python -m swarm.sim --seed {seed} --scenario {scenario.name}"
+        if scenario.crashes != scenario_named(scenario.name, seed).crashes:
+            self.replay += f" --crash-at {','.join(map(str, scenario.crashes))}"
         super().__init__(f"{rule}: {what} (seed {seed}, {now:.6f} virtual seconds)\nreplay: {self.replay}")
-
-
-@dataclass(slots=True, kw_only=True)
-class Entry:
-    """The books on one group that is open or ready. `born` is the version that it was opened for."""
-
-    purpose: Purpose
-    born: int
-    size: int
-    holders: dict[int, NodeId] = field(default_factory=dict)
-    rollouts: dict[int, Rollout] = field(default_factory=dict)
-    scored: set[int] = field(default_factory=set)
-    failures: Counter[int] = field(default_factory=Counter)
-    unscorable: bool = False
-
-    @property
-    def ready(self) -> bool:
-        return len(self.scored) == self.size
-
-    @property
-    def oldest(self) -> int:
-        """The version of its oldest token, or the opening version while a sample is outstanding."""
-        versions = [oldest_of(rollout) for rollout in self.rollouts.values()]
-        return min(versions if len(versions) == self.size else [*versions, self.born])
-
-
-def oldest_of(rollout: Rollout) -> int:
-    """The version number of the oldest token, from the spans themselves."""
-    return min(span.version.version for span in rollout.spans)
 
 
 class WatchedPlane:
     """A RolloutPlane whose every call is checked. `now` is the virtual clock."""
 
-    def __init__(self, plane: RolloutPlane, scenario: Scenario, *, seed: int, clock: Callable[[], float]) -> None:
-        self._plane = plane
+    def __init__(self, scenario: Scenario, *, seed: int, clock: Callable[[], float]) -> None:
+        self._plane: RolloutPlane | None = None
         self._scenario = scenario
         self._seed = seed
         self._clock = clock
-        self._books: dict[str, Entry] = {}
-        self._closed: set[str] = set()
+        self._books = Books()
         self._trained: set[str] = set()
         self._heard_at: dict[NodeId, float] = {}
         self._held: dict[NodeId, VersionId] = {}
         self._newest: VersionId | None = None
+        self._highest_bound = scenario.max_staleness
+        self._was_lowered = False
         self._next_batch = 0
+        self._ready_at: float | None = None
         self._rounds = 0
         self._round_open = 0
         self._accepted = 0
         self._dropped = 0
         self._progress_at = 0.0
+        self.bound = scenario.max_staleness
+
+    def begin(self, plane: RolloutPlane, ledger: Ledger, *, bound: int) -> list[Effect]:
+        """A life of the learner begins, with what is on record."""
+        self._plane = plane
+        self.bound = bound
+        run = ledger.run()
+        self._next_batch, self._ready_at, self._rounds, self._round_open = run.next_batch, None, 0, 0
+        self._books.begin(ledger, self._scenario.group_size)
+        self._trained = {one.rollout.rollout_id for step in range(run.next_batch) for one in ledger.batch(step)}
+        self._accepted, self._dropped = ledger.accepted(), ledger.dropped()
+        self._heard_at = {}
+        for node in (node for entry in self._books.groups.values() for node in entry.holders.values()):
+            self._hear(node, RETURN_S)
+        return self._settled(plane.restore(run, now=self._clock()))
+
+    def close(self) -> None:
+        """A life of the learner ends."""
+        self._plane = None
+
+    @property
+    def open(self) -> bool:
+        return self._plane is not None
 
     @property
     def next_batch(self) -> int:
@@ -120,93 +113,120 @@ class WatchedPlane:
 
     @property
     def newest(self) -> VersionId | None:
-        return self._plane.newest
+        return None if self._plane is None else self._plane.newest
 
     @property
     def evaluating(self) -> bool:
-        return self._plane.evaluating
+        return self._live.evaluating
+
+    @property
+    def _live(self) -> RolloutPlane:
+        assert self._plane is not None
+        return self._plane
 
     # -- what samplers do ------------------------------------------------------------------------------------
 
-    def ask(self, node: NodeId, held: VersionId, capacity: int, holding: Holding | None) -> Effect:
-        self._heard_at[node] = self._clock()
-        *_, answer = self._plane.ask(node, held, capacity, now=self._clock(), holding=holding)
+    def ask(self, node: NodeId, held: VersionId, capacity: int, holding: Holding | None) -> list[Effect]:
+        self._hear(node)
+        *records, answer = self._live.ask(node, held, capacity, now=self._clock(), holding=holding)
         if holding is not None:
-            self._forget(node, keep=holding)
+            self._books.forget(node, keep=holding)
         if isinstance(answer, Granted):
             samples = sum(len(lease.samples) for lease in answer.leases)
             self._require(0 < samples <= capacity, "leases", f"{samples} samples for a capacity of {capacity}")
             for lease in answer.leases:
                 self._leased(node, held, lease)
-        return answer
+        return [*records, answer]
 
-    def beat(self, node: NodeId) -> None:
-        self._heard_at[node] = self._clock()
-        self._plane.beat(node, now=self._clock())
+    def beat(self, node: NodeId, tokens_per_s: float) -> None:
+        self._hear(node)
+        self._live.beat(node, now=self._clock(), tokens_per_s=tokens_per_s)
 
     def submit(self, node: NodeId, lease: Lease, rollout: Rollout) -> list[Effect]:
-        self._heard_at[node] = self._clock()
-        effects = self._plane.submit(node, lease, rollout, now=self._clock())
+        self._hear(node)
+        effects = self._live.submit(node, lease, rollout, now=self._clock())
         judged = effects[0]
         assert isinstance(judged, Judged)
-        entry = self._books.get(rollout.group_id)
+        entry = self._books.groups.get(rollout.group_id)
         match judged.verdict:
             case "accepted":
                 self._accept(entry, node, rollout)
             case "duplicate":
-                self._require(self._is_known(node, lease, rollout), "I3", f"{rollout.rollout_id} is no duplicate")
-                if self._is_current(lease, rollout):
-                    self._let_go(entry, node, rollout.index)
+                self._require(self._books.is_known(node, lease, rollout), "I3", f"{rollout.rollout_id} is no duplicate")
+                if self._books.is_current(lease, rollout):
+                    self._books.let_go(node, rollout.group_id, rollout.index)
             case "stale":
                 stale = rollout.finish != "failed" and self._late(oldest_of(rollout))
                 self._require(stale, "I3", f"{rollout.rollout_id} is fresh, yet is called stale")
-                if self._is_current(lease, rollout):
-                    self._let_go(entry, node, rollout.index)
+                lowered = entry is not None and self._next_batch - oldest_of(rollout) <= entry.bound
+                self._require(
+                    judged.bound_lowered is lowered, "I3", f"{rollout.rollout_id} is stale for another reason"
+                )
+                self._require(lowered or self._may_waste, "I7", f"{rollout.rollout_id} is stale")
+                if self._books.is_current(lease, rollout):
+                    self._books.let_go(node, rollout.group_id, rollout.index)
             case _:
                 self.breach("I3", f"the honest rollout {rollout.rollout_id} is called {judged.verdict}")
         return self._settled(effects)
 
     def release(self, node: NodeId, group_id: str, index: int) -> None:
-        self._heard_at[node] = self._clock()
-        self._plane.release(node, group_id, index, now=self._clock())
-        self._let_go(self._books.get(group_id), node, index)
+        self._hear(node)
+        self._live.release(node, group_id, index, now=self._clock())
+        self._books.let_go(node, group_id, index)
 
     def leave(self, node: NodeId) -> None:
-        self._plane.leave(node)
-        self._forget(node)
+        self._live.leave(node)
+        self._heard_at.pop(node, None)
+        self._books.forget(node)
 
     def tick(self) -> list[Effect]:
-        return self._settled(self._plane.tick(now=self._clock()))
+        return self._settled(self._live.tick(now=self._clock()))
 
     def deadline(self) -> float | None:
-        return self._plane.deadline()
+        return self._live.deadline()
 
     # -- what the learner does -------------------------------------------------------------------------------
 
     def published(self, version: VersionId) -> None:
-        self._plane.published(version)
+        self._require(self._newest is None or version >= self._newest, "I4", f"newest fell to {version}")
+        self._live.published(version)
 
     def scored(self, group_id: str, index: int, score: Score) -> list[Effect]:
-        entry = self._books.get(group_id)
-        effects = self._plane.scored(group_id, index, score)
+        entry = self._books.groups.get(group_id)
+        effects = self._live.scored(group_id, index, score)
         if entry is not None:
             entry.scored.add(index)
             if entry.ready and entry.purpose == "eval":
-                self._close(group_id)
+                self._books.close(group_id)
         return self._settled(effects)
 
     def unscorable(self, group_id: str, reason: str) -> list[Effect]:
-        entry = self._books.get(group_id)
+        entry = self._books.groups.get(group_id)
         if entry is not None:
             entry.unscorable = True
-        return self._settled(self._plane.unscorable(group_id, reason))
+        return self._settled(self._live.unscorable(group_id, reason))
 
     def can_take(self) -> bool:
-        return self._plane.can_take(now=self._clock())
+        ready = sum(e.ready and e.purpose == "train" and not self._late(e.oldest) for e in self._books.groups.values())
+        if ready < self._scenario.groups_per_step:
+            self._ready_at = None
+        elif self._ready_at is None:
+            self._ready_at = self._clock()
+        may = self._live.can_take(now=self._clock())
+        if self._ready_at is not None and not may:
+            waits_s = self._clock() - self._ready_at
+            self._require(waits_s < self._scenario.hold_s, "I7", f"a batch is ready for {waits_s:.3f} s")
+        return may
+
+    def hold_until(self) -> float | None:
+        return self._live.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
-        due = {name: self._due(e) for name, e in self._books.items() if e.purpose == "train" and e.ready}
-        batch, effects = self._plane.take()
+        due = {name: self._due(e) for name, e in self._books.groups.items() if e.purpose == "train" and e.ready}
+        batch, effects = self._live.take()
+        numbers = tuple(group.order for group in batch)
+        taken = BatchTaken(step=self._next_batch, max_staleness=self.bound, numbers=numbers)
+        self._require(effects[0] == taken, "I3", f"batch {self._next_batch} is recorded as {effects[0]}")
         size = self._scenario.groups_per_step
         self._require(len(batch) == size, "I3", f"batch {self._next_batch} has {len(batch)} groups")
         for group in batch:
@@ -215,34 +235,49 @@ class WatchedPlane:
         passed_over = [other for other in due.values() if self._next_batch <= other < last]
         self._require(not passed_over, "pacing", f"due by {last} was taken before {passed_over[:1]}")
         self._next_batch += 1
+        self._ready_at = None
         self._progress_at = self._clock()
         return batch, self._settled(effects)
 
+    def set_bound(self, max_staleness: int) -> list[Effect]:
+        self._was_lowered = self._was_lowered or max_staleness < self.bound
+        self.bound = max_staleness
+        self._highest_bound = max(self._highest_bound, max_staleness)
+        return self._settled(self._live.set_bound(max_staleness))
+
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
-        self._plane.evaluate(version, prompts)
+        self._live.evaluate(version, prompts)
         self._rounds += 1
         self._round_open = len(prompts)
         for i in range(len(prompts)):
-            self._books[f"e0.{self._rounds}-{i}"] = Entry(purpose="eval", born=version.version, size=1)
+            name = f"e{self._live.rules.life}.{self._rounds}-{i}"
+            self._books.groups[name] = Entry(purpose="eval", born=version.version, bound=self.bound, size=1)
 
     def end(self, reason: Refusal) -> None:
-        self._plane.end(reason)
+        self._live.end(reason)
 
     # -- after every event -----------------------------------------------------------------------------------
 
     def check(self, held: Sequence[tuple[NodeId, VersionId | None]], *, connected: bool) -> None:
-        """`held`: every live sampler and its installed version; `connected`: no partition stands."""
+        """`held`: every live sampler and its installed version; `connected`: no partition stands, the learner works."""
         self._check_versions(held)
-        self._check_sizes()
+        if self._plane is not None:
+            self._check_sizes()
         if not held or not connected:
             self._progress_at = self._clock()
         idle_s = self._clock() - self._progress_at
         limit_s = self._scenario.stall_s
         self._require(idle_s <= limit_s, "liveness", f"no step and no evaluation for {limit_s:.0f} s")
 
-    def settle(self) -> None:
-        """At the end: every accepted rollout was trained on, or is accounted for (I3)."""
-        left = sum(len(e.rollouts) for e in self._books.values() if e.purpose == "train")
+    def settle(self, ledger: Ledger) -> None:
+        """At the end: every accepted rollout was trained on, or is accounted for, here as on record (I3)."""
+        recorded = {f"t{group.number}": group for group in ledger.run().groups}
+        books = {name: entry for name, entry in self._books.groups.items() if entry.purpose == "train"}
+        self._require(recorded.keys() == books.keys(), "I3", "other groups are open than on record")
+        for name, entry in books.items():
+            found = {one.rollout.index: one.rollout for one in recorded[name].rollouts}
+            self._require(found == entry.rollouts, "I3", f"{name} has other rollouts than on record")
+        left = sum(len(e.rollouts) for e in self._books.groups.values() if e.purpose == "train")
         total = len(self._trained) + self._dropped + left
         self._require(
             self._accepted == total,
@@ -251,10 +286,10 @@ class WatchedPlane:
         )
 
     def _check_versions(self, held: Sequence[tuple[NodeId, VersionId | None]]) -> None:
-        newest = self._plane.newest
-        if self._newest is not None:
-            self._require(newest is not None and newest >= self._newest, "I4", f"newest fell to {newest}")
-        self._newest = newest
+        newest = self.newest
+        if newest is not None:
+            self._require(self._newest is None or newest >= self._newest, "I4", f"newest fell to {newest}")
+            self._newest = newest
         for node, version in held:
             known = self._held.get(node)
             if version is not None and version != known:
@@ -262,16 +297,18 @@ class WatchedPlane:
                 self._held[node] = version
 
     def _check_sizes(self) -> None:
-        scenario, counts = self._scenario, self._plane.counts()
-        ready = sum(entry.ready for entry in self._books.values())
-        leased = sum(len(entry.holders) for entry in self._books.values())
-        books = {"groups_open": len(self._books) - ready, "groups_ready": ready, "samples_leased": leased}
+        scenario, counts = self._scenario, self._live.counts()
+        ready = sum(entry.ready for entry in self._books.groups.values())
+        leased = sum(len(entry.holders) for entry in self._books.groups.values())
+        books = {"groups_open": len(self._books.groups) - ready, "groups_ready": ready, "samples_leased": leased}
         for name, count in books.items():
             self._require(counts[name] == count, "I5", f"the plane has {name} {counts[name]}, the books {count}")
         in_hand = scenario.samplers * LIVES_IN_TABLE * BATCHES_IN_HAND * scenario.capacity
-        paced = (scenario.max_staleness + 1) * scenario.groups_per_step
+        paced = (self._highest_bound + 1) * scenario.groups_per_step
         cap = paced + in_hand + scenario.eval_prompts
-        self._require(len(self._books) <= cap, "I5", f"{len(self._books)} groups are over the cap of {cap}")
+        self._require(
+            len(self._books.groups) <= cap, "I5", f"{len(self._books.groups)} groups are over the cap of {cap}"
+        )
         self._require(leased <= in_hand, "I5", f"{leased} leased samples are over the cap of {in_hand}")
         self._require(counts["nodes"] <= scenario.samplers, "I5", f"{counts['nodes']} nodes")
 
@@ -280,14 +317,14 @@ class WatchedPlane:
     def _leased(self, node: NodeId, held: VersionId, lease: Lease) -> None:
         what = f"{lease.group_id} for {node}"
         self._require(lease.min_version <= held, "leases", f"{what} needs {lease.min_version}, it holds {held}")
-        entry = self._books.get(lease.group_id)
+        entry = self._books.groups.get(lease.group_id)
         if entry is None:
             self._require(
-                lease.purpose == "train" and lease.group_id not in self._closed, "leases", f"{what} is closed"
+                lease.purpose == "train" and lease.group_id not in self._books.closed, "leases", f"{what} is closed"
             )
             born = lease.min_version.version
-            entry = Entry(purpose="train", born=born, size=self._scenario.group_size)
-            self._books[lease.group_id] = entry
+            entry = Entry(purpose="train", born=born, bound=self.bound, size=self._scenario.group_size)
+            self._books.groups[lease.group_id] = entry
             self._paced(self._due(entry))
         if entry.purpose == "train":
             fresh = not self._late(held.version) and not self._late(entry.oldest)
@@ -300,11 +337,12 @@ class WatchedPlane:
     def _paced(self, due: int) -> None:
         """The pacing rule, after a group due by `due` was opened."""
         n, per_step = self._next_batch, self._scenario.groups_per_step
-        deadlines = [self._due(e) for e in self._books.values() if e.purpose == "train"]
+        deadlines = [self._due(e) for e in self._books.groups.values() if e.purpose == "train"]
         self._require(due >= n, "pacing", f"a group due by {due} was opened before batch {n}")
         for d in range(due, max(deadlines) + 1):
             count = sum(n <= other <= d for other in deadlines)
-            room = (d - n + 1) * per_step
+            # An eighth of a batch may be opened beyond it, where batches never wait.
+            room = (d - n + 1) * per_step + (per_step // 8 if self._scenario.hold_s == 0 else 0)
             self._require(count <= room, "pacing", f"{count} groups due in {n}..{d}, room for {room}")
 
     def _accept(self, entry: Entry | None, node: NodeId, rollout: Rollout) -> None:
@@ -322,23 +360,8 @@ class WatchedPlane:
         entry.rollouts[rollout.index] = rollout
         self._accepted += entry.purpose == "train"
 
-    def _is_current(self, lease: Lease, rollout: Rollout) -> bool:
-        """True if the sample did not fail since the lease was given."""
-        entry = self._books.get(rollout.group_id)
-        attempts = {spec.index: spec.attempt for spec in lease.samples}
-        return entry is not None and entry.failures[rollout.index] == attempts[rollout.index]
-
-    def _is_known(self, node: NodeId, lease: Lease, rollout: Rollout) -> bool:
-        """True if there is an answer already, or if this failure was counted or is no longer the node's to tell."""
-        entry = self._books.get(rollout.group_id)
-        if entry is None:
-            return rollout.group_id in self._closed
-        current = entry.holders.get(rollout.index) == node and self._is_current(lease, rollout)
-        told = rollout.finish == "failed" and not current
-        return told or rollout.index in entry.rollouts
-
     def _train(self, group: Group) -> None:
-        entry = self._books.get(group.group_id)
+        entry = self._books.groups.get(group.group_id)
         if entry is None or not entry.ready or entry.purpose != "train":
             self.breach("I3", f"{group.group_id} is in batch {self._next_batch} but is not ready")
         for sample in group.samples:
@@ -346,11 +369,12 @@ class WatchedPlane:
             if rollout is None or rollout is not entry.rollouts.get(sample.spec.index):
                 self.breach("I3", f"sample {sample.spec.index} of {group.group_id} is not what was accepted")
             age = self._next_batch - oldest_of(rollout)
-            bound = self._scenario.max_staleness
-            self._require(age <= bound, "I1", f"{rollout.rollout_id} in batch {self._next_batch} has staleness {age}")
+            self._require(
+                age <= self.bound, "I1", f"{rollout.rollout_id} in batch {self._next_batch} has staleness {age}"
+            )
             self._require(rollout.rollout_id not in self._trained, "I3", f"{rollout.rollout_id} was trained twice")
             self._trained.add(rollout.rollout_id)
-        self._close(group.group_id)
+        self._books.close(group.group_id)
 
     def _settled(self, effects: list[Effect]) -> list[Effect]:
         """Enter effects into the books."""
@@ -359,66 +383,58 @@ class WatchedPlane:
                 case GroupDropped():
                     self._drop(effect)
                 case NodeSilent():
-                    silent_s = self._clock() - self._heard_at[effect.node]
+                    silent_s = self._clock() - self._heard_at.pop(effect.node)
                     due = silent_s >= MISSED_BEATS * self._scenario.beat_s
                     self._require(due, "leases", f"{effect.node} was called silent after {silent_s:.3f} s")
-                    lost = self._forget(effect.node)
+                    lost = self._books.forget(effect.node)
                     self._require(lost == effect.samples, "leases", f"{effect.node} lost {effect.samples}, not {lost}")
                 case LeaseOverdue():
                     for group_id, index in effect.samples:
-                        held = group_id in self._books and self._books[group_id].holders.get(index) == effect.node
+                        held = self._books.let_go(effect.node, group_id, index)
                         self._require(held, "leases", f"{effect.node} lost {group_id}/{index}, which it did not hold")
-                        self._let_go(self._books[group_id], effect.node, index)
                 case Evaluated():
                     complete = len(effect.scores) == self._round_open
-                    closed = all(entry.purpose == "train" for entry in self._books.values())
+                    closed = all(entry.purpose == "train" for entry in self._books.groups.values())
                     self._require(complete and closed, "I3", "an evaluation ended before its prompts were answered")
                     self._progress_at = self._clock()
-                case Granted() | Refused() | Judged() | ScoreWanted() | GenerationFailed():
-                    pass
-                case GroupOpened() | SamplesLeased() | RolloutAccepted() | RolloutScored() | BatchTaken():
+                case _:
                     pass
         return effects
 
     def _drop(self, effect: GroupDropped) -> None:
-        entry = self._books.get(effect.group_id)
+        entry = self._books.groups.get(effect.group_id)
         if entry is None:
             self.breach("I3", f"{effect.group_id} was dropped but is not in the plane")
+        late = entry.purpose == "train" and self._late(entry.oldest)
+        lowered = self._next_batch - entry.oldest <= entry.bound
         true_reason = {
-            "stale": entry.purpose == "train" and self._late(entry.oldest),
+            "stale": late and not lowered,
+            "bound_lowered": late and lowered,
             "generation_failed": max(entry.failures.values(), default=0) >= MAX_FAILURES,
             "reward_failed": entry.unscorable,
         }
         self._require(
             true_reason.get(effect.reason, False), "I3", f"{effect.group_id} was dropped, but is not {effect.reason}"
         )
+        self._require(effect.reason != "stale" or self._may_waste, "I7", f"{effect.group_id} is stale")
         count = len(entry.rollouts)
         self._require(effect.rollouts == count, "I3", f"{effect.group_id} had {count}, not {effect.rollouts} rollouts")
         self._dropped += count if entry.purpose == "train" else 0
-        self._close(effect.group_id)
-
-    def _close(self, group_id: str) -> None:
-        del self._books[group_id]
-        self._closed.add(group_id)
-
-    def _forget(self, node: NodeId, keep: Holding = frozenset()) -> int:
-        """Take from `node` all that it holds but `keep`; how many samples that was."""
-        lost = 0
-        for group_id, entry in self._books.items():
-            for index in [i for i, holder in entry.holders.items() if holder == node and (group_id, i) not in keep]:
-                del entry.holders[index]
-                lost += 1
-        return lost
-
-    def _let_go(self, entry: Entry | None, node: NodeId, index: int) -> None:
-        if entry is not None and entry.holders.get(index) == node:
-            del entry.holders[index]
+        self._books.close(effect.group_id)
 
     def _due(self, entry: Entry) -> int:
-        return entry.oldest + self._scenario.max_staleness
+        return entry.oldest + self.bound
 
     def _late(self, version: int) -> bool:
-        return self._next_batch - version > self._scenario.max_staleness
+        return self._next_batch - version > self.bound
+
+    @property
+    def _may_waste(self) -> bool:
+        """True unless pacing is to keep the bound by itself. What is overdue since S was lowered is not waited for."""
+        return self._was_lowered or not math.isinf(self._scenario.hold_s)
+
+    def _hear(self, node: NodeId, later_s: float = 0.0) -> None:
+        self._heard_at[node] = max(self._heard_at.get(node, 0.0), self._clock() + later_s)
 
     def _require(self, holds: bool, rule: str, what: str) -> None:
         if not holds:

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from swarm.rollout.plane import PlaneRules, RolloutPlane
 from swarm.sim.checkers import WatchedPlane
-from swarm.sim.learner import Figures, Learner, prompt
+from swarm.sim.disk import Disk
+from swarm.sim.figures import Figures
+from swarm.sim.learner import Learner
+from swarm.sim.ledger import Ledger
+from swarm.sim.lineage import Lineage
 from swarm.sim.network import LinkShape, Network
-from swarm.sim.sampler import MAX_NEW_TOKENS, STOP_TOKEN, VOCABULARY, Sampler
-from swarm.sim.scenario import Partition, Scenario
+from swarm.sim.sampler import Sampler
+from swarm.sim.scenario import BoundChange, Partition, Scenario
+from swarm.sim.task import MAX_NEW_TOKENS, STOP_TOKEN, VOCABULARY, prompt
 from swarm.sim.world import World
 from swarm.types import NodeId, SamplingRules, SwarmId
 
@@ -35,9 +41,12 @@ class Cluster:
                 bytes_per_s=scenario.link_bytes_per_s,
             ),
         )
-        plane = RolloutPlane(_rules(scenario, seed), prompts=prompt)
-        self._plane = WatchedPlane(plane, scenario, seed=seed, clock=lambda: self.world.now)
-        self._learner = Learner(self.world, scenario, self._plane)
+        self._plane = WatchedPlane(scenario, seed=seed, clock=lambda: self.world.now)
+        self._ledger = Ledger(scenario.group_size, self._plane.breach)
+        self._lineage = Lineage(self._ledger, self._plane.breach)
+        self._disk = Disk(self.world, self._ledger, commit_s=scenario.commit_s)
+        self._learner = Learner(self.world, scenario, self._plane, self._disk, self._lineage, self._new_plane)
+        self._seed = seed
         self._samplers: list[Sampler] = []
 
     def run(self) -> Figures:
@@ -50,8 +59,15 @@ class Cluster:
             self._plane.breach("core", f"{type(error).__name__} {error}", cause=error)
         if not self._learner.finished:
             self._plane.breach("liveness", "nothing is left to happen")
-        self._plane.settle()
+        self._disk.flush()
+        self._plane.settle(self._ledger)
+        self._lineage.settle()
         return self._learner.figures
+
+    @property
+    def points(self) -> int:
+        """Effects of the learner so far: `Scenario.crash_at` names some of them."""
+        return self._learner.points
 
     def _start(self) -> None:
         self._learner.start()
@@ -59,10 +75,19 @@ class Cluster:
             self.world.schedule(i * self._scenario.join_every_s, f"s{i} joins", self._first_life(i))
         for partition in self._scenario.partitions:
             self.world.schedule(partition.at_s, "partition", self._cut(partition))
+        for change in self._scenario.bound_changes:
+            self.world.schedule(change.at_s, f"S is set to {change.max_staleness}", self._set_bound(change))
+
+    def _new_plane(self, life: int, max_staleness: int) -> RolloutPlane:
+        rules = replace(_rules(self._scenario, self._seed), life=life, max_staleness=max_staleness)
+        return RolloutPlane(rules, prompts=prompt)
+
+    def _set_bound(self, change: BoundChange) -> Callable[[], None]:
+        return lambda: self._learner.set_bound(change.max_staleness)
 
     def _check(self) -> None:
         held = [(sampler.node, sampler.held) for sampler in self._samplers if sampler.alive]
-        self._plane.check(held, connected=not self._network.partitioned)
+        self._plane.check(held, connected=self._learner.working and not self._network.partitioned)
 
     def _cut(self, partition: Partition) -> Callable[[], None]:
         def cut() -> None:
@@ -113,6 +138,7 @@ def _rules(scenario: Scenario, seed: int) -> PlaneRules:
         swarm=SwarmId("simulated"),
         run_seed=seed,
         max_staleness=scenario.max_staleness,
+        hold_s=scenario.hold_s,
         groups_per_step=scenario.groups_per_step,
         group_size=scenario.group_size,
         rules=SamplingRules(temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(STOP_TOKEN,)),

@@ -8,6 +8,8 @@ life do nothing. Its parts run beside one another, each a chain of callbacks:
     generate  queue -> the longest of the samples' lognormal times -> answers, at most two batches of them
     submit    oldest batch of answers, again and again until it is answered
     beat      every beat_s, and after every install
+
+A learner that cannot be reached is tried again with growing pauses, by each of these on its own (node/link.py).
 """
 
 from __future__ import annotations
@@ -15,20 +17,17 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from swarm.rollout.effects import Granted, Refused
-from swarm.sim.checkers import Holding
-from swarm.sim.learner import HELD_OPEN_S, LEARNER, REPLY_BYTES, Learner
+from swarm.sim.books import Holding
+from swarm.sim.learner import HELD_OPEN_S, LEARNER, REPLY_BYTES, STARTING_S, Learner
 from swarm.sim.network import Network, Reply
-from swarm.sim.scenario import Scenario
+from swarm.sim.scenario import BACK_OFF_MOST_S, Scenario
+from swarm.sim.task import MAX_NEW_TOKENS, STOP_TOKEN
 from swarm.sim.world import World
-from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, VersionId
-
-VOCABULARY = 100
-STOP_TOKEN = 2
-MAX_NEW_TOKENS = 8
+from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, Verdict, VersionId
 
 TOKEN_BYTES = 9
 """Id, log-prob and mask of one token."""
@@ -38,6 +37,9 @@ ANSWERS_QUEUED = 2
 
 DRAIN_S = 10.0
 """After a request to leave, the running batch gets this long; as in node/session.py."""
+
+LEAST_PAUSE_S = 0.2
+"""Shortest pause between two tries; as in node/link.py."""
 
 A = TypeVar("A")
 Answers = list[tuple[Lease, Rollout]]
@@ -71,6 +73,7 @@ class Sampler:
         self._running: list[Lease] = []
         self._answers: deque[Answers] = deque()
         self._submitting = False
+        self._tries: Counter[str] = Counter()
         self._leaving = False
         self._parting = False
         self.node = node
@@ -104,11 +107,12 @@ class Sampler:
             100,
             lambda reply: self._learner.newer_version(self.node, held, reply),
             self._found,
-            self._refresh,
+            self._patiently("refresh", self._refresh),
             timeout_s=HELD_OPEN_S + self._scenario.call_s,
         )
 
     def _found(self, version: VersionId | None) -> None:
+        self._tries["refresh"] = 0
         if version is None:
             self._refresh()
         else:
@@ -125,7 +129,7 @@ class Sampler:
         if self._fetched is None:
             return
         self.held, self._fetched = self._fetched, None
-        self._beat()
+        self._beat(_nothing, _nothing)
         self._refresh()
         self._ask()
 
@@ -141,7 +145,7 @@ class Sampler:
             100,
             lambda reply: self._learner.leases(self.node, held, self._scenario.capacity, holding, reply),
             self._leased,
-            self._ask_again,
+            self._patiently("ask", self._ask_again),
             timeout_s=HELD_OPEN_S + self._scenario.call_s,
         )
 
@@ -156,6 +160,7 @@ class Sampler:
 
     def _leased(self, answer: Granted | Refused) -> None:
         self._asking = False
+        self._tries["ask"] = 0
         if self._leaving:
             return
         if isinstance(answer, Granted):
@@ -199,7 +204,7 @@ class Sampler:
             nbytes,
             lambda reply: self._learner.rollouts(self.node, answers, reply),
             self._submitted,
-            self._submit_again,
+            self._patiently("submit", self._submit_again),
             timeout_s=self._scenario.call_s,
         )
 
@@ -207,8 +212,12 @@ class Sampler:
         self._submitting = False
         self._submit()
 
-    def _submitted(self, verdicts: Counter[str]) -> None:
+    def _submitted(self, verdicts: Sequence[Verdict] | None) -> None:
+        if verdicts is None:
+            self._later(STARTING_S, f"{self.node} comes back", self._submit_again)
+            return
         self._submitting = False
+        self._tries["submit"] = 0
         self._answers.popleft()
         self._submit()
         self._generate()
@@ -217,21 +226,27 @@ class Sampler:
     # -- life ------------------------------------------------------------------------------------------------
 
     def _beat_on(self) -> None:
-        self._beat()
-        self._later(self._scenario.beat_s, f"{self.node} beats", self._beat_on)
+        """The next beat comes a while after the last one was answered."""
 
-    def _beat(self) -> None:
+        def answered() -> None:
+            self._tries["beat"] = 0
+            self._later(self._scenario.beat_s, f"{self.node} beats", self._beat_on)
+
+        self._beat(answered, self._patiently("beat", self._beat_on))
+
+    def _beat(self, then: Callable[[], None], failed: Callable[[], None]) -> None:
         held = self.held
 
         def answered(finished: bool) -> None:
+            then()
             if finished:
                 self.leave()
 
         self._request(
             50,
-            lambda reply: self._learner.beat(self.node, held, reply),
+            lambda reply: self._learner.beat(self.node, held, self._tokens_per_s, reply),
             answered,
-            lambda: None,
+            failed,
             timeout_s=self._scenario.call_s,
         )
 
@@ -287,6 +302,17 @@ class Sampler:
 
         self._network.request(self.node, LEARNER, nbytes, handler, answered, failed, timeout_s=timeout_s)
 
+    def _patiently(self, call: str, again: Callable[[], None]) -> Callable[[], None]:
+        """What to do when `call` failed: the same once more, after a random pause of up to twice the last one."""
+
+        def failed() -> None:
+            self._tries[call] += 1
+            most_s = min(BACK_OFF_MOST_S, 2.0 ** (self._tries[call] - 1))
+            pause_s = max(LEAST_PAUSE_S, self._world.random.uniform(0.0, most_s))
+            self._later(pause_s, f"{self.node} tries to {call} again", again)
+
+        return failed
+
     def _later(self, delay_s: float, label: str, callback: Callable[[], None]) -> None:
         def run() -> None:
             if self.alive:
@@ -295,6 +321,12 @@ class Sampler:
         self._world.schedule(delay_s, label, run)
 
     # -- the engine ------------------------------------------------------------------------------------------
+
+    @property
+    def _tokens_per_s(self) -> float:
+        """Measured; what takes longest is as long as may be."""
+        longest_s = self._scenario.generation_s * self._slowness * math.exp(2 * self._scenario.generation_sigma)
+        return 0.0 if self.held is None else MAX_NEW_TOKENS / longest_s
 
     def _draw_s(self) -> float:
         """Lognormal, with the scenario's mean for a node of ordinary speed."""
@@ -324,3 +356,7 @@ class Sampler:
             spans=(Span(version=version, start=0, end=length),),
             finish="stop",
         )
+
+
+def _nothing() -> None:
+    """What is to be done when nothing is."""

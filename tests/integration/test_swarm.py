@@ -91,14 +91,20 @@ def test_a_killed_engine_is_replaced(swarm: Swarm) -> None:
     assert sampler.process.poll() is None
 
 
-def test_a_killed_trainer_ends_the_run_with_one_clear_line(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", *ENDLESS)
+def test_a_killed_trainer_is_replaced_and_makes_the_same_weights_again(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", "--checkpoint-every-steps", "4", *ENDLESS)
     sampler = swarm.join(learner.url(), name="sampler")
-    eventually(lambda: learner.status()["step"] > 0, sampler, "training has begun")
+    eventually(lambda: learner.status()["step"] > 5, sampler, "a checkpoint and more steps")
     _child(learner, "swarm.learner.trainer").kill()
-    assert learner.wait() == 1
-    assert "echo-node: the trainer died" in learner.output()
-    assert "Traceback" not in learner.output()
+    eventually(lambda: learner.says("starting it again from the last checkpoint"), learner, "the node says so")
+    step = learner.status()["step"]
+    eventually(lambda: learner.status()["step"] > step + 2, sampler, "training goes on")
+    assert "training again on the recorded batches" in learner.output()
+    # Another incarnation would say that what was published could not be made again.
+    assert learner.status()["version"].startswith("0.")
+    kinds = {event["kind"] for event in learner.events()}
+    assert "trainer_restarted" in kinds
+    assert "diverged" not in kinds
 
 
 def test_a_run_ends_and_says_goodbye(swarm: Swarm) -> None:

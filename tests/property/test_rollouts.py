@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swarm.rollout.admission import deadline, is_fresh, may_open
+from swarm.rollout.admission import deadline, is_fresh, may_open, may_take
 from swarm.rollout.buffer import Buffer
 from tests.builders import ready_group
 
@@ -47,6 +47,35 @@ def test_what_the_rule_refuses_could_not_all_be_trained_in_time(
         assert any(trial[place] < place // batch_groups for place in range(len(trial)))
 
 
+def left_behind(deadlines: list[int], first: int, batch_groups: int) -> int:
+    """How many of these groups are in no batch if each, from `first` on, takes those that are due earliest."""
+    waiting, lost, batch = sorted(deadlines), 0, first
+    while waiting:
+        lost += sum(due < batch for due in waiting)
+        waiting = [due for due in waiting if due >= batch][batch_groups:]
+        batch += 1
+    return lost
+
+
+@given(st.lists(st.integers(0, 8), max_size=30), st.lists(st.integers(0, 8), max_size=20), st.integers(1, 4))
+def test_a_batch_may_be_taken_if_it_leaves_no_more_behind_than_must_be(
+    ready: list[int], leased: list[int], batch_groups: int
+) -> None:
+    ready = sorted(due + 2 for due in ready)
+    leased = [due + 2 for due in leased]
+    batch, others = ready[:batch_groups], ready[batch_groups:] + leased
+    lost = left_behind(others, 3, batch_groups)
+    least = left_behind(batch + others, 2, batch_groups)
+    assert may_take(Counter(others), Counter(batch), 2, batch_groups) is (lost <= least)
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(1, 4))
+def test_when_all_is_ready_nothing_is_waited_for(ready: list[int], batch_groups: int) -> None:
+    """No state however overloaded, a lowered bound's say, makes an unlimited hold wait for nothing."""
+    ready = sorted(ready)
+    assert may_take(Counter(ready[batch_groups:]), Counter(ready[:batch_groups]), 0, batch_groups)
+
+
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=60),
     st.integers(0, 3),
@@ -78,22 +107,23 @@ class Ready:
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """The buffer beside a sorted list."""
+    """The buffer beside a sorted list, under a bound that changes."""
 
-    BATCH, BOUND = 2, 2
+    BATCH = 2
 
     def __init__(self) -> None:
         super().__init__()
         self.buffer = Buffer(batch_groups=self.BATCH)
         self.model: list[Ready] = []
         self.next_batch = 0
+        self.bound = 2
         self.added = 0
         self.seen: set[str] = set()
 
     def fresh(self) -> list[Ready]:
-        return sorted(one for one in self.model if self.next_batch - one.version <= self.BOUND)
+        return sorted(one for one in self.model if self.next_batch - one.version <= self.bound)
 
-    @rule(age=st.integers(-1, 4))
+    @rule(age=st.integers(-1, 6))
     def add(self, age: int) -> None:
         version = max(0, self.next_batch - age)
         self.buffer.add(ready_group(version, self.added))
@@ -104,9 +134,9 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         expected = self.fresh()[: self.BATCH]
-        batch = self.buffer.take(self.next_batch, self.BOUND)
+        batch = self.buffer.take(self.next_batch, self.bound)
         assert [Ready(group.oldest_version, group.order) for group in batch] == expected
-        assert all(is_fresh(group.oldest_version, self.next_batch, self.BOUND) for group in batch)
+        assert all(is_fresh(group.oldest_version, self.next_batch, self.bound) for group in batch)
         assert not self.seen & {group.group_id for group in batch}
         self.seen |= {group.group_id for group in batch}
         self.model = [one for one in self.model if one not in expected]
@@ -116,9 +146,13 @@ class BufferMachine(RuleBasedStateMachine):
     def step_without_a_batch(self) -> None:
         self.next_batch += 1
 
+    @rule(bound=st.integers(0, 4))
+    def set_bound(self, bound: int) -> None:
+        self.bound = bound
+
     @rule()
     def expire(self) -> None:
-        gone = self.buffer.expire(self.next_batch, self.BOUND)
+        gone = self.buffer.expire(self.next_batch, self.bound)
         expected = set(self.model) - set(self.fresh())
         assert {Ready(group.oldest_version, group.order) for group in gone} == expected
         self.model = [one for one in self.model if one not in expected]
@@ -126,8 +160,10 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def agrees_with_the_model(self) -> None:
         assert len(self.buffer) == len(self.model)
-        assert self.buffer.can_take(self.next_batch, self.BOUND) is (len(self.fresh()) >= self.BATCH)
-        assert self.buffer.by_deadline(self.BOUND) == Counter(one.version + self.BOUND for one in self.model)
+        assert self.buffer.can_take(self.next_batch, self.bound) is (len(self.fresh()) >= self.BATCH)
+        assert self.buffer.by_deadline(self.bound) == Counter(one.version + self.bound for one in self.model)
+        first = self.buffer.first(self.next_batch, self.bound)
+        assert [Ready(group.oldest_version, group.order) for group in first] == self.fresh()[: self.BATCH]
 
 
 BufferMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)

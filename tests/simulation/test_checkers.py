@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 import swarm.rollout.admission
 import swarm.rollout.buffer
+import swarm.rollout.pacing
 import swarm.rollout.plane
 from swarm.rollout import leases
 from swarm.rollout.buffer import Buffer
-from swarm.rollout.effects import Effect
+from swarm.rollout.effects import Effect, ScoreWanted
+from swarm.rollout.entries import BatchTaken, GroupDropped, RecordedRun
 from swarm.rollout.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane import RolloutPlane
 from swarm.sim.__main__ import main
-from swarm.sim.checkers import InvariantBreach, WatchedPlane
+from swarm.sim.books import Books
+from swarm.sim.checkers import InvariantBreach
 from swarm.sim.cluster import Cluster
-from swarm.sim.scenario import NAMED, scenario_named
+from swarm.sim.disk import Disk
+from swarm.sim.ledger import Ledger, ScoredRollout
+from swarm.sim.scenario import NAMED, TINY, Crash, scenario_named
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
 
 Breakage = Callable[[pytest.MonkeyPatch], None]
@@ -35,8 +42,10 @@ def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
 
     def take(plane: RolloutPlane) -> tuple[list[Group], list[Effect]]:
         batch = plane._buffer.take(plane.next_batch, plane.rules.max_staleness)
+        numbers = tuple(group.order for group in batch)
         plane.next_batch += 1
-        return batch, []
+        bound = plane.rules.max_staleness
+        return batch, [BatchTaken(step=plane.next_batch - 1, max_staleness=bound, numbers=numbers)]
 
     honest = RolloutPlane._completed
     patch.setattr(swarm.rollout.buffer, "is_fresh", lambda *_: True)
@@ -53,7 +62,7 @@ def _leases_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
 
 
 def _pacing_always_allows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane, "may_open", lambda *_: True)
+    patch.setattr(swarm.rollout.pacing, "may_open", lambda *_: True)
 
 
 def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:
@@ -72,8 +81,10 @@ def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:
 def _answers_are_accepted_twice(patch: pytest.MonkeyPatch) -> None:
     judge = RolloutPlane._judge
 
-    def lenient(plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout) -> tuple[Verdict, str]:
-        verdict, detail = judge(plane, node, lease, rollout)
+    def lenient(
+        plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None
+    ) -> tuple[Verdict, str]:
+        verdict, detail = judge(plane, node, lease, rollout, fault)
         return ("accepted", "") if detail == "this sample is answered" else (verdict, detail)
 
     patch.setattr(RolloutPlane, "_judge", lenient)
@@ -82,8 +93,10 @@ def _answers_are_accepted_twice(patch: pytest.MonkeyPatch) -> None:
 def _failures_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
     judge = RolloutPlane._judge
 
-    def lenient(plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout) -> tuple[Verdict, str]:
-        verdict, detail = judge(plane, node, lease, rollout)
+    def lenient(
+        plane: RolloutPlane, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None
+    ) -> tuple[Verdict, str]:
+        verdict, detail = judge(plane, node, lease, rollout, fault)
         return ("accepted", "") if detail.startswith("this failure is known") else (verdict, detail)
 
     patch.setattr(RolloutPlane, "_judge", lenient)
@@ -120,7 +133,11 @@ def _slow_nodes_count_as_silent(patch: pytest.MonkeyPatch) -> None:
 
 
 def _samples_are_leased_twice(patch: pytest.MonkeyPatch) -> None:
+    def wait(table: LeaseTable, group: Group, _: int) -> None:
+        table._unfilled[group.group_id] = group
+
     patch.setattr(Sample, "waiting", property(lambda sample: sample.rollout is None))
+    patch.setattr(LeaseTable, "_wait", wait)
 
 
 def _lost_grants_stay_leased(patch: pytest.MonkeyPatch) -> None:
@@ -129,7 +146,7 @@ def _lost_grants_stay_leased(patch: pytest.MonkeyPatch) -> None:
 
     asked = RolloutPlane.ask
     patch.setattr(RolloutPlane, "ask", ask)
-    patch.setattr(WatchedPlane, "_forget", lambda *_, **__: 0)
+    patch.setattr(Books, "forget", lambda *_, **__: 0)
     patch.setattr(leases, "LEASE_SLACK_S", 1e9)
 
 
@@ -151,23 +168,122 @@ def _a_core_raises(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "claim", claim)
 
 
+def _answers_do_not_wait_for_the_record(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Disk, "write", lambda _, then: then())
+
+
+def _holders_are_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseTable, "restore", lambda *_, **__: None)
+
+
+def _answers_are_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
+    def restore(plane: RolloutPlane, run: RecordedRun, *, now: float) -> list[Effect]:
+        groups = tuple(dataclasses.replace(group, rollouts=()) for group in run.groups)
+        return restored(plane, dataclasses.replace(run, groups=groups), now=now)
+
+    restored = RolloutPlane.restore
+    patch.setattr(RolloutPlane, "restore", restore)
+
+
+def _numbering_begins_anew_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    def restore(plane: RolloutPlane, run: RecordedRun, *, now: float) -> list[Effect]:
+        restored(plane, run, now=now)
+        plane._opened = 0
+        return []
+
+    restored = RolloutPlane.restore
+    patch.setattr(RolloutPlane, "restore", restore)
+
+
+def _unscored_answers_stay_unscored_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    def restore(plane: RolloutPlane, run: RecordedRun, *, now: float) -> list[Effect]:
+        return [effect for effect in restored(plane, run, now=now) if not isinstance(effect, ScoreWanted)]
+
+    restored = RolloutPlane.restore
+    patch.setattr(RolloutPlane, "restore", restore)
+
+
+def _returning_nodes_have_no_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(swarm.rollout.plane, "RETURN_S", 0.0)
+
+
+def _steps_are_replayed_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    def batch(ledger: Ledger, step: int) -> list[ScoredRollout]:
+        again = step in seen
+        seen.add(step)
+        found = honest(ledger, step)
+        return found[::-1] if again else found
+
+    seen: set[int] = set()
+    honest = Ledger.batch
+    patch.setattr(Ledger, "batch", batch)
+
+
+def _batches_are_never_held(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(swarm.rollout.pacing, "may_take", lambda *_: True)
+
+
+def _batches_are_held_without_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(swarm.rollout.pacing, "may_take", lambda *_: False)
+
+
+def _batches_are_held_too_long(patch: pytest.MonkeyPatch) -> None:
+    def can_take(plane: RolloutPlane, *, now: float) -> bool:
+        may = honest(plane, now=now)
+        ready_at = plane._pacing._ready_at
+        return may and (ready_at is None or now >= ready_at + 2 * plane.rules.hold_s)
+
+    honest = RolloutPlane.can_take
+    patch.setattr(RolloutPlane, "can_take", can_take)
+
+
+def _a_lowered_bound_goes_unsaid(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(swarm.rollout.plane, "was_lowered", lambda *_: False)
+
+
+def _every_drop_is_blamed_on_the_user(patch: pytest.MonkeyPatch) -> None:
+    def dropped(plane: RolloutPlane, group: Group, reason: str) -> GroupDropped:
+        said = honest(plane, group, reason)
+        return dataclasses.replace(said, reason="bound_lowered") if reason == "stale" else said
+
+    honest = RolloutPlane._dropped
+    patch.setattr(RolloutPlane, "_dropped", dropped)
+
+
+def _authors_are_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Group, "authors", property(lambda _: Counter()))
+
+
 BREAKAGES: dict[Breakage, tuple[str, str]] = {
     _batches_ignore_freshness: ("failing-generations", "I1: .* has staleness 3"),
     _admission_ignores_freshness: ("default", "I1: .* accepted though it is stale"),
     _leases_ignore_freshness: ("slow-broadcast", "leases: .* could be in no batch"),
     _pacing_always_allows: ("default", "pacing: .* groups due in .* room for"),
-    _latest_deadline_first: ("default", "pacing: due by .* was taken before"),
+    _latest_deadline_first: ("churn", "pacing: due by .* was taken before"),
     _answers_are_accepted_twice: ("lossy", "I3: .* was accepted twice"),
     _failures_are_counted_twice: ("failing-calls", "I3: .* failed twice over"),
     _batches_stay_in_the_buffer: ("default", "I5: the plane has groups_ready"),
-    _groups_are_lost: ("default", "I5: the plane has groups_ready 0, the books"),
+    _groups_are_lost: ("lossy", "I5: the plane has groups_ready 0, the books"),
     _fresh_groups_are_dropped: ("default", "I3: .* is not (stale|bound_lowered)"),
     _slow_nodes_count_as_silent: ("default", "leases: .* was called silent after"),
     _samples_are_leased_twice: ("default", "leases: sample .* is held or answered"),
     _lost_grants_stay_leased: ("lossy-sequential", "liveness: no step and no evaluation"),
-    _batches_are_never_ready: ("default", "liveness: no step and no evaluation"),
+    _batches_are_never_ready: ("unlimited-hold", "liveness: no step and no evaluation"),
     _versions_fall: ("default", "I4: newest fell"),
     _a_core_raises: ("default", "core: KeyError 't0'"),
+    _answers_do_not_wait_for_the_record: ("default", "I3: .* not on record"),
+    _holders_are_forgotten_in_a_crash: ("crashes", "I5: the plane has samples_leased 0, the books"),
+    _answers_are_forgotten_in_a_crash: ("crashes", "I5: the plane has (samples_leased|groups_open)"),
+    _numbering_begins_anew_after_a_crash: ("crashes", "leases: .* is closed"),
+    _unscored_answers_stay_unscored_after_a_crash: ("crashes-sequential", "liveness: no step and no evaluation"),
+    _returning_nodes_have_no_time: ("crashes-sequential", "leases: .* was called silent after"),
+    _steps_are_replayed_in_another_order: ("crashes", "I3: step .* was trained again on something else"),
+    _batches_are_never_held: ("unlimited-hold", "I7: .* is stale"),
+    _batches_are_held_without_end: ("unlimited-hold", "liveness: no step and no evaluation"),
+    _batches_are_held_too_long: ("held", "I7: a batch is ready for"),
+    _a_lowered_bound_goes_unsaid: ("dial", "I3: .* is stale for another reason"),
+    _every_drop_is_blamed_on_the_user: ("held", "I3: .* is not bound_lowered"),
+    _authors_are_not_told: ("failing-rewards", "I3: on record: group .* was not by"),
 }
 
 
@@ -187,7 +303,7 @@ def test_a_broken_core_is_caught(breakage: Breakage, monkeypatch: pytest.MonkeyP
         raise breach
 
 
-@pytest.mark.parametrize(("name", "seed"), [("default", 1), ("random", 5)])
+@pytest.mark.parametrize(("name", "seed"), [("default", 1), ("random", 2)])
 def test_the_message_ends_with_the_command_that_breaks_it_again(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,3 +333,16 @@ def test_a_sampler_whose_version_falls_is_caught() -> None:
     cluster._plane.check([(node, three)], connected=True)
     with pytest.raises(InvariantBreach, match=r"I4: s0 fell from 0\.43 to 0\.42"):
         cluster._plane.check([(node, two)], connected=True)
+
+
+def test_a_breach_after_a_crash_of_ones_own_choice_is_replayed_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _numbering_begins_anew_after_a_crash(monkeypatch)
+    crashes = (Crash(effect=100, what="trainer"), Crash(effect=120, what="both"))
+    with pytest.raises(InvariantBreach) as caught:
+        Cluster(dataclasses.replace(TINY, crashes=crashes), 0).run()
+    assert caught.value.replay.endswith("--seed 0 --scenario tiny --crash-at 100:trainer,120:both")
+    monkeypatch.setattr(sys, "argv", shlex.split(caught.value.replay)[2:])
+    assert main() == 1
+    assert capsys.readouterr().out == f"{caught.value}\n"

@@ -58,3 +58,18 @@ def test_an_incomplete_group_is_not_taken_in() -> None:
         Buffer(batch_groups=1).add(group)
     group.samples[1].score = Score(reward=0.0, exact=False)
     Buffer(batch_groups=1).add(group)
+
+
+def test_the_next_batch_can_be_looked_at_without_being_taken() -> None:
+    buffer = filled(3, 0, 2, 2)
+    assert [g.oldest_version for g in buffer.first(3, 2)] == [2, 2]
+    assert len(buffer) == 4
+    assert [g.group_id for g in buffer.first(3, 2)] == [g.group_id for g in buffer.take(3, 2)]
+    assert [g.oldest_version for g in buffer.first(3, 2)] == [3]
+
+
+def test_deadlines_follow_the_bound_in_force() -> None:
+    buffer = filled(2, 2, 3)
+    assert (buffer.by_deadline(0), buffer.by_deadline(4)) == ({2: 2, 3: 1}, {6: 2, 7: 1})
+    assert (buffer.can_take(3, 1), buffer.can_take(3, 0)) == (True, False)
+    assert [g.oldest_version for g in buffer.expire(3, 0)] == [2, 2]

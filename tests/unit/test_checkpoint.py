@@ -1,25 +1,22 @@
-"""Weights in the stream, checkpoints on disk, and the trainer's steps."""
+"""Weights in the stream, and what the trainer's steps make of them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from swarm.child import ChildChannel
 from swarm.errors import UserError
-from swarm.learner.checkpoint import layout_of, load_model, save_checkpoint, stream_tensors, write_staging
-from swarm.learner.messages import Prepare, Save, Train, TrainGroup, TrainRollout
-from swarm.learner.tiny import CHARACTERS, tiny_model, tiny_tokenizer
+from swarm.learner.checkpoint import layout_of, load_model, stream_tensors, write_staging
+from swarm.learner.messages import Save, Train, TrainGroup, TrainRollout
+from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
 from tests.builders import floats, ints
-from tests.unit.models import Staged, logprobs_of, rounded, stage
-
-IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
+from tests.unit.models import Staged, logprobs_of, stage
+from tests.unit.trainers import trainer_in
 
 
 @pytest.fixture(scope="module")
@@ -79,26 +76,6 @@ def test_tensors_of_odd_sizes_and_mixed_dtypes_can_be_staged(tmp_path: Path) -> 
         at += spec.nbytes
 
 
-def test_a_checkpoint_loads_with_transformers_and_is_the_published_model(staged: Staged, tmp_path: Path) -> None:
-    save_checkpoint(staged.model, tiny_tokenizer(), tmp_path / "step-1")
-    loaded = loaded_from(tmp_path / "step-1")
-    with torch.no_grad():
-        assert torch.equal(loaded(input_ids=IDS).logits, rounded(staged.model)(input_ids=IDS).logits)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "step-1", dtype="auto").dtype == torch.bfloat16
-    assert json.loads((tmp_path / "step-1" / "config.json").read_text())["dtype"] == "bfloat16"
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "step-1")
-    text = f"{CHARACTERS}x 3141="
-    assert tokenizer(text)["input_ids"] == tiny_tokenizer()(text)["input_ids"]
-
-
-def test_a_checkpoint_leaves_nothing_half_written_behind(staged: Staged, tmp_path: Path) -> None:
-    (tmp_path / "step-1.partial").mkdir()
-    (tmp_path / "step-1.partial" / "left over").write_text("by a crash")
-    save_checkpoint(staged.model, tiny_tokenizer(), tmp_path / "step-1")
-    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
-    assert not (tmp_path / "step-1" / "left over").exists()
-
-
 def test_the_small_files_are_those_that_the_layout_names(staged: Staged) -> None:
     files = {file.name: file.content for file in staged.layout.files}
     assert {"config.json", "tokenizer.json"} <= set(files)
@@ -121,32 +98,7 @@ def test_a_model_that_is_not_there_is_one_line_for_the_user(tmp_path: Path) -> N
 # -- steps ---------------------------------------------------------------------------------------------------
 
 
-class NoParent(ChildChannel):
-    """A channel without a parent at its other end."""
-
-    def __init__(self) -> None:
-        self.beats = 0
-
-    def progress(self, note: str = "") -> None:
-        self.beats += 1
-
-
 PROMPT, GOOD, BAD = (1, 3, 13), (3, 2), (4, 2)
-
-
-def trainer_in(directory: Path, *, minibatches: int = 1) -> Trainer:
-    command = Prepare(
-        model="tiny",
-        files_dir=str(directory / "model"),
-        staging=str(directory / "staging.bin"),
-        seed=0,
-        device="cpu",
-        learning_rate=1e-2,
-        warmup_steps=0,
-        minibatches=minibatches,
-        temperature=1.0,
-    )
-    return Trainer(command, NoParent())
 
 
 def batch_of(good_reward: float, *, copies: int = 1) -> tuple[TrainGroup, ...]:
@@ -166,15 +118,15 @@ def batch_of(good_reward: float, *, copies: int = 1) -> tuple[TrainGroup, ...]:
 
 
 def saved(trainer: Trainer, directory: Path) -> dict[str, torch.Tensor]:
-    trainer.stage()
-    trainer.save(Save(directory=str(directory)))
+    trainer.save(Save(directory=str(directory), step=0))
+    assert not trainer.flush().fault
     return dict(loaded_from(directory).state_dict())
 
 
 def test_a_step_makes_the_better_answer_likelier_and_the_worse_one_less_likely(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path)
+    trainer = trainer_in(tmp_path, learning_rate=1e-2, minibatches=1)
     trained = trainer.step(Train(step=0, groups=batch_of(1.0)))
-    trainer.save(Save(directory=str(tmp_path / "after")))
+    saved(trainer, tmp_path / "after")
     before = tiny_model(0)
     after = loaded_from(tmp_path / "after")
     assert sum(logprobs_of(after, PROMPT, GOOD)) > sum(logprobs_of(before, PROMPT, GOOD)) + 0.1
@@ -185,7 +137,7 @@ def test_a_step_makes_the_better_answer_likelier_and_the_worse_one_less_likely(t
 
 
 def test_a_batch_without_variance_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path)
+    trainer = trainer_in(tmp_path, learning_rate=1e-2, minibatches=1)
     before = saved(trainer, tmp_path / "before")
     trained = trainer.step(Train(step=0, groups=batch_of(0.0, copies=2)))
     after = saved(trainer, tmp_path / "after")

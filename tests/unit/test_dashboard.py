@@ -11,15 +11,13 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console, RenderableType
 
-from swarm.auth import ServerSessions
-from swarm.broadcast.service import BroadcastService
 from swarm.config import LeadConfig
 from swarm.dashboard.chart import Curve, learning_chart
 from swarm.dashboard.terminal import live_figures, live_view, plain_line, sparkline, status_table
 from swarm.node.learner import LearnerNode
+from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork
-from swarm.rollout.api import RolloutService
-from tests.builders import KEY
+from swarm.rollout.journal import Journal
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -31,14 +29,9 @@ def early(tmp_path: Path) -> dict[str, Any]:
     node._network = NodeNetwork(
         tmp_path, "learner", NetworkSettings(host="127.0.0.1", port=7700), say=print, emit=lambda kind, **fields: None
     )
-    node._broadcast = BroadcastService(tmp_path / "versions", KEY, node._network.station)
-    node._rollouts = RolloutService(
-        key=KEY,
-        sessions=ServerSessions(KEY, b""),
-        emit=lambda kind, **fields: None,
-        on_installed=lambda n, v: None,
-        on_gone=lambda n: None,
-    )
+    node._log = RunLog(tmp_path)
+    node._journal = Journal(tmp_path, group_size=2)
+    node._build(node._network)
     return node.status()
 
 

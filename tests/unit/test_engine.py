@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -182,6 +183,26 @@ def test_a_completion_cut_off_by_time_is_failed_and_carries_nothing(engine: Tran
     (sampled,) = draw(engine, job(0, stops=(), time_limit_s=0.0))
     assert (sampled.finish, sampled.fault) == ("failed", "time limit")
     assert (sampled.token_ids, sampled.logprobs, sampled.spans) == (b"", b"", ())
+
+
+def test_the_longest_are_drawn_first_and_all_within_the_time_of_the_call(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = installed(staged)
+    drawn: list[tuple[int, float]] = []
+    generate_batch = engine._generate_batch
+
+    def noting(jobs: list[Job], spent_s: float, progress: Callable[[], None]) -> tuple[Iterable[Sampled], int]:
+        drawn.append((jobs[0].rules.max_new_tokens, spent_s))
+        return generate_batch(jobs, spent_s, progress)
+
+    monkeypatch.setattr(engine, "_generate_batch", noting)
+    done = engine.generate(Generate(jobs=tuple(job(0, limit=limit, stops=()) for limit in (2, 6, 4))), lambda: None)
+    assert [limit for limit, _ in drawn] == [6, 4, 2]
+    assert [spent_s for _, spent_s in drawn] == sorted({spent_s for _, spent_s in drawn})
+    assert done.steps == 12
+    (late,), _ = generate_batch([job(0, stops=(), time_limit_s=60.0)], 60.0, lambda: None)
+    assert late.fault == "time limit"
 
 
 def test_work_shows_progress(engine: TransformersEngine, staged: Staged) -> None:

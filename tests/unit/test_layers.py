@@ -17,8 +17,11 @@ CORES = (
     "swarm.rollout.intake",
     "swarm.rollout.leases",
     "swarm.rollout.buffer",
+    "swarm.rollout.pacing",
     "swarm.rollout.plane",
     "swarm.rollout.effects",
+    "swarm.rollout.heldout",
+    "swarm.rollout.verdicts",
     "swarm.broadcast.child",
     "swarm.broadcast.manifest",
     "swarm.broadcast.notes",
@@ -49,6 +52,7 @@ DATA = (
     "swarm.wire",
     "swarm.errors",
     "swarm.signing",
+    "swarm.rollout.entries",
     "swarm.rollout.messages",
     "swarm.broadcast.notes",
     "swarm.gossip.joinline",
@@ -64,7 +68,7 @@ PURE = (*DATA, "swarm.broadcast.codec", "swarm.tasks.base", "swarm.tasks.copy")
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
 SHARED = ("types", "wire", "signing", "auth", "errors", "http", "stream", "sockets", "pace")
-ABOVE = ("swarm.node", "swarm.cli", "swarm.demo", "swarm.__main__")
+ABOVE = ("swarm.node", "swarm.cli", "swarm.cli_runs", "swarm.demo", "swarm.__main__")
 
 
 def simulation() -> list[Module]:
@@ -181,7 +185,7 @@ def test_only_what_is_above_a_node_imports_it() -> None:
         if not _within(name, *ABOVE):
             assert module.uses(*ABOVE) == [], name
         if _within(name, "swarm.node"):
-            assert module.uses("swarm.cli", "swarm.demo", "swarm.__main__") == [], name
+            assert module.uses("swarm.cli", "swarm.cli_runs", "swarm.demo", "swarm.__main__") == [], name
 
 
 def test_the_command_line_loads_no_heavy_library() -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
-from swarm.rollout.leases import LEASE_SLACK_S, MAX_HELD, MAX_NODES, MISSED_BEATS, LeaseTable, sample_seed
+from swarm.rollout.leases import (
+    LEASE_SLACK_S,
+    LEAST_LIMIT_S,
+    LIMIT_FACTOR,
+    MAX_HELD,
+    MAX_NODES,
+    MISSED_BEATS,
+    LeaseTable,
+    sample_seed,
+)
 from swarm.types import GroupId, NodeId, Score
-from tests.builders import ALICE, BOB, open_group, rollout, v
+from tests.builders import ALICE, BOB, RULES, open_group, rollout, v
 
 TIME_LIMIT_S = 600.0
 
@@ -176,6 +187,89 @@ def test_one_node_may_hold_only_so_much(table: LeaseTable) -> None:
     assert table.room(ALICE) == MAX_HELD - 4
 
 
+@pytest.mark.parametrize(
+    ("tokens_per_s", "limit_s"),
+    [
+        (0.0, TIME_LIMIT_S),
+        (1.0, LIMIT_FACTOR * RULES.max_new_tokens),
+        (0.5, LIMIT_FACTOR * RULES.max_new_tokens / 0.5),
+        (LIMIT_FACTOR * RULES.max_new_tokens / LEAST_LIMIT_S * 1.01, LEAST_LIMIT_S),
+        (1e9, LEAST_LIMIT_S),
+        (LIMIT_FACTOR * RULES.max_new_tokens / TIME_LIMIT_S * 0.99, TIME_LIMIT_S),
+        (1e-300, TIME_LIMIT_S),
+    ],
+)
+def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
+    table: LeaseTable, tokens_per_s: float, limit_s: float
+) -> None:
+    table.measured(ALICE, tokens_per_s)
+    group = open_group(table, 0, size=2)
+    assert table.claim(group, ALICE, 1, now=5.0).time_limit_s == pytest.approx(limit_s)
+    assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S - 0.1) == []
+    assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S + 0.1) == [(ALICE, (("t0", 0),))]
+    assert table.claim(group, BOB, 1, now=5.0).time_limit_s == TIME_LIMIT_S
+
+
+def test_groups_whose_answers_are_long_are_offered_first_among_those_of_one_version(table: LeaseTable) -> None:
+    lengths = {0: 0, 1: 2, 2: 6, 3: 4}
+    for number, length in lengths.items():
+        group = open_group(table, number)
+        if length:
+            table.answer(group, rollout(group_id=f"t{number}", tokens=[3] * (length - 1) + [2]), ALICE)
+    table.answer(open_group(table, 4, version=1), rollout(group_id="t4", tokens=[3] * 5 + [2], version=1), ALICE)
+    assert [group.order for group in table.claimable(v(1))] == [2, 3, 1, 0, 4]
+    open_group(table, 9, purpose="eval")
+    assert table.claimable(v(1))[0].purpose == "eval"
+
+
+def test_a_group_knows_whose_answers_it_holds(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=3)
+    for index, node in enumerate((ALICE, BOB, ALICE)):
+        table.answer(group, rollout(index=index), node)
+    assert group.authors == {ALICE: 2, BOB: 1}
+
+
+def test_restored_holders_have_what_is_not_answered(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=3)
+    table.answer(group, rollout(index=1), ALICE)
+    table.restore(group, {0: ALICE, 1: ALICE, 2: NodeId("carol")}, heard_at=50.0)
+    assert [sample.node for sample in group.samples] == [ALICE, None, NodeId("carol")]
+    assert table.silent(now=52.9) == [BOB]
+    assert set(table.silent(now=53.0)) == {ALICE, BOB, NodeId("carol")}
+
+
+def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> None:
+    draw, opened = Random(5), 0
+    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    unfilled = Counter[bool]()
+    for _ in range(600):
+        groups = list(table.groups())
+        table.hear(ALICE, now=0.0)
+        table.hear(BOB, now=0.0)
+        node, group = draw.choice((ALICE, BOB)), draw.choice(groups) if groups else None
+        match draw.randrange(9):
+            case 0:
+                table.forget(node)
+            case 1 if group is not None and len(groups) > 4:
+                table.close(group)
+            case 2 | 3 if group is not None:
+                table.claim(group, node, draw.randrange(1, 3), now=0.0)
+            case 4 if group is not None:
+                table.release(node, group.group_id, draw.randrange(3))
+            case 5 | 6 | 7 if group is not None:
+                version = group.min_version.version + draw.randrange(3)
+                table.answer(group, rollout(group_id=group.group_id, index=draw.randrange(3), version=version), node)
+            case _:
+                open_group(table, opened, version=draw.randrange(4), size=3)
+                opened += 1
+        fillable = {one.group_id for one in table.groups() if any(sample.waiting for sample in one.samples)}
+        assert {one.group_id for one in table.claimable(v(9))} == fillable
+        assert table.by_deadline(2) == Counter(one.deadline(2) for one in table.groups())
+        assert all(one.waiting == sum(sample.waiting for sample in one.samples) for one in table.groups())
+        unfilled.update(one.group_id in fillable for one in table.groups())
+    assert min(unfilled.values()) > 100
+
+
 def test_a_node_holds_what_it_was_leased_until_it_has_answered(table: LeaseTable) -> None:
     group = open_group(table, 0)
     assert not table.holds_any(ALICE)
@@ -198,10 +292,16 @@ def test_there_is_a_chance_when_a_sample_goes_back_to_waiting(table: LeaseTable)
         free()
         return table.chances - before
 
+    in_hand = open_group(table, 1, size=1)
+    table.claim(in_hand, ALICE, 1, now=TIME_LIMIT_S)
     assert chances_after(lambda: table.release(ALICE, "t0", 0)) == 1
-    assert chances_after(lambda: table.keep(ALICE, [])) == 1
-    assert chances_after(lambda: table.take_overdue(now=2 * TIME_LIMIT_S)) == 1
+    assert chances_after(lambda: table.keep(ALICE, [("t1", 0)])) == 1
+    assert chances_after(lambda: table.take_overdue(now=TIME_LIMIT_S + 2 * LEASE_SLACK_S)) == 1
     assert chances_after(lambda: table.answer(group, rollout(index=0), ALICE)) == 0
+    # With that its hands are empty, and who asks ahead no more may get more.
+    before = table.chances
+    table.answer(in_hand, rollout(group_id="t1"), ALICE)
+    assert table.chances == before + 1
     assert chances_after(lambda: table.forget(ALICE)) == 1
 
 

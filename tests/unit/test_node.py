@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from swarm.config import LeadConfig
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
 from swarm.node.joining import weights_directory
-from swarm.node.learner import LearnerNode, _control_seed, _train_group, check_model
-from swarm.node.metrics import RunLog, create_run_directory
+from swarm.node.learner import LearnerNode, _control_seed, check_model
+from swarm.node.metrics import RunLog
+from swarm.node.rundir import create_run_directory
+from swarm.node.training import train_group
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.messages import LeasedRollouts, Submission
@@ -131,10 +134,10 @@ def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
 
 
 def test_a_run_directory_is_never_used_twice(tmp_path: Path) -> None:
-    create_run_directory(tmp_path / "run", {"seed": 3})
-    assert json.loads((tmp_path / "run" / "config.json").read_text()) == {"seed": 3}
+    create_run_directory(tmp_path / "run", LeadConfig(seed=3))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == 3
     with pytest.raises(UserError, match="already holds a run"):
-        create_run_directory(tmp_path / "run", {})
+        create_run_directory(tmp_path / "run", LeadConfig())
 
 
 def test_every_line_of_a_log_is_on_disk_when_it_was_written(tmp_path: Path) -> None:
@@ -156,8 +159,6 @@ def test_a_path_that_holds_no_model_is_refused_before_anything_starts(tmp_path: 
 
 
 def test_an_unknown_task_is_refused_when_the_node_is_made() -> None:
-    from swarm.config import LeadConfig
-
     with pytest.raises(UserError, match="known tasks: copy"):
         LearnerNode(LeadConfig(task="fly"), lambda line: None)
 
@@ -165,7 +166,8 @@ def test_an_unknown_task_is_refused_when_the_node_is_made() -> None:
 def test_the_trainer_gets_every_rollout_with_its_reward_and_its_age() -> None:
     group = ready_group(3, 0, samples=2)
     group.samples[1].score = Score(reward=0.25, exact=False)
-    trained = _train_group(group, 5)
+    answers = [(sample.rollout, sample.score) for sample in group.samples if sample.rollout]
+    trained = train_group(group.prompt, answers, 5)
     assert trained.prompt_token_ids == prompt().token_ids
     assert [(r.reward, r.staleness) for r in trained.rollouts] == [(0.5, 2), (0.25, 2)]
     answer = group.samples[0].rollout

@@ -103,7 +103,7 @@ def test_a_taken_batch_makes_room_for_one_more() -> None:
     assert refusal(plane, ALICE, 0) == "paced"
     plane.take()
     plane.published(v(1))
-    assert len(ask(plane, ALICE, 1, 100)) == 1
+    assert len(ask(plane, BOB, 1, 100)) == 1
 
 
 def test_a_sampler_with_old_weights_is_behind_not_paced() -> None:
@@ -286,6 +286,42 @@ def test_the_same_failed_answer_sent_twice_counts_once() -> None:
     for _ in range(MAX_FAILURES):
         plane.submit(ALICE, one, failed_rollout(group_id=one.group_id), now=0.0)
     assert plane.counts()["groups_open"] == 1
+
+
+def test_a_late_retry_of_an_old_failure_neither_counts_nor_takes_the_new_lease() -> None:
+    plane = new_plane(size=1)
+    (old,) = ask(plane, ALICE, 0, 1)
+    plane.submit(ALICE, old, failed_rollout(), now=0.0)
+    (new,) = ask(plane, ALICE, 0, 1)
+    assert (old.samples[0].attempt, new.samples[0].attempt) == (0, 1)
+    assert (old.samples[0].seed, old.group_id) == (new.samples[0].seed, new.group_id)
+    for _ in range(MAX_FAILURES):
+        assert [type(e) for e in plane.submit(ALICE, old, failed_rollout(), now=0.0)] == [Judged]
+    assert (plane.counts()["groups_open"], plane.counts()["samples_leased"]) == (1, 1)
+    assert verdict_of(plane.submit(ALICE, new, failed_rollout(), now=0.0)) == "accepted"
+    assert plane.counts()["samples_leased"] == 0
+
+
+def test_an_old_answer_that_comes_again_does_not_take_the_new_lease() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=2)
+    (old,) = ask(plane, ALICE, 0, 1)
+    plane.submit(ALICE, old, failed_rollout(), now=0.0)
+    (new,) = ask(plane, ALICE, 0, 1)
+    plane.next_batch = 1
+    stale = rollout(group_id="t0", version=0)
+    assert verdict_of(plane.submit(ALICE, old, stale, now=0.0)) == "stale"
+    assert plane.counts()["samples_leased"] == 1
+    assert verdict_of(plane.submit(ALICE, new, stale, now=0.0)) == "stale"
+    assert plane.counts()["samples_leased"] == 0
+
+
+def test_a_lease_is_limited_by_the_rate_that_its_sampler_measured() -> None:
+    plane = new_plane()
+    plane.beat(BOB, now=0.0, tokens_per_s=1.0)
+    ((slow,), (unknown,)) = ask(plane, BOB, 0, 1), ask(plane, ALICE, 0, 1)
+    assert (slow.time_limit_s, unknown.time_limit_s) == (48.0, plane.rules.lease_time_limit_s)
+    plane.beat(BOB, now=0.0)
+    assert ask(plane, BOB, 0, 1)[0].time_limit_s == 48.0
 
 
 def test_a_reward_that_fails_drops_the_group_and_frees_its_room() -> None:

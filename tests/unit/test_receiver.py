@@ -106,7 +106,9 @@ class LearnerHost:
     async def publish(self, number: int, *, incarnation: int = 0, step_lr: float = STEP_LR) -> HeldVersion:
         staging = self._directory.with_name("staging.bin")
         write_weights(staging, self._size, seed=0, step_lr=step_lr * number)
-        return await self.service.publish(staging, v(number, incarnation))
+        held = await self.service.encode(staging, v(number, incarnation))
+        self.service.announce(held)
+        return held
 
     @property
     def sent_bytes(self) -> int:

@@ -51,3 +51,10 @@ def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...]) -> 
 def test_it_takes_no_weights_but_the_learners(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="is not the learner's"):
         installed(tmp_path, damage=True)
+
+
+def test_it_tells_how_many_tokens_it_drew_one_after_another(tmp_path: Path) -> None:
+    rules = SamplingRules(temperature=1.0, max_new_tokens=60, stop_token_ids=(2,))
+    jobs = tuple(Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=60.0) for seed in range(20))
+    done = installed(tmp_path).generate(Generate(jobs=jobs), lambda: None)
+    assert done.steps == max(len(sampled.token_ids) // 4 for sampled in done.samples) > 6

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from swarm.learner.messages import Prepare, Train, TrainGroup, TrainRollout
+from swarm.learner.messages import Train
 from swarm.learner.trainer import Trainer
-from tests.builders import floats, ints
-
-
-class SilentChannel:
-    """Stands where the socket to the node would be."""
-
-    def progress(self) -> None: ...
-
-    def alive(self) -> nullcontext[None]:
-        return nullcontext()
+from tests.unit.trainers import group, trainer_in
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Trainer:
-    command = Prepare(
-        model="tiny",
-        files_dir=str(tmp_path / "model"),
-        staging=str(tmp_path / "staging.bin"),
-        seed=0,
-        device="cpu",
-        learning_rate=1e-3,
-        warmup_steps=1,
-        minibatches=2,
-        temperature=1.0,
-    )
-    return Trainer(command, SilentChannel())  # type: ignore[arg-type]
-
-
-def group(rewards: list[float], *, logprob: float = -2.6) -> TrainGroup:
-    rollouts = tuple(
-        TrainRollout(
-            token_ids=ints(3 + i, 2),
-            logprobs=floats(logprob, logprob),
-            loss_mask=b"\1\1",
-            reward=reward,
-            staleness=0,
-        )
-        for i, reward in enumerate(rewards)
-    )
-    return TrainGroup(prompt_token_ids=(1, 4, 13), rollouts=rollouts)
+    return trainer_in(tmp_path)
 
 
 def weights(trainer: Trainer) -> torch.Tensor:

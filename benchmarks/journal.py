@@ -1,0 +1,215 @@
+"""Size and speed of the learner's journal.
+
+python -m benchmarks.journal --rollouts 1000000 --json
+
+Size: so many rollouts are recorded with payloads of one token (the rows do not depend on the length), as a run would:
+groups opened and leased, answered, scored, and taken in batches. `db_bytes_per_rollout` is what the database and its
+log take afterwards, all tables together.
+
+Speed: rollouts of 512 tokens, in submissions of one group; `--writers` of them wait at a time, each for its own commit,
+as samplers do whose verdicts wait for it. Opening, leasing, scoring, batches and syncs are part of the time, and so is
+the making of the entries. `cpu_us_per_rollout` is of the whole process, all threads.
+`p50_ms` and `p99_ms` are of `Journal.write` for one submission, and so include the wait for the transaction before.
+`sync_ms`: the longest of the syncs, one of which follows every 16 batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from swarm.rollout.entries import BatchTaken, Entry, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
+from swarm.rollout.journal import DATABASE, Journal
+from swarm.types import NodeId, Rollout, Score, Span, VersionId
+
+BATCH_GROUPS = 16
+SYNC_BATCHES = 16
+NODES = 64
+POOL = 256
+"""Rollouts made beforehand, and used in turn: the journal does not look at what is in them."""
+
+
+def pool(tokens: int, seed: int) -> list[Rollout]:
+    draw = random.Random(seed)
+    return [
+        Rollout(
+            group_id=f"t{n}",
+            index=0,
+            token_ids=array("i", (draw.randrange(150_000) for _ in range(tokens))).tobytes(),
+            logprobs=array("f", (-draw.expovariate(2.0) for _ in range(tokens))).tobytes(),
+            loss_mask=b"\1" * tokens,
+            spans=(),
+            finish="stop",
+        )
+        for n in range(POOL)
+    ]
+
+
+class Load:
+    """Makes the entries of a run, one group of `size` after the other."""
+
+    def __init__(self, size: int, tokens: int, seed: int) -> None:
+        self.size = size
+        self._pool = pool(tokens, seed)
+        self._draw = random.Random(seed)
+
+    def opening(self, number: int) -> list[Entry]:
+        version = VersionId(incarnation=0, version=number // BATCH_GROUPS)
+        return [
+            GroupOpened(number=number, version=version, max_staleness=2),
+            SamplesLeased(number=number, node=self._node(number), indices=tuple(range(self.size))),
+        ]
+
+    def answers(self, number: int) -> list[Entry]:
+        made = self._pool[number % POOL]
+        version = VersionId(incarnation=0, version=number // BATCH_GROUPS)
+        spans = (Span(version=version, start=0, end=made.length),)
+        return [
+            RolloutAccepted(
+                number=number,
+                node=self._node(number),
+                rollout=Rollout(
+                    group_id=f"t{number}",
+                    index=index,
+                    token_ids=made.token_ids,
+                    logprobs=made.logprobs,
+                    loss_mask=made.loss_mask,
+                    spans=spans,
+                    finish=made.finish,
+                ),
+                next_batch=number // BATCH_GROUPS,
+            )
+            for index in range(self.size)
+        ]
+
+    def scores(self, number: int) -> list[Entry]:
+        return [
+            RolloutScored(number=number, index=index, score=Score(reward=self._draw.random(), exact=False))
+            for index in range(self.size)
+        ]
+
+    def batch(self, step: int) -> BatchTaken:
+        first = step * BATCH_GROUPS
+        return BatchTaken(step=step, max_staleness=2, numbers=tuple(range(first, first + BATCH_GROUPS)))
+
+    def _node(self, number: int) -> NodeId:
+        return NodeId(f"{number % NODES:052d}")
+
+
+async def submit(journal: Journal, load: Load, groups: Iterator[int], latencies_s: list[float]) -> None:
+    """One sampler at a time: open, answer and wait, score."""
+    for number in groups:
+        journal.enqueue(load.opening(number))
+        answers = load.answers(number)
+        start = time.perf_counter()
+        await journal.write(answers)
+        latencies_s.append(time.perf_counter() - start)
+        await journal.write(load.scores(number))
+
+
+async def steps(journal: Journal, load: Load, first: int, last: int, writers: int) -> tuple[list[float], list[float]]:
+    """Record the batches first..last (exclusive); the latencies of the submissions and of the syncs, in seconds."""
+    latencies_s: list[float] = []
+    syncs_s: list[float] = []
+    for step in range(first, last):
+        groups = iter(range(step * BATCH_GROUPS, (step + 1) * BATCH_GROUPS))
+        await asyncio.gather(*(submit(journal, load, groups, latencies_s) for _ in range(writers)))
+        await journal.write([load.batch(step)])
+        if step % SYNC_BATCHES == SYNC_BATCHES - 1:
+            start = time.perf_counter()
+            await journal.sync()
+            syncs_s.append(time.perf_counter() - start)
+    return latencies_s, syncs_s
+
+
+def database_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob(DATABASE + "*"))
+
+
+async def measure_size(directory: Path, rollouts: int, size: int, seed: int) -> dict[str, Any]:
+    count = -(-rollouts // (size * BATCH_GROUPS))
+    journal = Journal(directory, group_size=size)
+    await journal.start()
+    start = time.perf_counter()
+    await steps(journal, Load(size, 1, seed), 0, count, BATCH_GROUPS)
+    elapsed_s = time.perf_counter() - start
+    await journal.close()
+    nbytes = database_bytes(directory)
+    recorded = count * size * BATCH_GROUPS
+    return {
+        "rows": recorded,
+        "db_mb": round(nbytes / 1e6, 1),
+        "db_bytes_per_rollout": round(nbytes / recorded, 1),
+        "rows_per_s": round(recorded / elapsed_s),
+    }
+
+
+async def measure_speed(
+    directory: Path, *, rollouts: int, tokens: int, size: int, writers: int, seed: int
+) -> dict[str, Any]:
+    count = -(-rollouts // (size * BATCH_GROUPS))
+    journal = Journal(directory, group_size=size)
+    await journal.start()
+    load = Load(size, tokens, seed)
+    start, cpu = time.perf_counter(), time.process_time()
+    latencies_s, syncs_s = await steps(journal, load, 0, count, writers)
+    elapsed_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    await journal.close()
+    recorded = count * size * BATCH_GROUPS
+    cuts = statistics.quantiles(latencies_s, n=100)
+    return {
+        "group_size": size,
+        "rollouts": recorded,
+        "rollouts_per_s": round(recorded / elapsed_s),
+        "cpu_us_per_rollout": round(1e6 * cpu_s / recorded),
+        "p50_ms": round(1e3 * cuts[49], 2),
+        "p99_ms": round(1e3 * cuts[98], 2),
+        "sync_ms": round(1e3 * max(syncs_s, default=0.0), 1),
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    figures: dict[str, Any] = {"tokens": options.tokens, "writers": options.writers, "speed": []}
+    for size in options.group_sizes:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            speed = measure_speed(
+                Path(directory),
+                rollouts=options.timed_rollouts,
+                tokens=options.tokens,
+                size=size,
+                writers=options.writers,
+                seed=options.seed,
+            )
+            figures["speed"].append(asyncio.run(speed))
+        print(figures["speed"][-1], flush=True)
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        figures |= asyncio.run(measure_size(Path(directory), options.rollouts, options.group_sizes[-1], options.seed))
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=1_000_000, help="rows of the size")
+    parser.add_argument("--timed-rollouts", type=int, default=65_536, help="of the speed, for each size of groups")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--group-sizes", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--writers", type=int, default=16, help="submissions that wait at a time")
+    parser.add_argument("--directory", type=Path, help="whose disk is used; the temporary one by default")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args(arguments)
+    figures = run(options)
+    print(figures if not options.json else json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""What staleness costs: the embedded model on its task, from zero, a fixed number of steps at several bounds S.
+
+python -m benchmarks.learning --json
+python -m benchmarks.learning --only forced --staleness 0,4,16 --seeds 0 --steps 60
+
+Three modes, each run once for every seed, with the same prompts, model, objective and settings (those of `lead`):
+baseline  trainer and engine in one process and in turn: generate a batch, train on it, generate the next. What a single
+          machine does without a swarm; always on-policy. Its engine draws the whole batch at once
+forced    the same, but batch t is drawn by version max(0, t - S): every rollout is as old as the bound allows. It shows
+          what the objective bears; its seconds are those of the baseline and say nothing
+swarm     `echo-node lead --max-staleness S` and --samplers `join` processes on loopback. Where samplers are faster than
+          the trainer, as here, they run ahead as far as S allows, so that what occurs is about S too
+
+Figures, medians over the seeds (null is never):
+accuracy, accuracy_min, accuracy_max   greedy exact match of the last version on 500 held-out prompts
+reward_last10          mean shaped reward of the rollouts of the last ten steps (1 is a perfect copy)
+reward_per_step        the same over all steps
+reward_per_s           rewards of the steps after the first, added up, over `seconds`
+seconds                from the end of the first step to the end of the last, without starts and evaluations
+steps_to_reward_0_8, seconds_to_reward_0_8   until the first step whose batch brought 0.8
+staleness_mean, staleness_max   what occurred, in steps; the maximum is of all seeds
+curve                  reward of every tenth step
+runs                   seeds that came to an end
+
+Every process computes on one thread. The baseline has one process and so uses one core; a swarm uses as many as there
+are. Training takes most of a step of this model (0.13 s of 0.19 s in the baseline on one core), so more samplers have
+little to win: the seconds tell what the network costs, not what a fleet brings where generation dominates.
+All modes of a seed come before the next seed, so that noise hits all alike. A swarm that fails is said so, and the
+exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks import learning_swarm
+from benchmarks.learning_figures import MODES, Figures, Mode, Run, figures_of, row, table
+from benchmarks.learning_swarm import RunFailed
+from swarm.config import LeadConfig, load_config
+from swarm.errors import UserError
+
+STEPS = 120
+"""The baseline has just learned all by then, so that what is slower to learn shows."""
+
+STALENESS = "0,1,2,4,8,16"
+SEEDS = "0,1,2"
+
+EVAL_PROMPTS = 500
+"""About half of those held out: an accuracy near 0.9 is then known to 0.013."""
+
+SAMPLERS = 3
+"""As many as the demo has."""
+
+BEAT_S = 1.0
+"""Beats on one machine cost nothing."""
+
+FAILED, BAD_INPUT = 1, 2
+"""Exit statuses."""
+
+Case = tuple[Mode, int]
+"""What a row is of: a mode and S."""
+
+
+class Benchmark:
+    """What is measured. UserError for settings that no run can have."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.steps: int = options.steps
+        self.seeds = _numbers("--seeds", options.seeds)
+        self.samplers: int = options.samplers
+        if self.steps < 2 or self.samplers < 1:
+            raise UserError("--steps is 2 at least, and --samplers 1")
+        self.cases = cases(_numbers("--staleness", options.staleness), options.only or MODES)
+        if not self.cases:
+            raise UserError("there is nothing to run: forced at S = 0 is the baseline")
+        for _, max_staleness in self.cases:
+            for seed in self.seeds:
+                self._config(max_staleness, seed)
+
+    def run(self) -> list[Figures]:
+        """A row for each case of which any run came to its end."""
+        runs: dict[Case, list[Run]] = {case: [] for case in self.cases}
+        for seed in self.seeds:
+            for case in self.cases:
+                began = time.monotonic()
+                try:
+                    done = self._run_once(case, seed)
+                except RunFailed as error:
+                    _say(f"{_name(case)}, seed {seed} failed: {error}")
+                    continue
+                runs[case].append(done)
+                _say(_progress(case, seed, figures_of(done), time.monotonic() - began))
+        return [row(*case, done) for case, done in runs.items() if done]
+
+    def is_complete(self, rows: Sequence[Figures]) -> bool:
+        """No run failed."""
+        return sum(int(found["runs"]) for found in rows) == len(self.cases) * len(self.seeds)
+
+    def described(self) -> dict[str, Any]:
+        """What the figures are of."""
+        return {"steps": self.steps, "seeds": self.seeds, "samplers": self.samplers, "cpus": os.cpu_count()}
+
+    def _run_once(self, case: Case, seed: int) -> Run:
+        mode, max_staleness = case
+        config = self._config(max_staleness, seed)
+        with tempfile.TemporaryDirectory(prefix="learning-") as directory:
+            if mode == "swarm":
+                return learning_swarm.run(config, self.samplers, Path(directory))
+            from benchmarks import learning_forced
+
+            return learning_forced.run(config, Path(directory))
+
+    def _config(self, max_staleness: int, seed: int) -> LeadConfig:
+        """A run that is evaluated before its first step and after its last only."""
+        values = {
+            "max_staleness": max_staleness,
+            "seed": seed,
+            "steps": self.steps,
+            "eval_prompts": EVAL_PROMPTS,
+            "eval_every_steps": self.steps,
+            "checkpoint_every_steps": self.steps,
+            "beat_s": BEAT_S,
+        }
+        return load_config(LeadConfig, None, values)
+
+
+def cases(bounds: Sequence[int], modes: Sequence[Mode]) -> list[Case]:
+    """The baseline, which is what forced is at S = 0, then each mode at each bound."""
+    found: list[Case] = [("baseline", 0)] if "baseline" in modes else []
+    found += [("forced", bound) for bound in bounds if bound > 0 and "forced" in modes]
+    return found + [("swarm", bound) for bound in bounds if "swarm" in modes]
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise UserError(f"{flag} {text}: give whole numbers with commas between them") from None
+
+
+def _name(case: Case) -> str:
+    return f"{case[0]}, S = {case[1]}"
+
+
+def _progress(case: Case, seed: int, found: Figures, wall_s: float) -> str:
+    return (
+        f"{_name(case)}, seed {seed}: accuracy {found['accuracy']:.3f}, last rewards {found['reward_last10']:.3f}, "
+        f"staleness {found['staleness_mean']:.2f}, {found['seconds']:.1f} s ({wall_s:.0f} s in all)"
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seeds", default=SEEDS, help=f"default: {SEEDS}")
+    parser.add_argument("--staleness", default=STALENESS, help=f"the bounds S; default: {STALENESS}")
+    parser.add_argument("--only", choices=MODES, nargs="+", help="default: all modes")
+    parser.add_argument("--samplers", type=int, default=SAMPLERS, help="of the swarm")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"benchmarks.learning: {message}", file=sys.stderr)
+    sys.exit(BAD_INPUT)
+
+
+def main() -> None:
+    options = _options()
+    # Asked to end, it first ends what it started.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        benchmark = Benchmark(options)
+        rows = benchmark.run()
+    except UserError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    _say("\n".join(["", *table(rows)]))
+    if options.json:
+        _say(json.dumps({**benchmark.described(), "rows": rows}))
+    sys.exit(0 if benchmark.is_complete(rows) else FAILED)
+
+
+if __name__ == "__main__":
+    main()

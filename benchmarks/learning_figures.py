@@ -1,0 +1,118 @@
+"""The figures of the learning benchmark: of one run from its steps, of one row from the runs of its seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mode = Literal["baseline", "forced", "swarm"]
+MODES: tuple[Mode, ...] = ("baseline", "forced", "swarm")
+
+LAST_STEPS = 10
+"""The reward at the end is the mean of so many steps: one batch alone is noisy to about 0.01."""
+
+LEARNED_REWARD = 0.8
+"""The reward that is waited for: well formed and mostly right; only whole copies bring more."""
+
+CURVE_EVERY = 10
+"""Steps between two points of the curves in the JSON object."""
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One learner step. `at_s`: when its training was done; staleness is in steps, over the rollouts of its batch."""
+
+    at_s: float
+    reward: float
+    staleness_mean: float
+    staleness_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: two steps at least, and the greedy exact match of the last version on held-out prompts."""
+
+    steps: Sequence[Step]
+    accuracy: float
+
+
+def step_of(metrics: dict[str, Any], at_s: float) -> Step:
+    """A step from the trainer's metrics."""
+    return Step(
+        at_s=at_s,
+        reward=metrics["reward"],
+        staleness_mean=metrics["staleness/mean"],
+        staleness_max=metrics["staleness/max"],
+    )
+
+
+def figures_of(run: Run) -> Figures:
+    """The figures of one run. The clock runs from the end of its first step, so that no start of a process counts."""
+    rewards = [step.reward for step in run.steps]
+    seconds = run.steps[-1].at_s - run.steps[0].at_s
+    learned = next((number for number, reward in enumerate(rewards) if reward >= LEARNED_REWARD), None)
+    return {
+        "accuracy": run.accuracy,
+        "reward_last10": statistics.fmean(rewards[-LAST_STEPS:]),
+        "reward_per_step": statistics.fmean(rewards),
+        "reward_per_s": sum(rewards[1:]) / seconds,
+        "staleness_mean": statistics.fmean(step.staleness_mean for step in run.steps),
+        "staleness_max": max(step.staleness_max for step in run.steps),
+        "seconds": seconds,
+        "steps_to_reward_0_8": math.inf if learned is None else learned + 1,
+        "seconds_to_reward_0_8": math.inf if learned is None else run.steps[learned].at_s - run.steps[0].at_s,
+        "curve": rewards[CURVE_EVERY - 1 :: CURVE_EVERY],
+    }
+
+
+def row(mode: Mode, max_staleness: int, runs: Sequence[Run]) -> Figures:
+    """Medians over the runs, of which there is one at least; the largest for staleness_max. None is never."""
+    found = [figures_of(run) for run in runs]
+    medians = {name: _finite(statistics.median(f[name] for f in found)) for name in found[0] if name != "curve"}
+    return {
+        "mode": mode,
+        "max_staleness": max_staleness,
+        "runs": len(runs),
+        **medians,
+        "accuracy_min": min(f["accuracy"] for f in found),
+        "accuracy_max": max(f["accuracy"] for f in found),
+        "staleness_max": max(f["staleness_max"] for f in found),
+        "curve": [statistics.median(points) for points in zip(*(f["curve"] for f in found), strict=True)],
+    }
+
+
+def table(rows: Sequence[Figures]) -> list[str]:
+    """Lines for people."""
+    titles = ("accuracy (range)", "last 10", "per step", "per s", "staleness", "s", "to 0.8: steps", "s")
+    widths = (23, 8, 9, 7, 12, 7, 14, 7)
+    head = "".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))
+    return [f"{'mode':9}{'S':>3}{head}", *(_line(found, widths) for found in rows)]
+
+
+def _line(found: Figures, widths: Sequence[int]) -> str:
+    cells = (
+        f"{found['accuracy']:.3f} ({found['accuracy_min']:.3f}-{found['accuracy_max']:.3f})",
+        f"{found['reward_last10']:.3f}",
+        f"{found['reward_per_step']:.3f}",
+        f"{found['reward_per_s']:.2f}",
+        f"{found['staleness_mean']:.2f} / {found['staleness_max']:.0f}",
+        f"{found['seconds']:.1f}",
+        _or_never(found["steps_to_reward_0_8"], ".0f"),
+        _or_never(found["seconds_to_reward_0_8"], ".1f"),
+    )
+    shown = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return f"{found['mode']:9}{found['max_staleness']:>3}{shown}"
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _or_never(value: float | None, form: str) -> str:
+    return "never" if value is None else format(value, form)

@@ -1,0 +1,172 @@
+"""Trainer and engine in one process, in turn: generate, train, generate. What generates is exactly S versions old."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from benchmarks.learning_figures import Run, Step, step_of
+from swarm.broadcast.codec import tensor_sum
+from swarm.broadcast.manifest import Layout
+from swarm.child import ChildChannel
+from swarm.config import LeadConfig
+from swarm.learner.messages import Prepare, Train, TrainGroup, TrainRollout
+from swarm.learner.trainer import Trainer
+from swarm.rollout.leases import sample_seed
+from swarm.sampler.engine import Generate, Install, Job, Sampled, Start
+from swarm.sampler.transformers_engine import TransformersEngine
+from swarm.tasks import load_task
+from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
+
+TIME_LIMIT_S = 600.0
+"""Of one batch; one that takes longer has hung."""
+
+
+class NoParent(ChildChannel):
+    """Where the channel to a node would be: there is none, and nobody is told of progress."""
+
+    def __init__(self) -> None: ...
+
+    def progress(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """Weights as they would be published, in a file."""
+
+    number: int
+    path: Path
+    tensor_sums: tuple[int, ...]
+
+
+class OneProcess:
+    """The run of `config` without a network. Batch t is drawn by version max(0, t - S); S = 0 is the synchronous
+    baseline. Prompts, seeds, scores, trainer and engine are those of a swarm."""
+
+    def __init__(self, config: LeadConfig, directory: Path) -> None:
+        self._config = config
+        self._directory = directory
+        self._staging = directory / "staging.bin"
+        self._trainer = Trainer(self._prepare(), NoParent())
+        prepared = self._trainer.prepared()
+        self._layout = prepared.layout
+        self._engine = TransformersEngine()
+        self._engine.start(Start(directory=str(directory / "model"), layout=self._layout, device="cpu"))
+        self._task = load_task(config.task, config.seed)
+        self._tokenizer = Tokenizer.from_file(str(directory / "model" / "tokenizer.json"))
+        self._stop_token_ids = prepared.stop_token_ids
+        self._kept: deque[Version] = deque(maxlen=config.max_staleness + 1)
+        self._keep(0)
+
+    def step(self, number: int) -> Step:
+        """Draw batch `number` with the oldest version that the bound allows, and train on it."""
+        drawn_by = self._kept[0]
+        self._install(drawn_by)
+        groups = self._draw(number, age=number - drawn_by.number)
+        trained = self._trainer.step(Train(step=number, groups=groups))
+        at_s = time.monotonic()
+        self._trainer.stage()
+        self._keep(number + 1)
+        return step_of(trained.metrics, at_s)
+
+    def accuracy(self) -> float:
+        """Greedy exact match of the newest version on held-out prompts."""
+        self._install(self._kept[-1])
+        prompts = self._task.held_out(self._config.eval_prompts)
+        samples = self._generate([self._job(prompt, seed=0, temperature=0.0) for prompt in prompts])
+        return sum(self._score(p, s).exact for p, s in zip(prompts, samples, strict=True)) / len(prompts)
+
+    def _prepare(self) -> Prepare:
+        config = self._config
+        return Prepare(
+            model=config.model,
+            files_dir=str(self._directory / "model"),
+            staging=str(self._staging),
+            seed=config.seed,
+            device="cpu",
+            learning_rate=config.resolved_learning_rate,
+            warmup_steps=config.warmup_steps,
+            minibatches=config.minibatches,
+            temperature=config.temperature,
+        )
+
+    def _keep(self, number: int) -> None:
+        """Keep what is staged as version `number`, in the file of the one that drops out."""
+        path = self._directory / f"version-{number % (self._config.max_staleness + 1)}.bin"
+        shutil.copyfile(self._staging, path)
+        self._kept.append(Version(number=number, path=path, tensor_sums=_sums(path, self._layout)))
+
+    def _install(self, version: Version) -> None:
+        name = VersionId(incarnation=0, version=version.number)
+        self._engine.install(Install(version=name, path=str(version.path), tensor_sums=version.tensor_sums), _quietly)
+
+    def _draw(self, number: int, *, age: int) -> tuple[TrainGroup, ...]:
+        """The groups of batch `number`, scored; `age` is the staleness of all of them."""
+        config, size = self._config, self._config.group_size
+        places = range(number * config.groups_per_step, (number + 1) * config.groups_per_step)
+        prompts = [self._task.prompt(place) for place in places]
+        seeds = [[sample_seed(config.seed, GroupId(f"t{place}"), i) for i in range(size)] for place in places]
+        jobs = [
+            self._job(prompt, seed=seed, temperature=config.temperature)
+            for prompt, row in zip(prompts, seeds, strict=True)
+            for seed in row
+        ]
+        samples = self._generate(jobs)
+        return tuple(
+            TrainGroup(
+                prompt_token_ids=self._token_ids(prompt),
+                rollouts=tuple(self._rollout(prompt, s, age) for s in samples[at * size : (at + 1) * size]),
+            )
+            for at, prompt in enumerate(prompts)
+        )
+
+    def _job(self, prompt: Prompt, *, seed: int, temperature: float) -> Job:
+        limit = self._config.max_new_tokens or self._task.max_new_tokens
+        rules = SamplingRules(temperature=temperature, max_new_tokens=limit, stop_token_ids=self._stop_token_ids)
+        return Job(prompt_token_ids=self._token_ids(prompt), seed=seed, rules=rules, time_limit_s=TIME_LIMIT_S)
+
+    def _generate(self, jobs: list[Job]) -> tuple[Sampled, ...]:
+        samples = self._engine.generate(Generate(jobs=tuple(jobs)), _quietly).samples
+        assert not any(sample.fault for sample in samples)
+        return samples
+
+    def _rollout(self, prompt: Prompt, sample: Sampled, age: int) -> TrainRollout:
+        return TrainRollout(
+            token_ids=sample.token_ids,
+            logprobs=sample.logprobs,
+            loss_mask=b"\1" * (len(sample.token_ids) // 4),
+            reward=self._score(prompt, sample).reward,
+            staleness=age,
+        )
+
+    def _score(self, prompt: Prompt, sample: Sampled) -> Score:
+        text = self._tokenizer.decode(array("i", sample.token_ids), skip_special_tokens=True)
+        return self._task.score(prompt, text)
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(prompt.text).ids)
+
+
+def run(config: LeadConfig, directory: Path) -> Run:
+    """All steps of `config` in this process, and then the held-out prompts; files go to `directory`."""
+    process = OneProcess(config, directory)
+    steps = [process.step(number) for number in range(config.steps)]
+    return Run(steps=steps, accuracy=process.accuracy())
+
+
+def _sums(path: Path, layout: Layout) -> tuple[int, ...]:
+    """The sum of each tensor of a staged file, as a chunk table has them."""
+    data, at, sums = memoryview(path.read_bytes()), 0, list[int]()
+    for tensor in layout.tensors:
+        sums.append(tensor_sum(data[at : at + tensor.nbytes]))
+        at += tensor.nbytes
+    return tuple(sums)
+
+
+def _quietly() -> None: ...

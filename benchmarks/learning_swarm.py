@@ -1,0 +1,137 @@
+"""One run by a real swarm on loopback: `lead` and a few `join` processes, as `echo-node demo` starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.learning_figures import Run, step_of
+from swarm.config import LeadConfig
+
+START_S = 60.0
+"""Until the learner listens; it does so before its trainer has imported anything."""
+
+LIMIT_S, LIMIT_PER_STEP_S = 120.0, 5.0
+"""A run that takes longer has hung: a step takes a fifth of a second on two cores."""
+
+STOP_S = 15.0
+"""After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
+
+POLL_S = 0.2
+
+
+class RunFailed(Exception):
+    """A swarm did not come to the end of its run."""
+
+
+class Nodes:
+    """Processes of the command line with their logs under `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start `python -m swarm ARGUMENTS`. It ends when this process does, however that ends."""
+        with self._log(name).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "swarm", *arguments, "--stop-with-stdin"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # Several engines share the cores; more threads each would only wait for one another.
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        return process
+
+    def check(self) -> None:
+        """RunFailed, with its last words, if a process has failed."""
+        for name, process in self._processes.items():
+            if process.poll():
+                raise RunFailed(f"{name} ended with status {process.returncode}: {self._tail(name)}")
+
+    def stop(self) -> None:
+        """No process outlives this: asked first, killed after STOP_S."""
+        for process in self._processes.values():
+            process.terminate()
+        until = time.monotonic() + STOP_S
+        try:
+            for process in self._processes.values():
+                process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            for process in self._processes.values():
+                process.kill()
+                process.wait()
+                assert process.stdin is not None
+                process.stdin.close()
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    def _tail(self, name: str) -> str:
+        lines = self._log(name).read_text(errors="replace").strip().splitlines()
+        return " | ".join(lines[-3:]) or "it said nothing"
+
+
+@contextmanager
+def nodes_in(directory: Path) -> Iterator[Nodes]:
+    """Nodes that are stopped at the end, whatever happens."""
+    nodes = Nodes(directory)
+    try:
+        yield nodes
+    finally:
+        nodes.stop()
+
+
+def run(config: LeadConfig, samplers: int, directory: Path) -> Run:
+    """The run of `config` with so many samplers; everything it writes goes to `directory`. RunFailed if it fails."""
+    run_dir = directory / "run"
+    settings = directory / "lead.toml"
+    settings.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.model_dump(exclude_unset=True).items()))
+    with nodes_in(directory) as nodes:
+        learner = nodes.start(
+            "learner", "lead", "--lan", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir)
+        )
+        url = _url(nodes, run_dir / "node.json")
+        for number in range(samplers):
+            state = str(directory / f"sampler-{number}")
+            nodes.start(f"sampler-{number}", "join", "--lan", "--bootstrap", url, "--state-dir", state)
+        until = time.monotonic() + LIMIT_S + LIMIT_PER_STEP_S * config.steps
+        while learner.poll() is None:
+            nodes.check()
+            if time.monotonic() > until:
+                raise RunFailed("the run did not end in time")
+            time.sleep(POLL_S)
+        nodes.check()
+    return read_run(run_dir, config.steps)
+
+
+def read_run(run_dir: Path, steps: int) -> Run:
+    """A finished run from its files. RunFailed if it is not of that many steps or its last version not evaluated."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    last = summary["held_out"][-1]
+    if not len(lines) == last["version"] == steps:
+        raise RunFailed(f"{len(lines)} steps of {steps}, evaluated at version {last['version']}")
+    return Run(steps=[step_of(line, line["time"]) for line in lines], accuracy=last["exact_match"])
+
+
+def _url(nodes: Nodes, path: Path) -> str:
+    """Where the learner listens."""
+    until = time.monotonic() + START_S
+    while not path.exists():
+        nodes.check()
+        if time.monotonic() > until:
+            raise RunFailed("the learner did not start")
+        time.sleep(POLL_S)
+    return str(json.loads(path.read_text())["url"])

@@ -1,0 +1,283 @@
+"""Checkpoint directories as plain files: which are whole, which is the newest, which go. Needs no torch. Blocking.
+
+A checkpoint is written beside its place, under its name with `.partial`, and `commit` moves it there. That rename is
+the only commit point: a directory without the ending was whole once, with everything in it on the disk. What became of
+it since (a disk that fails, a copy that was cut off) is told by `digests.json`, written last, which names every other
+file with its size and BLAKE3. Whoever writes, or clears up after a writer that died, holds a lock under the root
+directory; the system takes it back when a process dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from swarm.broadcast import disk
+from swarm.broadcast.disk import DiskFull
+from swarm.errors import UserError
+
+PARTIAL = ".partial"
+"""Ends the name of a directory that is being written, or being removed."""
+
+LOCK = ".lock"
+"""File under the root that is locked; a directory itself cannot be locked everywhere (NFS)."""
+
+DIGESTS = "digests.json"
+STATE = "trainer.json"
+TENSORS = "trainer.safetensors"
+
+STEP_NAME = re.compile(r"step-([0-9]{6,18})")
+"""Six digits sort as text up to a million steps; beyond that the number counts, not the text."""
+
+JSON_BYTES = 1 << 20
+"""Longest file of JSON that is read here: digests.json takes about 130 bytes a file, trainer.json about 150."""
+
+BLOCK_BYTES = 1 << 20
+"""Read at once when a file is hashed; larger blocks were no faster."""
+
+S = TypeVar("S")
+
+
+class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one file of a checkpoint holds. `blake3` is in hexadecimal."""
+
+    nbytes: int
+    blake3: str
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    """trainer.json: learner steps taken, the digest of all batches behind them (hexadecimal), and whose they are."""
+
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One directory that a run can go on from."""
+
+    step: int
+    path: Path
+    lineage: bytes
+
+
+def checkpoint_path(root: Path, step: int) -> Path:
+    """Where the checkpoint after `step` learner steps lies."""
+    return root / f"step-{step:06}"
+
+
+def partial_path(directory: Path) -> Path:
+    """Where `directory` lies while it is being written."""
+    return directory.with_name(directory.name + PARTIAL)
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def read_state(directory: Path) -> TrainerState:
+    """trainer.json of a checkpoint. UserError if there is none or it is not one."""
+    state = _read_json(directory / STATE, TrainerState)
+    if state is None:
+        raise UserError(f"{directory} is not a checkpoint that a run can go on from: its {STATE} cannot be read")
+    return state
+
+
+def is_whole(directory: Path) -> bool:
+    """True if every file has the size and the BLAKE3 that digests.json says. Reads all of it; False if it cannot."""
+    if not _has_its_sizes(directory):
+        return False
+    try:
+        return all(_digest_of(directory / name) == said for name, said in _digests(directory).items())
+    except OSError:
+        return False
+
+
+def whole_checkpoints(root: Path) -> list[Checkpoint]:
+    """All that have a digests.json, oldest first. Their files are not read: `is_whole` tells whether they are sound."""
+    return [found for path in _step_directories(root) if (found := _checkpoint(path)) is not None]
+
+
+def newest_whole(root: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; torn and damaged ones are passed over."""
+    return _newest_whole(_step_directories(root))
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
+    """An empty directory to write a checkpoint of about `nbytes` into; at the end it is committed as `directory`.
+
+    DiskFull if there is no room. Whatever is raised, nothing is left of it but what was there before.
+    """
+    root, partial = directory.parent, partial_path(directory)
+    root.mkdir(parents=True, exist_ok=True)
+    with _locked(root, wait=True):
+        shutil.rmtree(partial, ignore_errors=True)
+        _require_room(directory, nbytes)
+        try:
+            partial.mkdir()
+            yield partial
+            commit(partial, directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def commit(partial: Path, directory: Path) -> None:
+    """Make what lies in `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it.
+
+    One that lies there already is replaced; between the two renames neither is there.
+    """
+    entries = sorted(partial.rglob("*"))
+    digests = {path.relative_to(partial).as_posix(): _digest_of(path) for path in entries if path.is_file()}
+    (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
+    for path in (*entries, partial / DIGESTS, partial):
+        _sync(path)
+    if directory.exists():
+        _discard(directory)
+    # Only now, that the disk has every byte: after this line the checkpoint counts.
+    os.rename(partial, directory)
+    _sync(directory.parent)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind.
+
+    The newest is read through; of the older ones the sizes are compared, not the digests. If none is whole nothing is
+    removed but partial ones. While a checkpoint is being written, partial ones and those newer than the newest whole
+    one are left alone.
+    """
+    if not root.is_dir():
+        return
+    with _locked(root, wait=False) as alone:
+        # Listed first: one that is committed from now on is not among these, and so not removed.
+        listed = _step_directories(root)
+        if alone:
+            for partial in _partial_directories(root):
+                shutil.rmtree(partial)
+        newest = _newest_whole(listed)
+        if newest is None:
+            return
+        at = listed.index(newest.path)
+        older = [path for path in listed[:at] if _has_its_sizes(path)]
+        kept = {newest.path, *older[::-1][: max(0, keep - 1)]}
+        for path in listed if alone else listed[:at]:
+            if path not in kept:
+                _discard(path)
+
+
+def _discard(directory: Path) -> None:
+    """Remove a checkpoint; cut off half-way it is a partial one."""
+    gone = directory.with_name(f"{directory.name}.removed{PARTIAL}")
+    shutil.rmtree(gone, ignore_errors=True)
+    os.rename(directory, gone)
+    shutil.rmtree(gone)
+
+
+def _require_room(directory: Path, nbytes: int) -> None:
+    found = os.statvfs(directory.parent)
+    missing = nbytes + disk.SPARE_BYTES - found.f_bavail * found.f_frsize
+    if missing > 0:
+        raise DiskFull(
+            f"the disk of {directory.parent} has no room for the checkpoint {directory.name}: "
+            f"free {-(-missing // 1_000_000)} MB there"
+        )
+
+
+@contextmanager
+def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of `root`; False without it if somebody else does and `wait` is not set."""
+    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def _step_directories(root: Path) -> list[Path]:
+    """All directories named as checkpoints are, whatever is in them, by step."""
+    found = {path: match for path in _directories(root) if (match := STEP_NAME.fullmatch(path.name))}
+    return sorted(found, key=lambda path: int(found[path][1]))
+
+
+def _partial_directories(root: Path) -> list[Path]:
+    return [path for path in _directories(root) if path.name.startswith("step-") and path.name.endswith(PARTIAL)]
+
+
+def _directories(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+
+
+def _newest_whole(paths: list[Path]) -> Checkpoint | None:
+    found = (_checkpoint(path) for path in reversed(paths) if is_whole(path))
+    return next((checkpoint for checkpoint in found if checkpoint is not None), None)
+
+
+def _checkpoint(path: Path) -> Checkpoint | None:
+    match, state = STEP_NAME.fullmatch(path.name), _read_json(path / STATE, TrainerState)
+    if match is None or state is None or state.step != int(match[1]) or not (path / DIGESTS).is_file():
+        return None
+    return Checkpoint(step=state.step, path=path, lineage=bytes.fromhex(state.lineage))
+
+
+def _digests(directory: Path) -> dict[str, FileDigest]:
+    """Of every file but digests.json itself; empty if that is missing or torn."""
+    return _read_json(directory / DIGESTS, dict[str, FileDigest]) or {}
+
+
+def _has_its_sizes(directory: Path) -> bool:
+    """True if digests.json is there, names what a trainer needs, and every file that it names has its size."""
+    said = _digests(directory)
+    try:
+        sizes = {name: (directory / name).stat().st_size for name in said}
+    except OSError:
+        return False
+    return {STATE, TENSORS} <= set(said) and sizes == {name: file.nbytes for name, file in said.items()}
+
+
+def _digest_of(path: Path) -> FileDigest:
+    """Read in blocks, not through a map: a fault of the disk is an OSError then, and no SIGBUS."""
+    hashed, nbytes = blake3(), 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            hashed.update(block)
+            nbytes += len(block)
+    return FileDigest(nbytes=nbytes, blake3=hashed.hexdigest())
+
+
+def _read_json(path: Path, kind: type[S]) -> S | None:
+    """The file as a `kind`; None if it is missing, too long or anything else."""
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(JSON_BYTES), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has the file, or the names in the directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,93 @@
+"""control.sock in the run directory: what the user may change of a running learner, from the same machine alone.
+
+One line of JSON in, one line of JSON out: {"max_staleness": 4} is answered with {"done": "..."} or {"refused": "..."}.
+Who may use it is decided by the file system: the socket is its owner's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+
+SOCKET = "control.sock"
+
+LINE_BYTES = 4096
+"""Longest request or answer: both are one short line."""
+
+CALL_S = 10.0
+"""Time limit of a request at both ends: what it changes takes effect at the next step, and is not waited for."""
+
+Change = Callable[[dict[str, Any]], Awaitable[str]]
+"""Carries out a request; the line that says what was done. UserError says why not."""
+
+
+@asynccontextmanager
+async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
+    """Take requests for as long as the block runs."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(CALL_S):
+                answer = await _answer(await reader.readline(), change)
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (TimeoutError, ValueError, OSError):
+            pass  # it said nothing, too much, or has gone: there is nobody to tell
+        finally:
+            writer.close()
+
+    with _short_path(run_dir) as path:
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(serve, str(path), limit=LINE_BYTES)
+        os.chmod(path, 0o600)
+    try:
+        yield
+    finally:
+        server.close()
+        (run_dir / SOCKET).unlink(missing_ok=True)
+
+
+async def ask_for(run_dir: Path, request: dict[str, Any]) -> str:
+    """Have the learner of `run_dir` carry out a request; its line. UserError if it refuses or does not run."""
+    try:
+        async with asyncio.timeout(CALL_S):
+            with _short_path(run_dir) as path:
+                reader, writer = await asyncio.open_unix_connection(str(path), limit=LINE_BYTES)
+            writer.write(json.dumps(request).encode() + b"\n")
+            answer = json.loads(await reader.readline())
+            writer.close()
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UserError(f"no learner runs in {run_dir}: name its run directory with --run-dir") from error
+    if "refused" in answer:
+        raise UserError(str(answer["refused"]))
+    return str(answer["done"])
+
+
+async def _answer(line: bytes, change: Change) -> dict[str, str]:
+    try:
+        request = json.loads(line)
+        if not isinstance(request, dict):
+            raise UserError("a request is one JSON object")
+        return {"done": await change(request)}
+    except UserError as error:
+        return {"refused": str(error)}
+
+
+@contextmanager
+def _short_path(run_dir: Path) -> Iterator[Path]:
+    """The socket's path through an open directory: the name of a socket holds 107 bytes, a path may be longer."""
+    try:
+        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UserError(f"there is no run directory {run_dir}") from error
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}") / SOCKET
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,177 @@
+"""What the learner publishes: staged weights become a version, are written down, and only then announced.
+
+A version that was published stands for as long as its weights can be made again. After a crash the recorded batches are
+trained on anew; if what comes out differs from what was published, or if others hold a version that this learner has
+lost, the next publication is of the next incarnation, which is newer than everything before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from swarm.broadcast.disk import DiskFull
+from swarm.broadcast.publishing import content_of
+from swarm.broadcast.service import BroadcastService
+from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.tracker import InstallTracker
+from swarm.gossip.records import Profile
+from swarm.node.network import NodeNetwork
+from swarm.node.training import PublishedStep, Training
+from swarm.rollout.api import RolloutService
+from swarm.rollout.entries import VersionPublished
+from swarm.rollout.journal import Journal
+from swarm.types import VersionId
+
+ROOM_S = 1.0
+"""Between two looks at a full disk."""
+
+R = TypeVar("R")
+
+
+class Publication:
+    """The learner's versions. `due` is set when a version has to be published although its step is not one for it."""
+
+    def __init__(
+        self,
+        network: NodeNetwork,
+        broadcast: BroadcastService,
+        rollouts: RolloutService,
+        training: Training,
+        journal: Journal,
+        tracker: InstallTracker,
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        self._network = network
+        self._broadcast = broadcast
+        self._rollouts = rollouts
+        self._training = training
+        self._journal = journal
+        self._tracker = tracker
+        self._say = say
+        self._overtaken = asyncio.Event()
+        self._diverged = False
+        self._publishing = asyncio.Lock()
+        self.due = asyncio.Event()
+        self.count = 0
+        self.fault = ""
+        """Why nothing can be published now."""
+        network.on_generation = self._overtaken.set
+
+    @property
+    def newest(self) -> VersionId:
+        """The newest version, of which there is one."""
+        assert self._broadcast.newest is not None
+        return self._broadcast.newest.head.version
+
+    async def look_back(self) -> None:
+        """What a former life published, if anything: compare it with what the trainer makes of the batches. Before
+        the trainer catches up."""
+        held = self._broadcast.newest
+        if held is None:
+            return
+        content = content_of(held.table)
+        recorded = await asyncio.to_thread(self._journal.published, held.head.version.version)
+        if recorded is None or recorded != VersionPublished(version=held.head.version, content=content):
+            self._diverged = True
+        self._training.published = PublishedStep(step=held.head.version.version, content=content)
+
+    async def go_on(self, step: int, period: int) -> None:
+        """Have samplers work with the newest version, after the trainer has caught up to `step`."""
+        held = self._broadcast.newest
+        if held is None or self._diverged or held.head.version.version > step:
+            await self._publish_otherwise(held, step)
+        elif step - held.head.version.version >= period:
+            await self.publish(step)
+        else:
+            await self._told(held)
+
+    async def publish(self, step: int) -> None:
+        """Publish the weights of now, which are those after `step` steps."""
+        await self._training.stage()
+        await self.publish_staged(step)
+
+    async def publish_staged(self, step: int) -> None:
+        """Publish what was staged, the weights after `step` steps. Waits while the disk is full."""
+        async with self._publishing:
+            version = VersionId(incarnation=self._network.incarnation, version=step)
+            held = self._broadcast.newest
+            if held is not None and held.head.version >= version:
+                return
+            self.due.clear()
+            if (encoded := await self._with_room(lambda: self._encode(version))) is None:
+                self.due.set()
+                return
+            self._diverged = False
+            await self._announce(encoded)
+
+    async def watch(self) -> None:
+        """Whenever what is published counts as older than what others hold, publish it anew; for ever."""
+        while True:
+            await self._overtaken.wait()
+            self._overtaken.clear()
+            if self._diverged or self.count == 0:
+                self.due.set()
+                continue
+            self._say("others know a later run of this learner: publishing under the next incarnation")
+            async with self._publishing:
+                await self._announce(await self._with_room(self._encode_again))
+
+    def diverged(self) -> None:
+        """What was published cannot be made again."""
+        self._say("the recorded batches give other weights than were published: the next version replaces them")
+        self._diverged = True
+        self._network.outlive(self.newest)
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    async def _publish_otherwise(self, held: HeldVersion | None, step: int) -> None:
+        if held is not None and self._network.incarnation <= held.head.version.incarnation:
+            self._network.outlive(held.head.version)
+        await self.publish(step)
+
+    async def _encode(self, version: VersionId) -> HeldVersion | None:
+        """None if a trainer that was started again has staged other weights meanwhile."""
+        async with self._training.staging_lock:
+            if self._training.staged_step != version.version:
+                return None
+            return await self._broadcast.encode(self._training.staging, version)
+
+    async def _encode_again(self) -> HeldVersion:
+        version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
+        return await self._broadcast.encode_again(version)
+
+    async def _announce(self, held: HeldVersion) -> None:
+        version, content = held.head.version, content_of(held.table)
+        await self._journal.write([VersionPublished(version=version, content=content)])
+        self._broadcast.announce(held)
+        self._training.published = PublishedStep(step=version.version, content=content)
+        self._network.published(held.sealed_head)
+        await self._told(held)
+        if self._network.incarnation > version.incarnation:
+            # Others spoke of a later life while this was being encoded.
+            self._overtaken.set()
+
+    async def _told(self, held: HeldVersion) -> None:
+        version = held.head.version
+        self.count += 1
+        self._network.set_profile(Profile(held=version, engine="learner"))
+        self._tracker.published(version, now=time.monotonic())
+        await self._rollouts.published(version)
+
+    async def _with_room(self, work: Callable[[], Awaitable[R]]) -> R:
+        """`work`, again and again while the disk is full."""
+        while True:
+            try:
+                done = await work()
+            except DiskFull as error:
+                if not self.fault:
+                    self._say(f"paused: {error}")
+                self.fault = str(error)
+                await asyncio.sleep(ROOM_S)
+            else:
+                self.fault = ""
+                return done

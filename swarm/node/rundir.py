@@ -1,0 +1,94 @@
+"""A run directory: made for a new run, or opened again to resume one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from swarm.config import LeadConfig, load_config
+from swarm.errors import UserError
+
+CHANGEABLE = frozenset(
+    {
+        "host",
+        "port",
+        "advertise",
+        "tls",
+        "lan",
+        "bootstrap",
+        "max_upload",
+        "max_download",
+        "state_dir",
+        "device",
+        "max_staleness",
+        "publish_every_steps",
+        "hold_s",
+        "steps",
+        "target",
+        "checkpoint_every_steps",
+        "eval_every_steps",
+        "keep_checkpoints",
+        "keep_rollouts",
+        "trainer_hang_s",
+        "run_dir",
+    }
+)
+"""Settings that may differ when a run is resumed. All others are part of what was recorded: another task, seed or size
+of groups would make the replay another run."""
+
+CONFIG = "config.json"
+SUMMARY = "summary.json"
+
+
+def create_run_directory(path: Path, config: LeadConfig) -> None:
+    """Make `path` for a new run and write its configuration. UserError if it holds anything already."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise UserError(
+                f"{path} already holds a run or other files: choose another --run-dir, or go on with --resume {path}"
+            )
+        write_config(path, config)
+    except OSError as error:
+        raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
+
+
+def write_config(path: Path, config: LeadConfig) -> None:
+    """The resolved configuration, replaced whole: a run that is resumed reads it."""
+    values = {**config.model_dump(mode="json"), "run_dir": str(path), "learning_rate": config.resolved_learning_rate}
+    partial = path / (CONFIG + ".partial")
+    partial.write_text(json.dumps(values, indent=2, default=str) + "\n")
+    partial.replace(path / CONFIG)
+
+
+def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False) -> LeadConfig:
+    """The configuration of the run in `path`, with what `flags` change.
+
+    UserError if there is no run, if a flag asks for what a run cannot change, or if the run came to its end, unless it
+    may be `finished`.
+    """
+    try:
+        values: dict[str, Any] = json.loads((path / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a run directory: its {CONFIG} cannot be read") from error
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name in sorted(given.keys() - CHANGEABLE):
+        if given[name] != values.get(name):
+            raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
+    known = {name: value for name, value in values.items() if name not in given}
+    if not known.get("port"):
+        known["port"] = _last_port(path)
+    config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
+    if not finished and (path / SUMMARY).is_file() and config.steps <= values["steps"]:
+        raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']} to go on")
+    return config
+
+
+def _last_port(path: Path) -> int | None:
+    """The port that samplers know, in place of any free one."""
+    try:
+        return urlsplit(str(json.loads((path / "node.json").read_text())["url"])).port
+    except (OSError, ValueError, KeyError):
+        return None

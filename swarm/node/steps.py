@@ -1,0 +1,231 @@
+"""The learner's loop: wait for a batch, train on it, publish, measure, keep a checkpoint. Reads top to bottom.
+
+Publications, evaluations and the writing of checkpoints go on beside the training. `status` may be asked at every
+await, so what belongs together is changed together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from swarm.broadcast.tracker import InstallTracker
+from swarm.config import LeadConfig
+from swarm.errors import UserError
+from swarm.learner.messages import Trained
+from swarm.node.metrics import RunLog
+from swarm.node.publication import Publication
+from swarm.node.training import Training, step_figures, train_group
+from swarm.rollout.admission import staleness
+from swarm.rollout.api import RolloutService
+from swarm.rollout.entries import BoundSet
+from swarm.rollout.journal import Journal
+from swarm.rollout.leases import Group
+from swarm.types import Prompt
+
+R = TypeVar("R")
+
+STALL_S = 30.0
+"""After this long without a batch the learner says what it waits for."""
+
+MAX_BOUND = 1024
+"""Largest max_staleness; more steps than that behind is no reinforcement learning any more."""
+
+SAVE_AGAIN_S = 10.0
+"""Between two tries to write a checkpoint on a full disk: each copies the whole model."""
+
+
+class Steps:
+    """The run from one learner step to the next. `bound` is the user's dial: S and the period of publications."""
+
+    def __init__(
+        self,
+        config: LeadConfig,
+        bound: BoundSet,
+        training: Training,
+        publication: Publication,
+        rollouts: RolloutService,
+        journal: Journal,
+        tracker: InstallTracker,
+        log: RunLog,
+        held_out_prompts: Sequence[Prompt],
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._training = training
+        self._publication = publication
+        self._rollouts = rollouts
+        self._journal = journal
+        self._tracker = tracker
+        self._log = log
+        self._held_out_prompts = held_out_prompts
+        self._say = say
+        self._save_failed_at = 0.0
+        self.bound = bound
+        self.held_out: list[dict[str, float]] = log.held_out
+        self.last: dict[str, Any] = {}
+        self.max_staleness_seen = 0
+        self.step = training.step
+
+    @property
+    def target_reached(self) -> bool:
+        target = self._config.target
+        return target is not None and any(one["exact_match"] >= target for one in self.held_out)
+
+    async def run(self) -> None:
+        """All steps that are left, or until the target is reached."""
+        evaluation = asyncio.create_task(self._evaluate())
+        publishing = asyncio.create_task(asyncio.sleep(0))
+        try:
+            while self.step < self._config.steps:
+                batch = await self._next_batch(publishing)
+                step = self.step
+                prompts = [
+                    train_group(g.prompt, [(s.rollout, s.score) for s in g.samples if s.rollout], step) for g in batch
+                ]
+                self._record(batch, step, await self._training.train(prompts))
+                await publishing
+                if self._is_for_publication():
+                    publishing = await self._begin_publication()
+                await self._save_if_due()
+                if evaluation.done():
+                    evaluation.result()
+                    if self.target_reached:
+                        break
+                    if self.step % self._config.eval_every_steps == 0 and self.step < self._config.steps:
+                        evaluation = asyncio.create_task(self._evaluate())
+            await publishing
+            await self._patiently(evaluation)
+        finally:
+            evaluation.cancel()
+            publishing.cancel()
+
+    async def finish(self) -> bool:
+        """Measure the last version, keep it, and tell the samplers that the run is over; False if a target was set and
+        not reached."""
+        await self._rollouts.end("draining")
+        if self.step > self._publication.newest.version:
+            await self._publication.publish(self.step)
+        if not self.held_out or self.held_out[-1]["version"] < self.step:
+            await self._patiently(asyncio.create_task(self._evaluate()))
+        await self._training.flush()
+        if self._training.saved_step != self.step:
+            await self._training.save()
+            await self._training.flush()
+        return self.target_reached or self._config.target is None
+
+    async def set_bound(self, max_staleness: int) -> str:
+        """Another S on the running learner, from the next batch on; what was done, for the user."""
+        if not 0 <= max_staleness <= MAX_BOUND:
+            raise UserError(f"max-staleness {max_staleness} is not from 0 to {MAX_BOUND}")
+        before = self.bound.max_staleness
+        # S below the period - 1 would wait for ever for rollouts fresh enough.
+        period = min(self._config.publish_every_steps, max_staleness + 1)
+        self.bound = BoundSet(max_staleness=max_staleness, publish_every_steps=period)
+        await self._journal.write([self.bound])
+        await self._rollouts.set_bound(max_staleness)
+        if max_staleness < before:
+            self._publication.due.set()
+        self._log.event("bound_set", max_staleness=max_staleness, publish_every_steps=period, step=self.step)
+        line = f"max-staleness is {max_staleness} (was {before}), published every {period} steps"
+        self._say(line)
+        return line
+
+    def status(self) -> dict[str, Any]:
+        """What `status` says of the steps."""
+        return {
+            "step": self.step,
+            "max_staleness": self.bound.max_staleness,
+            "publish_every_steps": self.bound.publish_every_steps,
+            "max_staleness_seen": self.max_staleness_seen,
+            "held_out": self.held_out,
+            "metrics": self.last,
+        }
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    async def _next_batch(self, publishing: asyncio.Task[None]) -> list[Group]:
+        """The next batch. A publication that failed is raised here: without it no batch may ever come. One that is due
+        meanwhile is made: after S was lowered no rollout of what is published may be fresh enough."""
+        batch = asyncio.create_task(self._rollouts.next_batch())
+        try:
+            while not batch.done():
+                due = asyncio.create_task(self._publication.due.wait())
+                waits: set[asyncio.Task[Any]] = {batch, due, *([] if publishing.done() else [publishing])}
+                try:
+                    await asyncio.wait(waits, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    due.cancel()
+                if publishing.done():
+                    publishing.result()
+                if batch.done():
+                    break
+                if self._publication.due.is_set():
+                    await publishing
+                    await self._publication.publish(self.step)
+                    self._publication.due.clear()
+                elif publishing.done():
+                    self._say_stall()
+            return batch.result()
+        finally:
+            batch.cancel()
+
+    async def _patiently(self, task: asyncio.Task[R]) -> R:
+        """The result of what samplers have to bring about, with a word to the user when it takes long."""
+        while not task.done():
+            await asyncio.wait({task}, timeout=STALL_S)
+            if not task.done():
+                self._say_stall()
+        return task.result()
+
+    def _say_stall(self) -> None:
+        counts = self._rollouts.status()
+        samplers, leased = len(self._rollouts.samplers), counts["samples_leased"]
+        self._say(f"waiting for rollouts: {samplers} samplers, {leased} samples leased")
+        self._log.event("waiting", samplers=samplers, samples_leased=leased)
+
+    # -- after a step ----------------------------------------------------------------------------------------
+
+    def _is_for_publication(self) -> bool:
+        # Counted from the newest version, not from 0: after S was raised, and the period with it, the next multiple could
+        # be further off than any rollout may be old.
+        since = self.step - self._publication.newest.version
+        regular = since >= self.bound.publish_every_steps or self.step == self._config.steps
+        return regular or self._publication.due.is_set()
+
+    async def _begin_publication(self) -> asyncio.Task[None]:
+        await self._training.stage()
+        return asyncio.create_task(self._publication.publish_staged(self.step))
+
+    async def _save_if_due(self) -> None:
+        again = bool(self._training.save_fault) and time.monotonic() - self._save_failed_at > SAVE_AGAIN_S
+        if self.step % self._config.checkpoint_every_steps == 0 or again:
+            self._save_failed_at = time.monotonic()
+            await self._training.save()
+
+    async def _evaluate(self) -> None:
+        version = self._publication.newest
+        result = await self._rollouts.evaluate(version, self._held_out_prompts)
+        exact = sum(score.exact for score in result.scores) / len(result.scores)
+        self.held_out.append({"version": result.version, "exact_match": exact})
+        self._log.event("evaluated", version=result.version, exact_match=exact, prompts=len(result.scores))
+        reward = self.last.get("reward")
+        shown = "" if reward is None else f", reward {reward:.3f}"
+        self._say(f"step {self.step}/{self._config.steps}: held-out exact match {exact:.3f}{shown}")
+
+    def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
+        """Count the step. All of it at once: `status` may be asked at every await."""
+        self.step = step + 1
+        ages = [staleness(group.oldest_version, step) for group in batch]
+        self.max_staleness_seen = max(self.max_staleness_seen, *ages)
+        scores = [s.score for group in batch for s in group.samples if s.score]
+        self.last = {
+            **step_figures(self.step, scores, trained),
+            "broadcast_s": self._tracker.last_broadcast_s,
+            "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=time.monotonic()), 1),
+            "samplers": len(self._rollouts.samplers),
+        }
+        self._log.metrics({**self.last, "time": round(time.time(), 3)})

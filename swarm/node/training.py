@@ -1,0 +1,247 @@
+"""The trainer child, kept alive: when it dies or hangs, a new one goes on from the newest whole checkpoint.
+
+Order that matters: the journal is on the disk before a checkpoint is begun, so that a checkpoint never holds a batch of
+which the journal knows nothing. What was trained since the checkpoint is trained again from the recorded batches, in
+the same order; so weights, optimiser and generators come out as they were. On a GPU perhaps not to the last bit: what
+was published is compared with what comes out, and `on_divergence` told.
+
+The staging file is written by the child and read by publications: `staging_lock` keeps the two apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from swarm.broadcast.manifest import Layout
+from swarm.broadcast.publishing import content_of_file
+from swarm.config import LeadConfig
+from swarm.errors import ChildFailed, UserError
+from swarm.learner.checkpoints import Checkpoint, checkpoint_path, newest_whole, prune, whole_checkpoints
+from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup, TrainRollout
+from swarm.learner.service import TrainerProcess
+from swarm.rollout.admission import staleness
+from swarm.rollout.entries import RecordedGroup
+from swarm.rollout.journal import Journal
+from swarm.types import Prompt, Rollout, Score
+from swarm.wire import Digest
+
+MAX_FAULTS = 3
+"""Trainers in a row that end without one learner step: by then it is the machine or the model, not chance."""
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedStep:
+    """What was last published: after how many steps, and the digest of its weights."""
+
+    step: int
+    content: Digest
+
+
+class Training:
+    """The learning plane as the learner's loop sees it: batches in, staged weights out. `step` counts learner steps."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: LeadConfig,
+        journal: Journal,
+        prompt: Callable[[int], Prompt],
+        *,
+        say: Callable[[str], None],
+        emit: Callable[..., None],
+        on_trained: Callable[[dict[str, float]], None],
+        on_divergence: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._prompt = prompt
+        self._say = say
+        self._emit = emit
+        self._on_trained = on_trained
+        self._on_divergence = on_divergence
+        self._trainer = TrainerProcess(run_dir, hang_s=config.trainer_hang_s)
+        self._root = run_dir / "checkpoints"
+        self._faults = 0
+        self.saved_step: int | None = None
+        self._layout: Layout | None = None
+        self.step = 0
+        self.staged_step = 0
+        """After how many steps the staged weights are."""
+        self.published: PublishedStep | None = None
+        self.staging_lock = asyncio.Lock()
+        self.files_dir = self._trainer.files_dir
+        self.staging = self._trainer.staging
+        self.save_fault = ""
+        """Why the last checkpoint could not be written; empty once one could."""
+
+    async def open(self) -> Prepared:
+        """Start the child where the newest whole checkpoint is, or at step 0. UserError if the checkpoint holds other
+        batches than the journal."""
+        found = await asyncio.to_thread(newest_whole, self._root)
+        if found is not None:
+            await asyncio.to_thread(self._check_lineage, found)
+        prepared = await self._trainer.prepare(self._config, found.path if found else None)
+        self.step = self.staged_step = prepared.step
+        self._layout = prepared.layout
+        return prepared
+
+    async def catch_up(self, step: int) -> None:
+        """Train on the recorded batches before `step`, whatever becomes of the child meanwhile."""
+        await self._steadily(lambda: self._replay(step))
+
+    async def train(self, groups: list[TrainGroup]) -> Trained:
+        """The next learner step. Its batch is on record."""
+        step = self.step
+        lineage = await asyncio.to_thread(self._journal.lineage, step + 1)
+
+        async def attempt() -> Trained:
+            await self._replay(step)
+            return await self._trainer.train(step, groups, lineage)
+
+        trained = await self._steadily(attempt)
+        self._faults = 0
+        self.step = step + 1
+        await self._note_save(Saved(step=trained.saved_step, fault=trained.save_fault))
+        return trained
+
+    async def stage(self) -> None:
+        """Have the weights of this step written to `staging`."""
+        step = self.step
+
+        async def attempt() -> None:
+            await self._replay(step, staging_held=True)
+            await self._stage()
+
+        async with self.staging_lock:
+            await self._steadily(attempt, staging_held=True)
+
+    async def save(self) -> None:
+        """Begin a checkpoint of this step; it is written while training goes on."""
+        step = self.step
+        await self._journal.sync()
+
+        async def attempt() -> None:
+            await self._replay(step)
+            await self._trainer.save(checkpoint_path(self._root, step), step)
+
+        await self._steadily(attempt)
+
+    async def flush(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        await self._note_save(await self._steadily(self._trainer.flush))
+
+    async def stop(self) -> None:
+        await self._trainer.stop()
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _check_lineage(self, checkpoint: Checkpoint) -> None:
+        try:
+            same = self._journal.lineage(checkpoint.step) == checkpoint.lineage
+        except LookupError:
+            same = False
+        if not same:
+            raise UserError(
+                f"{checkpoint.path} was trained on other batches than the journal beside it holds: restore both from "
+                "one copy, or remove that checkpoint to train again from an older one"
+            )
+
+    async def _steadily(self, attempt: Callable[[], Awaitable[R]], *, staging_held: bool = False) -> R:
+        """`attempt`, again with a new child when one ends. ChildFailed when that does not help. `staging_held`: whether
+        the caller holds the staging lock."""
+        while True:
+            try:
+                return await attempt()
+            except ChildFailed as fault:
+                self._faults += 1
+                if self._faults >= MAX_FAULTS:
+                    raise
+                self._say(f"{fault}; starting it again from the last checkpoint ({self._faults} of {MAX_FAULTS})")
+                self._emit("trainer_restarted", reason=str(fault), step=self.step)
+                await self._trainer.stop()
+                async with nullcontext() if staging_held else self.staging_lock:
+                    await self._reopen()
+
+    async def _reopen(self) -> None:
+        try:
+            await self.open()
+        except ChildFailed as fault:
+            # The next attempt meets a child that is not there, which counts as the next fault.
+            self._say(str(fault))
+
+    async def _replay(self, step: int, *, staging_held: bool = False) -> None:
+        """From where the child is to `step`, on the recorded batches. Nothing to do while no child has ended."""
+        if self.step < step:
+            self._say(f"training again on the recorded batches {self.step} to {step - 1}")
+        while self.step < step:
+            recorded = await asyncio.to_thread(self._journal.batch, self.step)
+            lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
+            trained = await self._trainer.train(self.step, [self._of_record(group) for group in recorded], lineage)
+            self.step += 1
+            scores = [one.score for group in recorded for one in group.rollouts if one.score]
+            self._on_trained(step_figures(self.step, scores, trained))
+            if self.published is not None and self.published.step == self.step:
+                async with nullcontext() if staging_held else self.staging_lock:
+                    await self._compare(self.published.content)
+
+    async def _stage(self) -> None:
+        await self._trainer.stage()
+        self.staged_step = self.step
+
+    async def _compare(self, content: Digest) -> None:
+        """Whether the weights of now are those that were published."""
+        assert self._layout is not None
+        await self._stage()
+        if await asyncio.to_thread(content_of_file, self.staging, self._layout) != content:
+            self._emit("diverged", step=self.step)
+            self._on_divergence()
+
+    def _of_record(self, group: RecordedGroup) -> TrainGroup:
+        answers = [(one.rollout, one.score) for one in sorted(group.rollouts, key=lambda one: one.rollout.index)]
+        return train_group(self._prompt(group.number), answers, self.step)
+
+    async def _note_save(self, saved: Saved) -> None:
+        """What became of a checkpoint: prune what it makes needless, or say why there is none."""
+        if saved.fault:
+            self.save_fault = saved.fault
+            self._say(f"no checkpoint was written: {saved.fault}")
+            self._emit("checkpoint_failed", reason=saved.fault)
+        if saved.step is None or saved.step == self.saved_step:
+            return
+        self.saved_step, self.save_fault = saved.step, ""
+        self._emit("checkpoint", step=saved.step)
+        await asyncio.to_thread(prune, self._root, self._config.keep_checkpoints)
+        kept = await asyncio.to_thread(whole_checkpoints, self._root)
+        oldest = min((checkpoint.step for checkpoint in kept), default=0)
+        await self._journal.prune(oldest_step=oldest, keep_rollouts=self._config.keep_rollouts)
+
+
+def step_figures(step: int, scores: Sequence[Score], trained: Trained) -> dict[str, float]:
+    """What metrics.jsonl says of a learner step, `step` steps having been taken with it."""
+    exact = sum(score.exact for score in scores) / len(scores)
+    return {"step": step, "exact_match": exact, "train_step_s": round(trained.seconds, 4), **trained.metrics}
+
+
+def train_group(prompt: Prompt, answers: list[tuple[Rollout, Score | None]], step: int) -> TrainGroup:
+    """A group as the trainer sees it, for batch `step`. Every rollout is scored."""
+    rollouts: list[TrainRollout] = []
+    for rollout, score in answers:
+        assert score is not None
+        assert rollout.oldest is not None
+        rollouts.append(
+            TrainRollout(
+                token_ids=rollout.token_ids,
+                logprobs=rollout.logprobs,
+                loss_mask=rollout.loss_mask,
+                reward=score.reward,
+                staleness=staleness(rollout.oldest, step),
+            )
+        )
+    return TrainGroup(prompt_token_ids=prompt.token_ids, rollouts=tuple(rollouts))

@@ -1,0 +1,147 @@
+"""Answers that have no verdict yet, on disk: what was generated survives an outage, and the end of this process.
+
+One file a batch, STATE_DIR/spool/SWARM/NUMBER.batch: the BLAKE3 of the rest, then msgpack. A file is there whole or not
+at all if the process is killed; after a power cut it may be damaged, which its digest shows. Submitting twice is
+harmless, so a file that outlived its verdict costs one submission. Blocking, for threads of any number.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from swarm.broadcast.disk import replace_file, require_room
+from swarm.errors import UserError
+from swarm.rollout.client import Answer
+from swarm.types import Rollout
+from swarm.wire import digest
+
+SPOOL_BYTES = 1 << 30
+"""Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB); of the usual 128 a hundred."""
+
+SPOOL_FILES = 64
+"""A life of this node leaves four at most (in submission, two in the queue, one before it) and submits them before it
+asks for more; so this many are left only by a dozen deaths in one outage."""
+
+MAX_AGE_S = 86_400.0
+"""A day: the longest time limit that a learner gives a lease. What is older is stale."""
+
+DIGEST_BYTES = 32
+"""BLAKE3, before the content."""
+
+
+class SpooledAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """A lease as the learner sealed it, and the rollouts that answer it."""
+
+    token: bytes
+    rollouts: tuple[Rollout, ...]
+
+
+class Spool:
+    """The spool of one swarm. Whatever of other swarms is under `directory` is removed, and what is too old.
+
+    What cannot be kept is not, and `say` hears of it; it is called in the thread that called.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        swarm: str,
+        say: Callable[[str], None],
+        *,
+        cap_bytes: int = SPOOL_BYTES,
+        cap_files: int = SPOOL_FILES,
+    ) -> None:
+        self._directory = directory / swarm
+        self._say = say
+        self._cap_bytes = cap_bytes
+        self._cap_files = cap_files
+        self._lock = threading.Lock()
+        self._broken = False
+        for other in directory.glob("*"):
+            if other != self._directory:
+                shutil.rmtree(other, ignore_errors=True)
+        self._drop_partial()
+        for path in self._files():
+            if time.time() - path.stat().st_mtime > MAX_AGE_S:
+                path.unlink()
+        self._next = max((int(path.stem) for path in self._files()), default=0) + 1
+
+    def keep(self, answers: Sequence[Answer]) -> str | None:
+        """Write a batch; its name, or None if there is no room for it, of which the first time is said."""
+        body = msgspec.msgpack.encode([SpooledAnswer(answer.lease.token, answer.rollouts) for answer in answers])
+        content = digest(body) + body
+        with self._lock:
+            name = f"{self._next:012d}"
+            self._next += 1
+            try:
+                self._make_room(len(content))
+                self._directory.mkdir(parents=True, exist_ok=True)
+                require_room(self._directory, len(content), "the spool")
+                replace_file(self._path(name), content)
+            except (UserError, OSError) as fault:
+                self._drop_partial()
+                if not self._broken:
+                    self._say(f"{fault}; what is generated until then is lost if this node ends before it is submitted")
+                self._broken = True
+                return None
+            self._broken = False
+            return name
+
+    def names(self) -> list[str]:
+        """The batches that are kept, the oldest first."""
+        with self._lock:
+            return [path.stem for path in self._files()]
+
+    def read(self, name: str) -> list[SpooledAnswer]:
+        """A batch; nothing, and the file is removed, if it is damaged."""
+        path = self._path(name)
+        try:
+            if path.stat().st_size > self._cap_bytes:
+                raise ValueError("it is over the cap")
+            content = path.read_bytes()
+            if digest(content[DIGEST_BYTES:]) != content[:DIGEST_BYTES]:
+                raise ValueError("its digest is another one")
+            return msgspec.msgpack.decode(content[DIGEST_BYTES:], type=list[SpooledAnswer])
+        except (OSError, ValueError) as fault:
+            self._say(f"a spooled batch is damaged and is left out: {fault}")
+            self.remove(name)
+            return []
+
+    def remove(self, name: str) -> None:
+        """Forget a batch: its verdicts are here."""
+        with self._lock:
+            self._path(name).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Forget all batches: nobody wants them any more."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Drop the oldest batches until one of `nbytes` fits. UserError if it never would."""
+        if nbytes > self._cap_bytes:
+            raise UserError(f"a batch of {nbytes} bytes is over the spool's cap of {self._cap_bytes}")
+        files = [(path, path.stat().st_size) for path in self._files()]
+        held, dropped = sum(size for _, size in files), 0
+        while len(files) - dropped >= self._cap_files or held + nbytes > self._cap_bytes:
+            path, size = files[dropped]
+            path.unlink()
+            held -= size
+            dropped += 1
+        if dropped:
+            self._say(f"the spool is full: the oldest batches in it ({dropped}) were dropped")
+
+    def _drop_partial(self) -> None:
+        for partial in self._directory.glob("*.partial"):
+            partial.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self._directory.glob("*.batch") if path.stem.isdecimal())
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.batch"

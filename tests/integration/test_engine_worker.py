@@ -1,0 +1,64 @@
+"""The engine worker with a real child process: what it measures, and an engine that hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.errors import ChildFailed
+from swarm.rollout.client import SealedLease
+from swarm.sampler import worker
+from swarm.sampler.worker import EngineWorker
+from tests.builders import MIXED_LAYOUT, lease, v
+from tests.integration.hanging_engine import VARIABLE
+from tests.publishers import Publisher
+
+
+@pytest.fixture
+def module() -> str:
+    return worker.ENGINE_MODULES["scripted"]
+
+
+@pytest.fixture
+async def engine(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineWorker]:
+    monkeypatch.setitem(worker.ENGINE_MODULES, "scripted", module)
+    engine = EngineWorker(tmp_path / "sampler", kind="scripted", device="cpu", hang_s=0.5)
+    yield engine
+    await engine.stop()
+
+
+async def work(engine: EngineWorker, directory: Path) -> None:
+    """All that a session asks of an engine."""
+    publisher = Publisher(directory / "learner")
+    held = publisher.publish(0)
+    await engine.launch()
+    await engine.load(MIXED_LAYOUT)
+    await engine.install(held.head, held.table, publisher.directory / "versions" / "weights.bin")
+    sealed = SealedLease(lease=lease(indices=range(8)), token=b"token", deadline=time.monotonic() + 60.0)
+    (answer,) = await engine.generate([sealed])
+    assert len(answer.rollouts) == 8
+
+
+@pytest.mark.parametrize("module", ["tests.integration.hanging_engine"])
+@pytest.mark.parametrize("call", ["start", "install", "generate"])
+async def test_an_engine_that_hangs_is_killed_whatever_it_does(
+    engine: EngineWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, call)
+    with pytest.raises(ChildFailed, match=r"the engine made no progress for 0.5 s and was killed"):
+        await work(engine, tmp_path)
+    assert engine._child.pid is not None
+    assert not psutil.pid_exists(engine._child.pid)
+    assert engine.installed == (v(0) if call == "generate" else None)
+
+
+async def test_rates_are_known_after_the_first_batch(engine: EngineWorker, tmp_path: Path) -> None:
+    assert (engine.rollouts_per_s, engine.tokens_per_s) == (0.0, 0.0)
+    await work(engine, tmp_path)
+    # Eight samples of one to six tokens: the longest has at least one, and fewer than there are samples.
+    assert 0.0 < engine.tokens_per_s < engine.rollouts_per_s
+    assert engine.status()["tokens_per_s"] > 0

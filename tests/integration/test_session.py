@@ -1,0 +1,273 @@
+"""A sampler's session between a real engine process, a real receiver, and a learner's HTTP face."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from swarm.errors import ChildFailed, first_fault
+from swarm.http import PeerClient, guard, session_route
+from swarm.node.hello import Hello
+from swarm.node.session import SamplerStatus, Session
+from swarm.rollout.client import LEASE_CONTEXT, SealedLease
+from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, Release
+from swarm.sampler import worker
+from swarm.sampler.spool import Spool
+from swarm.sampler.worker import EngineWorker
+from swarm.signing import SigningKey, swarm_id_of
+from swarm.types import Address
+from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, decode, encode
+from tests.builders import OTHER_KEY, v
+from tests.integration.hanging_engine import VARIABLE
+from tests.learner_face import BOB, Learner, answers_to, leases_for
+from tests.publishers import Publisher, hand_over
+from tests.unit.test_data_plane import LISTED, Hearer, running
+from tests.unit.wires import PATIENCE_S, many_turns, until
+
+CAPACITY = 4
+ALL = 8
+"""Samples that the test's learner leases to one that asks ahead, before it waits for training: 2 batches of 2 groups of
+2; the third is for samplers that could begin at once."""
+
+
+class Line:
+    """Calls to the learner, noted. Those in `mute` are never answered; `broken` raises instead of a beat."""
+
+    def __init__(self, peer: PeerClient) -> None:
+        self._peer = peer
+        self.calls: list[tuple[str, bytes]] = []
+        self.mute: set[str] = set()
+        self.broken: Exception | None = None
+        self.dropped: tuple[DroppedRollouts, ...] = ()
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.calls]
+
+    def bodies(self, path: str) -> list[bytes]:
+        return [body for called, body in self.calls if called == path]
+
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+        return await self._peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s)
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
+        self.calls.append((path, body))
+        if path in self.mute:
+            await asyncio.Event().wait()
+        if path == "/v1/beat" and self.broken is not None:
+            raise self.broken
+        answer = await self._peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s)
+        if path == "/v1/beat" and self.dropped:
+            return encode(BeatReply(newest=v(0), finished=False, dropped=self.dropped))
+        return answer
+
+
+class Sampler:
+    """What a session needs besides its learner, and what it said."""
+
+    def __init__(self, learner: Learner, hearer: Hearer, directory: Path) -> None:
+        self.learner = learner
+        self.hearer = hearer
+        self.directory = directory
+        self.said: list[str] = []
+        self.status = SamplerStatus()
+        self.spool = Spool(directory / "spool", "swarm", self.said.append)
+        self.line = Line(learner.peers[BOB])
+        self.installed = asyncio.Event()
+        self.hang_s = 60.0
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[asyncio.Task[bool]]:
+        """A session with an engine of its own, which is told to stop at the end."""
+        engine = EngineWorker(self.directory, kind="scripted", device="cpu", hang_s=self.hang_s)
+        launch = asyncio.create_task(engine.launch())
+        session = Session(
+            node=BOB,
+            hello=self._hello(),
+            link=self.line,
+            engine=engine,
+            launch=launch,
+            spool=self.spool,
+            receiver=self.hearer.receiver,
+            capacity=CAPACITY,
+            status=self.status,
+            on_change=self.installed.set,
+            say=self.said.append,
+        )
+        stop = asyncio.Event()
+        task = asyncio.create_task(session.run(stop))
+        try:
+            yield task
+            stop.set()
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            await asyncio.gather(task, launch, return_exceptions=True)
+            await engine.stop()
+
+    def _hello(self) -> Hello:
+        key = self.learner.key.public_bytes
+        return Hello(
+            protocol=PROTOCOL,
+            role="learner",
+            swarm=swarm_id_of(key),
+            learner_key=key,
+            record=b"",
+            learner=b"",
+            beat_s=0.2,
+        )
+
+
+@pytest.fixture
+async def sampler(tmp_path: Path) -> AsyncIterator[Sampler]:
+    """It holds version 0, and its learner has leases for it."""
+    learner = Learner()
+    app = web.Application(middlewares=[guard])
+    app.add_routes([session_route(learner.sessions), *learner.service.routes()])
+    runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = Address(host="127.0.0.1", port=runner.addresses[0][1])
+    async with (
+        PeerClient(address, key=OTHER_KEY, server=learner.key.node_id) as learner.peers[BOB],
+        running(Hearer(tmp_path / "receiver")) as hearer,
+    ):
+        assert hearer.receiver.store is not None
+        first = Publisher(tmp_path / "learner").publish(0)
+        hand_over(hearer.receiver.store, first)
+        hearer.list(LISTED)
+        hearer.announce(first)
+        await learner.open()
+        yield Sampler(learner, hearer, tmp_path / "sampler")
+    await runner.cleanup()
+
+
+def forged(sealed: SealedLease, key: SigningKey, node: str) -> SealedLease:
+    """The lease as if `key` had given it to `node`."""
+    lease = msgspec.structs.replace(sealed.lease, node=node)
+    return SealedLease(lease=lease, token=key.seal(LEASE_CONTEXT, encode(lease)), deadline=sealed.deadline)
+
+
+def accepted(sampler: Sampler, count: int) -> Callable[[], bool]:
+    return lambda: sampler.status.verdicts["accepted"] >= count
+
+
+async def test_what_a_former_life_generated_comes_before_anything_else(sampler: Sampler) -> None:
+    former = await leases_for(sampler.learner, BOB, 2)
+    sampler.spool.keep(answers_to(former))
+    async with sampler.session():
+        await until(accepted(sampler, ALL))
+    paths = sampler.line.paths()
+    assert paths[:2] == ["/v1/rollouts", "/v1/release"]
+    assert {"/v1/leases", "/v1/beat"} <= set(paths[2:])
+    assert "rollouts from before were submitted: 2 accepted" in sampler.said
+    assert set(sampler.status.verdicts) == {"accepted"}
+    assert sampler.spool.names() == []
+
+
+async def test_nothing_is_asked_for_before_that_has_its_verdicts(sampler: Sampler) -> None:
+    sampler.spool.keep(answers_to(await leases_for(sampler.learner, BOB, 2)))
+    sampler.line.mute = {"/v1/rollouts"}
+    async with sampler.session():
+        await asyncio.wait_for(sampler.installed.wait(), PATIENCE_S)
+        await many_turns()
+        assert sampler.line.paths() == ["/v1/rollouts"]
+    assert len(sampler.spool.names()) == 1
+
+
+async def test_what_is_of_another_node_or_learner_is_not_submitted(sampler: Sampler) -> None:
+    other = Learner()
+    for key, node in ((other.key, BOB), (sampler.learner.key, "another node")):
+        (sealed,) = await leases_for(sampler.learner, BOB, 1)
+        sampler.spool.keep(answers_to([forged(sealed, key, node)]))
+    async with sampler.session():
+        await until(lambda: "/v1/release" in sampler.line.paths())
+    assert sampler.line.paths()[0] == "/v1/release"
+    assert len([line for line in sampler.said if "left out" in line]) == 2
+
+
+async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(sampler: Sampler) -> None:
+    """The session breaks meanwhile: nothing that is spooled is handed back, and the next one submits it."""
+    sampler.line.mute = {"/v1/rollouts"}
+    async with sampler.session() as task:
+        await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
+        sampler.line.broken = ChildFailed("the engine died")
+        with pytest.raises(ExceptionGroup) as broken:
+            await task
+    assert isinstance(first_fault(broken.value), ChildFailed)
+    assert [decode(body, Release, cap_bytes=1000).forget for body in sampler.line.bodies("/v1/release")] == [True]
+    sampler.line = Line(sampler.learner.peers[BOB])
+    async with sampler.session():
+        await until(lambda: f"rollouts from before were submitted: {ALL} accepted" in sampler.said)
+    assert sampler.spool.names() == []
+
+
+async def test_leases_of_an_engine_that_hangs_are_handed_back(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(worker.ENGINE_MODULES, "scripted", "tests.integration.hanging_engine")
+    monkeypatch.setenv(VARIABLE, "generate")
+    sampler.hang_s = 0.5
+    async with sampler.session() as task:
+        with pytest.raises(ExceptionGroup) as broken:
+            await task
+    assert "made no progress for 0.5 s" in str(first_fault(broken.value))
+    first, last = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release"))
+    assert first.forget
+    assert not last.forget
+    # One batch in the engine, one waiting for it.
+    assert sum(len(held.indices) for held in last.samples) == 2 * CAPACITY
+
+
+async def test_generation_goes_on_while_no_submission_is_answered_and_questions_name_what_is_spooled(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.node.session.DRAIN_S", 0.1)
+    sampler.line.mute = {"/v1/rollouts"}
+    async with sampler.session() as task:
+        await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
+        # Samples that a question does not name are put back, and would come anew.
+        await until(lambda: len(sampler.line.bodies("/v1/leases")) > ALL // CAPACITY)
+    assert task.result() is False
+    assert len(sampler.line.bodies("/v1/rollouts")) == 1
+    assert len(sampler.spool.names()) == ALL // CAPACITY
+    assert any("what was generated is kept for the next start" in line for line in sampler.said)
+
+
+async def test_a_learner_that_never_answers_does_not_block_leaving(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.node.session.DRAIN_S", 0.1)
+    monkeypatch.setattr("swarm.node.session.FAREWELL_S", 0.1)
+    async with sampler.session() as task:
+        await until(accepted(sampler, 1))
+        sampler.line.mute = {"/v1/rollouts", "/v1/leases", "/v1/beat", "/v1/release"}
+    assert task.result() is False
+    assert any("the learner could not be told" in line for line in sampler.said)
+
+
+async def test_what_is_kept_when_the_run_is_over_is_thrown_away(sampler: Sampler) -> None:
+    sampler.line.mute = {"/v1/rollouts"}
+    async with sampler.session() as task:
+        await until(lambda: sampler.spool.names())
+        await sampler.learner.service.end("finished")
+        assert await task is True
+    assert sampler.spool.names() == []
+
+
+async def test_beats_tell_how_fast_a_sample_grows_and_hear_what_was_dropped(sampler: Sampler) -> None:
+    sampler.line.dropped = (DroppedRollouts(reason="stale", rollouts=12),)
+    async with sampler.session():
+        await until(accepted(sampler, ALL))
+        beats = len(sampler.line.bodies("/v1/beat"))
+        await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 2)
+    told = [decode(body, Beat, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/beat")]
+    assert told[0].tokens_per_s == 0
+    assert told[-1].tokens_per_s > 0
+    assert sampler.status.drops.counts == {"stale": 12}
+    assert sampler.said.count("the learner dropped 12 of our rollouts: stale") == 1

@@ -1,0 +1,115 @@
+"""I7: with unlimited hold and without faults nothing becomes stale. And S while the run goes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from swarm.sim.cluster import Cluster
+from swarm.sim.figures import Figures
+from swarm.sim.scenario import NAMED, UNLIMITED_HOLD, BoundChange, Scenario, scenario_named
+
+SEEDS_QUICK = 34
+"""Each S from 0 to 16 twice."""
+
+SEEDS_LONG = 1_020
+SEEDS_PER_TEST = 34
+
+
+def discarded(figures: Figures) -> int:
+    """Rollouts that were called stale, or dropped although they were accepted."""
+    return figures.verdicts["stale"] + sum(figures.dropped.values())
+
+
+def run(name: str, seed: int) -> Figures:
+    return Cluster(scenario_named(name, seed), seed).run()
+
+
+def nothing_is_stale(seed: int) -> None:
+    scenario, figures = scenario_named(UNLIMITED_HOLD, seed), run(UNLIMITED_HOLD, seed)
+    assert discarded(figures) == 0
+    assert figures.steps == scenario.steps
+    assert figures.staleness_max <= scenario.max_staleness
+
+
+@pytest.mark.parametrize("seed", range(SEEDS_QUICK))
+def test_with_unlimited_hold_nothing_is_discarded_as_stale(seed: int) -> None:
+    nothing_is_stale(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(SEEDS_QUICK, SEEDS_LONG, SEEDS_PER_TEST))
+def test_with_unlimited_hold_nothing_is_discarded_as_stale_in_many_swarms(first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        nothing_is_stale(seed)
+
+
+def test_the_swarms_of_that_test_are_what_they_are_said_to_be() -> None:
+    drawn = [scenario_named(UNLIMITED_HOLD, seed) for seed in range(SEEDS_QUICK)]
+    assert {one.max_staleness for one in drawn} == set(range(17))
+    assert {one.publish_every_steps - one.max_staleness for one in drawn} >= {1}
+    assert any(one.publish_every_steps == 1 < one.max_staleness for one in drawn)
+    assert max(one.broadcast_s / one.train_step_s for one in drawn) == pytest.approx(3.0)
+    assert {one.generation_sigma for one in drawn} == {1.0}
+    assert {round(math.exp(2 * one.speed_spread)) for one in drawn} == {50}
+    assert any(one.capacity < one.group_size for one in drawn)
+
+
+def test_without_hold_the_same_swarms_discard() -> None:
+    """The sweep is hard enough for the rule to matter."""
+    wasteful = [
+        discarded(Cluster(replace(scenario_named(UNLIMITED_HOLD, seed), hold_s=0.0), seed).run()) for seed in range(17)
+    ]
+    assert sum(count > 0 for count in wasteful) >= 4
+
+
+def test_a_batch_is_held_for_a_while_and_then_taken() -> None:
+    """The longest wait of a ready batch is checked in each run (I7); here it is reached, and it saves something."""
+    held, never = run("held", 0), Cluster(replace(NAMED["held"], hold_s=0.0), 0).run()
+    endless = Cluster(replace(NAMED["held"], hold_s=math.inf), 0).run()
+    assert discarded(never) > discarded(held) > discarded(endless) == 0
+
+
+@pytest.mark.parametrize("hold_s", [0.0, 2.0, math.inf])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        replace(NAMED["sequential-one"], broadcast_s=6.0),
+        replace(NAMED["period-4"], broadcast_s=6.0, samplers=1),
+        replace(NAMED["churn"], max_staleness=0, samplers=1, generation_sigma=1.0),
+        replace(NAMED["failing-calls"], max_staleness=0),
+    ],
+    ids=["sequential-slow-broadcast", "period-slow-broadcast", "sequential-churn", "sequential-failures"],
+)
+def test_no_hold_stops_the_run(scenario: Scenario, hold_s: float) -> None:
+    assert Cluster(replace(scenario, hold_s=hold_s), 0).run().steps == scenario.steps
+
+
+@pytest.mark.parametrize("hold_s", [0.0, 3.0, math.inf])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_bound_may_be_changed_at_any_time(seed: int, hold_s: float) -> None:
+    scenario = replace(NAMED["dial"], hold_s=hold_s)
+    figures = Cluster(scenario, seed).run()
+    assert figures.steps == scenario.steps
+    assert figures.staleness_max <= 6
+
+
+def test_what_a_lower_bound_makes_stale_is_counted_apart() -> None:
+    figures = Cluster(replace(NAMED["dial"], hold_s=math.inf), 0).run()
+    assert figures.verdicts["bound_lowered"] + figures.dropped["bound_lowered"] > 0
+
+
+def test_a_lower_bound_shortens_the_period_and_publishes_at_once() -> None:
+    scenario = replace(
+        NAMED["dial"], steps=20, bound_changes=(BoundChange(at_s=9.0, max_staleness=0),), crashes=(), hold_s=0.0
+    )
+    lines: list[str] = []
+    Cluster(scenario, 0, tell=lines.append).run()
+    changed = next(i for i, line in enumerate(lines) if "S is set to 0" in line)
+    installs = [line.split()[-1] for line in lines[changed:] if " has 0." in line]
+    versions = [int(version.removeprefix("0.")) for version in dict.fromkeys(installs)]
+    assert versions[-1] == scenario.steps
+    assert [later - one for one, later in pairwise(versions[1:])] == [1] * (len(versions) - 2)

@@ -1,0 +1,260 @@
+"""Checkpoint directories as files: what is whole, which is the newest, what goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarm.broadcast import disk
+from swarm.broadcast.disk import DiskFull
+from swarm.errors import UserError
+from swarm.learner.checkpoints import (
+    DIGESTS,
+    STATE,
+    TENSORS,
+    TrainerState,
+    being_written,
+    checkpoint_path,
+    is_whole,
+    newest_whole,
+    partial_path,
+    prune,
+    read_state,
+    whole_checkpoints,
+)
+
+
+def save(root: Path, step: int, *, state: TrainerState | None = None) -> Path:
+    """A checkpoint whose tensors are any bytes."""
+    directory = checkpoint_path(root, step)
+    with being_written(directory, 100) as partial:
+        (partial / STATE).write_bytes(
+            msgspec.json.encode(state or TrainerState(step=step, lineage=bytes([step]).hex(), parameters=3))
+        )
+        (partial / TENSORS).write_bytes(bytes(range(100)))
+        (partial / "deeper").mkdir()
+        (partial / "deeper" / "file").write_bytes(b"")
+    return directory
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir() if path.is_dir()}
+
+
+def steps(root: Path) -> list[int]:
+    return [found.step for found in whole_checkpoints(root)]
+
+
+def truncate(directory: Path) -> None:
+    (directory / TENSORS).write_bytes((directory / TENSORS).read_bytes()[:-1])
+
+
+def flip(directory: Path) -> None:
+    content = bytearray((directory / TENSORS).read_bytes())
+    content[50] ^= 1
+    (directory / TENSORS).write_bytes(content)
+
+
+def flip_state(directory: Path) -> None:
+    (directory / STATE).write_bytes((directory / STATE).read_bytes().replace(b'"02"', b'"03"'))
+
+
+def lose(directory: Path) -> None:
+    (directory / "deeper" / "file").unlink()
+
+
+def lose_digests(directory: Path) -> None:
+    (directory / DIGESTS).unlink()
+
+
+def empty_digests(directory: Path) -> None:
+    (directory / DIGESTS).write_bytes(b"{}")
+
+
+def tear_digests(directory: Path) -> None:
+    (directory / DIGESTS).write_bytes((directory / DIGESTS).read_bytes()[:20])
+
+
+DAMAGES = [truncate, flip, flip_state, lose, lose_digests, empty_digests, tear_digests]
+
+
+def test_the_newest_is_found_with_its_step_and_lineage(tmp_path: Path) -> None:
+    for step in (3, 1, 2):
+        assert is_whole(save(tmp_path, step))
+    newest = newest_whole(tmp_path)
+    assert newest is not None
+    assert (newest.step, newest.path, newest.lineage) == (3, tmp_path / "step-000003", b"\3")
+    assert steps(tmp_path) == [1, 2, 3]
+
+
+def test_steps_beyond_six_digits_are_in_order(tmp_path: Path) -> None:
+    for step in (1_000_000, 999_999):
+        save(tmp_path, step, state=TrainerState(step=step, lineage="", parameters=3))
+    assert steps(tmp_path) == [999_999, 1_000_000]
+
+
+def test_where_nothing_was_saved_nothing_is_found(tmp_path: Path) -> None:
+    assert newest_whole(tmp_path / "none") is None
+    assert whole_checkpoints(tmp_path / "none") == []
+    prune(tmp_path / "none", 1)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_not_whole_and_the_one_before_is_used(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    whole, damaged = save(tmp_path, 1), save(tmp_path, 2)
+    damage(damaged)
+    assert not is_whole(damaged)
+    newest = newest_whole(tmp_path)
+    assert newest is not None
+    assert newest.path == whole
+
+
+def test_a_listing_leaves_out_what_has_no_digests(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    lose_digests(tmp_path / "step-000002")
+    assert steps(tmp_path) == [1]
+
+
+def test_one_under_the_name_of_another_step_is_not_used(tmp_path: Path) -> None:
+    first = save(tmp_path, 1)
+    shutil.copytree(first, tmp_path / "step-000002")
+    newest = newest_whole(tmp_path)
+    assert newest is not None
+    assert newest.path == first
+
+
+def test_every_byte_and_name_is_on_the_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def watched_rename(old: Path, new: Path) -> None:
+        rename(old, new)
+        calls.append("rename")
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "rename", watched_rename)
+    directory = save(tmp_path, 1)
+    partial = str(partial_path(directory))
+    inside = [str(path).replace(str(directory), partial) for path in directory.rglob("*")]
+    at = calls.index("rename")
+    assert set(calls[:at]) == {*inside, partial}
+    # A directory after the names in it are final: digests.json was the last of them.
+    assert calls.index(partial) > calls.index(f"{partial}/{DIGESTS}")
+    assert calls[at + 1 :] == [str(tmp_path)]
+
+
+def test_what_a_crash_left_half_written_is_ignored_and_written_over(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    left = partial_path(checkpoint_path(tmp_path, 2))
+    shutil.copytree(tmp_path / "step-000001", left)
+    (left / "left over").write_text("by a crash")
+    assert steps(tmp_path) == [1]
+    assert not (save(tmp_path, 2) / "left over").exists()
+    assert names(tmp_path) == {"step-000001", "step-000002"}
+
+
+def test_a_fault_while_writing_leaves_only_what_was_there(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    beside: list[set[str]] = []
+
+    def write_and_fail() -> None:
+        with being_written(checkpoint_path(tmp_path, 2), 1) as partial:
+            (partial / STATE).write_bytes(b"{}")
+            beside.append(names(tmp_path))
+            raise OSError("too hot")
+
+    with pytest.raises(OSError, match="too hot"):
+        write_and_fail()
+    assert beside == [{"step-000001", "step-000002.partial"}]
+    assert names(tmp_path) == {"step-000001"}
+
+
+def test_without_room_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(DiskFull, match=r"no room for the checkpoint step-000002: free \d+ MB there$"):
+        save(tmp_path, 2)
+    assert names(tmp_path) == {"step-000001"}
+
+
+def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
+    flip(save(tmp_path, 1))
+    assert is_whole(save(tmp_path, 1))
+    assert names(tmp_path) == {"step-000001"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"step":1,"lineage":"no","parameters":1}', b'{"step":-1,"lineage":"","parameters":1}'],
+)
+def test_a_state_that_is_none_is_the_users_to_know(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / STATE).write_bytes(content)
+    with pytest.raises(UserError, match=r"is not a checkpoint.*trainer.json"):
+        read_state(tmp_path)
+
+
+# -- prune ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, [4]), (2, [3, 4]), (4, [1, 2, 3, 4]), (5, [1, 2, 3, 4]), (9, [1, 2, 3, 4]), (0, [4])]
+)
+def test_the_newest_are_kept(tmp_path: Path, keep: int, left: list[int]) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step)
+    prune(tmp_path, keep)
+    assert steps(tmp_path) == left
+    assert names(tmp_path) == {f"step-{step:06}" for step in left}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_only_whole_one_is_kept_and_damaged_newer_ones_go(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    damage(tmp_path / "step-000002")
+    prune(tmp_path, 1)
+    assert names(tmp_path) == {"step-000001"}
+    assert is_whole(tmp_path / "step-000001")
+
+
+def test_a_torn_older_one_does_not_count_as_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    truncate(tmp_path / "step-000002")
+    prune(tmp_path, 2)
+    assert names(tmp_path) == {"step-000001", "step-000003"}
+
+
+def test_if_none_is_whole_all_are_left_for_a_person_to_look_at(tmp_path: Path) -> None:
+    flip(save(tmp_path, 1))
+    flip(save(tmp_path, 2))
+    prune(tmp_path, 1)
+    assert names(tmp_path) == {"step-000001", "step-000002"}
+
+
+def test_what_crashes_left_is_removed_but_nothing_that_is_not_ours(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for name in ("step-000002.partial", "step-000001.removed.partial", "mine.partial", "step-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"")
+    prune(tmp_path, 1)
+    assert names(tmp_path) == {"step-000001", "mine.partial", "step-1"}
+
+
+def test_what_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    flip(tmp_path / "step-000003")
+    with being_written(checkpoint_path(tmp_path, 4), 1) as partial:
+        prune(tmp_path, 1)
+        assert names(tmp_path) == {"step-000002", "step-000003", partial.name}

@@ -1,0 +1,21 @@
+"""The benchmark of the journal records a run as a learner would."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from benchmarks.journal import BATCH_GROUPS, measure_size, measure_speed
+from swarm.rollout.verify import verify_run
+
+
+def test_what_the_benchmark_records_is_a_run_without_a_breach(tmp_path: Path) -> None:
+    size = asyncio.run(measure_size(tmp_path / "size", 100, 4, 1))
+    assert size["rows"] == 2 * 4 * BATCH_GROUPS
+    assert size["db_bytes_per_rollout"] > 0
+    speed = measure_speed(tmp_path / "speed", rollouts=200, tokens=8, size=4, writers=4, seed=1)
+    assert asyncio.run(speed)["rollouts"] == 4 * 4 * BATCH_GROUPS
+    for name, batches in (("size", 2), ("speed", 4)):
+        report = verify_run(tmp_path / name, groups_per_step=BATCH_GROUPS, group_size=4)
+        assert report.breaches == ()
+        assert report.trained == batches * 4 * BATCH_GROUPS

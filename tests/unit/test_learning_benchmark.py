@@ -1,0 +1,220 @@
+"""The learning benchmark: its figures, its one-process runs, and that no process of a swarm outlives it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import learning
+from benchmarks.learning_figures import Run, Step, figures_of, row, table
+from benchmarks.learning_forced import OneProcess, run
+from benchmarks.learning_swarm import RunFailed, nodes_in, read_run
+from swarm.config import LeadConfig
+from swarm.types import VersionId
+
+NOBODY = "127.0.0.1:1"
+"""A bootstrap where nobody answers."""
+
+
+def steps(*rewards: float, every_s: float = 2.0) -> list[Step]:
+    return [
+        Step(at_s=100 + n * every_s, reward=reward, staleness_mean=n / 2, staleness_max=float(n))
+        for n, reward in enumerate(rewards)
+    ]
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_one_run() -> None:
+    assert figures_of(Run(steps=steps(*[0.2] * 9, 0.5, 0.9, 0.7), accuracy=0.75)) == {
+        "accuracy": 0.75,
+        "reward_last10": pytest.approx((7 * 0.2 + 0.5 + 0.9 + 0.7) / 10),
+        "reward_per_step": pytest.approx(3.9 / 12),
+        "reward_per_s": pytest.approx(3.7 / 22),
+        "staleness_mean": 2.75,
+        "staleness_max": 11.0,
+        "seconds": 22.0,
+        "steps_to_reward_0_8": 11,
+        "seconds_to_reward_0_8": 20.0,
+        "curve": [0.5],
+    }
+
+
+def test_a_row_has_the_median_and_the_range_of_its_seeds() -> None:
+    runs = [Run(steps=steps(0.1, reward), accuracy=accuracy) for reward, accuracy in ((0.9, 0.8), (0.2, 0.1), (1, 1))]
+    found = row("forced", 4, runs)
+    assert (found["mode"], found["max_staleness"], found["runs"]) == ("forced", 4, 3)
+    assert (found["accuracy"], found["accuracy_min"], found["accuracy_max"]) == (0.8, 0.1, 1)
+    assert (found["steps_to_reward_0_8"], found["seconds_to_reward_0_8"]) == (2, 2.0)
+
+
+def test_a_reward_that_most_seeds_never_reach_is_null_and_said_so() -> None:
+    found = row("swarm", 16, [Run(steps=steps(0.1, reward), accuracy=0) for reward in (0.9, 0.2, 0.3)])
+    assert json.loads(json.dumps(found, allow_nan=False))["seconds_to_reward_0_8"] is None
+    lines = table([found])
+    assert len(lines) == 2
+    assert lines[1].split()[-2:] == ["never", "never"]
+
+
+def test_a_row_keeps_the_largest_staleness_of_all_seeds() -> None:
+    runs = [Run(steps=steps(*[0.1] * count), accuracy=0) for count in (2, 3, 9)]
+    assert row("swarm", 16, runs)["staleness_max"] == 8
+
+
+# -- one process ---------------------------------------------------------------------------------------------
+
+
+def config(max_staleness: int, seed: int = 0) -> LeadConfig:
+    return LeadConfig(
+        max_staleness=max_staleness, seed=seed, steps=5, groups_per_step=3, group_size=4, eval_prompts=3, warmup_steps=0
+    )
+
+
+def held(process: OneProcess) -> tuple[VersionId | None, torch.Tensor]:
+    """The version that the engine says it has, and its weights."""
+    weights = torch.cat([p.detach().flatten() for p in process._engine._model.parameters()])
+    return process._engine._version, weights.clone()
+
+
+def published(process: OneProcess) -> torch.Tensor:
+    """The trainer's weights as a version of them would be."""
+    return torch.cat([p.detach().to(torch.bfloat16).float().flatten() for p in process._trainer._model.parameters()])
+
+
+def test_every_batch_is_drawn_by_the_version_that_is_exactly_as_old_as_the_bound(tmp_path: Path) -> None:
+    process = OneProcess(config(2), tmp_path)
+    versions = [published(process)]
+    ages = list[float]()
+    for number in range(5):
+        step = process.step(number)
+        ages.append(step.staleness_mean)
+        version, weights = held(process)
+        assert version == VersionId(incarnation=0, version=max(0, number - 2))
+        assert torch.equal(weights, versions[version.version])
+        versions.append(published(process))
+    assert ages == [0, 1, 2, 2, 2]
+    assert not torch.equal(versions[0], versions[5])
+
+
+def test_the_newest_version_is_what_is_evaluated(tmp_path: Path) -> None:
+    process = OneProcess(config(3), tmp_path)
+    process.step(0)
+    assert 0 <= process.accuracy() <= 1
+    version, weights = held(process)
+    assert version == VersionId(incarnation=0, version=1)
+    assert torch.equal(weights, published(process))
+
+
+def test_a_run_in_one_process_is_told_by_its_seed(tmp_path: Path) -> None:
+    def rewards(seed: int, name: str) -> list[float]:
+        directory = tmp_path / name
+        directory.mkdir()
+        return [step.reward for step in run(config(1, seed), directory).steps]
+
+    first = rewards(0, "first")
+    assert len(first) == 5
+    assert rewards(0, "again") == first
+    assert rewards(1, "other") != first
+
+
+# -- a swarm -------------------------------------------------------------------------------------------------
+
+
+def write_run(run_dir: Path, count: int, evaluated: int) -> None:
+    line = {"reward": 0.5, "staleness/mean": 1.5, "staleness/max": 2.0}
+    lines = [json.dumps({**line, "time": 100.0 + n}) for n in range(count)]
+    (run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    held_out = [{"version": 0, "exact_match": 0.0}, {"version": evaluated, "exact_match": 0.9}]
+    (run_dir / "summary.json").write_text(json.dumps({"held_out": held_out}))
+
+
+def test_a_finished_run_is_read_from_its_files(tmp_path: Path) -> None:
+    write_run(tmp_path, 3, 3)
+    found = read_run(tmp_path, 3)
+    assert found.accuracy == 0.9
+    assert found.steps[2] == Step(at_s=102.0, reward=0.5, staleness_mean=1.5, staleness_max=2.0)
+
+
+@pytest.mark.parametrize(("count", "evaluated"), [(2, 2), (3, 2)])
+def test_a_run_that_stopped_early_is_no_run(count: int, evaluated: int, tmp_path: Path) -> None:
+    write_run(tmp_path, count, evaluated)
+    with pytest.raises(RunFailed):
+        read_run(tmp_path, 3)
+
+
+def test_a_process_that_fails_is_reported_in_its_own_words(tmp_path: Path) -> None:
+    with nodes_in(tmp_path) as nodes:
+        nodes.start("learner", "lead", "--steps", "0", "--run-dir", str(tmp_path / "run")).wait()
+        with pytest.raises(RunFailed, match=r"learner ended with status 2.*--steps 0"):
+            nodes.check()
+
+
+def test_no_process_outlives_an_interrupt(tmp_path: Path) -> None:
+    started = list[subprocess.Popen[bytes]]()
+
+    def interrupted() -> None:
+        with nodes_in(tmp_path) as nodes:
+            state = str(tmp_path / "relay")
+            started.append(nodes.start("relay", "join", "--role", "relay", "--bootstrap", NOBODY, "--state-dir", state))
+            assert started[0].poll() is None
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert started[0].returncode is not None
+
+
+# -- the command line ----------------------------------------------------------------------------------------
+
+
+def test_the_baseline_comes_first_and_stands_for_forced_at_zero() -> None:
+    assert learning.cases([0, 4], ["baseline", "forced", "swarm"]) == [
+        ("baseline", 0),
+        ("forced", 4),
+        ("swarm", 0),
+        ("swarm", 4),
+    ]
+    assert learning.cases([0, 4], ["forced"]) == [("forced", 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--steps", "1"], "2 at least"),
+        (["--samplers", "0"], "--samplers 1"),
+        (["--seeds", "0;1"], "--seeds 0;1"),
+        (["--staleness", "two"], "--staleness two"),
+        (["--staleness", "-1"], "--max-staleness -1"),
+        (["--seeds", "-1"], "--seed -1"),
+        (["--only", "forced", "--staleness", "0"], "nothing to run"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["learning", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        learning.main()
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def test_json_is_the_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["learning", "--only", "baseline", "--seeds", "0", "--steps", "2", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        learning.main()
+    assert ended.value.code == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["steps"], found["seeds"]) == (2, [0])
+    (only,) = found["rows"]
+    assert (only["mode"], only["max_staleness"], only["runs"], only["staleness_max"]) == ("baseline", 0, 1, 0)

@@ -1,0 +1,244 @@
+"""A trainer that is saved and restored is the same trainer, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+
+from swarm.broadcast import disk
+from swarm.errors import UserError
+from swarm.learner.checkpoints import TENSORS, _locked, is_whole, newest_whole, read_state, whole_checkpoints
+from swarm.learner.messages import Save, Saved, Train
+from swarm.learner.saving import take
+from swarm.learner.tiny import CHARACTERS, tiny_model, tiny_tokenizer
+from swarm.learner.trainer import Trainer
+from tests.unit.models import rounded
+from tests.unit.trainers import group, trainer_in
+
+IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
+
+
+def train(trainer: Trainer, steps: range) -> None:
+    """Batches that differ from step to step, in several rows, so that the order of the shuffle matters."""
+    for step in steps:
+        groups = (group([1.0, 0.0, float(step % 3), 0.5]), group([0.0, 1.0, 0.25, 0.0], logprob=-2.0 - step / 10))
+        trainer.step(Train(step=step, groups=groups, lineage=bytes([step] * 32)))
+
+
+def save(trainer: Trainer, root: Path, step: int) -> Path:
+    directory = root / f"step-{step:06}"
+    trainer.save(Save(directory=str(directory), step=step))
+    return directory
+
+
+def everything(trainer: Trainer) -> dict[str, list[Any]]:
+    """All that a checkpoint holds of a trainer, as numbers."""
+    tensors = take(trainer._parts, step=0, lineage=b"").tensors
+    return {
+        name: tensor.view(torch.uint8).tolist() if tensor.dim() else tensor.tolist() for name, tensor in tensors.items()
+    }
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer._model.parameters()])
+
+
+def saved_weights(directory: Path) -> torch.Tensor:
+    held = load_file(directory / TENSORS)
+    model = tiny_model(0)
+    return torch.cat([held[f"weight/{name}"].flatten() for name, _ in model.named_parameters()])
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path, at: int) -> None:
+    straight = trainer_in(tmp_path / "straight")
+    straight.prepared()
+    train(straight, range(5))
+    straight.stage()
+    expected = everything(straight)
+
+    before = trainer_in(tmp_path / "before")
+    train(before, range(at))
+    directory = save(before, tmp_path, at)
+    assert before.flush() == Saved(step=at, fault="")
+    torch.manual_seed(12345)
+
+    after = trainer_in(tmp_path / "after", resume=directory)
+    prepared = after.prepared()
+    assert (prepared.step, prepared.lineage) == (at, bytes([at - 1] * 32) if at else b"")
+    train(after, range(at, 5))
+    after.stage()
+    assert everything(after) == expected
+    assert "adam/exp_avg_sq/model.embed_tokens.weight" in expected
+    assert (tmp_path / "after/staging.bin").read_bytes() == (tmp_path / "straight/staging.bin").read_bytes()
+
+
+def test_the_weights_and_files_that_are_prepared_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    before = trainer_in(tmp_path / "before")
+    fresh = before.prepared()
+    train(before, range(3))
+    directory = save(before, tmp_path, 3)
+    before.stage()
+    before.flush()
+    resumed = trainer_in(tmp_path / "after", resume=directory).prepared()
+    assert (tmp_path / "after/staging.bin").read_bytes() == (tmp_path / "before/staging.bin").read_bytes()
+    assert resumed.layout == fresh.layout
+
+
+def test_draws_go_on_where_they_were(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    torch.rand(3)
+    directory = save(trainer, tmp_path, 0)
+    trainer.flush()
+    expected = torch.rand(3).tolist()
+    trainer_in(tmp_path, resume=directory)
+    assert torch.rand(3).tolist() == expected
+
+
+def test_a_checkpoint_loads_with_transformers_and_is_the_published_model(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    train(trainer, range(1))
+    directory = save(trainer, tmp_path, 1)
+    trainer.flush()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(input_ids=IDS).logits, rounded(trainer._model)(input_ids=IDS).logits)
+    assert AutoModelForCausalLM.from_pretrained(directory, dtype="auto").dtype == torch.bfloat16
+    assert json.loads((directory / "config.json").read_text())["dtype"] == "bfloat16"
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    text = f"{CHARACTERS}x 3141="
+    assert tokenizer(text)["input_ids"] == tiny_tokenizer()(text)["input_ids"]
+    assert is_whole(directory)
+
+
+# -- beside training -----------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_does_not_see_the_steps_taken_while_it_is_written(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    train(trainer, range(1))
+    tmp_path.joinpath("checkpoints").mkdir()
+    with _locked(tmp_path / "checkpoints", wait=True):
+        # Nothing can be written until this lock is let go; the call comes back at once nevertheless.
+        directory = save(trainer, tmp_path / "checkpoints", 1)
+        at_save = weights(trainer)
+        train(trainer, range(1, 2))
+        assert not directory.exists()
+    assert trainer.flush() == Saved(step=1, fault="")
+    assert torch.equal(saved_weights(directory), at_save)
+    assert not torch.equal(weights(trainer), at_save)
+    loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    assert torch.equal(
+        loaded.lm_head.weight, trainer_in(tmp_path, resume=directory)._model.lm_head.weight.bfloat16().float()
+    )
+    assert read_state(directory).lineage == bytes([0] * 32).hex()
+
+
+def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    for step in range(3):
+        save(trainer, tmp_path / "checkpoints", step)
+    assert trainer.flush() == Saved(step=2, fault="")
+    assert [found.step for found in whole_checkpoints(tmp_path / "checkpoints")] == [0, 1, 2]
+
+
+def test_a_step_says_what_is_on_the_disk(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    command = Train(step=0, groups=(group([1.0, 0.0]),))
+    assert trainer.step(command).saved_step is None
+    save(trainer, tmp_path, 1)
+    trainer._saver.wait()
+    done = trainer.step(command)
+    assert (done.saved_step, done.save_fault) == (1, "")
+
+
+def test_a_full_disk_is_told_once_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    root = tmp_path / "checkpoints"
+    save(trainer, root, 1)
+    trainer.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "SPARE_BYTES", 1 << 60)
+        save(trainer, root, 2)
+        trainer._saver.wait()
+    done = trainer.step(Train(step=1, groups=(group([1.0, 0.0]),)))
+    assert done.saved_step == 1
+    assert done.save_fault.startswith(f"the disk of {root} has no room for the checkpoint step-000002: free ")
+    assert trainer.flush() == Saved(step=1, fault="")
+    save(trainer, root, 2)
+    assert trainer.flush() == Saved(step=2, fault="")
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_half_way_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    root = tmp_path / "checkpoints"
+    save(trainer, root, 1)
+    trainer.flush()
+    with files_of_at_most(100_000):
+        save(trainer, root, 2)
+        saved = trainer.flush()
+    assert saved.step == 1
+    assert re.search(r"^the checkpoint of step 2 could not be saved: .*File too large", saved.fault)
+    assert [path.name for path in root.iterdir() if path.is_dir()] == ["step-000001"]
+    assert is_whole(root / "step-000001")
+
+
+# -- the wrong checkpoint ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    trainer = trainer_in(tmp_path)
+    directory = save(trainer, tmp_path, 1)
+    trainer.flush()
+    return directory
+
+
+def test_a_checkpoint_of_another_model_is_refused(directory: Path, tmp_path: Path) -> None:
+    config: Any = tiny_model(0).config
+    auto: Any = AutoModelForCausalLM
+    wider = auto.from_config(Qwen3Config(**{**config.to_dict(), "intermediate_size": 256}))
+    wider.save_pretrained(tmp_path / "wider")
+    tiny_tokenizer().save_pretrained(tmp_path / "wider")
+    with pytest.raises(UserError, match=r"of a model of [\d,]+ parameters, not of one of"):
+        trainer_in(tmp_path, model=str(tmp_path / "wider"), resume=directory)
+
+
+def test_a_checkpoint_with_other_tensors_is_refused(directory: Path, tmp_path: Path) -> None:
+    held = load_file(directory / TENSORS)
+    held["weight/model.norm.bias"] = held.pop("weight/model.norm.weight")
+    save_file(held, directory / TENSORS)
+    with pytest.raises(UserError, match=r"is of another model: model.norm.weight differs"):
+        trainer_in(tmp_path, resume=directory)
+
+
+def test_a_checkpoint_that_is_torn_or_absent_is_one_line_for_the_user(directory: Path, tmp_path: Path) -> None:
+    (directory / TENSORS).write_bytes((directory / TENSORS).read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"trainer.safetensors cannot be read"):
+        trainer_in(tmp_path, resume=directory)
+    (directory / TENSORS).unlink()
+    with pytest.raises(UserError, match=r"trainer.safetensors cannot be read"):
+        trainer_in(tmp_path, resume=directory)
+    with pytest.raises(UserError, match="is not a checkpoint"):
+        trainer_in(tmp_path, resume=tmp_path / "nowhere")
+    assert newest_whole(tmp_path) is None

@@ -1,0 +1,161 @@
+"""Answers on disk until their verdicts are here: whole or not at all, bounded, and never a reason to stop."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.broadcast import disk
+from swarm.rollout.client import Answer, SealedLease
+from swarm.sampler.spool import MAX_AGE_S, Spool, SpooledAnswer
+from tests.builders import SWARM, ints, lease, rollout
+
+
+def batch(number: int, *, samples: int = 2, tokens: int = 4) -> list[Answer]:
+    name = f"t{number}"
+    sealed = SealedLease(lease=lease(group_id=name, indices=range(samples)), token=name.encode(), deadline=0.0)
+    drawn = tuple(rollout(group_id=name, index=index, tokens=(3,) * tokens) for index in range(samples))
+    return [Answer(lease=sealed, rollouts=drawn)]
+
+
+def content(answers: list[Answer]) -> list[SpooledAnswer]:
+    return [SpooledAnswer(answer.lease.token, answer.rollouts) for answer in answers]
+
+
+def silent(line: str) -> None:
+    raise AssertionError(f"nothing was to be said: {line}")
+
+
+def spool_in(
+    directory: Path, said: Callable[[str], None] = silent, *, cap_bytes: int = 1 << 20, cap_files: int = 8
+) -> Spool:
+    return Spool(directory, SWARM, said, cap_bytes=cap_bytes, cap_files=cap_files)
+
+
+def kept_in(spool: Spool) -> list[list[SpooledAnswer]]:
+    return [spool.read(name) for name in spool.names()]
+
+
+def test_what_is_kept_is_there_for_the_next_life_in_its_order(tmp_path: Path) -> None:
+    first = spool_in(tmp_path)
+    names = [first.keep(batch(number)) for number in range(3)]
+    assert names[1] is not None
+    first.remove(names[1])
+    second = spool_in(tmp_path)
+    assert kept_in(second) == [content(batch(0)), content(batch(2))]
+    second.keep(batch(3))
+    assert kept_in(second)[-1] == content(batch(3))
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["keep", "remove", "again"]), st.integers(0, 9)), max_size=40),
+    cap_files=st.integers(1, 5),
+    cap_bytes=st.integers(500, 2500),
+)
+def test_the_youngest_stay_within_the_bounds(steps: list[tuple[str, int]], cap_files: int, cap_bytes: int) -> None:
+    """Beside a list: whatever is kept, removed, and read again after a restart."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        spool, said = spool_in(directory, lambda line: None, cap_bytes=cap_bytes, cap_files=cap_files), 0
+        model: list[tuple[str, list[SpooledAnswer]]] = []
+        for step, argument in steps:
+            if step == "again":
+                spool = spool_in(directory, lambda line: None, cap_bytes=cap_bytes, cap_files=cap_files)
+            elif step == "remove" and model:
+                removed, _ = model.pop(argument % len(model))
+                spool.remove(removed)
+            elif step == "keep":
+                said += 1
+                answers = batch(said, tokens=1 + 10 * argument)
+                if (kept := spool.keep(answers)) is not None:
+                    model.append((kept, content(answers)))
+            names = spool.names()
+            model = [one for one in model if one[0] in names] if step == "keep" else model
+            sizes = [path.stat().st_size for path in (directory / SWARM).glob("*")]
+            assert len(sizes) <= cap_files
+            assert sum(sizes) <= cap_bytes
+            assert [spool.read(one) for one in names] == [answers for _, answers in model]
+
+
+def test_the_oldest_gives_way_and_it_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    spool = spool_in(tmp_path, said.append, cap_files=3)
+    for number in range(5):
+        spool.keep(batch(number))
+    assert kept_in(spool) == [content(batch(number)) for number in (2, 3, 4)]
+    assert said == ["the spool is full: the oldest batches in it (1) were dropped"] * 2
+
+
+def other_token(content: bytes) -> bytes:
+    before, three, after = content.partition(ints(3))
+    assert three
+    return before + ints(4) + after
+
+
+@pytest.mark.parametrize("damage", [lambda old: old[:-1], other_token, lambda old: b""])
+def test_a_damaged_file_is_left_out_and_removed(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    said: list[str] = []
+    spool = spool_in(tmp_path, said.append)
+    name = spool.keep(batch(0))
+    spool.keep(batch(1))
+    path = tmp_path / SWARM / f"{name}.batch"
+    path.write_bytes(damage(path.read_bytes()))
+    assert kept_in(spool) == [[], content(batch(1))]
+    assert len(said) == 1
+    assert kept_in(spool_in(tmp_path)) == [content(batch(1))]
+
+
+def test_what_is_of_another_swarm_too_old_or_half_written_is_removed(tmp_path: Path) -> None:
+    Spool(tmp_path, "other", silent).keep(batch(0))
+    (tmp_path / SWARM).mkdir()
+    (tmp_path / SWARM / "000000000009.batch.partial").write_bytes(b"half")
+    spool = spool_in(tmp_path)
+    old = spool.keep(batch(1))
+    spool.keep(batch(2))
+    long_ago = time.time() - MAX_AGE_S - 60
+    os.utime(tmp_path / SWARM / f"{old}.batch", (long_ago, long_ago))
+    assert kept_in(spool_in(tmp_path)) == [content(batch(2))]
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+
+
+def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    spool = spool_in(tmp_path, said.append)
+    with monkeypatch.context() as full:
+        full.setattr(disk, "SPARE_BYTES", 1 << 62)
+        assert [spool.keep(batch(number)) for number in range(3)] == [None] * 3
+    assert len(said) == 1
+    assert "free" in said[0]
+    assert spool.keep(batch(3)) is not None
+    assert kept_in(spool) == [content(batch(3))]
+
+
+def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_bytes(b"a file where the directory should be")
+    said: list[str] = []
+    assert spool_in(tmp_path / "spool", said.append).keep(batch(0)) is None
+    assert len(said) == 1
+
+
+def test_a_batch_larger_than_the_spool_leaves_the_others_alone(tmp_path: Path) -> None:
+    said: list[str] = []
+    spool = spool_in(tmp_path, said.append, cap_bytes=1000)
+    spool.keep(batch(0))
+    assert spool.keep(batch(1, tokens=500)) is None
+    assert kept_in(spool) == [content(batch(0))]
+    assert "over the spool's cap" in said[0]
+
+
+def test_what_nobody_wants_any_more_is_gone(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    spool.keep(batch(0))
+    spool.clear()
+    assert spool.names() == []
+    assert spool.keep(batch(1)) is not None

@@ -1,0 +1,57 @@
+"""A trainer in the test's own process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swarm.child import ChildChannel
+from swarm.learner.messages import Prepare, TrainGroup, TrainRollout
+from swarm.learner.trainer import Trainer
+from tests.builders import floats, ints
+
+
+class NoParent(ChildChannel):
+    """A channel without a parent at its other end."""
+
+    def __init__(self) -> None: ...
+
+    def progress(self) -> None: ...
+
+
+def trainer_in(
+    directory: Path,
+    *,
+    learning_rate: float = 1e-3,
+    minibatches: int = 2,
+    model: str = "tiny",
+    seed: int = 0,
+    resume: Path | None = None,
+) -> Trainer:
+    command = Prepare(
+        model=model,
+        files_dir=str(directory / "model"),
+        staging=str(directory / "staging.bin"),
+        seed=seed,
+        device="cpu",
+        learning_rate=learning_rate,
+        warmup_steps=1,
+        minibatches=minibatches,
+        temperature=1.0,
+        resume=str(resume) if resume else "",
+    )
+    return Trainer(command, NoParent())
+
+
+def group(rewards: list[float], *, logprob: float = -2.6) -> TrainGroup:
+    """A prompt with one rollout for each reward; no two have the same tokens."""
+    rollouts = tuple(
+        TrainRollout(
+            token_ids=ints(3 + i, 2),
+            logprobs=floats(logprob, logprob),
+            loss_mask=b"\1\1",
+            reward=reward,
+            staleness=0,
+        )
+        for i, reward in enumerate(rewards)
+    )
+    return TrainGroup(prompt_token_ids=(1, 4, 13), rollouts=rollouts)
