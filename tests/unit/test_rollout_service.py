@@ -70,6 +70,21 @@ async def test_a_question_held_open_is_answered_when_an_answer_sets_its_sample_f
     assert one.lease.group_id == given[0].lease.group_id
 
 
+async def test_a_question_asked_ahead_is_answered_when_its_sampler_has_handed_in_all_that_it_had(
+    learner: Learner,
+) -> None:
+    """Nobody who asks ahead gets one of the last places; who has nothing to do does, at once."""
+    await learner.open()
+    given = await leases_for(learner, ALICE, 8)
+    holding = [name for one in given for name in one.samples()]
+    waiting = asyncio.create_task(learner.client(ALICE).ask(v(0), 1, WAIT_S, holding=holding))
+    await learner.shows(lambda status: learner.service.samplers[ALICE].questions == 2)
+    await learner.client(ALICE).submit(answers_to(given))
+    more = await waiting
+    assert isinstance(more, list)
+    assert [one.lease.group_id for one in more] == ["t4"]
+
+
 async def test_a_question_held_open_is_answered_when_there_is_work(learner: Learner) -> None:
     await learner.open()
     given = await leases_for(learner, ALICE, 4096)
