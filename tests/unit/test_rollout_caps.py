@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from swarm.rollout import api
 from swarm.rollout.client import Answer
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import LeasedRollouts, Submission
-from swarm.rollout.submissions import INLINE_BYTES
+from swarm.rollout.submissions import INLINE_BYTES, Opened, open_submission
 from swarm.types import Rollout
 from swarm.wire import (
     RATIO_FREE_BYTES,
@@ -78,7 +79,16 @@ async def test_what_is_no_submission_is_refused(learner: Learner, body: bytes) -
     assert "refused with status 400" in await answer_to(learner, body)
 
 
-async def test_a_large_submission_is_opened_in_a_thread_with_the_same_verdicts(learner: Learner) -> None:
+async def test_a_large_submission_is_opened_in_a_thread_with_the_same_verdicts(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened_in: list[threading.Thread] = []
+
+    def open_here(body: bytes, learner_key: bytes, vocab_size: int) -> Opened:
+        opened_in.append(threading.current_thread())
+        return open_submission(body, learner_key, vocab_size)
+
+    monkeypatch.setattr(api, "open_submission", open_here)
     (one,) = await leases_for(learner, ALICE, 2)
     good = [rollout(group_id="t0", index=spec.index) for spec in one.lease.samples]
     too_long = rollout(group_id="t0", index=0, tokens=[3] * 100_000)
@@ -86,6 +96,8 @@ async def test_a_large_submission_is_opened_in_a_thread_with_the_same_verdicts(l
     assert len(encode(Submission(node=ALICE, items=(bodies,)))) > INLINE_BYTES
     verdicts = await learner.client(ALICE).submit([Answer(lease=one, rollouts=(*good, too_long))])
     assert [verdict.verdict for verdict in verdicts] == ["accepted", "accepted", "malformed"]
+    await learner.client(ALICE).submit([Answer(lease=one, rollouts=tuple(good))])
+    assert [thread is threading.main_thread() for thread in opened_in] == [False, True]
 
 
 async def test_the_bytes_in_hand_are_bounded_by_what_is_stated_before_anything_is_read() -> None:

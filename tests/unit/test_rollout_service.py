@@ -52,6 +52,39 @@ async def test_leases_answered_make_a_batch(learner: Learner) -> None:
     assert [group.group_id for group in batch] == ["t0", "t1"]
 
 
+async def test_a_learner_that_waits_for_a_batch_hears_of_the_last_score(learner: Learner) -> None:
+    await learner.open()
+    waiting = asyncio.create_task(learner.service.next_batch())
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+    assert len(await waiting) == 2
+
+
+async def test_a_question_held_open_is_answered_when_an_answer_sets_its_sample_free(learner: Learner) -> None:
+    await learner.open()
+    given = await leases_for(learner, ALICE, 4096)
+    waiting = asyncio.create_task(leases_for(learner, BOB, 1))
+    await learner.knows(BOB)
+    bad = rollout(group_id=given[0].lease.group_id, index=0, tokens=[99])
+    await learner.client(ALICE).submit([Answer(lease=given[0], rollouts=(bad,))])
+    (one,) = await waiting
+    assert one.lease.group_id == given[0].lease.group_id
+
+
+async def test_a_question_asked_ahead_is_answered_when_its_sampler_has_handed_in_all_that_it_had(
+    learner: Learner,
+) -> None:
+    """Nobody who asks ahead gets one of the last places; who has nothing to do does, at once."""
+    await learner.open()
+    given = await leases_for(learner, ALICE, 8)
+    holding = [name for one in given for name in one.samples()]
+    waiting = asyncio.create_task(learner.client(ALICE).ask(v(0), 1, WAIT_S, holding=holding))
+    await learner.shows(lambda status: learner.service.samplers[ALICE].questions == 2)
+    await learner.client(ALICE).submit(answers_to(given))
+    more = await waiting
+    assert isinstance(more, list)
+    assert [one.lease.group_id for one in more] == ["t4"]
+
+
 async def test_a_question_held_open_is_answered_when_there_is_work(learner: Learner) -> None:
     await learner.open()
     given = await leases_for(learner, ALICE, 4096)
