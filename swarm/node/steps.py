@@ -109,11 +109,17 @@ class Steps:
             await self._publication.publish(self.step)
         if not self.held_out or self.held_out[-1]["version"] < self.step:
             await self._patiently(asyncio.create_task(self._evaluate()))
+        await self._keep()
+        return self.target_reached or self._config.target is None
+
+    async def _keep(self) -> None:
+        """The last checkpoint. Without it there is no result: while it cannot be written the run is not over."""
         await self._training.flush()
-        if self._training.saved_step != self.step:
+        while self._training.saved_step != self.step:
+            if self._training.save_fault:
+                await asyncio.sleep(SAVE_AGAIN_S)
             await self._training.save()
             await self._training.flush()
-        return self.target_reached or self._config.target is None
 
     async def set_bound(self, max_staleness: int) -> str:
         """Another S on the running learner, from the next batch on; what was done, for the user."""

@@ -385,3 +385,16 @@ async def test_who_was_there_in_a_former_life_is_waited_for_at_the_end(learner: 
     assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).finished
     await learner.client(ALICE).release((), forget=True)
     await asyncio.wait_for(farewell, WAIT_S)
+
+
+async def test_what_a_lower_bound_makes_late_is_counted_as_that(learner: Learner) -> None:
+    """Of 8 samples leased under S = 2, two batches' worth: 6 answered, 4 trained on; then S becomes 0."""
+    await learner.open()
+    answers = answers_to(await leases_for(learner, ALICE, 8))
+    await learner.client(ALICE).submit(answers[:3])
+    await learner.service.next_batch()
+    await learner.service.set_bound(0)
+    assert learner.service.status()["rollouts_dropped"] == {"bound_lowered": 2}
+    (verdict, _) = await learner.client(ALICE).submit(answers[3:])
+    assert verdict.verdict == "stale"
+    assert learner.service.status()["verdicts"] == {"accepted": 6, "bound_lowered": 2}

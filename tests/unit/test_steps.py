@@ -13,6 +13,7 @@ import pytest
 from swarm.broadcast.tracker import InstallTracker
 from swarm.config import LeadConfig
 from swarm.errors import UserError
+from swarm.node import steps as steps_module
 from swarm.node.metrics import RunLog
 from swarm.node.steps import MAX_BOUND, Steps
 from swarm.rollout.entries import BoundSet, Entry
@@ -30,9 +31,29 @@ class Rollouts:
     async def set_bound(self, max_staleness: int) -> None:
         self.bounds.append(max_staleness)
 
+    async def end(self, reason: str) -> None: ...
+
     async def evaluate(self, version: object, prompts: object) -> Any:
         self.evaluations += 1
         return await asyncio.get_running_loop().create_future()
+
+
+class Training:
+    """Takes `full_for` checkpoints to a full disk."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.save_fault = ""
+        self.saved_step: int | None = None
+        self.full_for = self.saves = 0
+
+    async def save(self) -> None:
+        self.saves += 1
+
+    async def flush(self) -> None:
+        if self.saves:
+            self.save_fault = "the disk is full" if self.saves <= self.full_for else ""
+            self.saved_step = None if self.save_fault else self.step
 
 
 class BrokenJournal(ListJournal):
@@ -49,13 +70,14 @@ class Loop:
         self.publication = cast(Any, SimpleNamespace(due=asyncio.Event(), newest=v(step)))
         self.said: list[str] = []
         self.log = RunLog(directory)
-        parts: Any = SimpleNamespace(step=step)
+        self.training = Training(step)
+        training: Any = self.training
         given: Any = self.journal
         rollouts: Any = self.rollouts
         self.steps = Steps(
             LeadConfig(max_staleness=4, publish_every_steps=5, **values),
             BoundSet(max_staleness=4, publish_every_steps=5),
-            parts,
+            training,
             self.publication,
             rollouts,
             given,
@@ -142,3 +164,14 @@ async def test_a_resumed_run_shows_what_it_has_come_to(tmp_path: Path) -> None:
     assert status["metrics"]["reward"] == 0.5
     assert status["max_staleness_seen"] == 3
     assert status["held_out"] == [{"version": 10, "exact_match": 0.5}]
+
+
+async def test_the_run_is_not_over_before_its_last_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_module, "SAVE_AGAIN_S", 0.0)
+    former_life(tmp_path, step=10, exact_match=0.5)
+    loop = Loop(tmp_path, step=10, steps=10)
+    loop.training.full_for = 2
+    assert await loop.steps.finish()
+    assert loop.training.saves == 3
