@@ -209,7 +209,9 @@ class Demo:
         if state == "running" and math.isinf(self._kill_at):
             self._kill_at = time.monotonic() + self._kill_when_running_for_s
         ending = state in ("finishing", "finished") and self._learner_kills < self._options.kill_learner
-        if not ending and time.monotonic() < self._kill_at:
+        due = ending or time.monotonic() >= self._kill_at
+        # Once there is a summary the samplers are gone, and there is nothing to go on with.
+        if not due or (self._run_dir / "summary.json").exists():
             return
         learner = self._nodes[0]
         learner.kill()

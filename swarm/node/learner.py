@@ -223,8 +223,8 @@ class LearnerNode:
         """What control.sock asks for."""
         if self._steps is None:
             raise UserError("the learner is starting: ask again in a moment")
-        if self._journal.fault:
-            raise UserError(self._journal.fault)
+        if fault := self._journal.fault or self._publication.fault:
+            raise UserError(f"the learner is paused: {fault}")
         match request:
             case {"max_staleness": int() as wanted} if len(request) == 1:
                 line = await self._steps.set_bound(wanted)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from swarm.cli_runs import _the_running_one
 from swarm.errors import UserError
 from swarm.node import control as control_module
 from swarm.node.control import LINE_BYTES, SOCKET, ask_for, control, is_led
@@ -102,3 +103,18 @@ async def test_a_learner_that_does_not_answer_is_not_said_to_be_gone(
         mute.listen()
         with pytest.raises(UserError, match="did not answer within"):
             await ask_for(tmp_path, {"max_staleness": 1})
+
+
+async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    killed, running = Path("runs/killed"), Path("runs/running")
+    for run_dir in (killed, running):
+        run_dir.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(killed / SOCKET))
+    with pytest.raises(UserError, match="no learners run under runs/ here"):
+        _the_running_one()
+    async with control(running, change):
+        assert _the_running_one() == running
