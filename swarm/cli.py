@@ -87,7 +87,9 @@ def lead(
     keep_rollouts: Annotated[
         int | None, typer.Option(help="Steps whose rollouts stay on disk with their tokens. Default: all.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Run directory of a run to go on with, however it ended.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Run directory of a run to go on with, however it ended; its settings hold.")
+    ] = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
@@ -103,7 +105,7 @@ def lead(
             "--resume takes the configuration and the run directory of the run: leave --config and --run-dir"
         )
     settings = resumed_config(resume, flags) if resume else load_config(LeadConfig, config, flags)
-    node = LearnerNode(settings, _say, resume=resume is not None)
+    node = LearnerNode(settings, _say, resume=resume is not None, keep_bound=max_staleness is None)
 
     async def work() -> bool:
         return await _until_signalled(node.run(), stop_with_stdin=stop_with_stdin)

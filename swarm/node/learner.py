@@ -27,8 +27,8 @@ from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
-from swarm.node.publication import Publication
-from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked, write_config
+from swarm.node.publication import ROOM_S, Publication
+from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked
 from swarm.node.steps import Steps
 from swarm.node.training import Training
 from swarm.rollout.api import RolloutService, ScoringFailed
@@ -47,8 +47,12 @@ from swarm.wire import encode
 class LearnerNode:
     """One run. `say` gets lines for the person at the terminal."""
 
-    def __init__(self, config: LeadConfig, say: Callable[[str], None], *, resume: bool = False) -> None:
+    def __init__(
+        self, config: LeadConfig, say: Callable[[str], None], *, resume: bool = False, keep_bound: bool = False
+    ) -> None:
+        """`resume`: go on with the run in its directory; `keep_bound`: under the bound that was last set there."""
         self._config = config
+        self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
         self._task = load_task(config.task, config.seed)
@@ -112,7 +116,7 @@ class LearnerNode:
         """Lead the run, and all that goes on beside it."""
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._announce()
-            works = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run)
+            works = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._watch_room)
             beside = [group.create_task(work()) for work in works]
             reached = await self._lead()
             for task in beside:
@@ -164,7 +168,7 @@ class LearnerNode:
     def status(self) -> dict[str, Any]:
         """What the node says of itself; the keys are described in docs/protocol.md."""
         newest = self._broadcast.newest
-        fault = self._journal.fault or self._publication.fault
+        fault = self._fault()
         return {
             **self._network.status(),
             "state": "paused" if fault else self._state,
@@ -214,23 +218,38 @@ class LearnerNode:
         return reached
 
     async def _bound(self) -> BoundSet:
-        """The user's dial: as the configuration says, which a resumed run keeps up to date."""
-        bound = BoundSet(max_staleness=self._config.max_staleness, publish_every_steps=self._config.publish_every_steps)
+        """The user's dial: as it was last set, or as the configuration says."""
+        wanted = self._config.max_staleness
+        if self._keep_bound and self._recorded.bound is not None:
+            wanted = self._recorded.bound.max_staleness
+        bound = BoundSet(max_staleness=wanted, publish_every_steps=min(self._config.publish_every_steps, wanted + 1))
         await self._journal.write([bound])
         return bound
+
+    async def _watch_room(self) -> None:
+        """Say when the run is paused because the disk is full, and when it goes on."""
+        said = ""
+        while True:
+            fault = self._fault()
+            if bool(fault) != bool(said):
+                self._say(f"paused: {fault}" if fault else "there is room again: going on")
+                self._log.event("paused" if fault else "unpaused", reason=fault or said)
+            said = fault
+            await asyncio.sleep(ROOM_S)
+
+    def _fault(self) -> str:
+        """Why the run is paused, if it is."""
+        return self._journal.fault or self._publication.fault
 
     async def _change(self, request: dict[str, Any]) -> str:
         """What control.sock asks for."""
         if self._steps is None:
             raise UserError("the learner is starting: ask again in a moment")
-        if fault := self._journal.fault or self._publication.fault:
+        if fault := self._fault():
             raise UserError(f"the learner is paused: {fault}")
         match request:
             case {"max_staleness": int() as wanted} if len(request) == 1:
-                line = await self._steps.set_bound(wanted)
-                values = {"max_staleness": wanted, "publish_every_steps": self._steps.bound.publish_every_steps}
-                write_config(self._run_dir, self._config.model_copy(update=values))
-                return line
+                return await self._steps.set_bound(wanted)
         raise UserError("all that can be set is max-staleness, to a whole number")
 
     async def _prepare(self) -> Prepared:

@@ -176,8 +176,6 @@ class Publication:
             try:
                 done = await work()
             except DiskFull as error:
-                if not self.fault:
-                    self._say(f"paused: {error}")
                 self.fault = str(error)
                 await asyncio.sleep(ROOM_S)
             else:

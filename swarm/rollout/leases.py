@@ -37,6 +37,10 @@ LIMIT_FACTOR = 8.0
 shared with others, a swap of weights, and an engine that slows down eightfold all fit. To fail a sample because it is
 long would favour short answers."""
 
+SLOWEST_TOKENS_PER_S = 2.0
+"""What a sampler whose rate is not known yet is taken for, and the slowest that any limit is derived from: below it a
+claim would only keep samples from others."""
+
 LEAST_LIMIT_S = 30.0
 """Shortest time limit of a lease: what a small model draws in a moment may wait behind a batch and an install."""
 
@@ -238,7 +242,8 @@ class LeaseTable:
         """Lease the samples of a group of a former life again to whom they were leased then. `heard_at`: see hear."""
         for index, node in holders.items():
             if group.samples[index].waiting and self.hear(node, now=heard_at):
-                self._hold(group, group.samples[index], node, heard_at + self._most_limit_s + LEASE_SLACK_S)
+                limit_s = self._longest_s(group.rules.max_new_tokens)
+                self._hold(group, group.samples[index], node, heard_at + limit_s + LEASE_SLACK_S)
 
     def answer(self, group: Group, rollout: Rollout, node: NodeId) -> bool:
         """Take `rollout` as the one answer to its sample; False if there is one already."""
@@ -322,10 +327,12 @@ class LeaseTable:
 
     def _limit_s(self, node: NodeId, max_new_tokens: int) -> float:
         """The time limit of a lease for `node`: what the longest completion takes at its rate, LIMIT_FACTOR times."""
-        rate = self._nodes[node].tokens_per_s
-        if rate <= 0:
-            return self._most_limit_s
-        return min(self._most_limit_s, max(LEAST_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
+        rate, most_s = self._nodes[node].tokens_per_s, self._longest_s(max_new_tokens)
+        return most_s if rate <= 0 else min(most_s, max(LEAST_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
+
+    def _longest_s(self, max_new_tokens: int) -> float:
+        """Longest time limit that anybody gets. It grows with the completion: to cut what is long would be a bias."""
+        return max(self._most_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
 
     def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
         sample.node = node

@@ -66,6 +66,7 @@ def test_a_full_disk_pauses_the_run_and_breaks_nothing(swarm: Swarm, disk: Path)
     fault = learner.status()["fault"]
     assert f"the disk of {learner.run_dir}" in fault
     assert "free " in fault
+    eventually(lambda: learner.says(f"paused: the disk of {learner.run_dir}"), learner, "the learner says so")
     refused = command("set", "max-staleness", "0", "--run-dir", str(learner.run_dir))
     assert refused.returncode == 2
     assert "has no room for" in refused.stderr
@@ -75,6 +76,8 @@ def test_a_full_disk_pauses_the_run_and_breaks_nothing(swarm: Swarm, disk: Path)
     os.unlink(ballast)
     eventually(lambda: learner.status()["state"] == "running", learner, "the learner goes on by itself")
     eventually(lambda: learner.status()["step"] > step + 6, learner, "more steps")
+    eventually(lambda: learner.says("there is room again: going on"), learner, "the learner says so")
+    assert {"paused", "unpaused"} <= {event["kind"] for event in learner.events()}
     assert sampler.process.poll() is None
 
     # Full again, and killed while it is: what was recorded is whole.

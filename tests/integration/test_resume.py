@@ -341,14 +341,16 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     _takes(again, 2)
     status = again.status()
     assert (status["max_staleness"], status["publish_every_steps"]) == (2, 3)
-    assert _set(run_dir, 1) == "max-staleness is 1 (was 2), published every 2 steps"
+    assert _set(run_dir, 4) == "max-staleness is 4 (was 2), published every 5 steps"
+    _takes(again, 2)
+    assert _set(run_dir, 1) == "max-staleness is 1 (was 4), published every 2 steps"
     _takes(again, 3)
     again.signal(signal.SIGTERM)
     again.wait()
     assert not socket.exists()
     assert "no learner runs in" in _refused("set", "max-staleness", "1", "--run-dir", str(run_dir))
     bounds = [row[0] for row in _rows(again, "SELECT max_staleness FROM batches ORDER BY step")]
-    assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 1]
+    assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 4, 1]
     _bounds_are_kept(again)
     _verified(again)
     assert sampler.process.poll() is None
@@ -357,7 +359,6 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
 # -- a trainer that stands still -----------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm, tmp_path: Path) -> None:
     config = tmp_path / "hang.toml"
     config.write_text("trainer_hang_s = 10\nbeat_s = 0.5\ngroups_per_step = 4\ngroup_size = 4\neval_prompts = 8\n")

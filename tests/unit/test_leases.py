@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from swarm.rollout.leases import (
     LEASE_SLACK_S,
@@ -15,6 +16,7 @@ from swarm.rollout.leases import (
     MAX_HELD,
     MAX_NODES,
     MISSED_BEATS,
+    SLOWEST_TOKENS_PER_S,
     LeaseTable,
     sample_seed,
 )
@@ -208,6 +210,23 @@ def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
     assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S - 0.1) == []
     assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S + 0.1) == [(ALICE, (("t0", 0),))]
     assert table.claim(group, BOB, 1, now=5.0).time_limit_s == TIME_LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "limit_s"),
+    [
+        (20.0, LIMIT_FACTOR * 131_072 / 20.0),
+        (0.0, 131_072 / SLOWEST_TOKENS_PER_S),
+        (1e-300, 131_072 / SLOWEST_TOKENS_PER_S),
+    ],
+    ids=["slow and honest", "unknown", "absurd"],
+)
+def test_a_long_completion_at_a_slow_rate_is_not_cut(table: LeaseTable, tokens_per_s: float, limit_s: float) -> None:
+    """To fail it would favour short answers; to believe any rate would keep samples from others for ever."""
+    table.measured(ALICE, tokens_per_s)
+    group = open_group(table, 0)
+    group.rules = structs.replace(group.rules, max_new_tokens=131_072)
+    assert table.claim(group, ALICE, 1, now=0.0).time_limit_s == limit_s
 
 
 def test_groups_whose_answers_are_long_are_offered_first_among_those_of_one_version(table: LeaseTable) -> None:
