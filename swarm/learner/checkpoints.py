@@ -138,18 +138,19 @@ def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
 def commit(partial: Path, directory: Path) -> None:
     """Make what lies in `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it.
 
-    One that lies there already is replaced; between the two renames neither is there.
+    One that lies there already is replaced; between the two renames, one right after the other, neither is there.
     """
     entries = sorted(partial.rglob("*"))
     digests = {path.relative_to(partial).as_posix(): _digest_of(path) for path in entries if path.is_file()}
     (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
     for path in (*entries, partial / DIGESTS, partial):
         _sync(path)
-    if directory.exists():
-        _discard(directory)
+    gone = _set_aside(directory) if directory.exists() else None
     # Only now, that the disk has every byte: after this line the checkpoint counts.
     os.rename(partial, directory)
     _sync(directory.parent)
+    if gone is not None:
+        shutil.rmtree(gone)
 
 
 def prune(root: Path, keep: int) -> None:
@@ -180,10 +181,15 @@ def prune(root: Path, keep: int) -> None:
 
 def _discard(directory: Path) -> None:
     """Remove a checkpoint; cut off half-way it is a partial one."""
+    shutil.rmtree(_set_aside(directory))
+
+
+def _set_aside(directory: Path) -> Path:
+    """Rename a checkpoint to what counts as a partial one."""
     gone = directory.with_name(f"{directory.name}.removed{PARTIAL}")
     shutil.rmtree(gone, ignore_errors=True)
     os.rename(directory, gone)
-    shutil.rmtree(gone)
+    return gone
 
 
 def _require_room(directory: Path, nbytes: int) -> None:

@@ -60,6 +60,7 @@ class Trainer:
         self._parts = Parts(model=self._model, optimizer=self._optimizer, shuffle=self._shuffle, device=self._device)
         self._saver = Saver()
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
+        self.steps_taken = self._resumed_step
 
     def prepared(self) -> Prepared:
         """Save the small files, stage the weights and describe the model."""
@@ -106,6 +107,7 @@ class Trainer:
         if sums["kl_tokens"]:
             figures["mismatch_kl"] = sums["kl"] / sums["kl_tokens"]
         self._lineage = command.lineage
+        self.steps_taken = command.step + 1
         saved = self._saver.report()
         return Trained(metrics=figures, seconds=time.monotonic() - began, saved_step=saved.step, save_fault=saved.fault)
 
@@ -199,9 +201,14 @@ def main() -> None:
     def handle(command: Command) -> msgspec.Struct:
         nonlocal trainer
         if isinstance(command, Prepare):
-            trainer = Trainer(command, channel)
-            return trainer.prepared()
+            # Nobody's until all of it has succeeded: a node that goes on with half of it would train on other weights.
+            made = Trainer(command, channel)
+            prepared = made.prepared()
+            trainer = made
+            return prepared
         assert trainer is not None
+        if isinstance(command, Train | Save) and command.step != trainer.steps_taken:
+            raise ValueError(f"step {command.step} does not follow the {trainer.steps_taken} steps taken")
         match command:
             case Train():
                 return trainer.step(command)

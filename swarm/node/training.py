@@ -89,6 +89,7 @@ class Training:
             await asyncio.to_thread(self._check_lineage, found)
         prepared = await self._trainer.prepare(self._config, found.path if found else None)
         self.step = self.staged_step = prepared.step
+        self.saved_step = found.step if found is not None else None
         self._layout = prepared.layout
         return prepared
 
@@ -173,8 +174,10 @@ class Training:
         try:
             await self.open()
         except ChildFailed as fault:
-            # The next attempt meets a child that is not there, which counts as the next fault.
+            # A child that could not be prepared may live on, with other weights than `step` says. The next attempt
+            # meets none, which counts as the next fault.
             self._say(str(fault))
+            await self._trainer.stop()
 
     async def _replay(self, step: int, *, staging_held: bool = False) -> None:
         """From where the child is to `step`, on the recorded batches. Nothing to do while no child has ended."""
@@ -220,7 +223,9 @@ class Training:
         await asyncio.to_thread(prune, self._root, self._config.keep_checkpoints)
         kept = await asyncio.to_thread(whole_checkpoints, self._root)
         oldest = min((checkpoint.step for checkpoint in kept), default=0)
-        await self._journal.prune(oldest_step=oldest, keep_rollouts=self._config.keep_rollouts)
+        # A few segments at a time, so that nobody waits long for the journal's thread.
+        while await self._journal.prune(oldest_step=oldest, keep_rollouts=self._config.keep_rollouts):
+            pass
 
 
 def step_figures(step: int, scores: Sequence[Score], trained: Trained) -> dict[str, float]:

@@ -21,8 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from swarm.auth import AUTH_HEADER, Claim, ServerSessions
-from swarm.errors import ProtocolError
-from swarm.http import Forbidden, binary, read_signed
+from swarm.http import Crowded, Forbidden, binary, read_signed
 from swarm.rollout.changes import Changes
 from swarm.rollout.client import LEASE_CONTEXT
 from swarm.rollout.effects import (
@@ -153,6 +152,7 @@ class RolloutService:
     async def set_bound(self, max_staleness: int) -> None:
         """Another S, from the next batch on."""
         self._perform(self._opened.set_bound(max_staleness))
+        self._ready.tell()
         self._chances.tell()
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
@@ -338,8 +338,6 @@ class RolloutService:
     def _seal(self, lease: Lease) -> bytes:
         return self._key.seal(LEASE_CONTEXT, encode(lease))
 
-    # -- effects ---------------------------------------------------------------------------------------------
-
     def _perform(self, effects: Sequence[Effect]) -> None:
         wanted: list[ScoreWanted] = []
         records: list[Record] = []
@@ -354,6 +352,7 @@ class RolloutService:
                 case GroupDropped():
                     records.append(effect)
                     self.tally.drop(effect)
+                    self._ready.tell()
                     self._emit("group_dropped", group=effect.group_id, reason=effect.reason, rollouts=effect.rollouts)
                 case NodeSilent():
                     self.samplers.pop(effect.node, None)
@@ -414,10 +413,12 @@ class RolloutService:
         stats = self.samplers.get(node)
         if stats is None:
             if len(self.samplers) >= MAX_NODES:
-                raise ProtocolError(f"this learner already knows {MAX_NODES} samplers")
+                raise Crowded(f"this learner already knows {MAX_NODES} samplers")
             stats = self.samplers[node] = SamplerStats()
             self._emit("sampler_joined", node=node)
         stats.heard_at = time.monotonic()
+        if self._plane is not None:
+                self._plane.beat(node, now=stats.heard_at)
         self._absent.discard(node)
         return stats
 

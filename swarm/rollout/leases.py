@@ -47,6 +47,17 @@ LEAST_LIMIT_S = 30.0
 MAX_HELD = 8192
 """Samples that one node may hold: twice what it may ask for at once, since it asks one batch ahead of its engine."""
 
+UNPROVEN_HELD = 256
+"""Samples that a node may hold before its first accepted answer: keys cost nothing, and whoever takes leases without
+answering keeps them from others for a while. Two batches of an ordinary engine."""
+
+RETRY_S = 60.0
+"""A sample that a node failed is offered to others for so long, unless all have failed it."""
+
+FAILED_BY = 3
+"""Different nodes that have failed a sample, or all there are, before its group is given up: one alone may be broken,
+or lie."""
+
 MAX_NODES = 4096
 """Samplers that the table remembers; the same bound as the table of publics."""
 
@@ -61,6 +72,8 @@ class Sample:
     rollout: Rollout | None = None
     score: Score | None = None
     failures: int = 0
+    failed_at: float = 0.0
+    failed_by: set[NodeId] = field(default_factory=set)
 
     @property
     def waiting(self) -> bool:
@@ -123,11 +136,13 @@ class Group:
 class NodeState:
     """What the table knows of one sampler: its rate, the samples that it holds and when each is overdue.
 
-    `tokens_per_s` is how fast one of its samples grows, by its own word; 0 while that is unknown.
+    `tokens_per_s` is how fast one of its samples grows, by its own word; 0 while that is unknown. `most` is how many
+    samples it may hold: few before its first answer, and one after it kept some past their limit.
     """
 
     heard_at: float
     tokens_per_s: float = 0.0
+    most: int = UNPROVEN_HELD
     held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
 
 
@@ -227,11 +242,12 @@ class LeaseTable:
 
     def room(self, node: NodeId) -> int:
         """How many more samples `node`, which was heard before, may hold."""
-        return MAX_HELD - len(self._nodes[node].held)
+        state = self._nodes[node]
+        return max(0, state.most - len(state.held))
 
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
         """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
-        taken = [sample for sample in group.samples if sample.waiting][:capacity]
+        taken = [sample for sample in group.samples if sample.waiting and self._may_try(node, sample, now)][:capacity]
         limit_s = self._limit_s(node, group.rules.max_new_tokens)
         for sample in taken:
             self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
@@ -252,6 +268,8 @@ class LeaseTable:
             return False
         self._take_back(group, sample)
         self._wait(group, -1)
+        if node in self._nodes:
+            self._nodes[node].most = MAX_HELD
         sample.rollout, sample.author = rollout, node
         oldest = rollout.oldest
         assert oldest is not None
@@ -286,6 +304,15 @@ class LeaseTable:
         self._nodes[node] = NodeState(heard_at=now)
         return True
 
+    def fail(self, node: NodeId, group: Group, index: int, *, now: float) -> bool:
+        """Put a sample that `node` failed back to waiting, for others first; True if enough nodes have failed it."""
+        sample = group.samples[index]
+        sample.failures += 1
+        sample.failed_at = now
+        sample.failed_by.add(node)
+        self.release(node, group.group_id, index)
+        return len(sample.failed_by) >= FAILED_BY or self._all_failed(sample)
+
     def measured(self, node: NodeId, tokens_per_s: float) -> None:
         """Note the rate of a node that was heard before."""
         self._nodes[node].tokens_per_s = tokens_per_s
@@ -313,6 +340,7 @@ class LeaseTable:
             for group_id, index in overdue:
                 self._free(self._groups[group_id], self._groups[group_id].samples[index])
             if overdue:
+                state.most = 1
                 taken.append((node, overdue))
         return taken
 
@@ -324,6 +352,13 @@ class LeaseTable:
 
     def nodes(self) -> Iterator[NodeId]:
         return iter(self._nodes)
+
+    def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
+        """Whether `node` may have a sample that waits: not one that it failed lately while others have not."""
+        return node not in sample.failed_by or now - sample.failed_at >= RETRY_S or self._all_failed(sample)
+
+    def _all_failed(self, sample: Sample) -> bool:
+        return all(node in sample.failed_by for node in self._nodes)
 
     def _limit_s(self, node: NodeId, max_new_tokens: int) -> float:
         """The time limit of a lease for `node`: what the longest completion takes at its rate, LIMIT_FACTOR times."""

@@ -102,7 +102,7 @@ class Submission(Message, frozen=True):
     """What one POST of rollouts carries."""
 
     node: Id
-    items: Annotated[tuple[LeasedRollouts, ...], msgspec.Meta(max_length=MAX_SUBMITTED)]
+    items: Annotated[tuple[LeasedRollouts, ...], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
 
 
 class RolloutVerdict(Message, frozen=True):

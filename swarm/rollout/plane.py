@@ -166,7 +166,7 @@ class RolloutPlane:
             return effects
         assert group is not None
         if failed:
-            return effects + self._failed(node, group, rollout)
+            return effects + self._failed(node, group, rollout, now=now)
         self._table.answer(group, rollout, node)
         if group.purpose == "train":
             effects.append(RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch))
@@ -300,6 +300,8 @@ class RolloutPlane:
         def claim(group: Group) -> None:
             nonlocal capacity
             share = self._table.claim(group, node, capacity, now=now)
+            if not share.specs:
+                return
             shares.append(share)
             capacity -= len(share.specs)
             if group.purpose == "train":
@@ -388,12 +390,11 @@ class RolloutPlane:
             fault=fault,
         )
 
-    def _failed(self, node: NodeId, group: Group, rollout: Rollout) -> list[Effect]:
-        self._table.release(node, group.group_id, rollout.index)
+    def _failed(self, node: NodeId, group: Group, rollout: Rollout, *, now: float) -> list[Effect]:
+        hopeless = self._table.fail(node, group, rollout.index, now=now)
         sample = group.samples[rollout.index]
-        sample.failures += 1
         failed = GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=rollout.reason)
-        if sample.failures < MAX_FAILURES:
+        if sample.failures < MAX_FAILURES or not hopeless:
             return [failed]
         return [failed, *self._drop(group, "generation_failed")]
 

@@ -16,7 +16,9 @@ from swarm.rollout.leases import (
     MAX_HELD,
     MAX_NODES,
     MISSED_BEATS,
+    RETRY_S,
     SLOWEST_TOKENS_PER_S,
+    UNPROVEN_HELD,
     LeaseTable,
     sample_seed,
 )
@@ -36,7 +38,8 @@ def table() -> LeaseTable:
 
 
 def held_by(table: LeaseTable, node: NodeId) -> int:
-    return MAX_HELD - table.room(node)
+    """Samples that a node holds."""
+    return sum(sample.node == node for group in table.groups() for sample in group.samples)
 
 
 def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseTable) -> None:
@@ -182,11 +185,43 @@ def test_a_lease_past_its_limit_is_taken_from_a_node_that_only_beats(table: Leas
     assert [sample.node for sample in group.samples] == [None, None, ALICE]
 
 
-def test_one_node_may_hold_only_so_much(table: LeaseTable) -> None:
+def test_one_node_may_hold_only_so_much_and_little_before_its_first_answer(table: LeaseTable) -> None:
     group = open_group(table, 0, size=10)
-    assert table.room(ALICE) == MAX_HELD
+    assert table.room(ALICE) == UNPROVEN_HELD
     table.claim(group, ALICE, 4, now=0.0)
-    assert table.room(ALICE) == MAX_HELD - 4
+    assert table.room(ALICE) == UNPROVEN_HELD - 4
+    table.answer(group, rollout(index=0), ALICE)
+    assert table.room(ALICE) == MAX_HELD - 3
+
+
+def test_who_keeps_samples_past_their_limit_gets_one_at_a_time_until_it_answers(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=10)
+    table.claim(group, ALICE, 4, now=0.0)
+    table.take_overdue(now=TIME_LIMIT_S + LEASE_SLACK_S)
+    assert table.room(ALICE) == 1
+    table.claim(group, ALICE, 1, now=0.0)
+    assert table.room(ALICE) == 0
+    table.answer(group, rollout(index=0), ALICE)
+    assert table.room(ALICE) == MAX_HELD
+
+
+def test_a_failed_sample_is_for_others_first(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=1)
+    table.claim(group, ALICE, 1, now=0.0)
+    assert not table.fail(ALICE, group, 0, now=1.0)
+    assert table.claim(group, ALICE, 1, now=2.0).specs == ()
+    (spec,) = table.claim(group, BOB, 1, now=2.0).specs
+    assert spec.attempt == 1
+    assert table.fail(BOB, group, 0, now=3.0)
+    assert table.claim(group, ALICE, 1, now=4.0).specs
+
+
+def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(table: LeaseTable) -> None:
+    group = open_group(table, 0, size=1)
+    for attempt in range(20):
+        now = attempt * RETRY_S
+        table.claim(group, ALICE, 1, now=now)
+        assert not table.fail(ALICE, group, 0, now=now)
 
 
 @pytest.mark.parametrize(
