@@ -296,7 +296,7 @@ TINY = Scenario(
     checkpoint_s=3.0,
     commit_s=0.1,
     mean_learner_down_s=5.0,
-    mean_down_s=10.0,
+    mean_down_s=3.0,
 )
 """Small enough to be run again with a crash before every effect and every action of it."""
 

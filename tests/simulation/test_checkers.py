@@ -26,7 +26,7 @@ from swarm.sim.checkers import InvariantBreach
 from swarm.sim.cluster import Cluster
 from swarm.sim.disk import Disk
 from swarm.sim.ledger import Ledger, ScoredRollout
-from swarm.sim.scenario import NAMED, TINY, Crash, scenario_named
+from swarm.sim.scenario import NAMED, TINY, Crash, SamplerCrash, parse_crash, scenario_named
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
 
 Breakage = Callable[[pytest.MonkeyPatch], None]
@@ -346,3 +346,23 @@ def test_a_breach_after_a_crash_of_ones_own_choice_is_replayed_too(
     monkeypatch.setattr(sys, "argv", shlex.split(caught.value.replay)[2:])
     assert main() == 1
     assert capsys.readouterr().out == f"{caught.value}\n"
+
+
+def test_a_spooled_batch_that_is_accepted_twice_is_caught_and_replayed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sampler dies when its verdicts are under way, and its next life submits the batch again."""
+    _answers_are_accepted_twice(monkeypatch)
+    crash = SamplerCrash(action=24, node=NodeId("s0"))
+    with pytest.raises(InvariantBreach, match=r"I3: .* was accepted twice") as caught:
+        Cluster(dataclasses.replace(TINY, crashes=(crash,)), 0).run()
+    assert caught.value.replay.endswith("--seed 0 --scenario tiny --crash-at 24:s0")
+    monkeypatch.setattr(sys, "argv", shlex.split(caught.value.replay)[2:])
+    assert main() == 1
+    assert capsys.readouterr().out == f"{caught.value}\n"
+
+
+@pytest.mark.parametrize("text", ["17", "17:", "17:nobody", "17:s", "17:s-1", ":s0", "x:both"])
+def test_a_crash_that_names_nobody_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not|invalid literal"):
+        parse_crash(text)

@@ -83,6 +83,13 @@ def test_a_crash_before_any_one_effect_is_survived_whatever_the_seed(small: Scen
     crash_before_each_effect(small, what, seed)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("what", DEATHS)
+@pytest.mark.parametrize("name", ["tiny-still", "tiny-still-sequential"])
+def test_a_crash_is_survived_where_steps_change_nothing(name: str, what: Death) -> None:
+    crash_before_each_effect(NAMED[name], what, 0)
+
+
 @SAMPLERS
 @SMALL
 def test_a_crash_of_a_sampler_before_any_one_action_is_survived_and_its_spool_counts(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -65,6 +66,20 @@ def test_the_longest_allowed_period_uses_the_whole_bound(period: int) -> None:
 def test_a_broadcast_of_three_steps_slows_the_learner_and_does_not_stop_it() -> None:
     assert NAMED["slow-broadcast"].broadcast_s >= 3 * NAMED["slow-broadcast"].train_step_s
     assert run("slow-broadcast", 0).idle_share > run("default", 0).idle_share
+
+
+@pytest.mark.parametrize("name", ["tiny-still", "tiny-still-sequential"])
+def test_steps_without_variance_change_no_weights_and_stop_nothing(name: str) -> None:
+    """Every step publishes a version; samplers install it although its weights are those of the one before."""
+    scenario = NAMED[name]
+    lines: list[str] = []
+    cluster = Cluster(scenario, 0, tell=lines.append)
+    assert cluster.run().steps == scenario.steps
+    before, *after = cluster._lineage._weights
+    changed = {step for step, (old, new) in enumerate(pairwise([before, *after]), 1) if old != new}
+    assert changed == set(range(1, scenario.steps)) - set(scenario.still_steps)
+    installed = {line.split()[3] for line in lines if " has 0." in line}
+    assert installed == {f"0.{version}" for version in range(scenario.steps + 1)}
 
 
 def test_lost_answers_are_sent_again_and_recognised() -> None:
