@@ -46,7 +46,7 @@ def main() -> int:
         "--crash-at",
         type=crashes_of,
         metavar="N:WHAT,...",
-        help="crash trainer, node or both before the learner's N-th effect, or sampler s0, s1, ... before its N-th action",
+        help="crash trainer, node or both before the learner's N-th effect, or s0, s1, ... before its N-th action",
     )
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--gossip", action="store_true", help="simulate membership instead of rollouts")

@@ -1,5 +1,5 @@
-"""Every process dies: the learner, its trainer or both before every effect of a small run, and again and again in larger
-ones; a sampler before every action of a small run.
+"""Every process dies: the learner, its trainer or both before every effect of a small run, and again and again in
+larger ones; a sampler before every action of a small run.
 
 Each run checks that what was told to anybody is on record, that steps trained again consume the same rollouts in the
 same order, and that what was acknowledged is trained on once or dropped for a true reason (swarm/sim/lineage.py).
