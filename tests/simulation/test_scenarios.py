@@ -106,7 +106,7 @@ def test_groups_whose_reward_failed_are_dropped_by_that_name() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5])
 def test_a_sampler_that_leaves_politely_leaves_no_sample_behind(seed: int) -> None:
-    """With seed 2 a farewell overtakes the question that was sent 8 ms before it, whose leases then wait for silence."""
+    """With seed 2 a farewell overtakes the question sent 8 ms before it, whose leases then wait for silence."""
     assert run("polite", seed).samples_lost == 0
 
 
