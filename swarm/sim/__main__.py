@@ -4,6 +4,7 @@
     python -m swarm.sim --seeds 1000                 random scenarios of seeds 0..999, up to the first that fails
     python -m swarm.sim --seeds 200 --scenario unlimited-hold   those of I7: no faults, and not one stale rollout
     python -m swarm.sim --seed 0 --scenario tiny --crash-at 17:both  a crash before the learner's 17th effect
+    python -m swarm.sim --seed 0 --scenario tiny --crash-at 17:s1    a crash before the 17th action of a sampler
     python -m swarm.sim --gossip --seed 7            the same for membership: a random swarm and its faults
     python -m swarm.sim --broadcast --seeds 100-199  and for the transfer of a version; seeds from and to, or how many
 
@@ -25,7 +26,7 @@ from swarm.sim.cluster import Cluster
 from swarm.sim.gossip_checkers import GossipBreach
 from swarm.sim.gossip_plan import GossipFigures, GossipPlan
 from swarm.sim.gossip_plan import run_plan as run_gossip_plan
-from swarm.sim.scenario import DRAWN, NAMED, RANDOM, Crash, scenario_named
+from swarm.sim.scenario import DRAWN, NAMED, RANDOM, Crash, SamplerCrash, parse_crash, scenario_named
 
 Tell = Callable[[str], None]
 RunSeed = Callable[[int, Tell | None], GossipFigures | BroadcastFigures]
@@ -45,7 +46,7 @@ def main() -> int:
         "--crash-at",
         type=crashes_of,
         metavar="N:WHAT,...",
-        help="crash trainer, node or both before the learner's N-th effect",
+        help="crash trainer, node or both before the learner's N-th effect, or s0, s1, ... before its N-th action",
     )
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--gossip", action="store_true", help="simulate membership instead of rollouts")
@@ -69,7 +70,7 @@ def main() -> int:
     return 0
 
 
-def run_one(seed: int, name: str, crashes: tuple[Crash, ...] | None, *, trace: bool) -> None:
+def run_one(seed: int, name: str, crashes: tuple[Crash | SamplerCrash, ...] | None, *, trace: bool) -> None:
     """Run one seed and print its figures."""
     scenario = scenario_named(name, seed)
     if crashes is not None:
@@ -137,9 +138,9 @@ def seeds_of(text: str) -> range:
     return range(int(first), int(last) + 1) if dash else range(int(first))
 
 
-def crashes_of(text: str) -> tuple[Crash, ...]:
-    """ "3:node,17:both" as two crashes."""
-    return tuple(Crash.parse(one) for one in text.split(","))
+def crashes_of(text: str) -> tuple[Crash | SamplerCrash, ...]:
+    """ "3:node,17:s0" as two crashes."""
+    return tuple(parse_crash(one) for one in text.split(","))
 
 
 def is_reported(seed: int, seeds: range) -> bool:

@@ -7,6 +7,7 @@ checkers look after every event. An assertion or a lookup that fails inside a co
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -19,8 +20,8 @@ from swarm.sim.learner import Learner
 from swarm.sim.ledger import Ledger
 from swarm.sim.lineage import Lineage
 from swarm.sim.network import LinkShape, Network
-from swarm.sim.sampler import Sampler
-from swarm.sim.scenario import BoundChange, Partition, Scenario
+from swarm.sim.sampler import Sampler, SamplerDisk
+from swarm.sim.scenario import BoundChange, Partition, SamplerCrash, Scenario
 from swarm.sim.task import MAX_NEW_TOKENS, STOP_TOKEN, VOCABULARY, prompt
 from swarm.sim.world import World
 from swarm.types import NodeId, SamplingRules, SwarmId
@@ -48,6 +49,10 @@ class Cluster:
         self._learner = Learner(self.world, scenario, self._plane, self._disk, self._lineage, self._new_plane)
         self._seed = seed
         self._samplers: list[Sampler] = []
+        self._disks: defaultdict[NodeId, SamplerDisk] = defaultdict(SamplerDisk)
+        for crash in scenario.crashes:
+            if isinstance(crash, SamplerCrash):
+                self._disks[crash.node].crash_before.add(crash.action)
 
     def run(self) -> Figures:
         """Run to the end. Raises InvariantBreach."""
@@ -68,6 +73,10 @@ class Cluster:
     def points(self) -> int:
         """Effects of the learner so far: `Scenario.crash_at` names some of them."""
         return self._learner.points
+
+    def actions(self, node: NodeId) -> int:
+        """Actions of a sampler so far: a SamplerCrash names one of them."""
+        return self._disks[node].actions
 
     def _start(self) -> None:
         self._learner.start()
@@ -122,6 +131,7 @@ class Cluster:
             node=node,
             slowness=slowness,
             broadcast_s=broadcast_s,
+            disk=self._disks[node],
             on_gone=gone,
         )
         self._samplers.append(sampler)

@@ -136,7 +136,7 @@ class Learner:
 
         self._process.serve(arrived)
 
-    def newer_version(self, node: NodeId, known: VersionId | None, reply: Reply[VersionId | None]) -> None:
+    def newer_version(self, known: VersionId | None, reply: Reply[VersionId | None]) -> None:
         """The newest version once it is newer than `known`; None when the time is over."""
 
         def attempt(over: bool) -> bool:
@@ -146,7 +146,7 @@ class Learner:
                 self._send(reply, newest if news else None)
             return news or over
 
-        self._process.serve(lambda: self._hold(node, attempt))
+        self._process.serve(lambda: self._hold(None, attempt))
 
     def beat(self, node: NodeId, installed: VersionId | None, tokens_per_s: float, reply: Reply[bool]) -> None:
         """A sign of life; the answer says whether the run is over."""
@@ -186,7 +186,8 @@ class Learner:
         self._process.serve(arrived)
 
     def release(self, node: NodeId, samples: Sequence[tuple[str, int]], leaving: bool, reply: Reply[bool]) -> None:
-        """Samples handed back unfinished. The open questions of a node that leaves end: they would bring it back."""
+        """Samples handed back unfinished. The open questions for leases of a node that holds nothing any more end: they
+        would bring it back."""
 
         def arrived() -> None:
             if self._plane.open:
@@ -432,7 +433,7 @@ class Learner:
         self._life.installed[node] = version
         return version != known
 
-    def _hold(self, node: NodeId, attempt: Held) -> None:
+    def _hold(self, node: NodeId | None, attempt: Held) -> None:
         if attempt(False):
             return
         self._questions += 1

@@ -13,10 +13,11 @@ Held = Callable[[bool], bool]
 
 @dataclass(slots=True, kw_only=True)
 class Life:
-    """What the node knows of its run. `made` counts the steps that the trainer has ended, `recorded` is the newest
-    version whose publication is enqueued, `hurry` says that one is to be published at once."""
+    """What the node knows of its run. `held` are open questions, with who would be leased to. `made` counts the steps
+    that the trainer has ended, `recorded` is the newest version whose publication is enqueued, `hurry` says that one is
+    to be published at once."""
 
-    held: dict[int, tuple[NodeId, Held]] = field(default_factory=dict)
+    held: dict[int, tuple[NodeId | None, Held]] = field(default_factory=dict)
     installed: dict[NodeId, VersionId] = field(default_factory=dict)
     made: int = 0
     recorded: int = -1

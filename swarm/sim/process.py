@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarm.sim.disk import Disk
-from swarm.sim.scenario import Death, Scenario
+from swarm.sim.scenario import Crash, Death, Scenario
 from swarm.sim.world import Callback, World
 
 
@@ -25,7 +25,7 @@ class Process:
     def __init__(self, world: World, scenario: Scenario, disk: Disk, on_death: Callable[[Death], None]) -> None:
         self._world = world
         self._disk = disk
-        self._deaths = {crash.effect: crash.what for crash in scenario.crashes}
+        self._deaths = {one.effect: one.what for one in scenario.crashes if isinstance(one, Crash)}
         self._on_death = on_death
         self._inside = False
         self.life = 0

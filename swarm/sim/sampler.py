@@ -4,10 +4,16 @@ Theory of operation. One life of one sampler is one object; a crash ends it with
 life do nothing. Its parts run beside one another, each a chain of callbacks:
 
     refresh   question for a newer version -> broadcast delay -> installed between two batches
+    settle    what a former life left in the spool is submitted -> whatever else it held is void -> ask and beat begin
     ask       leases, one batch ahead of the engine -> queue of one
-    generate  queue -> the longest of the samples' lognormal times -> answers, at most two batches of them
-    submit    oldest batch of answers, again and again until it is answered
+    generate  queue -> the longest of the samples' lognormal times -> the spool, at most two batches of answers
+    submit    oldest batch in the spool, again and again until it is answered
     beat      every beat_s, and after every install
+
+The spool is the one thing that outlives a life: a batch of answers is there from its end to its verdicts.
+
+A crash may also happen before each single action: a call to the learner, an answer that is heard, a batch that begins
+or ends, an install. It unwinds what was being done; every callback begins in `_alive`, where that ends.
 
 A learner that cannot be reached is tried again with growing pauses, by each of these on its own (node/link.py).
 """
@@ -18,6 +24,7 @@ import math
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarm.rollout.effects import Granted, Refused
@@ -45,6 +52,20 @@ A = TypeVar("A")
 Answers = list[tuple[Lease, Rollout]]
 
 
+class SamplerCrashed(Exception):
+    """Unwinds what a sampler was doing when it died."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerDisk:
+    """What all lives of one sampler share: its spool of answers, oldest first. Its actions are counted here too, with
+    those that it dies before."""
+
+    spool: deque[Answers] = field(default_factory=deque)
+    crash_before: set[int] = field(default_factory=set)
+    actions: int = 0
+
+
 class Sampler:
     """One life of one sampler. `on_gone` is called once, at its end."""
 
@@ -58,6 +79,7 @@ class Sampler:
         node: NodeId,
         slowness: float,
         broadcast_s: float,
+        disk: SamplerDisk,
         on_gone: Callable[[], None],
     ) -> None:
         self._world = world
@@ -66,12 +88,14 @@ class Sampler:
         self._learner = learner
         self._slowness = slowness
         self._broadcast_s = broadcast_s
+        self._disk = disk
         self._on_gone = on_gone
         self._fetched: VersionId | None = None
         self._asking = False
         self._queued: list[Lease] = []
         self._running: list[Lease] = []
-        self._answers: deque[Answers] = deque()
+        self._answers = disk.spool
+        self._settled = False
         self._submitting = False
         self._tries: Counter[str] = Counter()
         self._leaving = False
@@ -81,8 +105,11 @@ class Sampler:
         self.held: VersionId | None = None
 
     def start(self) -> None:
-        self._beat_on()
-        self._refresh()
+        def begin() -> None:
+            self._refresh()
+            self._settle()
+
+        self._alive(begin)
 
     def crash(self) -> None:
         """Vanish without a word."""
@@ -90,12 +117,15 @@ class Sampler:
 
     def leave(self) -> None:
         """Hand back what has not begun, let the running batch finish and be submitted, say farewell."""
-        if self._leaving or not self.alive:
+        self._alive(self._leave)
+
+    def _leave(self) -> None:
+        if self._leaving:
             return
         self._leaving = True
         queued, self._queued = self._queued, []
         if queued:
-            self._release(queued, leaving=False, then=lambda: None)
+            self._release(queued, leaving=False, then=_nothing, failed=_nothing)
         self._later(DRAIN_S, f"{self.node} stops draining", self._farewell)
         self._drained()
 
@@ -105,7 +135,7 @@ class Sampler:
         held = self.held
         self._request(
             100,
-            lambda reply: self._learner.newer_version(self.node, held, reply),
+            lambda reply: self._learner.newer_version(held, reply),
             self._found,
             self._patiently("refresh", self._refresh),
             timeout_s=HELD_OPEN_S + self._scenario.call_s,
@@ -128,8 +158,10 @@ class Sampler:
         """Between two batches only."""
         if self._fetched is None:
             return
+        self._act("installs")
         self.held, self._fetched = self._fetched, None
-        self._beat(_nothing, _nothing)
+        if self._settled:
+            self._beat(_nothing, _nothing)
         self._refresh()
         self._ask()
 
@@ -137,7 +169,7 @@ class Sampler:
 
     def _ask(self) -> None:
         held = self.held
-        if held is None or self._asking or self._queued or self._leaving:
+        if held is None or not self._settled or self._asking or self._queued or self._leaving:
             return
         self._asking = True
         holding = self._holding()
@@ -176,6 +208,7 @@ class Sampler:
     def _generate(self) -> None:
         if self._running or not self._queued or len(self._answers) >= ANSWERS_QUEUED:
             return
+        self._act("generates")
         self._running, self._queued = self._queued, []
         self._ask()
         jobs = [(lease, spec, self._draw_s()) for lease in self._running for spec in lease.samples]
@@ -188,6 +221,7 @@ class Sampler:
     def _generated(self, answers: Answers) -> None:
         if not self._running:
             return
+        self._act("keeps what it generated")
         self._running = []
         self._answers.append(answers)
         self._submit()
@@ -195,7 +229,10 @@ class Sampler:
         self._generate()
 
     def _submit(self) -> None:
-        if self._submitting or not self._answers:
+        if self._submitting:
+            return
+        if not self._answers:
+            self._settle()
             return
         self._submitting = True
         answers = self._answers[0]
@@ -222,6 +259,21 @@ class Sampler:
         self._submit()
         self._generate()
         self._drained()
+
+    def _settle(self) -> None:
+        """Once a life: submit what a former one generated, then say that whatever else it held is void."""
+        if self._settled or self._leaving:
+            return
+        if self._answers:
+            self._submit()
+            return
+
+        def answered() -> None:
+            self._settled = True
+            self._beat_on()
+            self._ask()
+
+        self._release([], leaving=True, then=answered, failed=self._patiently("settle", self._settle))
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -260,14 +312,16 @@ class Sampler:
             return
         self._parting = True
         running, self._running = self._running, []
-        self._release(running, leaving=True, then=self._gone)
+        self._release(running, leaving=True, then=self._gone, failed=self._gone)
 
     def _gone(self) -> None:
         if self.alive:
             self.alive = False
             self._on_gone()
 
-    def _release(self, leases: list[Lease], *, leaving: bool, then: Callable[[], None]) -> None:
+    def _release(
+        self, leases: list[Lease], *, leaving: bool, then: Callable[[], None], failed: Callable[[], None]
+    ) -> None:
         samples = [(lease.group_id, spec.index) for lease in leases for spec in lease.samples]
 
         def answered(_: bool) -> None:
@@ -277,7 +331,7 @@ class Sampler:
             100,
             lambda reply: self._learner.release(self.node, samples, leaving, reply),
             answered,
-            then,
+            failed,
             timeout_s=self._scenario.call_s,
         )
 
@@ -292,14 +346,17 @@ class Sampler:
     ) -> None:
         """A call to the learner whose outcome a dead life does not hear."""
 
+        def heard(answer: A) -> None:
+            self._act("hears an answer")
+            on_answer(answer)
+
         def answered(answer: A) -> None:
-            if self.alive:
-                on_answer(answer)
+            self._alive(lambda: heard(answer))
 
         def failed() -> None:
-            if self.alive:
-                on_failure()
+            self._alive(on_failure)
 
+        self._act("calls the learner")
         self._network.request(self.node, LEARNER, nbytes, handler, answered, failed, timeout_s=timeout_s)
 
     def _patiently(self, call: str, again: Callable[[], None]) -> Callable[[], None]:
@@ -314,11 +371,24 @@ class Sampler:
         return failed
 
     def _later(self, delay_s: float, label: str, callback: Callable[[], None]) -> None:
-        def run() -> None:
-            if self.alive:
-                callback()
+        self._world.schedule(delay_s, label, lambda: self._alive(callback))
 
-        self._world.schedule(delay_s, label, run)
+    def _alive(self, callback: Callable[[], None]) -> None:
+        """Run `callback` in this life, if it is not over."""
+        if not self.alive:
+            return
+        try:
+            callback()
+        except SamplerCrashed:
+            self._gone()
+
+    def _act(self, what: str) -> None:
+        """It may die here. Raises SamplerCrashed."""
+        disk = self._disk
+        disk.actions += 1
+        if disk.actions in disk.crash_before:
+            self._world.note(f"{self.node} crashes before it {what}, at action {disk.actions}")
+            raise SamplerCrashed
 
     # -- the engine ------------------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
-from typing import Literal, Self, cast
+from typing import Literal, cast
 
 from swarm.rollout.leases import MISSED_BEATS
 from swarm.rollout.plane import RETURN_S
+from swarm.types import NodeId
 
 RANDOM = "random"
 UNLIMITED_HOLD = "unlimited-hold"
@@ -57,16 +58,30 @@ class Crash:
     def __str__(self) -> str:
         return f"{self.effect}:{self.what}"
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """ "17:node"; ValueError if it is not of that form."""
-        effect, _, what = text.partition(":")
-        return cls(effect=int(effect), what=DEATHS[DEATHS.index(cast(Death, what))])
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerCrash:
+    """Before its `action`-th action, counted from 1 over all its lives, a sampler vanishes without a word."""
+
+    action: int
+    node: NodeId
+
+    def __str__(self) -> str:
+        return f"{self.action}:{self.node}"
+
+
+def parse_crash(text: str) -> Crash | SamplerCrash:
+    """ "17:node" is the learner's, "17:s0" a sampler's; ValueError if it is of neither form."""
+    at, _, what = text.partition(":")
+    if what.startswith("s") and what[1:].isdecimal():
+        return SamplerCrash(action=int(at), node=NodeId(what))
+    return Crash(effect=int(at), what=DEATHS[DEATHS.index(cast(Death, what))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One run. Shares are probabilities; `mean_up_s` 0 means that no sampler ever goes."""
+    """One run. Shares are probabilities; `mean_up_s` 0 means that no sampler ever goes. Of the batches of `still_steps`
+    no group has any variance: these steps leave the weights as they are."""
 
     name: str
     max_staleness: int = 2
@@ -104,8 +119,9 @@ class Scenario:
     commit_s: float = 0.005
     checkpoint_every_steps: int = 5
     checkpoint_s: float = 1.0
-    crashes: tuple[Crash, ...] = ()
+    crashes: tuple[Crash | SamplerCrash, ...] = ()
     mean_learner_down_s: float = 10.0
+    still_steps: range = range(0)
 
     @property
     def stall_s(self) -> float:
@@ -280,8 +296,11 @@ TINY = Scenario(
     checkpoint_s=3.0,
     commit_s=0.1,
     mean_learner_down_s=5.0,
+    mean_down_s=3.0,
 )
-"""Small enough to be run again with a crash before every effect of it."""
+"""Small enough to be run again with a crash before every effect and every action of it."""
+
+TINY_SEQUENTIAL = replace(TINY, name="tiny-sequential", max_staleness=0)
 
 NAMED: Mapping[str, Scenario] = MappingProxyType(
     {
@@ -289,6 +308,9 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
         for scenario in (
             DEFAULT,
             TINY,
+            TINY_SEQUENTIAL,
+            replace(TINY, name="tiny-still", steps=8, still_steps=range(1, 6)),
+            replace(TINY_SEQUENTIAL, name="tiny-still-sequential", steps=8, samplers=1, still_steps=range(8)),
             replace(DEFAULT, name="sequential-one", max_staleness=0, samplers=1),
             replace(DEFAULT, name="sequential-three", max_staleness=0),
             *(

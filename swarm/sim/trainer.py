@@ -32,7 +32,8 @@ class Trainer:
 
         def trained() -> None:
             if life == self._life:
-                self.weights = content_of(batch, self.weights)
+                if self.step not in self._scenario.still_steps:
+                    self.weights = content_of(batch, self.weights)
                 self.step += 1
                 if self.step % self._scenario.checkpoint_every_steps == 0:
                     self._save()

@@ -1,4 +1,5 @@
-"""The learner dies, its trainer or both: before every effect of a small run, and again and again in larger ones.
+"""Every process dies: the learner, its trainer or both before every effect of a small run, and again and again in
+larger ones; a sampler before every action of a small run.
 
 Each run checks that what was told to anybody is on record, that steps trained again consume the same rollouts in the
 same order, and that what was acknowledged is trained on once or dropped for a true reason (swarm/sim/lineage.py).
@@ -11,31 +12,108 @@ from dataclasses import replace
 import pytest
 
 from swarm.sim.cluster import Cluster
-from swarm.sim.scenario import DEATHS, NAMED, TINY, UNLIMITED_HOLD, Crash, Death, scenario_named
+from swarm.sim.scenario import (
+    DEATHS,
+    NAMED,
+    TINY,
+    TINY_SEQUENTIAL,
+    UNLIMITED_HOLD,
+    Crash,
+    Death,
+    SamplerCrash,
+    Scenario,
+    scenario_named,
+)
+from swarm.types import NodeId
+
+SMALL = pytest.mark.parametrize("small", [TINY, TINY_SEQUENTIAL], ids=lambda small: small.name)
+SAMPLERS = pytest.mark.parametrize("node", [NodeId(f"s{i}") for i in range(TINY.samplers)])
 
 
-def effects_of(seed: int) -> int:
-    """How many effects the small run has without a crash."""
-    cluster = Cluster(TINY, seed)
-    cluster.run()
-    return cluster.points
+def crash_before_each_effect(small: Scenario, what: Death, seed: int) -> None:
+    whole = Cluster(small, seed)
+    whole.run()
+    assert whole.points > 200
+    for effect in range(1, whole.points + 1):
+        figures = Cluster(replace(small, crashes=(Crash(effect=effect, what=what),)), seed).run()
+        assert (figures.crashes, figures.steps) == (1, small.steps)
+
+
+def crash_before_each_action(small: Scenario, node: NodeId, seed: int) -> int:
+    """How many rollouts were accepted from the spool of a former life and trained on, over all these runs."""
+    whole = Cluster(small, seed)
+    whole.run()
+    assert whole.actions(node) > 40
+    saved = 0
+    for action in range(1, whole.actions(node) + 1):
+        lines: list[str] = []
+        crash = SamplerCrash(action=action, node=node)
+        figures = Cluster(replace(small, crashes=(crash,)), seed, tell=lines.append).run()
+        assert figures.steps == small.steps
+        assert sum(line.endswith(f"at action {action}") for line in lines) == 1
+        saved += len(saved_by_the_spool(node, lines))
+    return saved
+
+
+def saved_by_the_spool(node: NodeId, lines: list[str]) -> set[str]:
+    """Rollouts that were accepted of a life that had not generated anything yet, and were trained on."""
+    accepted: set[str] = set()
+    returned = next((i for i, line in enumerate(lines) if line.endswith(f"{node} returns")), len(lines))
+    for line in lines[returned:]:
+        words = line.split()
+        if line.endswith(f"{node} generated"):
+            break
+        if line.endswith(f"of {node} is accepted"):
+            accepted.add(words[1])
+    trained = {word for line in lines if " takes " in line for word in line.split()[4:]}
+    return accepted & trained
 
 
 @pytest.mark.parametrize("what", DEATHS)
-def test_a_crash_before_any_one_effect_is_survived(what: Death) -> None:
-    effects = effects_of(0)
-    assert effects > 200
-    for effect in range(1, effects + 1):
-        figures = Cluster(replace(TINY, crashes=(Crash(effect=effect, what=what),)), 0).run()
-        assert (figures.crashes, figures.steps) == (1, TINY.steps)
+@SMALL
+def test_a_crash_before_any_one_effect_is_survived(small: Scenario, what: Death) -> None:
+    crash_before_each_effect(small, what, 0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 9))
 @pytest.mark.parametrize("what", DEATHS)
-def test_a_crash_before_any_one_effect_is_survived_whatever_the_seed(what: Death, seed: int) -> None:
-    for effect in range(1, effects_of(seed) + 1):
-        Cluster(replace(TINY, crashes=(Crash(effect=effect, what=what),)), seed).run()
+@SMALL
+def test_a_crash_before_any_one_effect_is_survived_whatever_the_seed(small: Scenario, what: Death, seed: int) -> None:
+    crash_before_each_effect(small, what, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", DEATHS)
+@pytest.mark.parametrize("name", ["tiny-still", "tiny-still-sequential"])
+def test_a_crash_is_survived_where_steps_change_nothing(name: str, what: Death) -> None:
+    crash_before_each_effect(NAMED[name], what, 0)
+
+
+@SAMPLERS
+@SMALL
+def test_a_crash_of_a_sampler_before_any_one_action_is_survived_and_its_spool_counts(
+    small: Scenario, node: NodeId
+) -> None:
+    assert crash_before_each_action(small, node, 0) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 9))
+@SAMPLERS
+@SMALL
+def test_a_crash_of_a_sampler_before_any_one_action_is_survived_whatever_the_seed(
+    small: Scenario, node: NodeId, seed: int
+) -> None:
+    crash_before_each_action(small, node, seed)
+
+
+@pytest.mark.parametrize("what", DEATHS)
+def test_a_sampler_and_the_learner_may_both_crash(what: Death) -> None:
+    """The spool of a life that is over meets a learner that is down, comes up, or has come up since."""
+    for at in range(4, 60, 2):
+        crashes = (SamplerCrash(action=at, node=NodeId("s0")), Crash(effect=3 * at, what=what))
+        assert Cluster(replace(TINY, crashes=crashes), 0).run().steps == TINY.steps
 
 
 @pytest.mark.parametrize("first", range(1, 200, 8))
