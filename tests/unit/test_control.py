@@ -118,3 +118,8 @@ async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
         _the_running_one()
     async with control(running, change):
         assert _the_running_one() == running
+        other = Path("runs/other")
+        other.mkdir()
+        async with control(other, change):
+            with pytest.raises(UserError, match="2 learners run under runs/ here: name one with --run-dir"):
+                _the_running_one()
