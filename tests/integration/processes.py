@@ -205,9 +205,11 @@ class Swarm:
     def relay(self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = ()) -> Node:
         return self.join(bootstrap, "--role", "relay", *arguments, name=name, place=place)
 
-    def scripted(self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = ()) -> Node:
+    def scripted(
+        self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = (), module: str = "swarm"
+    ) -> Node:
         """A sampler without a model."""
-        return self.join(bootstrap, "--config", str(self._scripted), *arguments, name=name, place=place)
+        return self.join(bootstrap, "--config", str(self._scripted), *arguments, name=name, place=place, module=module)
 
     def linked_relays(self, learner: Node, count: int, *arguments: str) -> list[Node]:
         """Relays that are linked with the learner and with one another; their names are relay-0 and so on."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.journal import BATCH_GROUPS, measure_size, measure_speed
+from swarm.rollout.segments import DIGEST_BYTES
 from swarm.rollout.verify import verify_run
 
 MOST_BYTES = 100
