@@ -27,5 +27,5 @@ async def _telling(client: RolloutClient, answers: Sequence[Answer]) -> Submissi
 
 
 if __name__ == "__main__":
-    RolloutClient._submit_portion = _telling  # type: ignore[method-assign]
+    RolloutClient._submit_portion = _telling  # type: ignore[method-assign, assignment]
     main()

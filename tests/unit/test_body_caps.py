@@ -95,5 +95,8 @@ async def test_a_cap_holds_for_a_body_that_states_no_length(path: str) -> None:
         size = CONTROL_BODY_BYTES + 1
         headers = {PROTOCOL_HEADER: str(PROTOCOL), AUTH_HEADER: header}
         async with raw.post(peer.base_url + path, data=in_parts(size), headers=headers) as answer:
-            assert (answer.status, await answer.text()) == (413, f"a body is over the cap of {CONTROL_BODY_BYTES} bytes")
+            assert (answer.status, await answer.text()) == (
+                413,
+                f"a body is over the cap of {CONTROL_BODY_BYTES} bytes",
+            )
         assert server.refused() == {"too_large": 1}
