@@ -1,4 +1,4 @@
-"""The caps on bodies of the routes that every learner has, behind a NodeServer: 413 over them, 400 for junk, counted."""
+"""The caps on bodies of a learner's routes, behind a NodeServer: 413 over them, 400 for junk, and both counted."""
 
 from __future__ import annotations
 
