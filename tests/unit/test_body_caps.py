@@ -87,16 +87,26 @@ async def test_a_body_of_rollouts_over_its_cap_is_refused_and_counted() -> None:
         assert server.refused() == {"too_large": 1, "malformed": 1}
 
 
+async def unstated(peer: PeerClient, path: str, size: int) -> tuple[int, str]:
+    """What is answered to a body of that size whose length is not stated, with a signature of no meaning: the cap
+    comes before it."""
+    headers = {PROTOCOL_HEADER: str(PROTOCOL), AUTH_HEADER: await peer.signed_header("POST", path, b"")}
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as raw,
+        raw.post(peer.base_url + path, data=in_parts(size), headers=headers) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
 @pytest.mark.parametrize("path", CONTROL_PATHS)
-async def test_a_cap_holds_for_a_body_that_states_no_length(path: str) -> None:
-    """With a signature of no meaning: the cap comes before it."""
-    async with rollout_routes() as (peer, server), aiohttp.ClientSession() as raw:
-        header = await peer.signed_header("POST", path, b"")
-        size = CONTROL_BODY_BYTES + 1
-        headers = {PROTOCOL_HEADER: str(PROTOCOL), AUTH_HEADER: header}
-        async with raw.post(peer.base_url + path, data=in_parts(size), headers=headers) as answer:
-            assert (answer.status, await answer.text()) == (
-                413,
-                f"a body is over the cap of {CONTROL_BODY_BYTES} bytes",
-            )
+async def test_a_control_body_that_states_no_length_is_cut_at_the_cap(path: str) -> None:
+    async with rollout_routes() as (peer, server):
+        answer = await unstated(peer, path, CONTROL_BODY_BYTES + 1)
+        assert answer == (413, f"a body is over the cap of {CONTROL_BODY_BYTES} bytes")
         assert server.refused() == {"too_large": 1}
+
+
+async def test_a_gossip_body_that_states_no_length_is_cut_at_the_cap(tmp_path: Path) -> None:
+    async with gossiping(tmp_path) as lead, PeerClient(lead.address, key=OTHER_KEY, server=lead.node) as peer:
+        answer = await unstated(peer, "/v1/gossip", GOSSIP_BODY_BYTES + 1)
+        assert answer == (413, f"a body is over the cap of {GOSSIP_BODY_BYTES} bytes")
