@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from swarm.learner.checkpoints import checkpoint_path, is_whole, whole_checkpoints
-from tests.integration import telling_sampler
+from tests.integration import killed_commit, telling_sampler
 from tests.integration.processes import Learner, Node, Swarm, command, eventually, swarm_in
 
 ENDLESS = ("--steps", "1000000")
@@ -137,12 +137,15 @@ def _wait_a_moment(random: Random, learner: Learner) -> None:
 
 
 def test_a_learner_killed_ten_times_leads_its_run_to_the_end(swarm: Swarm) -> None:
+    """At first between the arrival of rollouts and their commit."""
     random = Random(SEED)
-    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)
+    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS, module=killed_commit.__name__)
     telling = telling_sampler.__name__
     samplers = [swarm.scripted(learner.url(), name=f"sampler-{number}", module=telling) for number in range(2)]
+    assert learner.wait() == -signal.SIGKILL
+    learner = swarm.resume(learner, name="life-0")
     eventually(lambda: _has_taken(learner, 1), learner, "the first step")
-    for kill in range(1, 9):
+    for kill in range(1, 8):
         _wait_a_moment(random, learner)
         learner.kill()
         learner = swarm.resume(learner, name=f"life-{kill}")
