@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from swarm.__main__ import main
 from swarm.rollout.entries import Entry, RolloutAccepted
-from swarm.rollout.index import Index, Stored
+from swarm.rollout.index import Index
+from swarm.rollout.segments import Stored
 
 DIE_AT = 5
 """Late enough for a batch to be on record: 40 rollouts, in eights."""
@@ -36,5 +37,5 @@ def _dying(index: Index, entries: Sequence[Entry], stored: Sequence[Stored]) -> 
 
 
 if __name__ == "__main__":
-    Index.apply = _dying  # type: ignore[method-assign]
+    Index.apply = _dying  # type: ignore[method-assign, assignment]
     main()
