@@ -10,6 +10,9 @@ medians of the repeats; the first seconds of every phase do not count.
 - Overload: the honest half submits at a moderate fixed rate, at first with the other half at rest, then with the other
   half sending ten times as much as it may. The flood is niced, or it would starve the honest half of the core that they
   share and measure nothing but that. The window begins when the flood has spent what a node may hand in for nothing.
+
+The learner has one core, so it meets its target with at least 1,500 `rollouts_per_s`; and the honest half's p99 under
+overload may be twice the unloaded one at most. `met` says whether what was measured meets both; exit status 1 if not.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import multiprocessing
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -41,6 +45,15 @@ FLOOD_NICE = 10
 
 REPLY_S = 60.0
 """Longest wait for a process; it starts in two seconds."""
+
+POLL_S = 0.05
+"""Between two looks at whether the first rollout was accepted: a hundredth of a warm-up."""
+
+LEAST_ROLLOUTS_PER_S = 1500.0
+"""Accepted and journaled, on one core: what the project promises of a learner."""
+
+MOST_P99_RATIO = 2.0
+"""What a flood may do to those who keep to the rules, promised likewise."""
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -91,6 +104,14 @@ class Learner:
         self._pipe.send("mark")
         found: Mark = receive(self._pipe)
         return found
+
+    def has_begun(self) -> None:
+        """Wait until it has accepted a rollout; TimeoutError if it never does."""
+        until = time.monotonic() + REPLY_S
+        while not self.mark().verdicts.get("accepted"):
+            if time.monotonic() > until:
+                raise TimeoutError(f"no rollout was accepted for {REPLY_S:g} s")
+            time.sleep(POLL_S)
 
     def stop(self) -> None:
         if self._process.is_alive():
@@ -196,7 +217,8 @@ def measure_overload(plan: Plan) -> Figures:
 
 
 def window(served: Learner, plan: Plan) -> tuple[Mark, Mark]:
-    """Warm up, then measure; the marks at both ends."""
+    """Warm up from the first accepted rollout on, then measure; the marks at both ends."""
+    served.has_begun()
     time.sleep(plan.warm_s)
     before = served.mark()
     time.sleep(plan.measure_s)
@@ -247,7 +269,19 @@ def measure(plan: Plan, parts: Sequence[str]) -> Figures:
     return found
 
 
-def main() -> None:
+def targets(found: Figures) -> dict[str, bool]:
+    """Whether the figures meet their targets, in words; of what was measured alone. No figure (nan) meets none."""
+    verdicts = {}
+    if "rollouts_per_s" in found:
+        words = f"{found['rollouts_per_s']:.0f} rollouts/s on a core, at least {LEAST_ROLLOUTS_PER_S:.0f}"
+        verdicts[words] = found["rollouts_per_s"] >= LEAST_ROLLOUTS_PER_S
+    if "honest_p99_ratio" in found:
+        words = f"honest p99 under overload {found['honest_p99_ratio']:.2f} x unloaded, at most {MOST_P99_RATIO:g} x"
+        verdicts[words] = found["honest_p99_ratio"] <= MOST_P99_RATIO
+    return verdicts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=plan.nodes, help="steady samplers of the speed measurement")
@@ -262,7 +296,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("speed", "overload"), help="one of the two measurements")
     parser.add_argument("--profile", type=Path, help="cProfile of the learner goes here (the last run's)")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     plan = Plan(
         nodes=options.nodes,
         half_nodes=options.half_nodes,
@@ -276,9 +310,13 @@ def main() -> None:
         profile=options.profile,
     )
     found = measure(plan, [options.only] if options.only else ["speed", "overload"])
+    verdicts = targets(found)
+    for words, met in verdicts.items():
+        print(f"target {'met' if met else 'missed'}: {words}")
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps({"met": all(verdicts.values()), **found}))
+    return 0 if all(verdicts.values()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

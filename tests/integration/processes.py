@@ -89,9 +89,12 @@ class Node:
 class Learner(Node):
     """A `lead` process and its run directory."""
 
-    def __init__(self, directory: Path, name: str, *arguments: str, place: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, name: str, *arguments: str, place: Sequence[str] = (), module: str = "swarm"
+    ) -> None:
         self.run_dir = directory / name
-        super().__init__(directory, name, "lead", "--run-dir", str(self.run_dir), *arguments, place=place)
+        given = ("lead", "--run-dir", str(self.run_dir), *arguments)
+        super().__init__(directory, name, *given, place=place, module=module)
 
     def node_json(self) -> dict[str, str]:
         path = self.run_dir / "node.json"
@@ -181,8 +184,9 @@ class Swarm:
         self._lead = self._write("lead.toml", settings)
         self._scripted = self._write("scripted.toml", {"engine": "scripted", "batch_samples": 8})
 
-    def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = ()) -> Learner:
-        learner = Learner(self.directory, name, "--config", str(self._lead), *arguments, place=place)
+    def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = (), module: str = "swarm") -> Learner:
+        given = ("--config", str(self._lead), *arguments)
+        learner = Learner(self.directory, name, *given, place=place, module=module)
         self.nodes.append(learner)
         return learner
 
@@ -205,9 +209,11 @@ class Swarm:
     def relay(self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = ()) -> Node:
         return self.join(bootstrap, "--role", "relay", *arguments, name=name, place=place)
 
-    def scripted(self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = ()) -> Node:
+    def scripted(
+        self, bootstrap: str, *arguments: str, name: str, place: Sequence[str] = (), module: str = "swarm"
+    ) -> Node:
         """A sampler without a model."""
-        return self.join(bootstrap, "--config", str(self._scripted), *arguments, name=name, place=place)
+        return self.join(bootstrap, "--config", str(self._scripted), *arguments, name=name, place=place, module=module)
 
     def linked_relays(self, learner: Node, count: int, *arguments: str) -> list[Node]:
         """Relays that are linked with the learner and with one another; their names are relay-0 and so on."""

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from swarm.learner.checkpoints import checkpoint_path, is_whole, whole_checkpoints
+from tests.integration import killed_commit, telling_sampler
 from tests.integration.processes import Learner, Node, Swarm, command, eventually, swarm_in
 
 ENDLESS = ("--steps", "1000000")
@@ -94,6 +95,16 @@ def _says_goodbye(sampler: Node) -> None:
     assert sampler.says("the run is finished; thank you")
 
 
+def _all_that_was_told_is_on_record(learner: Learner, sampler: Node) -> None:
+    """Whatever the sampler heard is accepted has a row; held-out rollouts (e*) have none."""
+    told = (learner.run_dir.parent / f"state-{sampler.name}" / telling_sampler.TOLD).read_text().split()
+    trained = {rollout_id for rollout_id in told if rollout_id.startswith("t")}
+    assert len(trained) == sum(rollout_id.startswith("t") for rollout_id in told), "accepted twice"
+    assert len(trained) > 100
+    recorded = {f"t{number}/{index}" for number, index in _rows(learner, "SELECT number, idx FROM rollouts")}
+    assert trained - recorded == set()
+
+
 def _is_one_run(learner: Learner, steps: int) -> None:
     """Of `steps` steps, each taken once, whose versions are of one incarnation."""
     assert _steps_written(learner) == list(range(1, steps + 1))
@@ -126,11 +137,15 @@ def _wait_a_moment(random: Random, learner: Learner) -> None:
 
 
 def test_a_learner_killed_ten_times_leads_its_run_to_the_end(swarm: Swarm) -> None:
+    """At first between the arrival of rollouts and their commit."""
     random = Random(SEED)
-    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)
-    samplers = [swarm.scripted(learner.url(), name=f"sampler-{number}") for number in range(2)]
+    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS, module=killed_commit.__name__)
+    telling = telling_sampler.__name__
+    samplers = [swarm.scripted(learner.url(), name=f"sampler-{number}", module=telling) for number in range(2)]
+    assert learner.wait() == -signal.SIGKILL
+    learner = swarm.resume(learner, name="life-0")
     eventually(lambda: _has_taken(learner, 1), learner, "the first step")
-    for kill in range(1, 9):
+    for kill in range(1, 8):
         _wait_a_moment(random, learner)
         learner.kill()
         learner = swarm.resume(learner, name=f"life-{kill}")
@@ -147,6 +162,7 @@ def test_a_learner_killed_ten_times_leads_its_run_to_the_end(swarm: Swarm) -> No
     assert learner.wait() == 0, learner.output()
     for sampler in samplers:
         _says_goodbye(sampler)
+        _all_that_was_told_is_on_record(learner, sampler)
     _is_one_run(learner, steps)
     summary = json.loads((learner.run_dir / "summary.json").read_text())
     assert (summary["state"], summary["step"]) == ("finished", steps)

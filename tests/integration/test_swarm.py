@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -118,6 +120,45 @@ def test_a_run_ends_and_says_goodbye(swarm: Swarm) -> None:
     assert summary["versions_published"] == 3
     assert [entry["version"] for entry in summary["held_out"]] == [0, 6]
     assert not list((learner.run_dir / "checkpoints").glob("*.partial"))
+    _is_exported(learner.run_dir, _verified(learner.run_dir))
+
+
+def _verified(run_dir: Path) -> dict[str, Any]:
+    """The last line of `verify --json`, of a run of 6 steps of 4 groups of 4."""
+    done = command("verify", str(run_dir), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no breach of I1 or I3" in done.stdout
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert (report["batches"], report["trained"], report["breaches"]) == (6, 6 * 4 * 4, [])
+    assert report["accepted"] == report["trained"] + report["dropped"] + report["waiting"]
+    assert report["checkpoints"][-1] == 6
+    return report
+
+
+def _is_exported(run_dir: Path, report: dict[str, Any]) -> None:
+    """`export rollouts` writes what `verify` counts."""
+    to = run_dir.parent / "rollouts.jsonl"
+    done = command("export", "rollouts", str(run_dir), "--to", str(to))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{report['accepted']} rollouts in {to}\n"
+    rows = [json.loads(line) for line in to.read_text().splitlines()]
+    assert len(rows) == report["accepted"]
+    trained = [row for row in rows if row["step"] is not None]
+    assert Counter(row["step"] for row in trained) == dict.fromkeys(range(6), 4 * 4)
+    assert all(row["prompt"] and row["reward"] is not None for row in trained)
+    # A model that has learned next to nothing may answer with nothing at times.
+    assert any(row["completion"] for row in trained)
+    assert all(len(row["token_ids"]) == len(row["logprobs"]) > 0 for row in trained)
+
+
+def test_of_what_is_no_run_nothing_is_verified_or_exported(tmp_path: Path) -> None:
+    to = tmp_path / "rollouts.jsonl"
+    for arguments in (("verify", str(tmp_path), "--json"), ("export", "rollouts", str(tmp_path), "--to", str(to))):
+        done = command(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1
+        assert "is not a run directory" in done.stderr
+    assert not to.exists()
 
 
 def test_a_target_that_is_not_reached_is_exit_status_1(swarm: Swarm) -> None:

@@ -109,8 +109,8 @@ async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    killed, running = Path("runs/killed"), Path("runs/running")
-    for run_dir in (killed, running):
+    killed, running, other = Path("runs/killed"), Path("runs/running"), Path("runs/other")
+    for run_dir in (killed, running, other):
         run_dir.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(killed / SOCKET))
@@ -118,3 +118,6 @@ async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
         _the_running_one()
     async with control(running, change):
         assert _the_running_one() == running
+        async with control(other, change):
+            with pytest.raises(UserError, match="2 learners run under runs/ here: name one with --run-dir"):
+                _the_running_one()
