@@ -91,6 +91,10 @@ class Busy(PeerUnreachable):
         self.retry_after_s = retry_after_s
 
 
+class SlowLine(PeerUnreachable):
+    """408: the peer did not wait for the rest of our body. The line's fault; a smaller body may get through."""
+
+
 class Peer(Protocol):
     """Whoever can be asked over HTTP: once (PeerClient), or until it answers (node/link.py)."""
 
@@ -366,6 +370,8 @@ async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
         return Forbidden(f"{peer} refused: {text}")
     if answer.status in (404, 410):
         return Gone(f"{peer}: {text}")
+    if answer.status == 408:
+        return SlowLine(f"{peer} did not wait for all of what was sent: {text}")
     if answer.status in (429, 503):
         return Busy(f"{peer} is busy: {text}", _seconds(answer.headers.get("Retry-After")))
     if answer.status >= 500:
