@@ -338,7 +338,11 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except ProtocolError as error:
         status = next((status for kind, status in STATUS_OF_FAULT if isinstance(error, kind)), 400)
-        return web.Response(status=status, text=str(error), headers={"Retry-After": "1"} if status == 429 else None)
+        answer = web.Response(status=status, text=str(error), headers={"Retry-After": "1"} if status == 429 else None)
+        if status == 408:
+            # The rest of the body is still on its way: what is sent next over this connection would wait behind it.
+            answer.force_close()
+        return answer
 
 
 STATUS_OF_FAULT: tuple[tuple[type[ProtocolError], int], ...] = (
