@@ -91,6 +91,10 @@ class Busy(PeerUnreachable):
         self.retry_after_s = retry_after_s
 
 
+class SlowLine(PeerUnreachable):
+    """408: the peer did not wait for the rest of our body. The line's fault; a smaller body may get through."""
+
+
 class Peer(Protocol):
     """Whoever can be asked over HTTP: once (PeerClient), or until it answers (node/link.py)."""
 
@@ -334,7 +338,11 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except ProtocolError as error:
         status = next((status for kind, status in STATUS_OF_FAULT if isinstance(error, kind)), 400)
-        return web.Response(status=status, text=str(error), headers={"Retry-After": "1"} if status == 429 else None)
+        answer = web.Response(status=status, text=str(error), headers={"Retry-After": "1"} if status == 429 else None)
+        if status == 408:
+            # The rest of the body is still on its way: what is sent next over this connection would wait behind it.
+            answer.force_close()
+        return answer
 
 
 STATUS_OF_FAULT: tuple[tuple[type[ProtocolError], int], ...] = (
@@ -366,6 +374,8 @@ async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
         return Forbidden(f"{peer} refused: {text}")
     if answer.status in (404, 410):
         return Gone(f"{peer}: {text}")
+    if answer.status == 408:
+        return SlowLine(f"{peer} did not wait for all of what was sent: {text}")
     if answer.status in (429, 503):
         return Busy(f"{peer} is busy: {text}", _seconds(answer.headers.get("Retry-After")))
     if answer.status >= 500:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from swarm.auth import Unauthorized
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
-from swarm.http import Busy, OtherProtocol, Peer
+from swarm.http import Busy, OtherProtocol, Peer, SlowLine
 from swarm.node.hello import Hello, say_hello
 from swarm.node.network import NodeNetwork
+from swarm.rollout.client import SUBMIT_PATH
 
 BACK_OFF_LEAST_S = 1.0
 BACK_OFF_MOST_S = 30.0
@@ -28,6 +29,7 @@ class SwarmChanged(EchoError):
 class LearnerLink:
     """A Peer whose calls are repeated until they get through, wherever the learner is by then.
 
+    A submission that the line is too slow for is not: SlowLine goes to RolloutClient, which sends less at once.
     `say` hears of each outage once, `on_busy` of the path of each call that a busy learner put off.
     """
 
@@ -42,7 +44,7 @@ class LearnerLink:
 
     async def find(self) -> Hello:
         """The learner's own hello, however long it takes."""
-        return await self._patiently(self._learners_hello)
+        return await self._patiently(self._learners_hello, _is_outage)
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
         return await self._call(path, lambda peer: peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s))
@@ -65,7 +67,7 @@ class LearnerLink:
                 self._on_busy(path)
                 raise
 
-        return await self._patiently(once)
+        return await self._patiently(once, _is_outage_of_submission if path == SUBMIT_PATH else _is_outage)
 
     async def _learners_hello(self) -> Hello:
         node, _ = self._network.learner()
@@ -86,9 +88,9 @@ class LearnerLink:
             raise PeerUnreachable("nobody has said yet where the learner is")
         return self._network.peers.at(node, addresses[self._tries % len(addresses)])
 
-    async def _patiently(self, once: Callable[[], Awaitable[R]]) -> R:
+    async def _patiently(self, once: Callable[[], Awaitable[R]], is_outage: Callable[[BaseException], bool]) -> R:
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(PeerUnreachable),
+            retry=retry_if_exception(is_outage),
             wait=_wait_s,
             before_sleep=self._before_sleep,
             # Gossip may know sooner than we ask that the learner is somewhere else.
@@ -117,6 +119,14 @@ class LearnerLink:
             await self._network.look_again()
         if (other := self._network.other_swarm) is not None:
             raise SwarmChanged(f"the bootstrap now leads to another swarm, {other}")
+
+
+def _is_outage(error: BaseException) -> bool:
+    return isinstance(error, PeerUnreachable)
+
+
+def _is_outage_of_submission(error: BaseException) -> bool:
+    return _is_outage(error) and not isinstance(error, SlowLine)
 
 
 _back_off = wait_random_exponential(multiplier=BACK_OFF_LEAST_S, max=BACK_OFF_MOST_S)

@@ -97,7 +97,7 @@ class Session:
         self._on_change = on_change
         self._say = say
         self._receiver = receiver
-        self._client = RolloutClient(link, node, hello.learner_key)
+        self._client = RolloutClient(link, node, hello.learner_key, say=say)
         self._prefetch = asyncio.Semaphore(1)
         self._work: asyncio.Queue[list[SealedLease]] = asyncio.Queue(maxsize=1)
         self._in_hand: set[SampleName] = set()
@@ -232,12 +232,14 @@ class Session:
         return answers
 
     async def _hand_in(self, answers: list[Answer]) -> Counter[str]:
-        """Submit, and count the verdicts."""
-        try:
-            verdicts = Counter[str](v.verdict for v in await self._client.submit(answers))
-        except ProtocolError as fault:
-            self._say(f"the learner does not take these rollouts: {fault}")
-            verdicts = Counter({"malformed": sum(len(a.rollouts) for a in answers)})
+        """Submit, and count the verdicts. A portion that the learner does not take is lost, alone."""
+        verdicts = Counter[str]()
+
+        def refused(rollouts: int, fault: ProtocolError) -> None:
+            self._say(f"the learner does not take {rollouts} of these rollouts: {fault}")
+            verdicts["malformed"] += rollouts
+
+        verdicts.update(one.verdict for one in await self._client.submit(answers, on_refused=refused))
         self._status.verdicts += verdicts
         return verdicts
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from swarm.errors import ProtocolError
-from swarm.http import Peer
+from swarm.http import Peer, SlowLine
 from swarm.rollout.messages import (
     LEASE_REPLY_BYTES,
     LEASE_TOKEN_BYTES,
@@ -42,6 +44,10 @@ PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES
 ROLLOUT_OVERHEAD_BYTES = 400
 """What a rollout takes besides its tokens: ids, a few spans, a reason."""
 
+SLOW_PAUSE_S = 3.0
+"""Pause after a submission that came too slowly: what held it up (weights that are relayed, lost segments) may pass.
+With the 2 s and more that the learner waited, a dead line costs it a dozen tries a minute."""
+
 VERDICTS_BYTES = 1024 * 1024
 """4,096 verdicts with a line each."""
 
@@ -71,12 +77,26 @@ class Answer:
 
 
 class RolloutClient:
-    """Calls of one node to one learner. `peer` signs them with the key of `node`; they raise what PeerClient raises."""
+    """Calls of one node to one learner. `peer` signs them with the key of `node`; they raise what PeerClient raises.
 
-    def __init__(self, peer: Peer, node: NodeId, learner_key: bytes) -> None:
+    `say` hears when a line turns out to be slow, `pause_s` passes before rollouts are sent over it again.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        node: NodeId,
+        learner_key: bytes,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        pause_s: float = SLOW_PAUSE_S,
+    ) -> None:
         self._peer = peer
         self._node = node
         self._learner_key = learner_key
+        self._say = say
+        self._pause_s = pause_s
+        self._portion_bytes = PORTION_BYTES
 
     async def ask(
         self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName]
@@ -108,12 +128,42 @@ class RolloutClient:
         data = await self._peer.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
         return decode(data, BeatReply, cap_bytes=CONTROL_BODY_BYTES)
 
-    async def submit(self, answers: Sequence[Answer]) -> list[RolloutVerdict]:
-        """Hand in rollouts. Idempotent: what was accepted before is answered as a duplicate."""
+    async def submit(
+        self, answers: Sequence[Answer], *, on_refused: Callable[[int, ProtocolError], None] | None = None
+    ) -> list[RolloutVerdict]:
+        """Hand in rollouts. Idempotent: what was accepted before is answered as a duplicate.
+
+        What a slow line does not carry is sent again in smaller portions, down to one rollout, until it gets through.
+        `on_refused` hears how many rollouts a portion had that the learner does not take, and why; the others are
+        handed in all the same. Without it the first refusal is raised.
+        """
         verdicts: list[RolloutVerdict] = []
-        for portion in portions(answers, PORTION_BYTES):
-            verdicts += (await self._submit_portion(portion)).verdicts
+        waiting = deque(portions(answers, self._portion_bytes))
+        slow = False
+        while waiting:
+            try:
+                verdicts += (await self._submit_portion(waiting[0])).verdicts
+            except SlowLine as error:
+                slow = True
+                await self._send_less(waiting[0], error)
+                waiting = deque(portions([answer for part in waiting for answer in part], self._portion_bytes))
+                continue
+            except ProtocolError as fault:
+                if on_refused is None:
+                    raise
+                on_refused(sum(len(answer.rollouts) for answer in waiting[0]), fault)
+            waiting.popleft()
+        if not slow:
+            # By a quarter: a line that stays slow is tried with too much once in four batches, not at every one.
+            self._portion_bytes = min(PORTION_BYTES, self._portion_bytes * 5 // 4)
         return verdicts
+
+    async def _send_less(self, portion: Sequence[Answer], why: SlowLine) -> None:
+        """Half of `portion` from now on."""
+        if self._portion_bytes == PORTION_BYTES:
+            self._say(f"{why}; rollouts are sent again, fewer at once")
+        self._portion_bytes = sum(_size_bytes(answer.lease, one) for answer in portion for one in answer.rollouts) // 2
+        await asyncio.sleep(self._pause_s)
 
     async def _submit_portion(self, answers: Sequence[Answer]) -> SubmissionReply:
         items = tuple(LeasedRollouts(lease=answer.lease.token, rollouts=answer.rollouts) for answer in answers)
@@ -149,7 +199,7 @@ def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:
     size = count = 0
     for answer in answers:
         for rollout in answer.rollouts:
-            nbytes = len(answer.lease.token) + 9 * rollout.length + ROLLOUT_OVERHEAD_BYTES
+            nbytes = _size_bytes(answer.lease, rollout)
             if not parts or size + nbytes > cap_bytes or count == MAX_SUBMITTED:
                 parts.append([])
                 size = count = 0
@@ -161,3 +211,8 @@ def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:
             size += nbytes
             count += 1
     return parts
+
+
+def _size_bytes(lease: SealedLease, rollout: Rollout) -> int:
+    """What a rollout adds to a submission, at most."""
+    return len(lease.token) + 9 * rollout.length + ROLLOUT_OVERHEAD_BYTES

@@ -10,7 +10,9 @@ import signal
 import threading
 from array import array
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -31,7 +33,11 @@ QUEUE_S = 60.0
 
 
 class RewardFailed(EchoError):
-    """A reward function raised, returned no number, or took too long."""
+    """A reward function raised, returned no number, took too long, or ended its process twice."""
+
+
+class _ProcessDied(EchoError):
+    """A reward process ended before a call's scores were there. It may be no fault of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,41 +50,77 @@ class Completion:
 
 
 class RewardPool:
-    """A few processes that decode completions and score them; one that hangs is killed and replaced."""
+    """A few processes that decode completions and score them; one that hangs is killed and replaced.
+
+    One that dies (of too little memory, most likely) is replaced too, and its call made once more. pebble sees to that
+    when it dies in a call; when an idle one dies the pool is broken, and the first call that finds out makes a new one.
+    """
 
     def __init__(
         self, *, task: str, seed: int, reward: RewardKind, tokenizer: Path, timeout_s: float, processes: int = 1
     ) -> None:
         self._timeout_s = timeout_s
         self._room = asyncio.Semaphore(MAX_PENDING)
-        self._pool = ProcessPool(
+        self._closed = False
+        self._new_pool = partial(
+            ProcessPool,
             max_workers=processes,
             initializer=_start_worker,
             initargs=(task, seed, reward, str(tokenizer)),
             # A forked copy of an event loop and its threads would not work; spawn starts clean.
             context=multiprocessing.get_context("spawn"),
         )
+        self._pool = self._new_pool()
 
     async def score(self, completions: list[Completion]) -> list[Score]:
         """Scores in order; RewardFailed for the whole call if one of them fails or the time of all is up."""
-        limit_s = self._timeout_s * len(completions)
         async with self._room:
-            future: Future[list[Score]] = self._pool.schedule(_score, args=(completions,), timeout=limit_s)
             try:
-                scores = await asyncio.wait_for(asyncio.wrap_future(future), limit_s + QUEUE_S)
-            except TimeoutError as error:
-                raise RewardFailed(f"no {len(completions)} rewards within {limit_s:g} s") from error
-            except ProcessExpired as error:
-                raise RewardFailed("the reward process died") from error
-            except Exception as error:
-                raise RewardFailed(f"the reward raised {type(error).__name__}: {error}") from error
+                scores = await self._score_once(completions)
+            except _ProcessDied:
+                try:
+                    scores = await self._score_once(completions)
+                except _ProcessDied as error:
+                    raise RewardFailed("the reward process died twice") from error
         if not all(math.isfinite(score.reward) for score in scores):
             raise RewardFailed("the reward is not a finite number")
         return scores
 
+    async def _score_once(self, completions: list[Completion]) -> list[Score]:
+        limit_s = self._timeout_s * len(completions)
+        pool = self._pool
+        try:
+            future: Future[list[Score]] = pool.schedule(_score, args=(completions,), timeout=limit_s)
+        except RuntimeError as error:
+            await self._replace(pool)
+            raise _ProcessDied from error
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), limit_s + QUEUE_S)
+        except TimeoutError as error:
+            raise RewardFailed(f"no {len(completions)} rewards within {limit_s:g} s") from error
+        except ProcessExpired as error:
+            raise _ProcessDied from error
+        except BrokenProcessPool as error:
+            await self._replace(pool)
+            raise _ProcessDied from error
+        except Exception as error:
+            raise RewardFailed(f"the reward raised {type(error).__name__}: {error}") from error
+
+    async def _replace(self, broken: ProcessPool) -> None:
+        """A new pool in the place of `broken`, unless another call has put one there already."""
+        if self._pool is broken and not self._closed:
+            # Before anything is awaited: calls that find the same pool broken must not make one each.
+            self._pool = self._new_pool()
+            await asyncio.to_thread(_end, broken)
+
     def close(self) -> None:
-        self._pool.stop()  # type: ignore[no-untyped-call]
-        self._pool.join()
+        self._closed = True
+        _end(self._pool)
+
+
+def _end(pool: ProcessPool) -> None:
+    pool.stop()  # type: ignore[no-untyped-call]
+    pool.join()
 
 
 _task: Task

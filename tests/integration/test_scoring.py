@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from swarm.tasks import scoring
 from swarm.tasks.copy import CopyTask
 from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
+from tests.integration.dying_reward import score_after_deaths
+from tests.unit.wires import until
 
 
 @pytest.fixture
@@ -60,3 +66,55 @@ async def test_a_reward_that_raises_fails_its_call_alone(pool: RewardPool) -> No
         await pool.score([broken])
     (score,) = await pool.score([_completion(CopyTask(0).prompt(0).answer)])
     assert score.exact
+
+
+def _right() -> Completion:
+    return _completion(CopyTask(0).prompt(0).answer)
+
+
+def _kill_worker() -> None:
+    (worker,) = [child for child in multiprocessing.active_children() if child.name == "pebble_pool_worker"]
+    worker.kill()
+    worker.join()
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_a_process_that_is_killed_while_idle_is_replaced(pool: RewardPool, noticed: bool) -> None:
+    """Whether pebble has seen it or not; calls that come together share the new process."""
+    await pool.score([_right()])
+    _kill_worker()
+    if noticed:
+        broken = pool._pool
+        await until(lambda: not broken.active)
+    scores = await asyncio.gather(*(pool.score([_right()]) for _ in range(5)))
+    assert [one.exact for (one,) in scores] == [True] * 5
+    assert len([child for child in multiprocessing.active_children() if child.name == "pebble_pool_worker"]) == 1
+
+
+async def test_a_call_whose_process_is_killed_is_made_once_more(
+    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "_score", partial(score_after_deaths, str(tmp_path / "deaths"), 1))
+    (score,) = await pool.score([_right()])
+    assert score.exact
+    assert (tmp_path / "deaths").stat().st_size == 1
+
+
+async def test_a_reward_that_ends_its_process_each_time_fails_its_call_alone(
+    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        dying.setattr(scoring, "_score", partial(score_after_deaths, str(tmp_path / "deaths"), 100))
+        with pytest.raises(RewardFailed, match="died twice"):
+            await pool.score([_right()])
+    assert (tmp_path / "deaths").stat().st_size == 2
+    (score,) = await pool.score([_right()])
+    assert score.exact
+
+
+async def test_a_pool_that_was_closed_starts_no_process(tokenizer: Path) -> None:
+    pool = RewardPool(task="copy", seed=0, reward="task", tokenizer=tokenizer, timeout_s=60.0)
+    pool.close()
+    with pytest.raises(RewardFailed):
+        await pool.score([_right()])
+    assert [child for child in multiprocessing.active_children() if child.name == "pebble_pool_worker"] == []

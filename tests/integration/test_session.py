@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from swarm.errors import ChildFailed, first_fault
+from swarm.errors import ChildFailed, ProtocolError, first_fault
 from swarm.http import PeerClient, guard, session_route
 from swarm.node.hello import Hello
 from swarm.node.session import SamplerStatus, Session
@@ -37,13 +37,15 @@ ALL = 8
 
 
 class Line:
-    """Calls to the learner, noted. Those in `mute` are never answered; `broken` raises instead of a beat."""
+    """Calls to the learner, noted. Those in `mute` are never answered; `broken` raises instead of a beat, what is
+    in `refused` instead of a submission, each once."""
 
     def __init__(self, peer: PeerClient) -> None:
         self._peer = peer
         self.calls: list[tuple[str, bytes]] = []
         self.mute: set[str] = set()
         self.broken: Exception | None = None
+        self.refused: list[Exception] = []
         self.dropped: tuple[DroppedRollouts, ...] = ()
 
     def paths(self) -> list[str]:
@@ -59,6 +61,8 @@ class Line:
         self.calls.append((path, body))
         if path in self.mute:
             await asyncio.Event().wait()
+        if path == "/v1/rollouts" and self.refused:
+            raise self.refused.pop()
         if path == "/v1/beat" and self.broken is not None:
             raise self.broken
         answer = await self._peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s)
@@ -168,6 +172,18 @@ async def test_what_a_former_life_generated_comes_before_anything_else(sampler: 
     assert "rollouts from before were submitted: 2 accepted" in sampler.said
     assert set(sampler.status.verdicts) == {"accepted"}
     assert sampler.spool.names() == []
+
+
+async def test_of_a_batch_the_portion_alone_is_lost_that_the_learner_does_not_take(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.rollout.client.PORTION_BYTES", 1)
+    sampler.spool.keep(answers_to(await leases_for(sampler.learner, BOB, 3)))
+    sampler.line.refused = [ProtocolError("not this one")]
+    async with sampler.session():
+        await until(lambda: "/v1/release" in sampler.line.paths())
+    assert "rollouts from before were submitted: 2 accepted, 1 malformed" in sampler.said
+    assert "the learner does not take 1 of these rollouts: not this one" in sampler.said
 
 
 async def test_nothing_is_asked_for_before_that_has_its_verdicts(sampler: Sampler) -> None:

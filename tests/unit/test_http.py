@@ -14,7 +14,7 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
 from swarm.gossip.owner import Owner
-from swarm.http import BodyLimits, Busy, Gone, OtherProtocol, PeerClient, binary, plain_address, read_body
+from swarm.http import BodyLimits, Busy, Gone, OtherProtocol, PeerClient, SlowLine, binary, plain_address, read_body
 from swarm.node.hello import Hello, hello_route, say_hello
 from swarm.node.http import NodeServer
 from swarm.types import Address, VersionId
@@ -74,6 +74,7 @@ ROUTES = [
     web.get("/large", large),
     hello_route(learners_hello),
     answering(404),
+    answering(408),
     answering(410),
     answering(400),
     answering(302, Location="/large"),
@@ -216,6 +217,7 @@ async def test_a_client_reads_no_more_than_its_cap() -> None:
         (410, Gone),
         (400, ProtocolError),
         (302, ProtocolError),
+        (408, SlowLine),
         (429, Busy),
         (503, Busy),
         (500, PeerUnreachable),
