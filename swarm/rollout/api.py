@@ -418,7 +418,7 @@ class RolloutService:
             self._emit("sampler_joined", node=node)
         stats.heard_at = time.monotonic()
         if self._plane is not None:
-                self._plane.beat(node, now=stats.heard_at)
+            self._plane.beat(node, now=stats.heard_at)
         self._absent.discard(node)
         return stats
 
