@@ -366,6 +366,13 @@ async def test_a_journal_that_has_failed_ends_the_run() -> None:
             await learner.service.watch_silence()
 
 
+async def test_whoever_asks_and_never_takes_part_falls_silent_too(learner: Learner) -> None:
+    await learner.open()
+    assert (await learner.client(ALICE).ask(v(557), 1, WAIT_S, holding=()))[0] == "starting"
+    assert ALICE in learner.service.samplers
+    assert list(learner.plane.leased.nodes()) == [ALICE]
+
+
 async def test_rollouts_are_not_judged_before_a_version_is_known(learner: Learner) -> None:
     """A resumed learner knows what it leased, and not yet what it published: any verdict would throw the work away."""
     await learner.open()

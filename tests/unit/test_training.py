@@ -31,13 +31,17 @@ class Child:
         self.staging = staging
         self.dies_at: list[tuple[str, int]] = []
         self.starts = 0
+        self.half_prepared_at: set[int] = set()
+        self.gone = False
         self.trained: list[int] = []
         self.other_weights = False
 
     async def prepare(self, config: LeadConfig, resume: Path | None = None) -> Prepared:
         assert resume is None
         self.starts += 1
-        self.step, self.state = 0, digest(b"")
+        self.step, self.state, self.gone = 0, digest(b""), False
+        if self.starts in self.half_prepared_at:
+            raise ChildFailed("the trainer failed: no space left on device")
         self._write()
         return Prepared(
             layout=LAYOUT, parameters=1, vocab_size=14, context_tokens=64, stop_token_ids=(2,), device="cpu"
@@ -62,9 +66,12 @@ class Child:
     async def flush(self) -> Saved:
         return Saved(step=None, fault="")
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        self.gone = True
 
     def _live(self, call: str, step: int) -> None:
+        if self.gone:
+            raise ChildFailed("the trainer died")
         if (call, step) in self.dies_at:
             self.dies_at.remove((call, step))
             raise ChildFailed("the trainer died")
@@ -148,6 +155,15 @@ async def test_one_that_dies_again_and_again_ends_the_run(run: Run) -> None:
     with pytest.raises(ChildFailed, match="the trainer died"):
         await run.training.catch_up(2)
     assert run.child.starts == MAX_FAULTS
+
+
+async def test_a_child_that_was_prepared_by_half_is_not_trained_on_from_where_the_last_one_was(run: Run) -> None:
+    """It lives, at the checkpoint, and would take the next batch without those before it."""
+    await run.training.catch_up(3)
+    run.child.dies_at, run.child.half_prepared_at = [("train", 3)], {2}
+    await run.training.catch_up(4)
+    assert run.child.trained == [0, 1, 2, 0, 1, 2, 3]
+    assert run.child.starts == 3
 
 
 async def test_weights_that_come_out_as_published_stand(run: Run) -> None:
