@@ -255,7 +255,6 @@ class LearnerNode:
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
         prepared = await self._training.open()
-        await self._check_lineage(prepared)
         if (nbytes := len(encode(prepared.layout))) > LAYOUT_BYTES:
             raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
         await self._broadcast.open(prepared.layout)
@@ -268,18 +267,6 @@ class LearnerNode:
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
         return prepared
-
-    async def _check_lineage(self, prepared: Prepared) -> None:
-        """UserError for a checkpoint of other batches than are recorded."""
-        try:
-            recorded = await asyncio.to_thread(self._journal.lineage, prepared.step)
-        except LookupError:
-            recorded = None
-        if recorded != prepared.lineage:
-            raise UserError(
-                f"the checkpoint of step {prepared.step} was not trained on what the journal in {self._run_dir} has: "
-                "restore the journal, or begin a new run from the checkpoint with --model"
-            )
 
     def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
         """Answer samplers from now on, where the records left off."""
