@@ -165,6 +165,16 @@ async def test_a_sender_that_falls_behind_is_cut() -> None:
     assert refused == {"too_slow": 1}
 
 
+async def test_the_connection_of_a_sender_that_falls_behind_is_used_no_more() -> None:
+    """What is left of its body would be read, and dropped, in front of the next request."""
+    async with (
+        serving() as url,
+        aiohttp.ClientSession() as session,
+        session.post(url + "/slow", data=never(), headers=OURS) as answer,
+    ):
+        assert (answer.status, answer.headers.get("Connection")) == (408, "close")
+
+
 @pytest.mark.parametrize(
     ("received", "due_s"), [(0, 2.0), (999, 2.999), (1000, 3.0), (17_999, 19.999), (18_000, 20.0), (8 << 20, 20.0)]
 )
