@@ -46,6 +46,7 @@ CORES = (
     "swarm.gossip.reachability",
     "swarm.gossip.table",
     "swarm.gossip.view",
+    *(name for name in modules() if name.startswith("swarm.capacity.")),
 )
 DATA = (
     "swarm.types",
