@@ -23,7 +23,8 @@ class Lengths:
     tokens: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        assert self.tokens and self.tokens[0] > 0 and list(self.tokens) == sorted(self.tokens)
+        assert self.tokens[0] > 0
+        assert list(self.tokens) == sorted(self.tokens)
 
     @staticmethod
     def of(tokens: Sequence[float]) -> Lengths:
