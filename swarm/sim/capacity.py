@@ -55,7 +55,8 @@ class Tally:
 
 
 class Learner:
-    """Batches, steps and publications. `publish` is called with each version, `taken` with each batch."""
+    """Batches, steps and publications. `publish` is called with each version, `taken` with each batch and the
+    seconds that it was waited for."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Learner:
         world: World,
         desk: Desk,
         publish: Callable[[int], None],
-        taken: Callable[[list[Rollout]], None] | None = None,
+        taken: Callable[[list[Rollout], float], None] | None = None,
     ) -> None:
         self.demand = demand
         self.steps = 0
@@ -86,12 +87,13 @@ class Learner:
     def look(self) -> None:
         """Take a batch if it is there, and go on with the questions that wait if anything changed."""
         if self.waiting_since is not None and (batch := self._desk.take(now=self._world.now)) is not None:
-            self.idle_s += self._world.now - self.waiting_since
+            waited_s = self._world.now - self.waiting_since
+            self.idle_s += waited_s
             self.waiting_since = None
             self._world.schedule(self.demand.train_step_s, "trained", self._trained)
             self._desk.retry()
             if self._taken is not None:
-                self._taken(batch)
+                self._taken(batch, waited_s)
         elif self._desk.changed():
             self._desk.retry()
 

@@ -84,6 +84,11 @@ class Sampler:
         self._running = 0
         self._queued: list[Job] = []
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in its hands."""
+        return not self._running and not self._queued
+
     def activate(self) -> None:
         """Ask for work from now on, with what is installed."""
         assert self.alive
