@@ -1,4 +1,4 @@
-"""How late the learner hears of who comes and goes: gossip as sampled delays, for swarms too large to send every packet.
+"""How late the learner hears of who comes and goes: gossip as sampled delays, where packets would be too many.
 
 Checked against the packet-level simulator (sim/gossip.py) with 20 and 100 nodes, half of them public, 5 % loss, 2 s
 rounds: newcomers that others can dial were known after 1.2 s at best, 1.2 and 1.2 s (median), 13 and 6.5 s (slowest of

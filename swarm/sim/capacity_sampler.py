@@ -51,7 +51,8 @@ class Occupancy:
 
 
 class Sampler:
-    """One life of one sampler. `over` is called after each answer that was handed in."""
+    """One life of one sampler. `over` is called after each answer that was handed in, `tokens` are their lengths, for
+    whoever wants to know and empties it."""
 
     def __init__(
         self,
@@ -70,8 +71,7 @@ class Sampler:
         self.installed: int | None = None
         self.alive = True
         self.active = False
-        self.rollouts = 0
-        self.tokens = 0.0
+        self.tokens: list[float] = []
         self._lengths = lengths
         self._token_s = token_s(worker, lengths)
         self._world = world
@@ -186,8 +186,7 @@ class Sampler:
         for job in jobs:
             self._desk.submit(self.node, job, version=version, failed=failed, now=self._world.now)
             if not failed:
-                self.rollouts += 1
-                self.tokens += self._length(job)
+                self.tokens.append(self._length(job))
         self._begin_batch()
         self._ask()
         self._over()

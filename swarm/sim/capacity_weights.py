@@ -40,22 +40,25 @@ class Flight:
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """Bytes so far: received in broadcasts and in transfers of one's own, sent by the learner."""
+    """Bytes so far: received in broadcasts and in transfers of one's own, sent by the learner. Transfers of one's own
+    and broadcasts so far, and how long the latter took to the last active sampler, in all."""
 
     broadcast_bytes: float = 0.0
     join_bytes: float = 0.0
     learner_up_bytes: float = 0.0
     joins: int = 0
+    broadcasts: int = 0
+    broadcast_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Ports:
     """What happens outside. `moved(node, down, up)`: bytes of a node; None is the learner. `installed`: a node has a
-    version, and its engine is up."""
+    version, after so many seconds if by a broadcast, and its engine is up."""
 
     disseminate_by: Callable[[float], Disseminate]
     moved: Callable[[Node | None, float, float], None]
-    installed: Callable[[Node, int], None]
+    installed: Callable[[Node, int, float | None], None]
 
 
 class Weights:
@@ -120,6 +123,10 @@ class Weights:
         self.flights.append(flight)
         self._uplink_free_at = now + found.learner_up_bytes / self._uplink
         self.traffic.learner_up_bytes += found.learner_up_bytes
+        self.traffic.broadcasts += 1
+        self.traffic.broadcast_s += max(
+            (found.install_s[i] for i, node in enumerate(members) if node.wanted), default=0.0
+        )
         self._ports.moved(None, 0.0, found.learner_up_bytes)
         for i, node in enumerate(members):
             if node.there:
@@ -141,7 +148,7 @@ class Weights:
             if flight.stalls > stalls:
                 self._arrive_later(node, flight, STALL_S * (flight.stalls - stalls), flight.stalls)
             else:
-                self._has(node, flight.version)
+                self._has(node, flight.version, self._world.now - flight.began_at)
 
         self._world.schedule(delay_s, "install", arrive)
 
@@ -155,7 +162,9 @@ class Weights:
         missing = self._missing_bytes(node, target)
         node.busy = True
         self._fetching += missing > 0
-        duration_s = missing / min(node.worker.downlink_bytes_per_s or self._uplink, self._pool() / (self._fetching or 1))
+        duration_s = missing / min(
+            node.worker.downlink_bytes_per_s or self._uplink, self._pool() / (self._fetching or 1)
+        )
         duration_s += 0.0 if node.ready else self._scenario.model.load_s
         duration_s += self._scenario.delta.apply_s if node.disk is not None and missing else 0.0
         if missing:
@@ -164,15 +173,15 @@ class Weights:
         def fetched() -> None:
             self._fetching -= missing > 0
             if node.life == life:
-                self._has(node, target)
+                self._has(node, target, None)
 
         self._world.schedule(duration_s, f"fetched {node.name}", fetched)
 
-    def _has(self, node: Node, version: int) -> None:
+    def _has(self, node: Node, version: int, install_s: float | None) -> None:
         node.busy = False
         node.disk = version
         self._roster[node.name] = node
-        self._ports.installed(node, version)
+        self._ports.installed(node, version, install_s)
         # Who is not among those that the version now under way goes to would never hear of it.
         if version < self.carried:
             self.fetch(node)
@@ -187,13 +196,17 @@ class Weights:
 
     def _pool(self) -> float:
         """Bytes/s that the learner and all publics with weights can send."""
-        return self._uplink + sum(n.worker.uplink_bytes_per_s for n in self._roster.values() if n.there and n.worker.public)
+        return self._uplink + sum(
+            n.worker.uplink_bytes_per_s for n in self._roster.values() if n.there and n.worker.public
+        )
 
     def _count_join(self, node: Node, nbytes: float) -> None:
         self.traffic.join_bytes += nbytes
         self.traffic.joins += 1
         self._ports.moved(node, nbytes, 0.0)
-        senders = [other for other in self._roster.values() if other.there and other.worker.public and other is not node]
+        senders = [
+            other for other in self._roster.values() if other.there and other.worker.public and other is not node
+        ]
         uplinks = [self._uplink, *(other.worker.uplink_bytes_per_s for other in senders)]
         (sender,) = self._random.choices([None, *senders], uplinks)
         if sender is None:
