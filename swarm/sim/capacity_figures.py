@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm.broadcast.planner import Scheme
 from swarm.sim.capacity import CapacityFigures, Tally
 from swarm.sim.capacity_costs import CostSums
 from swarm.sim.capacity_weights import Traffic
@@ -13,12 +14,14 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is simulated of a scenario. `deltas`: patches are sent, else whole versions."""
+    """What is simulated of a scenario. `deltas`: patches are sent, else whole versions; `scheme`: the way that they
+    take, None for the planner's choice."""
 
     hours: float
     max_staleness: int
     publish_every_steps: int
     deltas: bool = True
+    scheme: Scheme | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

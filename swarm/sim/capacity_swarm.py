@@ -42,8 +42,8 @@ one in a thousand is visible and decides nothing."""
 NOTICE_S = MISSED_BEATS * BEAT_S + 0.01
 """Until the watch of silence has noticed a sampler that vanished."""
 
-WARMUP_SHARE, WARMUP_STEPS = 0.1, 10
-"""Before figures count: a tenth of the time, or ten steps if that is less. Engines start, places are empty."""
+WARMUP_SHARE, WARMUP_STEPS = 0.25, 10
+"""Before figures count: ten steps, or a quarter of the time if that is less. Engines start, places are empty."""
 
 
 class CapacitySimulation:
