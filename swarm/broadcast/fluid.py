@@ -3,9 +3,10 @@
 Theory of operation. In a mesh and a star everybody who lacks something is served alike up to the own downlink: water
 is filled to one level, and the level rises whenever somebody has all. A mesh is bound by all uplinks together, by the
 learner's own while chunks are still dealt, and by what publics and learner send for what leaves take (two leaves are
-never linked). In trees each link has a rate of its own: what its parent receives in that stripe, its share of the
-parent's uplink over all its slots, its share of the child's downlink over all stripes; shares are max-min fair. To what
-flows comes what is whole: a chunk is passed on when all of it is there, hop by hop.
+never linked); and everybody waits for the slowest downlink, unless it is so slow that relays set it aside. In trees
+each link has a rate of its own: what its parent receives in that stripe, its share of the parent's uplink over all its
+slots, its share of the child's downlink over all stripes; shares are max-min fair. To what flows comes what is whole:
+a chunk is passed on when all of it is there, hop by hop.
 
 What is left out: latency, loss, deaths, pulls, and that shares follow queues. docs/broadcast.md has the comparison with
 the simulation of every chunk.
@@ -34,14 +35,17 @@ STEADY = 1e-3
 """Rates that change by less between two rounds are taken for final."""
 
 
+SET_ASIDE = 0.25
+"""A relay of a mesh sets children aside that take less than this of the average; all others it waits for."""
+
 RELIEF_S = 3.0
-"""Until children whose parent is too slow have another: they complain, the learner gathers complaints and plans anew."""
+"""Until children of a slow parent have another: they complain, the learner gathers complaints and plans anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Seconds from publication until each peer has all, and bytes on the wire: received by each peer, sent by each node,
-    the learner among them."""
+    """Seconds from publication until each peer has all, and bytes on the wire: received by each peer, sent by each
+    node, the learner among them."""
 
     arrival_s: dict[NodeId, float]
     up_bytes: dict[NodeId, float]
@@ -61,7 +65,7 @@ def flow_of(plan: Plan, *, encoded_bytes: float, downlinks: Mapping[NodeId, floa
 
 
 def first_version_s(plan: Plan, *, full_bytes: float, public: bool, downlink_bytes_per_s: float) -> float:
-    """Until a newcomer has its first version, whole: from all that it can dial or be dialled by, at its own downlink."""
+    """Until a newcomer has its first version, whole: from all that can be linked to it, at its own downlink."""
     feeders = [peer.uplink_bytes_per_s for peer in plan.peers.values() if public or peer.public]
     rate = min(downlink_bytes_per_s or math.inf, plan.learner.uplink_bytes_per_s + sum(feeders))
     return full_bytes * WIRE_BYTES / rate
@@ -85,71 +89,58 @@ def _mesh(plan: Plan, nbytes: float, chunk: float, caps: dict[NodeId, float]) ->
     peers, learner = plan.peers, plan.learner.uplink_bytes_per_s
     if not peers:
         return Flow(arrival_s={}, up_bytes={plan.learner.node: 0.0}, down_bytes=nbytes)
-    uplinks = {node: peer.uplink_bytes_per_s for node, peer in peers.items()}
-    rate = _dealt(uplinks, caps, learner, {node for node, peer in peers.items() if not peer.public})
-    relays = _relaying(uplinks, caps, rate)
+    relays = {node: min(peer.uplink_bytes_per_s, caps[node]) for node, peer in peers.items()}
+    leaves = {node for node, peer in peers.items() if not peer.public}
+    rate = _dealt(relays, caps, learner, leaves)
     taken = {node: min(cap, rate) for node, cap in caps.items()}
-    to_leaves = sum(taken[node] for node, peer in peers.items() if not peer.public)
-    of_publics = sum(relays[node] for node, peer in peers.items() if peer.public)
-    spare = max(sum(taken.values()) - sum(relays.values()), to_leaves - of_publics)
-    learner_bytes = nbytes * min(max(rate, spare), learner) / rate
+    to_leaves = sum(taken[node] for node in leaves) - sum(relays[node] for node in peers if node not in leaves)
+    surplus = max(rate, sum(taken.values()) - sum(relays.values()), to_leaves)
+    learner_bytes = nbytes * min(surplus, learner) / rate
     up_bytes = {node: (len(peers) * nbytes - learner_bytes) * up / sum(relays.values()) for node, up in relays.items()}
     up_bytes[plan.learner.node] = learner_bytes
-    everybody = learner + sum(uplinks.values())
+    everybody = learner + sum(relays.values())
 
     def level(waiting: Sequence[NodeId]) -> float:
         return rate if len(waiting) == len(peers) else level_of((caps[node] for node in waiting), everybody)
 
-    last_copy_s = chunk / learner + (len(peers) - 1) * chunk * len(peers) / sum(uplinks.values())
+    last_copy_s = chunk / learner + (len(peers) - 1) * chunk * len(peers) / sum(relays.values())
     arrival_s = {node: at + last_copy_s for node, at in _filled(nbytes, caps, level).items()}
     return Flow(arrival_s=arrival_s, up_bytes=up_bytes, down_bytes=nbytes)
 
 
 def _dealt(
-    uplinks: Mapping[NodeId, float], caps: Mapping[NodeId, float], learner: float, leaves: Container[NodeId]
+    relays: Mapping[NodeId, float], caps: Mapping[NodeId, float], learner: float, leaves: Container[NodeId]
 ) -> float:
-    """Bytes/s of a mesh that are dealt. What relays have no room for the learner sends to all itself, but only while
-    none of its links has a queue: those who take less than the others have one."""
-    publics = sum(uplink for node, uplink in uplinks.items() if node not in leaves)
-    slowest = min(caps.values())
-    bound = min(
-        learner,
-        (learner + sum(uplinks.values())) / len(uplinks),
-        (learner + publics) / max(1, sum(node in leaves for node in uplinks)),
-    )
-    if bound <= slowest:
-        return bound
-    rate = bound
-    for _ in range(ROUNDS):
-        relays = _relaying(uplinks, caps, rate)
-        # The chunk's relay itself has it from the learner: `rate` of what all take is no copy.
-        rate = min(learner, level_of(list(caps.values()), sum(relays.values()) + rate))
-        rate = min(rate, level_of([caps[node] for node in caps if node in leaves], publics + rate), max(caps.values()))
-    return max(rate, slowest)
-
-
-def _relaying(uplinks: Mapping[NodeId, float], caps: Mapping[NodeId, float], rate: float) -> dict[NodeId, float]:
-    """Bytes/s that each peer relays at most. The downlink of one that takes less than `rate` is shared by all who send
-    to it, so it is dealt a part of that alone."""
-    many = len(uplinks)
-    return {
-        node: uplink if caps[node] >= rate else min(uplink, caps[node] * (many - 1) / many)
-        for node, uplink in uplinks.items()
-    }
+    """Bytes/s at which a mesh deals chunks: what all uplinks allow, and the slowest downlink of those that relays do
+    not set aside. Where some are set aside the learner sends to relays alone: its own links would have a queue."""
+    publics = sum(uplink for node, uplink in relays.items() if node not in leaves)
+    leaf_count = sum(node in leaves for node in relays)
+    bound = min(learner, (learner + sum(relays.values())) / len(relays), (learner + publics) / max(1, leaf_count))
+    least = SET_ASIDE * sum(min(cap, bound) for cap in caps.values()) / len(caps)
+    kept = [node for node, cap in caps.items() if cap >= least]
+    if len(kept) < len(caps):
+        rest = sum(cap for cap in caps.values() if cap < least)
+        copies = sum(relays.values()) - rest
+        bound = min(learner, max(copies, 0.0) / max(1, len(kept) - 1) or learner)
+        kept_leaves = sum(node in leaves for node in kept)
+        bound = min(bound, (publics + bound) / kept_leaves) if kept_leaves > 1 else bound
+    return min(bound, *(caps[node] for node in kept))
 
 
 def _star(plan: Plan, nbytes: float, caps: dict[NodeId, float]) -> Flow:
     uplink = plan.learner.uplink_bytes_per_s
     arrival_s = _filled(nbytes, caps, lambda waiting: level_of((caps[node] for node in waiting), uplink))
-    up_bytes = {node: 0.0 for node in plan.peers}
+    up_bytes = dict.fromkeys(plan.peers, 0.0)
     up_bytes[plan.learner.node] = nbytes * len(plan.peers)
     return Flow(arrival_s=arrival_s, up_bytes=up_bytes, down_bytes=nbytes)
 
 
-def _filled(nbytes: float, caps: dict[NodeId, float], level: Callable[[Sequence[NodeId]], float]) -> dict[NodeId, float]:
+def _filled(
+    nbytes: float, caps: dict[NodeId, float], level: Callable[[Sequence[NodeId]], float]
+) -> dict[NodeId, float]:
     """When each has `nbytes`, all being filled to the `level` for those who wait. Who can take more is full before."""
     waiting = sorted(caps, key=lambda node: caps[node])
-    missing = {node: nbytes for node in waiting}
+    missing = dict.fromkeys(waiting, nbytes)
     now, full_at = 0.0, {}
     while waiting:
         height = level(waiting)
