@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from swarm.cli_runs import export_app, set_value, verify
+from swarm.cli_simulate import simulate
 from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ app = typer.Typer(
 
 app.command("set")(set_value)
 app.command()(verify)
+app.command()(simulate)
 app.add_typer(export_app, name="export")
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]

@@ -69,13 +69,12 @@ class Sums:
 
 
 def figures_of(
-    before: Sums, after: Sums, *, capacity: CapacityFigures, active: float, there: float, happened: Happened
+    before: Sums, after: Sums, *, capacity: CapacityFigures, active: float, there: float, broadcast_s: float, happened: Happened
 ) -> SwarmFigures:
     """What was measured between two moments."""
     was, now = before.costs, after.costs
     hours = (after.tally.at - before.tally.at) / HOUR_S
     sent, later = before.traffic, after.traffic
-    broadcasts = later.broadcasts - sent.broadcasts
     cost = now.total - was.total
     return SwarmFigures(
         hours=hours,
@@ -89,7 +88,7 @@ def figures_of(
         rollouts_by_class={name: now.rollouts[name] - was.rollouts.get(name, 0) for name in now.rollouts},
         active=active,
         there=there,
-        broadcast_s=(later.broadcast_s - sent.broadcast_s) / max(1, broadcasts),
+        broadcast_s=broadcast_s,
         broadcast_bytes_per_hour=(later.broadcast_bytes - sent.broadcast_bytes) / hours,
         join_bytes_per_hour=(later.join_bytes - sent.join_bytes) / hours,
         learner_up_bytes_per_hour=(later.learner_up_bytes - sent.learner_up_bytes) / hours,

@@ -49,6 +49,11 @@ class Occupancy:
         self.places += places
         self.used += used
 
+    def sums(self, *, now: float) -> tuple[float, float]:
+        """Seconds of places so far, and of those in use."""
+        self.change(now=now)
+        return self.place_s, self.used_s
+
 
 class Sampler:
     """One life of one sampler. `over` is called after each answer that was handed in, `tokens` are their lengths, for

@@ -83,6 +83,7 @@ class CapacitySimulation:
             self._demand, world=self.world, desk=self.desk, publish=self.weights.publish, taken=self._taken
         )
         self._end_s = settings.hours * HOUR_S
+        self._places = 0.0, 0.0
 
     def run(self) -> SwarmFigures:
         """From an empty swarm to the end."""
@@ -99,6 +100,8 @@ class CapacitySimulation:
         self._run_until(min(WARMUP_SHARE * self._end_s, WARMUP_STEPS * self.scenario.learner.train_step_s))
         before = self._sums()
         self._run_until(self._end_s)
+        self.timeline.waiting_since_s = self.learner.waiting_since
+        self.timeline.versions = self.weights.carried_to_active
         return self._figures(before, self._sums())
 
     def _run_until(self, at_s: float) -> None:
@@ -311,7 +314,8 @@ class CapacitySimulation:
     # -- what is seen ----------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        self.occupancy.change(now=self.world.now)
+        before, after = self._places, self.occupancy.sums(now=self.world.now)
+        self._places = after
         nodes = self.nodes.values()
         self.timeline.moments.append(
             Moment(
@@ -319,8 +323,7 @@ class CapacitySimulation:
                 there=sum(node.there for node in nodes),
                 ready=sum(node.ready for node in nodes),
                 active=sum(node.wanted and node.ready for node in nodes),
-                used_share=self.occupancy.used / max(1, self.occupancy.places),
-                in_flight=self.weights.in_flight(),
+                used_share=(after[1] - before[1]) / max(1.0, after[0] - before[0]),
                 cost_per_hour=self.costs.per_hour,
             )
         )
@@ -349,12 +352,14 @@ class CapacitySimulation:
     def _figures(self, before: Sums, after: Sums) -> SwarmFigures:
         moments = self.timeline.moments[before.moments : after.moments]
         counts = self.desk.counts
+        carried = [one.to_s - one.from_s for one in self.weights.carried_to_active if one.from_s >= before.tally.at]
         return figures_of(
             before,
             after,
             capacity=figures_between(before.tally, after.tally, self.world.trace_digest()),
             active=fmean(moment.active for moment in moments),
             there=fmean(moment.there for moment in moments),
+            broadcast_s=fmean(carried) if carried else 0.0,
             happened=Happened(
                 joins=self.weights.traffic.joins,
                 left=self._happened["left"],

@@ -21,15 +21,22 @@ class StepTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The swarm at one moment. `used_share` is of the places of active samplers."""
+    """The swarm at one moment. `used_share` is of the places of active samplers, since the moment before."""
 
     at_s: float
     there: int
     ready: int
     active: int
     used_share: float
-    in_flight: int
     cost_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A version on its way, until its last active sampler had it."""
+
+    from_s: float
+    to_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +49,10 @@ class Mark:
 
 @dataclass(slots=True)
 class Timeline:
-    """All of it, in order of time."""
+    """All of it, in order of time. `waiting_since_s`: the learner waits at the end, since then."""
 
     steps: list[StepTaken] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
+    versions: list[Carried] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    waiting_since_s: float | None = None

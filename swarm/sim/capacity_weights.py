@@ -20,6 +20,7 @@ from random import Random
 from swarm.capacity.fleet import Disseminate
 from swarm.capacity.scenario import BYTES_PER_MBIT, Scenario, delta_bytes
 from swarm.sim.capacity_fleet import Node
+from swarm.sim.capacity_timeline import Carried
 from swarm.sim.world import World
 
 STALL_S = 8.0
@@ -40,15 +41,12 @@ class Flight:
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """Bytes so far: received in broadcasts and in transfers of one's own, sent by the learner. Transfers of one's own
-    and broadcasts so far, and how long the latter took to the last active sampler, in all."""
+    """Bytes so far: received in broadcasts and in transfers of one's own, sent by the learner."""
 
     broadcast_bytes: float = 0.0
     join_bytes: float = 0.0
     learner_up_bytes: float = 0.0
     joins: int = 0
-    broadcasts: int = 0
-    broadcast_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +67,7 @@ class Weights:
         self.carried = 0
         self.traffic = Traffic()
         self.flights: list[Flight] = []
+        self.carried_to_active: list[Carried] = []
         self._roster: dict[str, Node] = {}
         self._scenario = scenario
         self._deltas = deltas
@@ -88,19 +87,15 @@ class Weights:
         if version:
             self._world.schedule(wait_s, f"carry {version}", lambda: self._carry(version))
 
-    def in_flight(self) -> int:
-        """Versions that not all of their roster have by now."""
-        self.flights = [flight for flight in self.flights if flight.done_at > self._world.now]
-        return len(self.flights)
-
     def forget(self, node: Node) -> None:
         """The learner knows that `node` is gone."""
         self._roster.pop(node.name, None)
 
     def vanished(self, node: Node) -> None:
         """`node` is gone; whoever it would have fed waits until that is noticed."""
+        self.flights = [flight for flight in self.flights if flight.done_at > self._world.now]
         for flight in self.flights:
-            if node.name in flight.members and flight.done_at > self._world.now:
+            if node.name in flight.members:
                 flight.stalls += 1
                 flight.done_at += STALL_S
 
@@ -121,12 +116,10 @@ class Weights:
             stalls=sum(not node.there for node in members),
         )
         self.flights.append(flight)
+        last_active_s = max((found.install_s[i] for i, node in enumerate(members) if node.wanted), default=0.0)
+        self.carried_to_active.append(Carried(now, now + last_active_s))
         self._uplink_free_at = now + found.learner_up_bytes / self._uplink
         self.traffic.learner_up_bytes += found.learner_up_bytes
-        self.traffic.broadcasts += 1
-        self.traffic.broadcast_s += max(
-            (found.install_s[i] for i, node in enumerate(members) if node.wanted), default=0.0
-        )
         self._ports.moved(None, 0.0, found.learner_up_bytes)
         for i, node in enumerate(members):
             if node.there:
