@@ -69,7 +69,14 @@ class Sums:
 
 
 def figures_of(
-    before: Sums, after: Sums, *, capacity: CapacityFigures, active: float, there: float, broadcast_s: float, happened: Happened
+    before: Sums,
+    after: Sums,
+    *,
+    capacity: CapacityFigures,
+    active: float,
+    there: float,
+    broadcast_s: float,
+    happened: Happened,
 ) -> SwarmFigures:
     """What was measured between two moments."""
     was, now = before.costs, after.costs

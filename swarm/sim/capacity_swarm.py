@@ -73,8 +73,8 @@ class CapacitySimulation:
         )
         self.desk = Desk(self._demand, seed=seed)
         self.occupancy = Occupancy()
-        self.costs = Costs(scenario)
         self.nodes = nodes_of(scenario, Random(f"fleet {seed}"))
+        self.costs = Costs(scenario, self.nodes.values())
         ports = Ports(disseminate_by=choice.disseminate_by, moved=self._moved, installed=self._installed)
         self.weights = Weights(
             scenario, deltas=settings.deltas, world=self.world, random=Random(f"weights {seed}"), ports=ports
@@ -283,7 +283,7 @@ class CapacitySimulation:
         self._pay(node)
 
     def _pay(self, node: Node) -> None:
-        self.costs.pay(node, node.worker.cost_per_hour if node.paid else 0.0, now=self.world.now)
+        self.costs.pay(node, now=self.world.now)
 
     # -- batches ---------------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class CapacitySimulation:
                 ready=sum(node.ready for node in nodes),
                 active=sum(node.wanted and node.ready for node in nodes),
                 used_share=(after[1] - before[1]) / max(1.0, after[0] - before[0]),
-                cost_per_hour=self.costs.per_hour,
+                cost_per_hour=self.costs.per_hour(now=self.world.now),
             )
         )
         if self._progress is not None:
