@@ -53,9 +53,12 @@ def simulate(
     from swarm.capacity.scenario import Scenario
     from swarm.capacity.selection import Rules
     from swarm.config import load_file
+    from swarm.dashboard.timeline import check_plot
     from swarm.sim.capacity_choice import Choice
     from swarm.sim.capacity_swarm import CapacitySimulation
 
+    if plot is not None:
+        check_plot(plot)
     scenario = load_file(Scenario, file)
     settings = settings_of(
         scenario, arm, hours=hours, max_staleness=max_staleness, publish_every_steps=publish_every_steps

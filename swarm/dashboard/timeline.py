@@ -22,20 +22,31 @@ SIZE_INCHES, DOTS_PER_INCH = (11.0, 10.2), 150
 HEIGHTS = (0.7, 2.2, 1.1, 1.7, 1.9)
 """Of the five panels, from the learner to the costs."""
 
+CROWD = 0.6
+"""Where fewer than this share of those that are there hold weights, the panel is cut above those that do."""
+
 ENDINGS = (".png", ".svg", ".pdf")
+
+
+def check_plot(file: Path) -> None:
+    """UserError if the picture could not be drawn: before the run, which takes minutes."""
+    if file.suffix not in ENDINGS:
+        raise UserError(f"--plot {file}: name a file that ends with {', '.join(ENDINGS)}")
+    if not file.parent.is_dir():
+        raise UserError(f"--plot {file}: there is no directory {file.parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UserError("--plot needs matplotlib: pip install 'echo-node[plot]'") from error
 
 
 def draw_timeline(
     timeline: Timeline, file: Path, *, title: str, subtitle: str, hours: float, bound: int, currency: str
 ) -> None:
-    """Write the picture; UserError where matplotlib is missing or the file cannot be one."""
-    if file.suffix not in ENDINGS:
-        raise UserError(f"--plot {file}: name a file that ends with {', '.join(ENDINGS)}")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("--plot needs matplotlib: pip install 'echo-node[plot]'") from error
+    """Write the picture to a file that `check_plot` found good."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, facecolor="white")
     FigureCanvasAgg(figure)
     panels: list[Any] = list(
@@ -84,8 +95,12 @@ def _samplers(panel: Axes, timeline: Timeline) -> None:
     panel.step(at, ready, where="post", color=SOFT, linewidth=1.2)
     panel.fill_between(at, used, step="post", color=BLUE, alpha=0.25, linewidth=0)
     panel.step(at, active, where="post", color=BLUE, linewidth=1.8)
-    panel.set_ylim(0, 1.1 * max([1, *there]))
-    _title(panel, "Samplers")
+    top: float = max([1, *there])
+    if max([*ready, *active]) < CROWD * top:
+        # The market is shown by its edge at most: what the learner uses of it would be a line at the bottom.
+        top = 1.2 * max([1, *ready, *active])
+    panel.set_ylim(0, 1.1 * top)
+    _title(panel, f"Samplers ({min(there):,} to {max(there):,} there or on offer)")
     _legend(
         panel,
         [("there, or on offer", LIGHT), ("with weights", SOFT), ("active", BLUE), ("their places in use", "#cbdaec")],

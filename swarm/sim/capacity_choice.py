@@ -25,6 +25,8 @@ class Choice:
             StartValues(train_step_s=scenario.learner.train_step_s, lengths=lengths_of(scenario))
         )
         self._activation = Activation(rules)
+        self._everybody = rules.activate == "all" and rules.budget_per_hour is None
+        self._changed = True
         self.disseminate_by = lru_cache(maxsize=16)(self._disseminate_by)
 
     def joined(self, worker: Worker, *, now: float) -> None:
@@ -33,11 +35,13 @@ class Choice:
         prices = (worker.cost_per_hour, worker.down_cost_per_gb, worker.up_cost_per_gb)
         fault = estimator.joined(name, worker.device_class, *prices, now=now)
         assert fault is None, fault
+        self._changed = True
         estimator.rate(name, worker.rollouts_per_s, worker.samples_at_once, worker.lockstep, now=now)
         estimator.link(name, worker.uplink_bytes_per_s, worker.downlink_bytes_per_s, worker.public, now=now)
 
     def left(self, name: str, *, vanished: bool, now: float) -> None:
         self._estimator.left(name, vanished=vanished, now=now)
+        self._changed = True
 
     def generated(self, name: str, tokens: Sequence[float], *, now: float) -> None:
         """Rollouts of these lengths were accepted."""
@@ -53,6 +57,9 @@ class Choice:
 
     def decide(self, *, now: float) -> tuple[list[str], list[str]]:
         """Who is to be active from now on, and who on standby, of those for whom that changes."""
+        if self._everybody and not self._changed:
+            return [], []  # It asks the model all the same, which takes long.
+        self._changed = False
         settings, learner = self._settings, self._scenario.learner
         demand = self._estimator.demand(
             groups_per_step=learner.rollouts_per_step // learner.group_size,

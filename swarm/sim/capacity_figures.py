@@ -86,7 +86,7 @@ def figures_of(
     return SwarmFigures(
         hours=hours,
         capacity=capacity,
-        cost_per_step=cost / max(1, capacity.steps),
+        cost_per_step=cost / hours * capacity.step_s / HOUR_S,
         cost_per_hour=cost / hours,
         cost_per_million_tokens=cost / max(1.0, now.tokens - was.tokens) * 1e6,
         cost_per_hour_by_class={

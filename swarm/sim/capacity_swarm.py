@@ -356,7 +356,7 @@ class CapacitySimulation:
         return figures_of(
             before,
             after,
-            capacity=figures_between(before.tally, after.tally, self.world.trace_digest()),
+            capacity=figures_between(before.tally, after.tally, self._demand, self.world.trace_digest()),
             active=fmean(moment.active for moment in moments),
             there=fmean(moment.there for moment in moments),
             broadcast_s=fmean(carried) if carried else 0.0,
