@@ -16,6 +16,7 @@ from typing import Literal
 
 from swarm.capacity.fleet import GB, Demand, Disseminate, Worker
 from swarm.capacity.model import Binds, predict
+from swarm.capacity.overlap import sustained
 from swarm.capacity.prices import HOUR_S, start_per_hour, traffic_per_hour
 from swarm.capacity.scenario import Scenario, delta_bytes, demand_of
 from swarm.capacity.selection import Rules, select
@@ -169,7 +170,9 @@ class Arms:
         return delta_bytes(self.scenario, setting.publish_every_steps)
 
     def disseminate(self, scheme: Scheme, payload: Payload, setting: Setting) -> Disseminate:
-        return self.ways(scheme, self.version_bytes(payload, setting))
+        once = self.ways(scheme, self.version_bytes(payload, setting))
+        period_s = setting.publish_every_steps * self.scenario.learner.train_step_s
+        return sustained(once, period_s=period_s)
 
     # -- settings ---------------------------------------------------------------------------------------------
 

@@ -10,11 +10,22 @@ from swarm.capacity.arms import Arm, Arms, Payload, Scheme, Setting, Ways, setti
 from swarm.capacity.baselines import Reference, references_of
 from swarm.capacity.fleet import Worker
 from swarm.capacity.model import NEARLY_BUSY, shortfall
-from swarm.capacity.scenario import Scenario, online_of
+from swarm.capacity.scenario import Scenario, lengths_of, online_of
 
 
 class NoFeasibleSet(ValueError):
     """Not one sampler could deliver in time, whatever the settings: the message is the inequality that fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassLine:
+    """A class of the fleet: how many are there at a time and how many of them are active; price and rate of each."""
+
+    name: str
+    online: int
+    active: int
+    price_per_h: float
+    rollouts_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +38,7 @@ class Plan:
     needed_rollouts_per_s: float
     arms: tuple[Arm, ...]
     chosen: Arm
+    classes: tuple[ClassLine, ...]
     advice: tuple[Advice, ...]
     references: tuple[Reference, ...]
 
@@ -49,8 +61,23 @@ def plan_for(scenario: Scenario, ways: Ways, *, idle_target: float = NEARLY_BUSY
         needed_rollouts_per_s=scenario.learner.rollouts_per_step / scenario.learner.train_step_s,
         arms=tuple(found),
         chosen=chosen,
+        classes=_class_lines(scenario, chosen),
         advice=advice_for(arms, chosen),
         references=references_of(scenario),
+    )
+
+
+def _class_lines(scenario: Scenario, arm: Arm) -> tuple[ClassLine, ...]:
+    mean_tokens = lengths_of(scenario).mean
+    return tuple(
+        ClassLine(
+            name=one.name,
+            online=one.online,
+            active=arm.by_class.get(one.name, 0),
+            price_per_h=one.price_per_h,
+            rollouts_per_s=one.tokens_per_s / mean_tokens,
+        )
+        for one in scenario.fleet
     )
 
 
