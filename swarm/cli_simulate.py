@@ -18,6 +18,7 @@ from swarm.errors import UserError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from swarm.capacity.arms import Setting
     from swarm.capacity.scenario import Scenario
     from swarm.sim.capacity_figures import Settings, SwarmFigures
     from swarm.sim.capacity_swarm import CapacitySimulation
@@ -40,10 +41,8 @@ def simulate(
     hours: Annotated[float | None, typer.Option(help="Virtual hours. Default: those of the file.")] = None,
     activate: Annotated[str, typer.Option(help="all, or cheapest: who is needed.")] = "cheapest",
     arm: Annotated[str, typer.Option(help=f"How versions travel: {', '.join(get_args(Arm))}.")] = "relay-delta",
-    max_staleness: Annotated[int | None, typer.Option(min=0, help="S. Default: the middle one of the file.")] = None,
-    publish_every_steps: Annotated[
-        int | None, typer.Option(min=1, help="K. Default: as often as versions fit.")
-    ] = None,
+    max_staleness: Annotated[int | None, typer.Option(min=0, help="S. Default: that of the plan.")] = None,
+    publish_every_steps: Annotated[int | None, typer.Option(min=1, help="K. Default: that of the plan.")] = None,
     budget_per_hour: Annotated[float | None, typer.Option(help="Most that samplers may cost, with traffic.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the run: a .png, .svg or .pdf file.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="A line for each event of interest.")] = False,
@@ -67,7 +66,11 @@ def simulate(
         raise UserError(f"--activate {activate}: all or cheapest")
     if budget_per_hour is not None and not budget_per_hour >= 0:
         raise UserError(f"--budget-per-hour {budget_per_hour}: it must be at least 0")
-    rules = Rules(activate="all" if activate == "all" else "cheapest", budget_per_hour=budget_per_hour)
+    rules = Rules(
+        activate="all" if activate == "all" else "cheapest",
+        budget_per_hour=budget_per_hour,
+        least_margin=scenario.staleness.safety_margin - 1,
+    )
     with progress(settings.hours, shown=sys.stderr.isatty() and not trace) as tell:
         simulation = CapacitySimulation(
             scenario,
@@ -99,10 +102,10 @@ def settings_of(
         hours = scenario.simulation.hours
     if not 0 < hours <= MOST_HOURS:
         raise UserError(f"--hours {hours:g}: from more than 0 to {MOST_HOURS:g}")
-    bounds = sorted(scenario.staleness.S)
-    bound = bounds[len(bounds) // 2] if max_staleness is None else max_staleness
-    deltas, scheme = arm.endswith("delta"), "star" if arm.startswith("star") else None
-    period = publish_every_steps or shortest_period(scenario, star=scheme == "star", deltas=deltas, bound=bound)
+    bound, period = max_staleness, publish_every_steps
+    if bound is None or period is None:
+        planned = planned_setting(scenario, arm, max_staleness=bound)
+        bound, period = planned.max_staleness, period or planned.publish_every_steps
     if period > bound + 1:
         raise UserError(
             f"--publish-every-steps {period}: more than S + 1 = {bound + 1}, so samplers would wait for ever"
@@ -111,26 +114,25 @@ def settings_of(
         hours=hours,
         max_staleness=bound,
         publish_every_steps=period,
-        deltas=deltas,
-        scheme="star" if scheme else None,
+        deltas=arm.endswith("delta"),
+        scheme="star" if arm.startswith("star") else None,
     )
 
 
-def shortest_period(scenario: Scenario, *, star: bool, deltas: bool, bound: int) -> int:
-    """Steps between versions such that one has left the learner before the next is there: in a star to as many
-    samplers of the scenario's mean rate as it takes, else once."""
-    from swarm.capacity.scenario import BYTES_PER_MBIT, delta_bytes, online_of
+def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) -> Setting:
+    """The bound and the period that `plan` chooses for this arm; of one bound if that is given."""
+    from swarm.capacity.arms import Arms
+    from swarm.capacity.model import NEARLY_BUSY
+    from swarm.capacity.scenario import online_of
+    from swarm.cli_capacity import ways_of
 
-    workers = online_of(scenario, random=None)
-    needed = scenario.learner.rollouts_per_step / scenario.learner.train_step_s
-    rate = sum(worker.rollouts_per_s for worker in workers) / len(workers)
-    copies = min(len(workers), math.ceil(needed / rate)) if star else 1
-    uplink = scenario.learner.up_mbps * BYTES_PER_MBIT
-    for period in range(1, bound + 1):
-        nbytes = delta_bytes(scenario, period) if deltas else scenario.model.bytes_bf16
-        if copies * nbytes / uplink <= period * scenario.learner.train_step_s:
-            return period
-    return bound + 1
+    if max_staleness is not None:
+        bounds = scenario.staleness.model_copy(update={"S": (max_staleness,)})
+        scenario = scenario.model_copy(update={"staleness": bounds})
+    arms = Arms(scenario, online_of(scenario, random=None), ways_of(scenario), idle_target=NEARLY_BUSY)
+    return arms.cheapest(
+        "star" if arm.startswith("star") else "relay", "delta" if arm.endswith("delta") else "full"
+    ).setting
 
 
 @contextmanager

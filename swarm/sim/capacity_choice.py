@@ -8,6 +8,7 @@ from functools import lru_cache
 from swarm.capacity.activation import Activated, Activation, StoodBy
 from swarm.capacity.estimator import Estimator, StartValues
 from swarm.capacity.fleet import Disseminate, Worker
+from swarm.capacity.overlap import sustained
 from swarm.capacity.scenario import BYTES_PER_MBIT, Scenario, delta_bytes, lengths_of
 from swarm.capacity.selection import Rules
 from swarm.dissemination import disseminate_by
@@ -71,7 +72,7 @@ class Choice:
         changes = self._activation.decide(
             demand,
             self._estimator.workers(now),
-            self.disseminate_by(self._version_bytes),
+            self._sustained,
             now=now,
             idle_share=None if idle is None else idle.value,
         )
