@@ -178,8 +178,9 @@ class Search:
         return self._afforded(found)
 
     def assess(self, names: Collection[str], *, after: Selection | None = None) -> Selection:
-        """This set and no other, whatever it costs. What is needed is taken from `after`, else asked of the model."""
-        trial = self._try(names)
+        """This set and no other, less those that can not be chosen, whatever it costs. What is needed is taken from
+        `after`, else asked of the model."""
+        trial = self._try([name for name in names if name in self._market.workers])
         return self._selection(trial, self._effort(trial) if after is None else after.effort)
 
     # -- the cheapest set that meets the target --------------------------------------------------------------
