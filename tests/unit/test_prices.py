@@ -9,6 +9,7 @@ import pytest
 from swarm.capacity.fleet import Worker
 from swarm.capacity.prices import (
     churn_reserve,
+    churn_variance,
     fault_of,
     missing_share,
     price_per_hour,
@@ -66,7 +67,8 @@ def test_a_place_is_empty_while_another_one_starts(departures_per_hour: float, r
 def test_the_reserve_is_what_95_percent_of_the_time_need(
     rates: list[float], missing: list[float], reserve: float
 ) -> None:
-    assert churn_reserve(rates, missing) == pytest.approx(reserve)
+    variance = sum(churn_variance(rate, share) for rate, share in zip(rates, missing, strict=True))
+    assert churn_reserve(variance) == pytest.approx(reserve)
 
 
 def test_a_price_is_rent_starts_and_metered_versions() -> None:
