@@ -181,7 +181,8 @@ class Search:
         """This set and no other, less those that can not be chosen, whatever it costs. What is needed is taken from
         `after`, else asked of the model."""
         trial = self._try([name for name in names if name in self._market.workers])
-        return self._selection(trial, self._effort(trial) if after is None else after.effort)
+        selection = self._selection(trial, self._effort(trial) if after is None else after.effort)
+        return replace(selection, standby=self._reasons(selection))
 
     # -- the cheapest set that meets the target --------------------------------------------------------------
 
