@@ -1,7 +1,7 @@
 """Workers as a few classes of units, and a large swarm as a small one that behaves like it: what a recursion follows.
 
-Merging: workers whose places are about as fast and which install at about the same time are one class. Thinning: where a
-step takes more than MOST_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a class
+Merging: workers whose places are about as fast and which install at about the same time are one class. Thinning: where
+a step takes more than MOST_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a class
 lacks or has too much is passed on to the next one, which is its nearest, and in the end all units are made faster or
 slower by one factor: the summed rate is exact, the time of a sample nearly so.
 """
@@ -67,7 +67,7 @@ def course_of(
 
 
 def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> list[list[Delayed]]:
-    """The workers with their installs, class by class: at most MOST_CLASSES, and one for each size of lockstep engine."""
+    """The workers with their installs, class by class: at most MOST_CLASSES, or 4 for each size of lockstep engine."""
     coarse = 1.0
     while True:
         found: dict[tuple[int, int, int], list[Delayed]] = {}
