@@ -37,6 +37,9 @@ ROLLOUTS = 12_000
 LEAST_STEPS = 12
 """Steps that it follows in any case, after the first ones: fewer would show one step's luck."""
 
+MOST_STEPS = 400
+"""Steps that it follows at most: where a step is a few rollouts, more would say no more."""
+
 PLENTY = 32.0
 """Times R / T: where so many do not help, more will not."""
 
@@ -254,9 +257,9 @@ def binds(
 ) -> Binds:
     """Which is the largest part of a step that is longer than training.
 
-    Where samplers always work it is their work, or the time that they stand still. Else the bound holds the learner up, and least_step_s, solved for
-    batch_s, says how long a batch of a version took after its arrival: R / mu of it is work, the rest waiting for the
-    last answers.
+    Where samplers always work it is their work, or the time that they stand still. Else the bound holds the learner up,
+    and least_step_s, solved for batch_s, says how long a batch of a version took after its arrival: R / mu of it is
+    work, the rest waiting for the last answers.
     """
     if 1 - demand.train_step_s / step_s <= NEARLY_BUSY:
         return "learner"
@@ -277,7 +280,7 @@ def _follow(demand: Demand, course: Course) -> Prediction:
     every = fresh_every_steps(publish_every_steps=course.publish_every_steps, max_staleness=course.max_staleness)
     first = 2 * (course.max_staleness + 1 + course.publish_every_steps)
     recursion.steps(first)
-    count = max(LEAST_STEPS, ROLLOUTS // of_step - first)
+    count = min(MOST_STEPS, max(LEAST_STEPS, ROLLOUTS // of_step - first))
     count += -count % every
     elapsed_s = recursion.steps(count)
     tally = recursion.tally

@@ -47,7 +47,7 @@ def predicted(demand: Demand, fleet: list[tuple[Worker, float]], *, pausing: boo
     return predict(demand, [worker for worker, _ in fleet], [delay_s for _, delay_s in fleet], pausing=pausing)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(demands(uneven), fleets, st.booleans())
 def test_a_prediction_is_possible_and_the_same_again(
     demand: Demand, fleet: list[tuple[Worker, float]], pausing: bool
@@ -61,7 +61,7 @@ def test_a_prediction_is_possible_and_the_same_again(
     assert told == predicted(demand, fleet[::-1], pausing=pausing)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(demands(st.just(Lengths(tokens=(100.0,)))), st.integers(1, 200), seconds, seconds, st.booleans())
 def test_no_step_of_equal_lengths_is_shorter_than_the_closed_form(
     demand: Demand, places: int, place_s: float, broadcast_s: float, plenty: bool

