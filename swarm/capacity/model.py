@@ -88,7 +88,7 @@ def mu_necessary(
     train_step_s: float,
     broadcast_s: float,
 ) -> float:
-    """R / min(T, (S + 1 - kappa) T - T_b): below this rate the learner waits, whatever the lengths; inf if always."""
+    """R / min(T, (S + 1 - kappa) T - T_b): at less the learner waits for batches of mean length; inf if at any rate."""
     _check(rollouts_per_step=rollouts_per_step)
     _check_least_zero(broadcast_s=broadcast_s)
     left_s = slack_s(

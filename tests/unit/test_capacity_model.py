@@ -147,6 +147,7 @@ def test_the_prediction_that_docs_make_by_hand() -> None:
     assert told.mean_staleness == pytest.approx(1.0)
     assert told.samplers_idle_share == pytest.approx(1 - 32 * 30 / (64 * 82), rel=0.001)
     assert told.binds == "broadcast"
+    assert predict(demand(2, lengths=UNEVEN), [sampler()], [54.0]).step_s == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(
