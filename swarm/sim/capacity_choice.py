@@ -29,6 +29,8 @@ class Choice:
         self._everybody = rules.activate == "all" and rules.budget_per_hour is None
         self._changed = True
         self.disseminate_by = lru_cache(maxsize=16)(self._disseminate_by)
+        period_s = settings.publish_every_steps * scenario.learner.train_step_s
+        self._sustained = sustained(self.disseminate_by(self._version_bytes), period_s=period_s)
 
     def joined(self, worker: Worker, *, now: float) -> None:
         """The learner knows of a node, or of an offer."""
