@@ -4,12 +4,14 @@ decide() is called once a publication period and after joins and losses. In this
 
     nothing known yet (no step, no length, no rate), or `activate` all -> everybody is active
     samplers that were active are gone and the rest lacks its margin   -> others step in, at once; nobody is stood by
-    the active ones are predicted, or measured, to leave the learner idle beyond the goal, LITTLE_DECISIONS times
+    the active ones are predicted to leave the learner idle beyond the goal, LITTLE_DECISIONS times in a row; or it is
+    measured to wait although they should suffice, and a larger margin is set
                                                                        -> others step in; nobody is stood by
-    a set that costs less by SAVING, at each of DWELL_DECISIONS in a row -> the one of those that has most is taken
+    a set costs less by SAVING, at each of DWELL_DECISIONS in a row    -> it is exchanged for that
 
-So a set grows at once and shrinks slowly, and what it shrinks to would have been enough all the while. After any change
-the count begins anew: a sampler that was just activated stays. Those whose rate is unknown are tried, a few at a time.
+So a set grows at once and shrinks slowly, and what it shrinks to would have been enough all the while: what it lacked
+at any of those decisions was added to it. After any change the count begins anew: a sampler that was just activated
+stays. Those whose rate is unknown are tried, a few at a time.
 """
 
 from __future__ import annotations
@@ -25,19 +27,20 @@ from swarm.capacity.selection import Model, Rules, Search, Selection
 SAVING = 0.05
 """Least relative saving for which samplers are exchanged: each exchange pays a start."""
 
-DWELL_DECISIONS = 10
-"""Decisions in a row that must find a saving: noise of 10 % in every figure does not agree with itself for so long."""
+DWELL_DECISIONS = 20
+"""Decisions for which a cheaper set must save: what noise of 10 % in every figure asks for at most in so many, it
+hardly ever exceeds later."""
 
-LITTLE_DECISIONS = 2
-"""Decisions in a row that must find the learner idle for want of samplers, where none was lost: one is a slow step."""
+LITTLE_DECISIONS = 3
+"""Decisions in a row that must find the learner idle for want of samplers, where none was lost: noise gives two."""
 
 BEST_EFFORT_SLACK = 0.03
 """Idle share beyond the goal that is borne where the target can not be met: at the edge of what is possible predictions
 differ by so much between like sets."""
 
 OVER_BUDGET = 1.02
-"""Cost of the active set over the budget at which it is given up at once: the price of traffic wavers with the learner's
-step time. What is chosen is always within the budget."""
+"""Cost of the active set over the budget at which it is given up at once: the price of traffic wavers with the
+learner's step time. What is chosen is always within the budget."""
 
 EFFORT_DECISIONS = 8
 """Decisions after which the model is asked again what a rollout's worth of samplers is; between them it only checks."""
@@ -47,6 +50,10 @@ MEASURED_STEP = 0.05
 
 MOST_MEASURED = 0.5
 """Largest such correction: beyond it the cause is none that more samplers mend."""
+
+MEASURE_AFTER = 6
+"""Decisions after a change before what is measured is held against the model: starts, and the median of the last steps,
+take as long."""
 
 MEASURED_KEPT = 0.98
 """What is left of it after a decision at which the learner was not idle: halved in 35."""
@@ -67,6 +74,12 @@ NOTHING_KNOWN = "nothing is known yet: everybody is tried"
 TRIED = "your rate is not known yet: it is being measured"
 
 UNMEASURED = "your rate is not known yet: you are tried when others have been"
+
+SUFFICE = "the active samplers suffice"
+
+RESUMED = "you were active before the learner was restarted"
+
+PATIENCE = "with you the same would cost less: you step in when that has lasted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +110,10 @@ class Activation:
         self._active: set[str] = set()
         self._reasons: dict[str, str] = {}
         self._tried_at: dict[str, float] = {}
-        self._savings: list[Selection] = []
+        self._cheaper_set: tuple[str, ...] | None = None
+        self._saved = 0
         self._little = 0
+        self._unchanged = 0
         self._measured = 0.0
         self._decisions = 0
         self._asked: tuple[object, ...] = ()
@@ -108,6 +123,12 @@ class Activation:
     @property
     def active(self) -> frozenset[str]:
         return frozenset(self._active)
+
+    def resume(self, active: Collection[str]) -> None:
+        """These are active already, as from before a restart."""
+        assert not self._active
+        self._active = set(active)
+        self._reasons = dict.fromkeys(active, RESUMED)
 
     def reason(self, node: str) -> str:
         """Why it is active or waits, in one line; an empty string for one that no decision has considered."""
@@ -126,8 +147,8 @@ class Activation:
         is the learner's as measured over the last steps, None if that is unknown."""
         names = [worker.name for worker in workers]
         assert len(set(names)) == len(names) <= MAX_NODES
-        lost = self._active.difference(names)
-        self._active -= lost
+        lost = self._active.difference(worker.name for worker in workers if fault_of(worker) is None)
+        self._active &= set(names)
         measured = [worker for worker in workers if worker.rollouts_per_s != 0]
         if demand is None or not measured:
             tried = self._tried(workers, len(workers), self._budget, now=now)
@@ -140,7 +161,8 @@ class Activation:
             room = len(unknown)
         tried = self._tried(unknown, room, self._budget - chosen.cost_per_hour, now=now)
         wanted = {**dict.fromkeys(chosen.active, reason), **dict.fromkeys(tried, TRIED)}
-        return self._become(names, wanted, {**dict.fromkeys(names, UNMEASURED), **chosen.standby})
+        waiting = {worker.name: UNMEASURED if worker.rollouts_per_s == 0 else SUFFICE for worker in workers}
+        return self._become(names, wanted, {**waiting, **chosen.standby})
 
     # -- the choice ------------------------------------------------------------------------------------------
 
@@ -166,15 +188,20 @@ class Activation:
             return self._settled(best, best.why)
         if held.cost_per_hour > self._budget * OVER_BUDGET:
             return self._settled(best, "the others cost more than the budget")
-        self._learn(held, best, idle_share)
-        if self._is_little(held, best, lost=lost):
+        waits = idle_share is not None and idle_share > rules.idle_target
+        if idle_share is not None:
+            self._learn(held, best, waits=waits)
+        if self._is_little(held, best, lost=lost, waits=waits):
             grown = search.select(fixed=active, after=best)
             what = "samplers were lost" if lost else "the learner would wait"
             return self._settled(grown, f"{what}: you step in")
-        cheaper = self._cheaper(held, best, present)
+        cheaper = self._cheaper(search, held, best)
         if cheaper is not None:
             return self._settled(cheaper, f"with you the same costs less: {best.why}")
-        self.selection = replace(held, standby={n: w for n, w in best.standby.items() if n not in active})
+        patience = dict.fromkeys(present.intersection(best.active), PATIENCE)
+        self.selection = replace(
+            held, standby={n: w for n, w in (patience | best.standby).items() if n not in held.active}
+        )
         return self.selection, ""
 
     def _cheapest(self, search: Search, question: tuple[object, ...]) -> Selection:
@@ -186,44 +213,49 @@ class Activation:
             self._asked = question
         return self._best
 
-    def _is_little(self, held: Selection, best: Selection, *, lost: bool) -> bool:
+    def _is_little(self, held: Selection, best: Selection, *, lost: bool, waits: bool) -> bool:
         """Whether samplers are added. Where no set meets the target, what is possible is asked for."""
         slack = 0.0 if best.feasible else BEST_EFFORT_SLACK
         idle = held.prediction.idle_share > best.idle_goal + slack
         idle = idle and best.prediction.idle_share < held.prediction.idle_share
-        self._little = self._little + 1 if idle else 0
-        if lost and not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s:
-            return True
-        return self._little >= LITTLE_DECISIONS
+        short = not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s
+        self._little = self._little + 1 if idle or (waits and short) else 0
+        return (lost and short) or self._little >= LITTLE_DECISIONS
 
     @property
     def _budget(self) -> float:
         return float("inf") if self._rules.budget_per_hour is None else self._rules.budget_per_hour
 
-    def _cheaper(self, held: Selection, best: Selection, present: Collection[str]) -> Selection | None:
-        """The most that was needed at any of DWELL_DECISIONS in a row, all of which would have saved; else None."""
-        if best.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not best.active:
-            self._savings = []
+    def _cheaper(self, search: Search, held: Selection, best: Selection) -> Selection | None:
+        """The set that would have saved at each of DWELL_DECISIONS, grown by what it would have lacked; else None.
+
+        It stays the same set, judged by new figures each time: what looks cheapest at one decision owes some of that to
+        errors in its favour.
+        """
+        tried = best
+        if self._cheaper_set is not None:
+            tried = search.assess(self._cheaper_set, after=best)
+            if not tried.has_margin:
+                tried = search.select(fixed=self._cheaper_set, after=best)
+        if tried.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not tried.active:
+            self._cheaper_set, self._saved = None, 0
             return None
-        self._savings = [*self._savings, best][-DWELL_DECISIONS:]
-        if len(self._savings) < DWELL_DECISIONS:
-            return None
-        most = max(self._savings, key=lambda selection: selection.needed_rollouts_per_s)
-        return most if set(most.active) <= set(present) else best
+        self._cheaper_set, self._saved = tried.active, self._saved + 1
+        return tried if self._saved >= DWELL_DECISIONS else None
 
     def _settled(self, selection: Selection, reason: str) -> tuple[Selection, str]:
-        self._savings, self._little = [], 0
+        self._cheaper_set, self._saved, self._little, self._unchanged = None, 0, 0, 0
         self.selection = selection
         return selection, reason
 
-    def _learn(self, held: Selection, best: Selection, idle_share: float | None) -> None:
-        """Correct the margin by what is measured, where the model says that the learner should not wait."""
-        if idle_share is None or not best.feasible or held.prediction.idle_share > self._rules.idle_target:
-            return
-        if idle_share > self._rules.idle_target and held.has_margin:
-            self._measured = min(MOST_MEASURED, self._measured + MEASURED_STEP)
-        elif idle_share <= self._rules.idle_target:
+    def _learn(self, held: Selection, best: Selection, *, waits: bool) -> None:
+        """Correct the margin by what is measured, where the model says that the learner should not wait; not while
+        samplers that were activated just now may still be starting."""
+        self._unchanged += 1
+        if not waits:
             self._measured *= MEASURED_KEPT
+        elif best.feasible and held.has_margin and self._unchanged > MEASURE_AFTER:
+            self._measured = min(MOST_MEASURED, self._measured + MEASURED_STEP)
 
     # -- who is tried -----------------------------------------------------------------------------------------
 
