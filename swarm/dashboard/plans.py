@@ -9,18 +9,19 @@ from rich.text import Text
 
 from swarm.capacity.arms import Arm
 from swarm.capacity.baselines import Reference, saving
+from swarm.capacity.model import Binds
 from swarm.capacity.plan import ClassLine, Plan
 
 WAYS = {"colocated": "co-located", "async_dc": "data centre"}
 """What readers call them."""
 
-WIDE = 72
+WIDE = 84
 """Columns of a terminal that has room for all columns of the table."""
 
-BINDS = {
+BINDS: dict[Binds, str] = {
     "learner": "the learner itself: it hardly ever waits",
     "rate": "the samplers' rate: the learner waits while all are at work",
-    "staleness": "the bound on staleness: the learner waits while samplers may begin nothing more",
+    "generation": "the time that rollouts take: the learner waits for the last of what may be begun",
     "broadcast": "the broadcast: the learner waits while samplers still lack the newest version",
 }
 

@@ -144,7 +144,7 @@ def test_a_bound_that_is_too_small_is_told_to_be_raised() -> None:
     arms = arms_of(scenario(staleness={"S": (1,)}))
     arm = arms.cheapest("relay", "delta")
     assert not arm.feasible
-    assert arm.binds == "staleness"
+    assert arm.binds == "generation"
     assert advice_for(arms, arm)[0].change == "S = 3 instead of 1"
 
 
