@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,8 +29,12 @@ def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = Fal
 
     from swarm.dashboard.plans import plan_view
 
-    found = planned(_scenario(file), idle_target=idle_target)
-    Console().print(plan_view(found))
+    scenario = _scenario(file)
+    if sys.stderr.isatty():
+        typer.echo("planning takes some tens of seconds ...", err=True)
+    found = planned(scenario, idle_target=idle_target)
+    console = Console()
+    console.print(plan_view(found, console.width))
     if as_json:
         typer.echo(json.dumps(plan_json(found)))
 

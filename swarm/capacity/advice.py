@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.capacity.arms import Arm, Arms, Setting
@@ -10,8 +10,11 @@ from swarm.capacity.fleet import Worker
 from swarm.capacity.model import predict
 from swarm.capacity.scenario import FleetClass, class_workers
 
-MORE = (1, 2, 4, 8, 16)
-"""Samplers of one class that are tried as an addition, and steps by which S is raised."""
+MOST_MORE = 64
+"""Samplers of one class that are tried as an addition: who lacks more needs another plan, not advice."""
+
+MOST_STEPS = 16
+"""By which S is raised at most."""
 
 WORTH_SAYING = 0.01
 """Least change of the idle share, or least relative saving, that is told."""
@@ -42,31 +45,50 @@ def advice_for(arms: Arms, arm: Arm) -> tuple[Advice, ...]:
 
 
 def _more_samplers(arms: Arms, arm: Arm) -> list[Advice]:
-    """Of each class the fewest that bring the idle share under the target, else the most that are tried."""
+    """Of each class."""
     chosen = _workers(arms, arm)
     found = []
     for one in arms.scenario.fleet:
-        best = None
-        for number in MORE:
-            larger = arms.arm_of(arm.scheme, arm.payload, arm.setting, "all", [*chosen, *_more(arms, one, number)])
-            if best is None or larger.idle_share < best.idle_share - WORTH_SAYING:
-                best = _advice(f"{number} more of class {one.name}", larger)
-            if larger.feasible:
-                break
-        if best is not None:
-            found.append(best)
+
+        def larger(number: int, one: FleetClass = one) -> Arm:
+            return arms.arm_of(arm.scheme, arm.payload, arm.setting, "all", [*chosen, *_more(arms, one, number)])
+
+        number, enough = _enough(larger, MOST_MORE, arms.idle_target)
+        found.append(_advice(f"{number} more of class {one.name}", enough))
     return found
 
 
+def _enough(larger: Callable[[int], Arm], most: int, idle_target: float) -> tuple[int, Arm]:
+    """The least change that brings the idle share under the target, or about as low as the largest does."""
+    goal = max(idle_target, larger(most).idle_share + WORTH_SAYING)
+    number = fewest(lambda count: larger(count).idle_share <= goal, most) or most
+    return number, larger(number)
+
+
+def fewest(suffices: Callable[[int], bool], most: int) -> int | None:
+    """The least of 1 to `most` that suffices, where all above it do as well; None if none does."""
+    high = 1
+    while not suffices(high):
+        if high == most:
+            return None
+        high = min(2 * high, most)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
 def _larger_bounds(arms: Arms, arm: Arm) -> list[Advice]:
-    """The smallest that reaches the target, else the largest tried; the active set as it is."""
+    """With the active set as it is."""
     chosen = _workers(arms, arm)
-    for more in MORE:
+
+    def larger(more: int) -> Arm:
         setting = Setting(max_staleness=arm.max_staleness + more, publish_every_steps=arm.publish_every_steps)
-        larger = arms.arm_of(arm.scheme, arm.payload, setting, "all", chosen)
-        if larger.feasible:
-            break
-    return [_advice(f"S = {larger.max_staleness} instead of {arm.max_staleness}", larger)]
+        return arms.arm_of(arm.scheme, arm.payload, setting, "all", chosen)
+
+    _, found = _enough(larger, MOST_STEPS, arms.idle_target)
+    return [_advice(f"S = {found.max_staleness} instead of {arm.max_staleness}", found)]
 
 
 def _faster_broadcast(arms: Arms, arm: Arm) -> list[Advice]:

@@ -93,6 +93,6 @@ def _check_some_is_in_time(arms: Arms, workers: list[Worker]) -> None:
         faults[setting] = fault
     setting = max(faults, key=lambda one: one.max_staleness - one.publish_every_steps)
     raise NoFeasibleSet(
-        f"no setting lets a rollout be fresh enough, not even of {best.name} alone; nearest is S = "
-        f"{setting.max_staleness} with a version every {setting.publish_every_steps} steps: {faults[setting]}"
+        f"no setting lets a rollout be fresh enough, not even of {best.name} alone; nearest is max_staleness "
+        f"{setting.max_staleness} with publish_every_steps {setting.publish_every_steps}: {faults[setting]}"
     )

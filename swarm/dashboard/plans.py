@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from swarm.capacity.arms import Arm
 from swarm.capacity.baselines import Reference, saving
+from swarm.capacity.model import Binds
 from swarm.capacity.plan import ClassLine, Plan
 
-WAYS = {"relay delta": "echo-node", "colocated": "co-located", "async_dc": "data centre"}
+WAYS = {"colocated": "co-located", "async_dc": "data centre"}
 """What readers call them."""
 
-BINDS = {
+WIDE = 84
+"""Columns of a terminal that has room for all columns of the table."""
+
+BINDS: dict[Binds, str] = {
     "learner": "the learner itself: it hardly ever waits",
     "rate": "the samplers' rate: the learner waits while all are at work",
-    "staleness": "the bound on staleness: the learner waits while samplers may begin nothing more",
+    "generation": "the time that rollouts take: the learner waits for the last of what may be begun",
     "broadcast": "the broadcast: the learner waits while samplers still lack the newest version",
 }
 
 
-def plan_view(plan: Plan) -> RenderableType:
+def plan_view(plan: Plan, width: int) -> RenderableType:
     """What to rent, what that does, what it is compared with, and what would help."""
-    return Group(_head(plan), _classes(plan), _summary(plan), Text(), _ways(plan), _foot(plan))
+    return Group(_head(plan), _classes(plan), _summary(plan), Text(), _ways(plan, width), _foot(plan))
 
 
 def _head(plan: Plan) -> Text:
@@ -34,8 +39,8 @@ def _head(plan: Plan) -> Text:
 
 
 def _classes(plan: Plan) -> Table:
-    table = Table(title="samplers to rent or admit", title_justify="left")
-    for name in ("class", "take", "there", "each/h", "per 1,000 rollouts"):
+    table = Table(title="samplers to rent or admit", title_justify="left", box=box.SIMPLE)
+    for name in ("class", "take", "there", "each/h", "each/1,000 rollouts"):
         table.add_column(name, justify="left" if name == "class" else "right")
     for one in plan.classes:
         table.add_row(one.name, str(one.active), str(one.online), f"{one.price_per_h:.2f}", _per_thousand(one))
@@ -77,25 +82,29 @@ def _against(arm: Arm, reference: Reference) -> str:
     return f"{abs(share):.0%} {'cheaper' if share >= 0 else 'dearer'} per step"
 
 
-def _ways(plan: Plan) -> Table:
-    table = Table(title="the same in other ways", title_justify="left")
-    for name in ("versions", "active", "S", "every", "T_b s", "idle", "discarded", "per step"):
-        table.add_column(name, justify="left" if name == "versions" else "right")
+def _ways(plan: Plan, width: int) -> Table:
+    """Columns that a narrow terminal has no room for are left out."""
+    table = Table(title="the same in other ways", title_justify="left", box=box.SIMPLE)
+    columns = ["versions", "active", "S", "every", "T_b s", "idle", "discarded", "per step"]
+    if width < WIDE:
+        columns = [name for name in columns if name not in ("T_b s", "discarded")]
+    for name in columns:
+        table.add_column(name, justify="left" if name == "versions" else "right", no_wrap=True)
     for arm in plan.arms:
-        table.add_row(
-            arm.name + (", all" if arm.activate == "all" else ""),
-            str(len(arm.active)),
-            str(arm.max_staleness),
-            str(arm.publish_every_steps),
-            f"{arm.broadcast_s:.0f}",
-            f"{arm.idle_share:.1%}",
-            f"{arm.discarded_share:.1%}",
-            f"{arm.cost_per_step:.3f}",
-            style="bold" if arm == plan.chosen else None,
-        )
+        cells = {
+            "versions": arm.name + (", all" if arm.activate == "all" else ""),
+            "active": str(len(arm.active)),
+            "S": str(arm.max_staleness),
+            "every": str(arm.publish_every_steps),
+            "T_b s": f"{arm.broadcast_s:.0f}",
+            "idle": f"{arm.idle_share:.1%}",
+            "discarded": f"{arm.discarded_share:.1%}",
+            "per step": f"{arm.cost_per_step:.3f}",
+        }
+        table.add_row(*(cells[name] for name in columns), style="bold" if arm == plan.chosen else None)
     for one in plan.references:
-        name = f"{WAYS[one.name]}, {one.gpus} GPUs"
-        table.add_row(name, "", "", "", "", "", "", f"{one.cost_per_step:.3f}")
+        cells = {"versions": WAYS[one.name], "active": f"{one.gpus} GPUs", "per step": f"{one.cost_per_step:.3f}"}
+        table.add_row(*(cells.get(name, "") for name in columns))
     return table
 
 
