@@ -16,7 +16,7 @@ groups are only opened under the pacing rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm.rollout.admission import is_fresh
@@ -90,6 +90,7 @@ class RolloutPlane:
         self._round = HeldOutRound(rules.life)
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
+        self._standby: Mapping[NodeId, str] = {}
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Go on where the records of a former life left off: open groups count as leased. Before anything else."""
@@ -130,6 +131,8 @@ class RolloutPlane:
         shares, records = self._claim(node, held, capacity, now=now) if of_this_life else ([], [])
         if shares:
             return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
+        if (why := self._standby.get(node)) is not None:
+            return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
         behind = not of_this_life or not self._fresh(held.version)
         return [Refused(reason="behind" if behind else "paced", retry_after_s=self.rules.beat_s)]
 
@@ -271,6 +274,10 @@ class RolloutPlane:
         """True while a round of held-out prompts is out."""
         return self._round.open
 
+    def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
+        """Lease nothing to these from now on, and say why. What they hold they finish."""
+        self._standby = nodes
+
     def end(self, reason: Refusal) -> None:
         """Open no more training groups: "draining" still hands out held-out prompts, "finished" nothing."""
         self._ending = reason
@@ -294,6 +301,8 @@ class RolloutPlane:
     ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
         shares: list[Share] = []
         records: list[GroupOpened | SamplesLeased] = []
+        if node in self._standby and any(other not in self._standby for other in self._table.nodes()):
+            return shares, records  # Held-out prompts alone, and only where nobody else is there to answer them.
         capacity = min(capacity, self._table.room(node))
         ahead = self._table.holds_any(node)
 
@@ -311,12 +320,12 @@ class RolloutPlane:
         for group in self._table.claimable(held):
             if capacity == 0:
                 break
-            if group.purpose == "train" and not self._trainable(group, held):
+            if group.purpose == "train" and not self._trainable(group, held, node):
                 continue
             if group.purpose == "train" and ahead:
                 return shares, records  # What was begun waits for a node that can go on with it at once.
             claim(group)
-        if self._ending or not self._fresh(held.version):
+        if self._ending or node in self._standby or not self._fresh(held.version):
             return shares, records
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
@@ -327,9 +336,10 @@ class RolloutPlane:
             self._opened += 1
         return shares, records
 
-    def _trainable(self, group: Group, held: VersionId) -> bool:
-        """True if an answer by `held` can still be in a batch, and batches will still be taken."""
-        return not self._ending and self._fresh(held.version) and self._fresh(group.oldest_version)
+    def _trainable(self, group: Group, held: VersionId, node: NodeId) -> bool:
+        """True if an answer of `node` by `held` can still be in a batch, and batches will still be taken."""
+        wanted = not self._ending and node not in self._standby
+        return wanted and self._fresh(held.version) and self._fresh(group.oldest_version)
 
     def _by_deadline(self) -> Counter[int]:
         """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
