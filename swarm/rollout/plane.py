@@ -45,7 +45,7 @@ from swarm.rollout.heldout import HeldOutRound
 from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
 from swarm.rollout.pacing import Pacing
-from swarm.rollout.verdicts import is_current, train_id, verdict_on, was_lowered
+from swarm.rollout.verdicts import dropped, is_current, train_id, verdict_on, was_lowered
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 RETURN_S = 30.0
@@ -110,9 +110,13 @@ class RolloutPlane:
         capacity: int,
         *,
         now: float,
+        at_once: int = 0,
         holding: Collection[tuple[str, int]] | None = None,
     ) -> list[Effect]:
         """A sampler that has installed `held` can take on `capacity` samples. The answer is the last effect.
+
+        `at_once` of these can begin at once, in places of its engine that are free while others work; 0: all of them
+        if it holds nothing, else none.
 
         `holding`, when the question arrives: (group id, index) of all that it has in its hands. What it does not name
         is put back, or an answer that was lost would stay leased for as long as the sampler lives. None on later tries
@@ -128,7 +132,7 @@ class RolloutPlane:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
         # What another incarnation held may be of another run altogether, however new its number is.
         of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
-        shares, records = self._claim(node, held, capacity, now=now) if of_this_life else ([], [])
+        shares, records = self._claim(node, held, capacity, at_once, now=now) if of_this_life else ([], [])
         if shares:
             return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
         if (why := self._standby.get(node)) is not None:
@@ -297,22 +301,23 @@ class RolloutPlane:
         return is_fresh(version, self.next_batch, self.max_staleness)
 
     def _claim(
-        self, node: NodeId, held: VersionId, capacity: int, *, now: float
+        self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float
     ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
         shares: list[Share] = []
         records: list[GroupOpened | SamplesLeased] = []
         if node in self._standby and any(other not in self._standby for other in self._table.nodes()):
             return shares, records  # Held-out prompts alone, and only where nobody else is there to answer them.
         capacity = min(capacity, self._table.room(node))
-        ahead = self._table.holds_any(node)
+        at_once = min(capacity, at_once or (0 if self._table.holds_any(node) else capacity))
 
-        def claim(group: Group) -> None:
-            nonlocal capacity
-            share = self._table.claim(group, node, capacity, now=now)
+        def claim(group: Group, most: int) -> None:
+            nonlocal capacity, at_once
+            share = self._table.claim(group, node, most, now=now)
             if not share.specs:
                 return
             shares.append(share)
             capacity -= len(share.specs)
+            at_once = max(0, at_once - len(share.specs))
             if group.purpose == "train":
                 indices = tuple(spec.index for spec in share.specs)
                 records.append(SamplesLeased(number=group.order, node=node, indices=indices))
@@ -320,19 +325,20 @@ class RolloutPlane:
         for group in self._table.claimable(held):
             if capacity == 0:
                 break
-            if group.purpose == "train" and not self._trainable(group, held, node):
-                continue
-            if group.purpose == "train" and ahead:
-                return shares, records  # What was begun waits for a node that can go on with it at once.
-            claim(group)
+            if group.purpose == "eval":
+                claim(group, capacity)
+            elif self._trainable(group, held, node):
+                if at_once == 0:
+                    return shares, records  # What was begun waits for a node that can go on with it at once.
+                claim(group, at_once)
         if self._ending or node in self._standby or not self._fresh(held.version):
             return shares, records
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
-        while capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=ahead):
+        while capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=at_once == 0):
             by_deadline[due] += 1
             records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
-            claim(self._open(self._opened, held, self.max_staleness))
+            claim(self._open(self._opened, held, self.max_staleness), capacity)
             self._opened += 1
         return shares, records
 
@@ -422,18 +428,7 @@ class RolloutPlane:
         return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
-        if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
-            reason = "bound_lowered"
-        return GroupDropped(
-            number=group.order if group.purpose == "train" else None,
-            group_id=group.group_id,
-            reason=reason,
-            rollouts=group.answered,
-            nodes=group.authors,
-            oldest=group.oldest_version,
-            next_batch=self.next_batch,
-            max_staleness=self.max_staleness,
-        )
+        return dropped(group, reason, next_batch=self.next_batch, max_staleness=self.max_staleness)
 
     def _expire(self) -> list[Effect]:
         """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it

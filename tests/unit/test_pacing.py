@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from swarm.rollout.effects import Granted
 from swarm.rollout.pacing import Pacing
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 
@@ -120,6 +121,25 @@ def test_a_group_that_was_begun_is_left_to_who_can_begin_at_once() -> None:
     submit_and_score(plane, ALICE, mine, 0)
     rest, other = ask(plane, ALICE, 0, 3)
     assert (rest.group_id, rest.samples[0].index, other.group_id) == (begun.group_id, 1, "t2")
+
+
+def test_places_that_are_free_while_others_work_are_not_ahead() -> None:
+    plane = new_plane(max_staleness=0, groups=2, size=2)
+    ask(plane, ALICE, 0, 1)
+    assert refusal(plane, ALICE, 0, 3) == "paced"
+    *_, answer = plane.ask(ALICE, v(0), 3, at_once=2, now=0.0)
+    assert isinstance(answer, Granted)
+    assert [(one.group_id, [spec.index for spec in one.samples]) for one in answer.leases] == [
+        ("t0", [1]),
+        ("t1", [0, 1]),
+    ]
+
+
+def test_what_is_asked_beyond_the_free_places_is_ahead() -> None:
+    plane = new_plane(max_staleness=0, groups=2, size=1)
+    *_, answer = plane.ask(ALICE, v(0), 5, at_once=1, now=0.0)
+    assert isinstance(answer, Granted)
+    assert [one.group_id for one in answer.leases] == ["t0"]
 
 
 def test_a_learner_that_waits_for_the_last_answers_has_one_more_group_opened() -> None:
