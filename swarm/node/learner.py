@@ -27,16 +27,18 @@ from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.node.provisioning import Provisioning
 from swarm.node.publication import ROOM_S, Publication
 from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked
 from swarm.node.steps import Steps
 from swarm.node.training import Training
-from swarm.rollout.api import RolloutService, ScoringFailed
+from swarm.rollout.api import RolloutService
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.entries import BoundSet
 from swarm.rollout.journal import Journal
 from swarm.rollout.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane import PlaneRules, RolloutPlane
+from swarm.rollout.scoring import ScoringFailed
 from swarm.signing import swarm_id_of
 from swarm.tasks import load_task
 from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
@@ -131,8 +133,7 @@ class LearnerNode:
             key=network.key,
             sessions=network.sessions,
             emit=emit,
-            on_installed=lambda node, version: self._tracker.installed(node, version, now=time.monotonic()),
-            on_gone=lambda node: self._tracker.gone(node, now=time.monotonic()),
+            watch=Provisioning(self._tracker),
             absent=self._log.absent,
         )
         self._training = Training(

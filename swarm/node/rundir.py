@@ -36,6 +36,13 @@ CHANGEABLE = frozenset(
         "keep_checkpoints",
         "keep_rollouts",
         "trainer_hang_s",
+        "rehearse_step_s",
+        "activate",
+        "idle_target",
+        "budget_per_hour",
+        "max_cost",
+        "cost_per_hour",
+        "egress_cost_per_gb",
         "run_dir",
     }
 )

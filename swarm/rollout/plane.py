@@ -90,7 +90,8 @@ class RolloutPlane:
         self._round = HeldOutRound(rules.life)
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
-        self._standby: Mapping[NodeId, str] = {}
+        self.standby: Mapping[NodeId, str] = {}
+        """Who is leased nothing, and why."""
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Go on where the records of a former life left off: open groups count as leased. Before anything else."""
@@ -135,7 +136,7 @@ class RolloutPlane:
         shares, records = self._claim(node, held, capacity, at_once, now=now) if of_this_life else ([], [])
         if shares:
             return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
-        if (why := self._standby.get(node)) is not None:
+        if (why := self.standby.get(node)) is not None:
             return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
         behind = not of_this_life or not self._fresh(held.version)
         return [Refused(reason="behind" if behind else "paced", retry_after_s=self.rules.beat_s)]
@@ -280,7 +281,7 @@ class RolloutPlane:
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
         """Lease nothing to these from now on, and say why. What they hold they finish."""
-        self._standby = nodes
+        self.standby = nodes
 
     def end(self, reason: Refusal) -> None:
         """Open no more training groups: "draining" still hands out held-out prompts, "finished" nothing."""
@@ -305,7 +306,7 @@ class RolloutPlane:
     ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
         shares: list[Share] = []
         records: list[GroupOpened | SamplesLeased] = []
-        if node in self._standby and any(other not in self._standby for other in self._table.nodes()):
+        if node in self.standby and any(other not in self.standby for other in self._table.nodes()):
             return shares, records  # Held-out prompts alone, and only where nobody else is there to answer them.
         capacity = min(capacity, self._table.room(node))
         at_once = min(capacity, at_once or (0 if self._table.holds_any(node) else capacity))
@@ -331,7 +332,7 @@ class RolloutPlane:
                 if at_once == 0:
                     return shares, records  # What was begun waits for a node that can go on with it at once.
                 claim(group, at_once)
-        if self._ending or node in self._standby or not self._fresh(held.version):
+        if self._ending or node in self.standby or not self._fresh(held.version):
             return shares, records
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
@@ -344,7 +345,7 @@ class RolloutPlane:
 
     def _trainable(self, group: Group, held: VersionId, node: NodeId) -> bool:
         """True if an answer of `node` by `held` can still be in a batch, and batches will still be taken."""
-        wanted = not self._ending and node not in self._standby
+        wanted = not self._ending and node not in self.standby
         return wanted and self._fresh(held.version) and self._fresh(group.oldest_version)
 
     def _by_deadline(self) -> Counter[int]:

@@ -62,7 +62,7 @@ def was_lowered(rollout: Rollout, group: Group | None, next_batch: int) -> bool:
 
 
 def dropped(group: Group, reason: str, *, next_batch: int, max_staleness: int) -> GroupDropped:
-    """The record of a group that is in no batch from `next_batch` on. What only a lowered bound made stale is so called."""
+    """The record of a group that is in no batch from `next_batch` on; stale by a lowered bound alone is so called."""
     if reason == "stale" and is_fresh(group.oldest_version, next_batch, group.bound):
         reason = "bound_lowered"
     return GroupDropped(

@@ -22,7 +22,7 @@ from swarm.rollout.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane import RolloutPlane
 from swarm.sim.__main__ import main
 from swarm.sim.books import Books
-from swarm.sim.checkers import InvariantBreach
+from swarm.sim.breach import InvariantBreach
 from swarm.sim.cluster import Cluster
 from swarm.sim.disk import Disk
 from swarm.sim.ledger import Ledger, ScoredRollout
