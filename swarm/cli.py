@@ -51,6 +51,17 @@ MaxDownload = Annotated[float | None, typer.Option(help="The same for what comes
 Lan = Annotated[
     bool | None, typer.Option("--lan/--no-lan", help="Allow private addresses. Default: only on one machine.")
 ]
+Activate = Annotated[
+    str | None,
+    typer.Option(
+        help="all samplers, or the cheapest that keep the learner busy. Default: cheapest if there are prices."
+    ),
+]
+Cost = Annotated[
+    float | None, typer.Option(help="Price of this machine by the hour, in the swarm's currency. Default: 0.")
+]
+Budget = Annotated[float | None, typer.Option(help="Most that learner and active samplers may cost by the hour.")]
+MaxCost = Annotated[float | None, typer.Option(help="End the run, with a checkpoint, once it has cost so much.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 
@@ -89,6 +100,13 @@ def lead(
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Run directory of a run to go on with, however it ended; its settings hold.")
+    ] = None,
+    activate: Activate = None,
+    budget_per_hour: Budget = None,
+    max_cost: MaxCost = None,
+    cost_per_hour: Cost = None,
+    egress_cost_per_gb: Annotated[
+        float | None, typer.Option(help="Price of what this machine sends. Default: 0.")
     ] = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
@@ -132,6 +150,14 @@ def join(
     ] = None,
     batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
+    cost_per_hour: Cost = None,
+    down_cost_per_gb: Annotated[
+        float | None, typer.Option(help="Price of what comes in, by 1e9 bytes. Default: 0.")
+    ] = None,
+    up_cost_per_gb: Annotated[float | None, typer.Option(help="The same for what it sends.")] = None,
+    device_class: Annotated[
+        str | None, typer.Option(help="Name of its kind of device. Default: what the device says.")
+    ] = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
@@ -151,6 +177,10 @@ def join(
         "base": base,
         "batch_samples": batch_samples,
         "device": device,
+        "cost_per_hour": cost_per_hour,
+        "down_cost_per_gb": down_cost_per_gb,
+        "up_cost_per_gb": up_cost_per_gb,
+        "device_class": device_class,
     }
     settings = load_config(JoinConfig, config, flags)
 

@@ -38,6 +38,7 @@ from swarm.rollout.entries import BatchTaken, GroupDropped, GroupOpened, Rollout
 from swarm.rollout.intake import Intake, IntakeLimits, Overloaded
 from swarm.rollout.leases import MAX_NODES, Group
 from swarm.rollout.messages import (
+    WHY_LENGTH,
     Beat,
     BeatReply,
     LeaseReply,
@@ -147,7 +148,7 @@ class RolloutService:
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
         """These wait from now on, and hear why; all others are active."""
-        self._opened.set_standby(nodes)
+        self._opened.set_standby({node: why[:WHY_LENGTH] for node, why in nodes.items()})
         self._chances.tell()
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:

@@ -321,6 +321,11 @@ TINY = Scenario(
 )
 """Small enough to be run again with a crash before every effect and every action of it."""
 
+_STANDBYS = tuple(
+    StandbyChange(at_s=at_s, samplers=samplers)
+    for at_s, samplers in ((5.0, (0,)), (20.0, (0, 1)), (40.0, (0, 1, 2)), (60.0, (1, 2)), (80.0, ()))
+)
+
 TINY_SEQUENTIAL = replace(TINY, name="tiny-sequential", max_staleness=0)
 
 NAMED: Mapping[str, Scenario] = MappingProxyType(
@@ -378,6 +383,7 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
                 samplers=6,
                 bound_changes=_DIAL,
             ),
+            replace(DEFAULT, name="standbys", steps=60, standby_changes=_STANDBYS),
             _PACED,
         )
     }
