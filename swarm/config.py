@@ -15,6 +15,12 @@ DEFAULT_PORT = 7700
 TINY = "tiny"
 """The name of the embedded model."""
 
+MOST_FAULTS = 3
+"""Of a file, told in one line: who sees more reads none."""
+
+MOST_SHOWN = 60
+"""Characters of a value or a name that a fault repeats."""
+
 C = TypeVar("C", bound=BaseModel)
 
 
@@ -147,6 +153,17 @@ def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:
         raise UserError("; ".join(_explain(kind, fault) for fault in error.errors())) from error
 
 
+def load_file(kind: type[C], file: Path) -> C:
+    """A `kind` that a TOML file alone says. UserError in one line that names the file and the keys."""
+    values = _read_toml(file)
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        faults = [_explain_key(values, fault) for fault in error.errors()]
+        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+        raise UserError(f"{file}: {'; '.join(faults[:MOST_FAULTS])}{more}") from error
+
+
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
@@ -162,10 +179,42 @@ def _explain(kind: type[BaseModel], fault: Any) -> str:
         return f"unknown setting {name!r}; known ones: {', '.join(kind.model_fields)}"
     if fault["type"] == "missing":
         return f"--{name.replace('_', '-')} has to be given"
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    if not name:
-        return message
-    flag = "--" + name.replace("_", "-")
-    given = fault["input"]
-    shown = given if isinstance(given, int | float) or str(given).isprintable() else repr(given)
-    return f"{flag} {shown}: {message[0].lower() + message[1:]}"
+    message = _message(fault)
+    return (
+        f"--{name.replace('_', '-')} {_shown(fault['input'])}: {message[0].lower() + message[1:]}" if name else message
+    )
+
+
+def _explain_key(values: dict[str, Any], fault: Any) -> str:
+    """The fault by its key, as in `fleet vast-4090: price_per_h`."""
+    key = _key(values, fault["loc"])
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{key} is no key of this file"
+        case "missing":
+            return f"{key} is missing"
+    message, given = _message(fault), fault["input"]
+    if isinstance(given, dict | list):
+        return f"{key}: {message}" if key else message
+    return f"{key} = {repr(given)[:MOST_SHOWN]}: {message[0].lower() + message[1:]}"
+
+
+def _key(values: Any, loc: tuple[str | int, ...]) -> str:
+    """Keys with dots between them; an entry of a list of tables is called by its name."""
+    key, at = "", values
+    for part in loc:
+        if isinstance(at, dict):
+            key, at = key + (" " if key.endswith(":") else "." if key else "") + str(part), at.get(part)
+        elif isinstance(at, list) and isinstance(part, int):
+            at = at[part]
+            name = at.get("name") if isinstance(at, dict) else None
+            key += f" {name[:MOST_SHOWN] if isinstance(name, str) and name.isprintable() else f'number {part + 1}'}:"
+    return key.removesuffix(":")
+
+
+def _message(fault: Any) -> str:
+    return str(fault["msg"]).removeprefix("Value error, ")
+
+
+def _shown(given: Any) -> Any:
+    return given if isinstance(given, int | float) or str(given).isprintable() else repr(given)

@@ -35,6 +35,8 @@ CORES = (
     "swarm.broadcast.tree",
     "swarm.broadcast.pull",
     "swarm.broadcast.relief",
+    "swarm.broadcast.fluid",
+    "swarm.dissemination",
     "swarm.gossip.answers",
     "swarm.gossip.calls",
     "swarm.gossip.partners",

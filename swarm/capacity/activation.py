@@ -1,0 +1,244 @@
+"""Which samplers are active: the selection, carried out without flapping.
+
+decide() is called once a publication period and after joins and losses. In this order:
+
+    nothing known yet (no step, no length, no rate), or `activate` all -> everybody is active
+    samplers that were active are gone and the rest lacks its margin   -> others step in, at once; nobody is stood by
+    the active ones are predicted, or measured, to leave the learner idle beyond the goal, LITTLE_DECISIONS times
+                                                                       -> others step in; nobody is stood by
+    a set that costs less by SAVING, at each of DWELL_DECISIONS in a row -> the one of those that has most is taken
+
+So a set grows at once and shrinks slowly, and what it shrinks to would have been enough all the while. After any change
+the count begins anew: a sampler that was just activated stays. Those whose rate is unknown are tried, a few at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import swarm.capacity.model as capacity_model
+from swarm.capacity.fleet import Demand, Disseminate, Worker
+from swarm.capacity.selection import Model, Rules, Search, Selection
+
+SAVING = 0.05
+"""Least relative saving for which samplers are exchanged: each exchange pays a start."""
+
+DWELL_DECISIONS = 10
+"""Decisions in a row that must find a saving: noise of 10 % in every figure does not agree with itself for so long."""
+
+LITTLE_DECISIONS = 2
+"""Decisions in a row that must find the learner idle for want of samplers, where none was lost: one is a slow step."""
+
+BEST_EFFORT_SLACK = 0.03
+"""Idle share beyond the goal that is borne where the target can not be met: at the edge of what is possible predictions
+differ by so much between like sets."""
+
+EFFORT_DECISIONS = 8
+"""Decisions after which the model is asked again what a rollout's worth of samplers is; between them it only checks."""
+
+MEASURED_STEP = 0.05
+"""By how much the margin grows when the learner is idle although the model says that it is not."""
+
+MOST_MEASURED = 0.5
+"""Largest such correction: beyond it the cause is none that more samplers mend."""
+
+MEASURED_KEPT = 0.98
+"""What is left of it after a decision at which the learner was not idle: halved in 35."""
+
+PROBES = 2
+"""Samplers of unknown rate that are tried at a time, or PROBE_PART of those that are active."""
+
+PROBE_PART = 0.1
+
+PROBE_S = 1800.0
+"""How long one is tried: a cold start of ten minutes and the longest completion of a slow card fit."""
+
+MAX_NODES = 4096
+"""Samplers that a decision considers; the bound of the estimator's table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activated:
+    """Lease work to `node` from now on."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoodBy:
+    """Lease nothing more to `node`; it keeps its weights up to date, finishes what it has, and is told why it waits."""
+
+    node: str
+    reason: str
+
+
+Change = Activated | StoodBy
+
+
+class Activation:
+    """`active` is what the last decision left, `selection` its figures (None until anything was known)."""
+
+    def __init__(self, rules: Rules, *, model: Model = capacity_model) -> None:
+        self._rules = rules
+        self._model = model
+        self._active: set[str] = set()
+        self._reasons: dict[str, str] = {}
+        self._tried_at: dict[str, float] = {}
+        self._savings: list[Selection] = []
+        self._little = 0
+        self._measured = 0.0
+        self._decisions = 0
+        self._asked: tuple[object, ...] = ()
+        self._best: Selection | None = None
+        self.selection: Selection | None = None
+
+    @property
+    def active(self) -> frozenset[str]:
+        return frozenset(self._active)
+
+    def reason(self, node: str) -> str:
+        """Why it is active or waits, in one line; an empty string for one that no decision has considered."""
+        return self._reasons.get(node, "")
+
+    def decide(
+        self,
+        demand: Demand | None,
+        workers: Sequence[Worker],
+        disseminate: Disseminate,
+        *,
+        now: float,
+        idle_share: float | None = None,
+    ) -> list[Change]:
+        """What changes. `workers` are all samplers that are there, at most MAX_NODES, with unique names; `idle_share`
+        is the learner's as measured over the last steps, None if that is unknown."""
+        names = [worker.name for worker in workers]
+        assert len(set(names)) == len(names) <= MAX_NODES
+        lost = self._active.difference(names)
+        self._active -= lost
+        measured = [worker for worker in workers if worker.rollouts_per_s > 0]
+        if demand is None or not measured:
+            self._tried_at = dict.fromkeys(names, now)
+            return self._become(names, names, "nothing is known yet: everybody is tried", {})
+        rules = replace(self._rules, least_margin=self._rules.least_margin + self._measured)
+        chosen, reason = self._choose(demand, measured, disseminate, rules, lost=bool(lost), idle_share=idle_share)
+        unknown = [worker.name for worker in workers if worker.rollouts_per_s <= 0]
+        probes = self._probes(unknown, now=now)
+        standby = dict.fromkeys(unknown, "your rate is not known yet: you are tried when others have been")
+        return self._become(names, [*chosen.active, *probes], reason, {**standby, **chosen.standby})
+
+    # -- the choice ------------------------------------------------------------------------------------------
+
+    def _choose(
+        self,
+        demand: Demand,
+        workers: Sequence[Worker],
+        disseminate: Disseminate,
+        rules: Rules,
+        *,
+        lost: bool,
+        idle_share: float | None,
+    ) -> tuple[Selection, str]:
+        """Who is to be active of those whose rate is known, and why those that are not yet."""
+        present = {worker.name for worker in workers}
+        active = frozenset(self._active & present)
+        search = Search(demand, workers, disseminate, rules, kept=active, model=self._model)
+        best = self._cheapest(search, (demand, tuple(workers), rules, active))
+        held = search.assess(active, after=best)
+        if rules.activate == "all" or not active:
+            return self._settled(best, "all samplers are wanted" if rules.activate == "all" else best.why)
+        self._learn(held, best, idle_share)
+        if self._is_little(held, best, lost=lost):
+            grown = search.select(fixed=active, after=best)
+            what = "samplers were lost" if lost else "the learner would wait"
+            return self._settled(grown, f"{what}: you step in")
+        cheaper = self._cheaper(held, best, present)
+        if cheaper is not None:
+            return self._settled(cheaper, f"with you the same costs less: {best.why}")
+        self.selection = replace(held, standby={n: w for n, w in best.standby.items() if n not in active})
+        return self.selection, ""
+
+    def _cheapest(self, search: Search, question: tuple[object, ...]) -> Selection:
+        """The best set; not searched for again while nothing has changed, and the model asked now and then."""
+        self._decisions += 1
+        if self._best is None or question != self._asked:
+            fresh = self._decisions % EFFORT_DECISIONS == 0
+            self._best = search.select(after=None if fresh else self._best)
+            self._asked = question
+        return self._best
+
+    def _is_little(self, held: Selection, best: Selection, *, lost: bool) -> bool:
+        """Whether samplers are added. Where no set meets the target, what is possible is asked for."""
+        slack = 0.0 if best.feasible else BEST_EFFORT_SLACK
+        idle = held.prediction.idle_share > best.idle_goal + slack or held.cost_per_hour > self._budget
+        idle = idle and best.prediction.idle_share < held.prediction.idle_share
+        self._little = self._little + 1 if idle else 0
+        if lost and not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s:
+            return True
+        return self._little >= LITTLE_DECISIONS
+
+    @property
+    def _budget(self) -> float:
+        return float("inf") if self._rules.budget_per_hour is None else self._rules.budget_per_hour
+
+    def _cheaper(self, held: Selection, best: Selection, present: Collection[str]) -> Selection | None:
+        """The most that was needed at any of DWELL_DECISIONS in a row, all of which would have saved; else None."""
+        if best.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not best.active:
+            self._savings = []
+            return None
+        self._savings = [*self._savings, best][-DWELL_DECISIONS:]
+        if len(self._savings) < DWELL_DECISIONS:
+            return None
+        most = max(self._savings, key=lambda selection: selection.needed_rollouts_per_s)
+        return most if set(most.active) <= set(present) else best
+
+    def _settled(self, selection: Selection, reason: str) -> tuple[Selection, str]:
+        self._savings, self._little = [], 0
+        self.selection = selection
+        return selection, reason
+
+    def _learn(self, held: Selection, best: Selection, idle_share: float | None) -> None:
+        """Correct the margin by what is measured, where the model says that the learner should not wait."""
+        if idle_share is None or not best.feasible or held.prediction.idle_share > self._rules.idle_target:
+            return
+        if idle_share > self._rules.idle_target and held.has_margin:
+            self._measured = min(MOST_MEASURED, self._measured + MEASURED_STEP)
+        elif idle_share <= self._rules.idle_target:
+            self._measured *= MEASURED_KEPT
+
+    # -- who is tried -----------------------------------------------------------------------------------------
+
+    def _probes(self, unknown: Sequence[str], *, now: float) -> list[str]:
+        """Of those whose rate is unknown: who is being tried, and who is to be next. One that gave no rate in PROBE_S
+        goes to the end of the line."""
+        self._tried_at = {node: at for node, at in self._tried_at.items() if node in set(unknown)}
+        trying = [n for n in unknown if n in self._active and now - self._tried_at.setdefault(n, now) < PROBE_S]
+        room = max(PROBES, round(PROBE_PART * len(self._active))) - len(trying)
+        waiting = [node for node in unknown if node not in trying]
+        waiting.sort(key=lambda node: self._tried_at.get(node, float("-inf")))
+        begun = waiting[: max(0, room)]
+        self._tried_at.update(dict.fromkeys(begun, now))
+        return trying + begun
+
+    # -- what changes -----------------------------------------------------------------------------------------
+
+    def _become(
+        self, names: Sequence[str], wanted: Collection[str], reason: str, standby: dict[str, str]
+    ) -> list[Change]:
+        """The changes that lead to `wanted`, in the order of `names`."""
+        target = set(wanted)
+        changes: list[Change] = []
+        reasons: dict[str, str] = {}
+        for node in names:
+            if node not in target:
+                reasons[node] = standby.get(node, "the active samplers suffice")
+                if node in self._active:
+                    changes.append(StoodBy(node=node, reason=reasons[node]))
+            elif node in self._active:
+                reasons[node] = self._reasons.get(node, reason)
+            else:
+                reasons[node] = reason or "your rate is measured"
+                changes.append(Activated(node=node, reason=reasons[node]))
+        self._active, self._reasons = target, reasons
+        return changes

@@ -1,0 +1,123 @@
+"""Workers as a few classes of units, and a large swarm as a small one that behaves like it: what a recursion follows.
+
+Merging: workers whose places are about as fast and which install at about the same time are one class. Thinning: where a
+step takes more than MOST_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a class
+lacks or has too much is passed on to the next one, which is its nearest, and in the end all units are made faster or
+slower by one factor: the summed rate is exact, the time of a sample nearly so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.capacity.fleet import Demand, Worker
+from swarm.capacity.recursion import Course, UnitClass
+
+LIKE_PLACES = 0.1
+"""Difference of two times of a place, as a share: a rate is not known better than to a tenth."""
+
+LIKE_INSTALL = 0.05
+"""Difference of two installs in training steps: what it can change in the idle share is a small part of that."""
+
+MOST_CLASSES = 24
+"""More are merged more coarsely: a prediction takes time with each."""
+
+MOST_ROLLOUTS = 512
+"""Rollouts of a thinned step: twenty steps in the time that a prediction may take, and a last one out of many is still
+waited for."""
+
+LEAST_GROUPS = 16
+"""Groups of a thinned step, however large they are: with fewer, one of them would decide the step."""
+
+Delayed = tuple[Worker, float]
+"""A worker and its time of install in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A class before its units are whole."""
+
+    units: float
+    samples: int
+    longest_of: int
+    unit_s: float
+    install_s: float
+
+
+def course_of(
+    demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, scale: float = 1.0, pausing: bool = False
+) -> Course:
+    """What a recursion has to follow for these workers, each there `scale` times over."""
+    groups = min(demand.groups_per_step, max(LEAST_GROUPS, MOST_ROLLOUTS // demand.group_size))
+    thinned = groups / demand.groups_per_step
+    shares = [_share(alike, scale=scale, thinned=thinned) for alike in alike(demand, workers, install_s)]
+    rate = scale * thinned * sum(worker.rollouts_per_s for worker in workers)
+    return Course(
+        train_step_s=demand.train_step_s,
+        groups_per_step=groups,
+        group_size=demand.group_size,
+        publish_every_steps=demand.publish_every_steps,
+        max_staleness=demand.max_staleness,
+        lengths=demand.lengths.tokens,
+        classes=_whole(shares, rate=rate),
+        pausing=pausing,
+    )
+
+
+def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> list[list[Delayed]]:
+    """The workers with their installs, class by class: at most MOST_CLASSES, and one for each size of lockstep engine."""
+    coarse = 1.0
+    while True:
+        found: dict[tuple[int, int, int], list[Delayed]] = {}
+        for worker, delay_s in zip(workers, install_s, strict=True):
+            key = (
+                worker.samples_at_once if worker.lockstep else 0,
+                round(math.log(worker.place_s) / (coarse * LIKE_PLACES)),
+                round(delay_s / (coarse * LIKE_INSTALL * demand.train_step_s)),
+            )
+            found.setdefault(key, []).append((worker, delay_s))
+        if len(found) <= max(MOST_CLASSES, len({key[0] for key in found}) * 4):
+            return [found[key] for key in sorted(found)]
+        coarse *= 2
+
+
+def _share(workers: Sequence[Delayed], *, scale: float, thinned: float) -> _Share:
+    """Each place of a continuous engine is a unit; an engine in lockstep is one, with fewer samples if thinned."""
+    rate = sum(worker.rollouts_per_s for worker, _ in workers)
+    places = sum(worker.samples_at_once for worker, _ in workers)
+    first, _ = workers[0]
+    samples = max(1, round(thinned * first.samples_at_once)) if first.lockstep else 1
+    return _Share(
+        units=scale * thinned * places / samples,
+        samples=samples,
+        longest_of=first.samples_at_once if first.lockstep else 1,
+        unit_s=places / rate,
+        install_s=sum(worker.rollouts_per_s * delay_s for worker, delay_s in workers) / rate,
+    )
+
+
+def _whole(shares: Sequence[_Share], *, rate: float) -> tuple[UnitClass, ...]:
+    """Whole units of the summed `rate`. What rounding leaves is carried on, so that no class is bent for its size."""
+    found: list[tuple[_Share, int]] = []
+    carried = 0.0
+    for share in shares:
+        carried += share.units
+        units = round(carried)
+        carried -= units
+        if units > 0:
+            found.append((share, units))
+    if not found:
+        found = [(max(shares, key=lambda share: share.units), 1)]
+    factor = sum(units * share.samples / share.unit_s for share, units in found) / rate
+    return tuple(
+        UnitClass(
+            units=units,
+            samples=share.samples,
+            longest_of=share.longest_of,
+            unit_s=share.unit_s * factor,
+            install_s=share.install_s,
+        )
+        for share, units in found
+    )

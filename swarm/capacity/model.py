@@ -1,0 +1,280 @@
+"""How fast samplers must be, and what the learner waits with those there are (docs/capacity.md derives all of it).
+
+Symbols: R `rollouts_per_step`, T `train_step_s`, kappa `publish_every_steps`, S `max_staleness`, T_b `broadcast_s` (from
+a publication until samplers have installed it), T_gen `generation_s` (of one rollout, in the mean), mu the summed
+`rollouts_per_s`. Times in seconds, rates in rollouts per second. An input that makes no sense is a ValueError that names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.capacity.classes import course_of
+from swarm.capacity.fleet import Demand, Worker
+from swarm.capacity.recursion import Course, Recursion
+
+Binds = Literal["learner", "rate", "staleness", "broadcast"]
+"""What the learner's time goes to.
+
+learner: its own training; it waits for at most NEARLY_BUSY of the time.
+rate: it waits while every place is at work: more or faster samplers would help.
+staleness: it waits while places are free that hold the newest version, and all that may be begun was begun: a larger S,
+    a shorter or less uneven generation would help, more samplers would not.
+broadcast: it waits while places are free that still lack the newest version: a faster broadcast would help, or a larger S.
+"""
+
+NEARLY_BUSY = 0.02
+"""The default target of the idle share: what is less is the learner's own pace."""
+
+ROLLOUTS = 12_000
+"""Rollouts that a prediction follows: about 40 ms."""
+
+LEAST_STEPS = 12
+"""Steps that it follows in any case, after the first ones: fewer would show one step's luck."""
+
+PLENTY = 32.0
+"""Times R / T: where so many do not help, more will not."""
+
+RATE_PRECISION = 0.005
+"""Of mu_min: well below what any rate is known to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Shares of 1, in the long run. `idle_share` is of the learner's time, `discarded_share` of all that is generated,
+    `mean_staleness` in steps over the rollouts that are trained on, `step_s` from batch to batch, `rollouts_per_s` what
+    is trained on, `samplers_idle_share` of the places' time weighted by their rates."""
+
+    idle_share: float
+    discarded_share: float
+    mean_staleness: float
+    step_s: float
+    rollouts_per_s: float
+    samplers_idle_share: float
+    binds: Binds
+
+
+def mu_min_pausing(
+    *, rollouts_per_step: int, publish_every_steps: int, train_step_s: float, broadcast_s: float
+) -> float:
+    """kappa R / (kappa T - T_b): the least rate where samplers stand still while they fetch (ECHO-2); inf if none is."""
+    _check(rollouts_per_step=rollouts_per_step, publish_every_steps=publish_every_steps, train_step_s=train_step_s)
+    _check_least_zero(broadcast_s=broadcast_s)
+    left_s = publish_every_steps * train_step_s - broadcast_s
+    return publish_every_steps * rollouts_per_step / left_s if left_s > 0 else math.inf
+
+
+def slack_s(*, publish_every_steps: int, max_staleness: int, train_step_s: float, latency_s: float) -> float:
+    """(S + 1 - kappa) T - latency: what is left to make a batch of a version that took so long to bear fruit."""
+    _check(publish_every_steps=publish_every_steps, train_step_s=train_step_s)
+    _check_least_zero(max_staleness=max_staleness, latency_s=latency_s)
+    return (max_staleness + 1 - publish_every_steps) * train_step_s - latency_s
+
+
+def mu_necessary(
+    *,
+    rollouts_per_step: int,
+    publish_every_steps: int,
+    max_staleness: int,
+    train_step_s: float,
+    broadcast_s: float,
+) -> float:
+    """R / min(T, (S + 1 - kappa) T - T_b): below this rate the learner waits, whatever the lengths; inf if always."""
+    _check(rollouts_per_step=rollouts_per_step)
+    _check_least_zero(broadcast_s=broadcast_s)
+    left_s = slack_s(
+        publish_every_steps=publish_every_steps,
+        max_staleness=max_staleness,
+        train_step_s=train_step_s,
+        latency_s=broadcast_s,
+    )
+    return rollouts_per_step / min(train_step_s, left_s) if left_s > 0 else math.inf
+
+
+def mu_sufficient(
+    *,
+    rollouts_per_step: int,
+    publish_every_steps: int,
+    max_staleness: int,
+    train_step_s: float,
+    broadcast_s: float,
+    generation_s: float,
+) -> float:
+    """R / min(T, (S + 1 - kappa) T - (T_b + T_gen)): a rate that is enough for equal lengths; inf if none is."""
+    _check_least_zero(broadcast_s=broadcast_s, generation_s=generation_s)
+    return mu_necessary(
+        rollouts_per_step=rollouts_per_step,
+        publish_every_steps=publish_every_steps,
+        max_staleness=max_staleness,
+        train_step_s=train_step_s,
+        broadcast_s=broadcast_s + generation_s,
+    )
+
+
+def least_step_s(
+    *,
+    rollouts_per_step: int,
+    publish_every_steps: int,
+    max_staleness: int,
+    train_step_s: float,
+    broadcast_s: float,
+    batch_s: float,
+    rollouts_per_s: float,
+) -> float:
+    """The mean step where all lengths are equal: max(T, R / mu, (T + T_b + batch_s + (c kappa - m) T) / (c kappa)),
+    m = S + 2 - kappa, c = ceil(m / kappa); for kappa = 1 the last is (T + T_b + batch_s) / (S + 1).
+
+    `batch_s` is what places that are free take for R rollouts: ceil(R / places) times a place's time. Never less, and
+    just this where places are enough that those which go on with older groups keep none from a new version.
+    """
+    _check(rollouts_per_step=rollouts_per_step, publish_every_steps=publish_every_steps, train_step_s=train_step_s)
+    _check(rollouts_per_s=rollouts_per_s)
+    _check_least_zero(max_staleness=max_staleness, broadcast_s=broadcast_s, batch_s=batch_s)
+    _check_period(publish_every_steps, max_staleness)
+    within = max_staleness + 2 - publish_every_steps
+    steps = math.ceil(within / publish_every_steps) * publish_every_steps
+    fresh_s = train_step_s + broadcast_s + batch_s + (steps - within) * train_step_s
+    return max(train_step_s, rollouts_per_step / rollouts_per_s, fresh_s / steps)
+
+
+def shortfall(demand: Demand, *, broadcast_s: float, generation_s: float) -> str | None:
+    """None where some rate lets the learner never wait, else the inequality that fails, and by how much."""
+    check_demand(demand)
+    left_s = slack_s(
+        publish_every_steps=demand.publish_every_steps,
+        max_staleness=demand.max_staleness,
+        train_step_s=demand.train_step_s,
+        latency_s=_check_least_zero(broadcast_s=broadcast_s) + _check_least_zero(generation_s=generation_s),
+    )
+    if left_s > 0:
+        return None
+    within_s = left_s + broadcast_s + generation_s
+    return (
+        f"broadcast_s + generation_s < (max_staleness + 1 - publish_every_steps) * train_step_s fails: "
+        f"{broadcast_s:g} + {generation_s:g} is not below {within_s:g}, by {-left_s:g} s"
+    )
+
+
+def predict(
+    demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, pausing: bool = False
+) -> Prediction:
+    """What the learner and these workers do in the long run. `install_s[i]` is from the publication of a version to its
+    install by worker i; `pausing`: they stand still for so long. Without workers the learner is idle for good."""
+    check_fleet(demand, workers, install_s)
+    if not workers:
+        return Prediction(
+            idle_share=1.0,
+            discarded_share=0.0,
+            mean_staleness=0.0,
+            step_s=math.inf,
+            rollouts_per_s=0.0,
+            samplers_idle_share=0.0,
+            binds="rate",
+        )
+    return _follow(demand, course_of(demand, workers, install_s, pausing=pausing))
+
+
+def mu_min(
+    demand: Demand,
+    workers: Sequence[Worker],
+    install_s: Sequence[float],
+    *,
+    idle_target: float = NEARLY_BUSY,
+    pausing: bool = False,
+) -> float:
+    """The least summed rate at which these workers, each there more or less often, leave the learner idle for at most
+    `idle_target`; inf if no number of them does."""
+    check_fleet(demand, workers, install_s)
+    if not 0 < idle_target < 1:
+        raise ValueError(f"idle_target is {idle_target:g}, it must be between 0 and 1")
+    if not workers:
+        return math.inf
+    whole = sum(worker.rollouts_per_s for worker in workers)
+
+    def suffices(rate: float) -> bool:
+        course = course_of(demand, workers, install_s, scale=rate / whole, pausing=pausing)
+        return _follow(demand, course).idle_share <= idle_target
+
+    needed = demand.rollouts_per_step / demand.train_step_s
+    low, high = needed * (1 - idle_target), needed
+    while not suffices(high):
+        low, high = high, 2 * high
+        if high > PLENTY * needed:
+            return math.inf
+    while high > low * (1 + RATE_PRECISION):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+def check_demand(demand: Demand) -> None:
+    """ValueError in one line if it makes no sense."""
+    _check(
+        train_step_s=demand.train_step_s,
+        groups_per_step=demand.groups_per_step,
+        group_size=demand.group_size,
+        publish_every_steps=demand.publish_every_steps,
+    )
+    _check_least_zero(max_staleness=demand.max_staleness)
+    _check_period(demand.publish_every_steps, demand.max_staleness)
+
+
+def check_fleet(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> None:
+    """ValueError in one line if any of it makes no sense, or there is not one install for each worker."""
+    check_demand(demand)
+    if len(workers) != len(install_s):
+        raise ValueError(f"install_s has {len(install_s)} entries for {len(workers)} workers")
+    for worker, delay_s in zip(workers, install_s, strict=True):
+        try:
+            _check(rollouts_per_s=worker.rollouts_per_s, samples_at_once=worker.samples_at_once)
+            _check_least_zero(install_s=delay_s)
+        except ValueError as fault:
+            raise ValueError(f"worker {worker.name}: {fault}") from None
+
+
+def _follow(demand: Demand, course: Course) -> Prediction:
+    recursion = Recursion(course)
+    of_step = course.groups_per_step * course.group_size
+    first = 2 * (demand.max_staleness + 1) + 2 * demand.publish_every_steps
+    recursion.steps(first)
+    count = max(LEAST_STEPS, ROLLOUTS // of_step - first)
+    count += -count % demand.publish_every_steps
+    elapsed_s = recursion.steps(count)
+    tally = recursion.tally
+    idle_share = max(0.0, 1 - count * demand.train_step_s / elapsed_s)
+    rate = sum(one.units * one.samples / one.unit_s for one in course.classes)
+    waited: dict[Binds, float] = {"rate": tally.rate_s, "staleness": tally.staleness_s, "broadcast": tally.broadcast_s}
+    return Prediction(
+        idle_share=idle_share,
+        discarded_share=tally.discarded / max(1, tally.finished),
+        mean_staleness=tally.staleness / tally.trained,
+        step_s=elapsed_s / count,
+        rollouts_per_s=demand.rollouts_per_step * count / elapsed_s,
+        samplers_idle_share=min(1.0, max(0.0, 1 - tally.busy / (rate * elapsed_s))),
+        binds="learner" if idle_share <= NEARLY_BUSY else max(waited, key=lambda reason: waited[reason]),
+    )
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value:g}, it must be positive and finite")
+
+
+def _check_least_zero(**values: float) -> float:
+    """The last of them."""
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {value:g}, it must be finite and not negative")
+    return value
+
+
+def _check_period(publish_every_steps: int, max_staleness: int) -> None:
+    if publish_every_steps > max_staleness + 1:
+        raise ValueError(
+            f"publish_every_steps is {publish_every_steps}, it must be at most max_staleness + 1 = {max_staleness + 1}: "
+            "else everybody would wait for ever"
+        )

@@ -1,0 +1,383 @@
+"""The pacing rule in the mean: how fast batches become ready where samplers are counted, not named.
+
+Theory of operation. Workers that are alike are one class: so many *units* that begin and end alone (a place of a
+continuous engine; a whole engine in lockstep, with `samples` at once), one time of install for all of them. What
+is known of a group is how many of its samples wait, are at work or are done, and the oldest version among them; what is
+known of the rest is counts by deadline. In these the rule of docs/staleness.md is followed from event to event: a unit
+that is free takes a sample of a group that was begun, else opens a group if `_may_open` allows; the learner takes the B
+ready groups that are due earliest, trains, publishes; each class installs what was published `install_s` later. A unit of
+several samples asks one batch ahead, as node/session.py does, and begins that with what it holds then.
+
+Lengths are dealt, not drawn: a pack of the equally likely lengths, shuffled in the same way in every call, is dealt to
+its end before the next. So one answer belongs to one question, and few steps give the mean.
+
+What it leaves out, and what therefore only a simulation of the real plane shows: the way of a question and of an answer,
+which of several groups is filled first, failures, departures.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+PACK = 1024
+"""Lengths in a pack, at least: a group's are then nearly independent of one another, and the longest comes as often as
+it should."""
+
+SPARE_SHARE = 1 / 8
+"""Most spare groups of a batch; this, the gain and what is kept are those of swarm/rollout/pacing.py, which this package
+may not import. A test compares them."""
+
+SPARE_GAIN = 0.5
+
+SPARE_KEPT = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitClass:
+    """`units` that are alike: each does `samples` at once in `unit_s` seconds in the mean, which is the time of the
+    longest of `longest_of` lengths. A version is installed `install_s` after it was published."""
+
+    units: int
+    samples: int
+    longest_of: int
+    unit_s: float
+    install_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What is asked of a recursion. `lengths` are equally likely; `pausing`: units stand still while they fetch."""
+
+    train_step_s: float
+    groups_per_step: int
+    group_size: int
+    publish_every_steps: int
+    max_staleness: int
+    lengths: tuple[float, ...]
+    classes: tuple[UnitClass, ...]
+    pausing: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Sums. The learner's waiting is split by its reason (`_wait`); `busy` is time times rate, in rollouts."""
+
+    steps: int = 0
+    finished: int = 0
+    discarded: int = 0
+    trained: int = 0
+    staleness: int = 0
+    busy: float = 0.0
+    rate_s: float = 0.0
+    staleness_s: float = 0.0
+    broadcast_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """`opened` is the version that it was opened for, `oldest` the oldest that drew a sample, `versions` the sum of those
+    that did. `waiting` samples are not leased, `unfinished` ones not done."""
+
+    opened: int
+    waiting: int
+    unfinished: int
+    oldest: float = math.inf
+    versions: int = 0
+    finished: int = 0
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """One unit of class `one` at work on `running`; `queued` is its next batch, `paused_s` what its class had stood still
+    when it began."""
+
+    one: int
+    since: float = 0.0
+    running: list[_Group] = field(default_factory=list)
+    queued: list[_Group] = field(default_factory=list)
+    paused_s: float = 0.0
+
+
+class Recursion:
+    """Follows one course for as many steps as asked. Times are in seconds from its start."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._order = 0
+        self._deal = _dealt(course.lengths)
+        means = [_mean_longest(course.lengths, one.longest_of) for one in course.classes]
+        self._scale = [one.unit_s / mean for one, mean in zip(course.classes, means, strict=True)]
+        self._rate = [one.samples / one.unit_s for one in course.classes]
+        self._held = [0 for _ in course.classes]
+        self._paused_s = [0.0 for _ in course.classes]
+        self._fetching = [False for _ in course.classes]
+        self._free = [deque(_Unit(i) for _ in range(one.units)) for i, one in enumerate(course.classes)]
+        self._ahead: list[dict[_Unit, None]] = [{} for _ in course.classes]
+        self._refused: set[tuple[int, bool]] = set()
+        self._next_batch = 0
+        self._published = 0
+        self._training = False
+        self._missing = 0
+        self._spare = 0.0
+        self._due: dict[int, int] = {}
+        self._open: dict[int, set[_Group]] = {}
+        self._unfilled: list[_Group] = []
+        self._ready: dict[int, list[_Group]] = {}
+        self._ready_groups = 0
+        self.tally = Tally()
+
+    def steps(self, count: int) -> float:
+        """Go on until `count` more batches were taken; the time that it took, with sums in `tally` from zero."""
+        self.tally = Tally()
+        began = self._now
+        self._changed()
+        while self.tally.steps < count:
+            at, _, happen, what = heapq.heappop(self._events)
+            if not self._training:
+                self._wait(at - self._now)
+            self._now = at
+            happen(what)
+        return self._now - began
+
+    def _later(self, delay_s: float, happen: Callable[[Any], None], what: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (self._now + delay_s, self._order, happen, what))
+
+    # -- units -----------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Something happened after which units that were refused may begin: who is free for the longest time is asked
+        first, then those that ask ahead."""
+        self._refused.clear()
+        while True:
+            asking = [
+                (free[0].since, one)
+                for one, free in enumerate(self._free)
+                if free and not self._fetching[one] and (self._held[one], False) not in self._refused
+            ]
+            if not asking:
+                break
+            _, one = min(asking)
+            if self._begin(self._free[one][0]):
+                self._free[one].popleft()
+        for units in self._ahead:
+            for unit in list(units):
+                if not self._ask_ahead(unit):
+                    break
+
+    def _begin(self, unit: _Unit) -> bool:
+        """Have a unit that is free begin what it may; False if that is nothing."""
+        held, cls = self._held[unit.one], self._course.classes[unit.one]
+        if not unit.queued and (held, False) not in self._refused:
+            unit.queued = self._claim(held, cls.samples)
+        if not unit.queued:
+            self._refused.add((held, False))
+            return False
+        unit.running, unit.queued = unit.queued, []
+        for group in unit.running:
+            group.versions += held
+            group.oldest = min(group.oldest, held)
+        longest = next(self._deal)
+        for _ in range(len(unit.running) * cls.longest_of // cls.samples - 1):
+            longest = max(longest, next(self._deal))
+        seconds = longest * self._scale[unit.one]
+        self.tally.busy += seconds * self._rate[unit.one]
+        unit.paused_s = self._paused_s[unit.one]
+        self._later(seconds, self._ended, unit)
+        if cls.samples > 1:
+            self._ahead[unit.one][unit] = None
+            self._ask_ahead(unit)
+        return True
+
+    def _ask_ahead(self, unit: _Unit) -> bool:
+        """Have a unit that works lease its next batch; False if it may not yet."""
+        held = self._held[unit.one]
+        if (held, True) in self._refused or self._fetching[unit.one]:
+            return False
+        unit.queued = self._claim(held, self._course.classes[unit.one].samples, ahead=True)
+        if not unit.queued:
+            self._refused.add((held, True))
+            return False
+        del self._ahead[unit.one][unit]
+        return True
+
+    def _claim(self, held: int, most: int, *, ahead: bool = False) -> list[_Group]:
+        """At most so many samples, of groups that were begun, which who asks ahead does not get, then of new ones."""
+        claimed: list[_Group] = []
+        first = self._next_batch - self._course.max_staleness
+        begun = [group for group in self._unfilled if first <= group.opened <= held]
+        for group in sorted(begun, key=lambda group: group.opened):
+            if ahead:
+                return []
+            self._lease(group, most, claimed)
+        while len(claimed) < most and self._may_open(held, ahead=ahead):
+            size = self._course.group_size
+            group = _Group(held, size, size)
+            self._unfilled.append(group)
+            self._open.setdefault(held, set()).add(group)
+            self._due[held] = self._due.get(held, 0) + 1
+            self._lease(group, most, claimed)
+        return claimed
+
+    def _lease(self, group: _Group, most: int, claimed: list[_Group]) -> None:
+        count = min(group.waiting, most - len(claimed))
+        claimed += [group] * count
+        group.waiting -= count
+        if group.waiting == 0:
+            self._unfilled.remove(group)
+
+    def _may_open(self, held: int, *, ahead: bool = False) -> bool:
+        """The rule of opening, in versions: what is due by d was opened for d - S or before."""
+        first = self._next_batch - self._course.max_staleness
+        if held < first:
+            return False
+        total, batch = 1, self._course.groups_per_step
+        spare = -batch if ahead else int(self._spare)
+        for version in range(first, max(held, self._published) + 1):
+            total += self._due.get(version, 0)
+            if version >= held and total > (version - first + 1) * batch + spare:
+                return False
+        return True
+
+    def _ended(self, unit: _Unit) -> None:
+        if (more_s := self._paused_s[unit.one] - unit.paused_s) > 0:
+            unit.paused_s += more_s
+            self._later(more_s, self._ended, unit)
+            return
+        self._ahead[unit.one].pop(unit, None)
+        due_later = [group for group in unit.running if self._finished(group)]
+        unit.running = []
+        if not self._begin(unit):
+            unit.since = self._now
+            self._free[unit.one].append(unit)
+        self._take_if_ready()
+        if due_later:
+            self._changed()
+
+    def _finished(self, group: _Group) -> bool:
+        """True if by this a group is due later than was thought."""
+        self.tally.finished += 1
+        group.finished += 1
+        group.unfinished -= 1
+        if group.dropped:
+            self.tally.discarded += 1
+        elif group.unfinished == 0:
+            oldest = int(group.oldest)
+            self._open[group.opened].discard(group)
+            self._ready.setdefault(oldest, []).append(group)
+            self._ready_groups += 1
+            if oldest > group.opened:
+                self._due[group.opened] = self._due.get(group.opened, 0) - 1
+                self._due[oldest] = self._due.get(oldest, 0) + 1
+                return True
+        return False
+
+    # -- the learner -----------------------------------------------------------------------------------------
+
+    def _take_if_ready(self) -> None:
+        batch = self._course.groups_per_step
+        if self._training or self._ready_groups < batch:
+            return
+        for version in sorted(self._ready):
+            ready = self._ready[version]
+            taken, self._ready[version] = ready[:batch], ready[batch:]
+            batch -= len(taken)
+            self._due[version] -= len(taken)
+            self._ready_groups -= len(taken)
+            for group in taken:
+                self.tally.staleness += self._next_batch * self._course.group_size - group.versions
+        self.tally.trained += self._course.groups_per_step * self._course.group_size
+        self.tally.steps += 1
+        self._training = True
+        self._later(self._course.train_step_s, self._trained, None)
+        self._next_batch += 1
+        self._pace()
+        self._expire()
+        self._changed()
+
+    def _pace(self) -> None:
+        """How many groups are to spare from now on (swarm/rollout/pacing.py, taken)."""
+        most = SPARE_SHARE * self._course.groups_per_step
+        if 0 < self._missing <= most:
+            self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
+        else:
+            self._spare *= SPARE_KEPT
+
+    def _expire(self) -> None:
+        """Drop what can be in no batch any more; what is at work goes on, for nothing. A group that was leased ahead is
+        kept while all that was begun of it is fresh."""
+        stale = self._next_batch - self._course.max_staleness - 1
+        ready = self._ready.pop(stale, [])
+        self._ready_groups -= len(ready)
+        self.tally.discarded += sum(group.finished for group in ready)
+        self._unfilled = [group for group in self._unfilled if group.opened > stale]
+        for opened in [version for version in self._open if version <= stale]:
+            self._due.pop(opened, None)
+            for group in list(self._open[opened]):
+                if group.oldest <= stale or group.waiting:
+                    group.dropped = True
+                    self.tally.discarded += group.finished
+                    self._open[opened].discard(group)
+            if not self._open[opened]:
+                del self._open[opened]
+
+    def _trained(self, _: None) -> None:
+        self._training = False
+        self._missing = max(0, self._course.groups_per_step - self._ready_groups)
+        if self._next_batch % self._course.publish_every_steps == 0:
+            self._published = self._next_batch
+            for one in range(len(self._course.classes)):
+                self._fetch(one)
+        self._take_if_ready()
+
+    def _wait(self, seconds: float) -> None:
+        """The learner waits: for a unit that is free, for units that lack the newest version, or for what was begun."""
+        if not any(self._free):
+            self.tally.rate_s += seconds
+        elif self._may_open(self._published):
+            self.tally.broadcast_s += seconds
+        else:
+            self.tally.staleness_s += seconds
+
+    # -- versions --------------------------------------------------------------------------------------------
+
+    def _fetch(self, one: int) -> None:
+        if self._fetching[one]:
+            return
+        install_s = self._course.classes[one].install_s
+        if self._course.pausing:
+            self._fetching[one] = True
+            self._paused_s[one] += install_s
+        self._later(install_s, self._installed, (one, self._published))
+
+    def _installed(self, what: tuple[int, int]) -> None:
+        one, version = what
+        self._held[one] = version
+        self._fetching[one] = False
+        if self._course.pausing and version < self._published:
+            self._fetch(one)
+        self._changed()
+
+
+def _dealt(lengths: Sequence[float]) -> Iterator[float]:
+    """All of them equally often, in an order without a pattern."""
+    pack = [*lengths] * -(-PACK // len(lengths))
+    order = Random(0)
+    while True:
+        order.shuffle(pack)
+        yield from pack
+
+
+def _mean_longest(lengths: Sequence[float], count: int) -> float:
+    """Mean of the longest of `count` lengths: the i-th of n ascending ones is it with (i/n)^count - ((i-1)/n)^count."""
+    most = len(lengths)
+    return sum(length * ((i / most) ** count - ((i - 1) / most) ** count) for i, length in enumerate(lengths, 1))

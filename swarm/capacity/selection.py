@@ -1,0 +1,429 @@
+"""The cheapest set of samplers that keeps the learner busy.
+
+What is needed is the model's least rate (`mu_min`, from the lengths, the places and the installs of a set) and two
+margins on it: a share for errors of the estimates, and a reserve for samplers that are missing at any time. Samplers
+are ranked by price per rollout that counts, and the cheapest set that has the rate is searched for (cover.py).
+
+How long a version takes depends on the set, and the set on how long it takes: planned, chosen and planned again, at
+most MOST_ROUNDS times; of the sets that have what they need by their own plan the cheapest stands. Where no set meets
+the target, as always at S = 0, NEAR_LEAST more than the least idle share that is possible is aimed at instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import swarm.capacity.model as capacity_model
+from swarm.capacity.cover import cover
+from swarm.capacity.fleet import Demand, Disseminate, Dissemination, Worker
+from swarm.capacity.market import Market
+from swarm.capacity.model import Prediction
+from swarm.capacity.prices import HOUR_S, Offer, churn_reserve
+
+MOST_ROUNDS = 6
+"""Of planning and choosing. Two agree at once where links do not bind; more only follow noise of the plan."""
+
+MOST_EFFORTS = 3
+"""Times that the model is asked what a set needs (some tenths of a second each)."""
+
+EFFORT_STEP = 1.05
+"""By how much more is asked for when the model contradicts itself about a set."""
+
+NEAR_LEAST = 0.01
+"""Idle share beyond the least possible that is accepted where the target can not be met: more samplers would cost and
+hardly shorten the step."""
+
+KEPT_EXCESS = 0.005
+"""Relative price by which those who are active already may exceed the cheapest set and stay: less than any figure is
+known to."""
+
+SHRINK = 0.6
+"""Between the sizes of sets that are tried for the least idle share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the user wants. `budget_per_hour` is for samplers and their traffic, the learner not counted; with
+    `activate` all, it still holds. `least_margin`: share of the rate beyond what is needed, for errors of estimates."""
+
+    activate: Literal["all", "cheapest"] = "cheapest"
+    idle_target: float = 0.02
+    budget_per_hour: float | None = None
+    least_margin: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.idle_target < 1:
+            raise ValueError(f"the idle target must be a share between 0 and 1, not {self.idle_target}")
+        if self.budget_per_hour is not None and not self.budget_per_hour >= 0:
+            raise ValueError(f"the budget per hour must be at least 0, not {self.budget_per_hour}")
+        if not 0 <= self.least_margin < math.inf:
+            raise ValueError(f"the margin must be at least 0, not {self.least_margin}")
+
+
+class Model(Protocol):
+    """What selection asks of swarm.capacity.model."""
+
+    def predict(self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /) -> Prediction: ...
+
+    def mu_min(
+        self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /, *, idle_target: float
+    ) -> float: ...
+
+    def shortfall(self, demand: Demand, /, *, broadcast_s: float, generation_s: float) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Who is active and what that means.
+
+    `feasible`: the predicted idle share, with all of them there, is within the target and the cost within the budget.
+    `needed_rollouts_per_s` with margins, `useful_rollouts_per_s` what the set has of it; both count what arrives in
+    time. `idle_goal` is the target, or what was aimed at where that can not be met; `effort` what is needed for it
+    without margins, over R / T. `cost_per_hour` of rent, starts and versions' traffic.
+    `standby` says in one line why each of the others waits, and `why` what is chosen or what is wrong.
+    """
+
+    active: tuple[str, ...]
+    cost_per_hour: float
+    prediction: Prediction
+    dissemination: Dissemination
+    useful_rollouts_per_s: float
+    needed_rollouts_per_s: float
+    effort: float
+    idle_goal: float
+    standby: dict[str, str]
+    feasible: bool
+    why: str
+
+    @property
+    def has_margin(self) -> bool:
+        return self.useful_rollouts_per_s >= self.needed_rollouts_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A set and its plan."""
+
+    names: tuple[str, ...]
+    dissemination: Dissemination
+    price_per_hour: float
+    present_rollouts_per_s: float
+    """What counts of their rates while all are there."""
+
+    useful_rollouts_per_s: float
+    """The same with each one missing for its share of the time."""
+
+    reserve_rollouts_per_s: float
+
+
+def select(
+    demand: Demand,
+    workers: Sequence[Worker],
+    disseminate: Disseminate,
+    rules: Rules,
+    *,
+    kept: Collection[str] = (),
+    model: Model = capacity_model,
+) -> Selection:
+    """The set to be active. Of equal choices those stay that are in `kept`. Workers' names are unique; those whose
+    rate is 0 (unknown) or whose figures make no sense are not chosen, and `standby` says so."""
+    return Search(demand, workers, disseminate, rules, kept=kept, model=model).select()
+
+
+class Search:
+    """One choice among these workers. What was planned and asked of the model is remembered while it lasts."""
+
+    def __init__(
+        self,
+        demand: Demand,
+        workers: Sequence[Worker],
+        disseminate: Disseminate,
+        rules: Rules,
+        *,
+        kept: Collection[str] = (),
+        model: Model = capacity_model,
+    ) -> None:
+        self._demand = demand
+        self._rules = rules
+        self._model = model
+        self._market = Market(demand, workers, disseminate, kept=kept)
+        self._kept = tuple(name for name in kept if name in self._market.workers)
+        self._goal = rules.idle_target
+        self._trials: dict[tuple[str, ...], Trial] = {}
+        self._predictions: dict[tuple[str, ...], Prediction] = {}
+
+    @property
+    def base_rollouts_per_s(self) -> float:
+        """R / T."""
+        return self._demand.rollouts_per_step / self._demand.train_step_s
+
+    def select(self, *, fixed: Collection[str] = (), after: Selection | None = None) -> Selection:
+        """`fixed` ones are in the set in any case, unless the budget forbids it. What an earlier selection aimed at and
+        needed saves asking the model, and is given up if the model predicts that it is too little."""
+        if self._rules.activate == "all" or not self._market.workers:
+            return self._afforded(self.assess(tuple(self._market.workers)))
+        found = None
+        if after is not None and math.isfinite(after.effort):
+            self._goal = after.idle_goal
+            found = self._as_before(fixed, after.effort)
+        if found is None:
+            self._goal = self._rules.idle_target
+            found = self._cheapest(fixed)
+        if found is None:
+            smallest = self._least_idle(fixed)
+            found = self._cheapest(fixed) or smallest
+        return self._afforded(found)
+
+    def assess(self, names: Collection[str], *, after: Selection | None = None) -> Selection:
+        """This set and no other, whatever it costs. What is needed is taken from `after`, else asked of the model."""
+        trial = self._try(names)
+        return self._selection(trial, self._effort(trial) if after is None else after.effort)
+
+    # -- the cheapest set that meets the target --------------------------------------------------------------
+
+    def _as_before(self, fixed: Collection[str], effort: float) -> Selection | None:
+        trial = self._settle(effort, fixed)
+        return self._found(trial, effort) if trial is not None and self._meets(trial) else None
+
+    def _cheapest(self, fixed: Collection[str]) -> Selection | None:
+        trial = self._settle(1.0, fixed)
+        least = 0.0
+        for _ in range(MOST_EFFORTS):
+            asked = self._effort(trial or self._try(self._market.workers))
+            if math.isinf(asked):
+                return None
+            trial = self._settle(max(asked, least), fixed)
+            if trial is None:
+                return None
+            if self._meets(trial):
+                return self._found(trial, max(asked, least))
+            least = max(asked, least) * EFFORT_STEP
+        return None
+
+    def _found(self, cheapest: Trial, effort: float) -> Selection:
+        """The set that is there already instead of `cheapest`, if it has what it needs and costs hardly more."""
+        kept = self._try(self._kept)
+        if (
+            kept.useful_rollouts_per_s >= self._needed(kept, effort)
+            and kept.price_per_hour <= cheapest.price_per_hour * (1.0 + KEPT_EXCESS)
+            and self._meets(kept)
+        ):
+            return self._selection(kept, effort)
+        return self._selection(cheapest, effort)
+
+    def _settle(self, effort: float, fixed: Collection[str]) -> Trial | None:
+        """Plan and choose until the choice stands; None if all together are too slow."""
+        best: Trial | None = None
+        names: tuple[str, ...] | None = None
+        reserve = 0.0
+        for _ in range(MOST_ROUNDS):
+            chosen = self._choose(effort * self.base_rollouts_per_s * (1 + self._rules.least_margin) + reserve, fixed)
+            if chosen is None or chosen == names:
+                break
+            names = chosen
+            trial = self._try(names)
+            reserve = max(reserve, trial.reserve_rollouts_per_s)
+            enough = trial.useful_rollouts_per_s >= self._needed(trial, effort)
+            if enough and (best is None or trial.price_per_hour < best.price_per_hour):
+                best = trial
+        return best
+
+    def _choose(self, need: float, fixed: Collection[str]) -> tuple[str, ...] | None:
+        offers = self._market.offers()
+        held = [offer for offer in offers if offer.name in fixed]
+        free = [offer for offer in offers if offer.name not in fixed]
+        added = cover(free, need - sum(offer.useful_rollouts_per_s for offer in held))
+        return None if added is None else _sorted([*held, *added])
+
+    def _meets(self, trial: Trial) -> bool:
+        return self._predict(trial).idle_share <= self._goal
+
+    # -- where the target can not be met ----------------------------------------------------------------------
+
+    def _least_idle(self, fixed: Collection[str]) -> Selection:
+        """The smallest of the ranked sets within NEAR_LEAST of the least idle share, or within the target; from then on
+        that share is the goal."""
+        offers = self._market.offers()
+        ranked = [o.name for o in offers if o.name in fixed] + [o.name for o in offers if o.name not in fixed]
+        sizes = _sizes(len(ranked))
+        idle = {size: self._idle_of(ranked, size) for size in sizes}
+        least = min(idle.values())
+        goal = self._goal = max(self._rules.idle_target, least + NEAR_LEAST)
+        enough = min(size for size in sizes if idle[size] <= goal)
+        too_few = max((size for size in sizes if size < enough), default=0)
+        while enough - too_few > max(1, enough // 50):
+            middle = (enough + too_few) // 2
+            if self._idle_of(ranked, middle) <= goal:
+                enough = middle
+            else:
+                too_few = middle
+        trial = self._try(ranked[:enough])
+        return self._selection(trial, self._effort(trial))
+
+    def _idle_of(self, ranked: Sequence[str], size: int) -> float:
+        return self._predict(self._try(ranked[:size])).idle_share
+
+    # -- the budget -------------------------------------------------------------------------------------------
+
+    def _afforded(self, wanted: Selection) -> Selection:
+        """`wanted` if the budget allows it, else the most useful set that it does allow."""
+        budget = self._rules.budget_per_hour
+        selection = wanted
+        if budget is not None and wanted.cost_per_hour > budget:
+            selection = self._within(budget, wanted)
+        return replace(selection, standby=self._reasons(selection))
+
+    def _within(self, budget: float, wanted: Selection) -> Selection:
+        """Leave out the least useful set that makes the rest cheap enough: a cover with price and rate exchanged."""
+        allowed = budget
+        trial = self._try(())
+        for _ in range(MOST_ROUNDS):
+            offers = self._market.offers()
+            swapped = [
+                Offer(name=o.name, price_per_hour=o.useful_rollouts_per_s, useful_rollouts_per_s=o.price_per_hour)
+                for o in reversed(offers)
+                if o.price_per_hour > 0
+            ]
+            excess = sum(offer.price_per_hour for offer in offers) - allowed
+            left_out = {offer.name for offer in cover(swapped, excess) or swapped}
+            found = self._try([offer.name for offer in offers if offer.name not in left_out])
+            if found.price_per_hour <= budget:
+                trial = found if found.useful_rollouts_per_s >= trial.useful_rollouts_per_s else trial
+                break
+            allowed *= budget / found.price_per_hour
+        selection = self._selection(trial, wanted.effort)
+        why = (
+            f"the budget of {budget:.2f} per hour pays for samplers that keep the learner idle"
+            f" {selection.prediction.idle_share:.0%} of the time; {wanted.prediction.idle_share:.0%} would cost"
+            f" {wanted.cost_per_hour:.2f}"
+        )
+        return replace(selection, feasible=False, why=why)
+
+    # -- sets -------------------------------------------------------------------------------------------------
+
+    def _try(self, names: Collection[str]) -> Trial:
+        """Plan for this set; remembered."""
+        key = tuple(sorted(names))
+        if key not in self._trials:
+            self._trials[key] = self._planned(key)
+        return self._trials[key]
+
+    def _planned(self, names: tuple[str, ...]) -> Trial:
+        plan = self._market.plan(names)
+        chosen = [self._market.workers[name] for name in names]
+        missing = [self._market.missing_share(worker) for worker in chosen]
+        useful = [self._market.offer(worker).useful_rollouts_per_s for worker in chosen]
+        present = [rate / (1.0 - share) for rate, share in zip(useful, missing, strict=True)]
+        return Trial(
+            names=names,
+            dissemination=plan,
+            price_per_hour=sum(self._market.price_per_hour(worker) for worker in chosen),
+            present_rollouts_per_s=sum(present),
+            useful_rollouts_per_s=sum(useful),
+            reserve_rollouts_per_s=churn_reserve(present, missing),
+        )
+
+    def _needed(self, trial: Trial, effort: float) -> float:
+        return effort * self.base_rollouts_per_s * (1.0 + self._rules.least_margin) + trial.reserve_rollouts_per_s
+
+    def _effort(self, trial: Trial) -> float:
+        """What the model needs of samplers like these, in rollouts that count, over R / T; inf if no number will do."""
+        chosen = [self._market.workers[name] for name in trial.names]
+        rate = sum(worker.rollouts_per_s for worker in chosen)
+        if trial.present_rollouts_per_s == 0:
+            return math.inf
+        install_s = trial.dissemination.install_s
+        least = self._model.mu_min(self._demand, chosen, install_s, idle_target=self._goal)
+        return least / rate * trial.present_rollouts_per_s / self.base_rollouts_per_s
+
+    def _predict(self, trial: Trial) -> Prediction:
+        if trial.names not in self._predictions:
+            chosen = [self._market.workers[name] for name in trial.names]
+            found = self._model.predict(self._demand, chosen, trial.dissemination.install_s)
+            self._predictions[trial.names] = found
+        return self._predictions[trial.names]
+
+    # -- words ------------------------------------------------------------------------------------------------
+
+    def _selection(self, trial: Trial, effort: float) -> Selection:
+        prediction = self._predict(trial)
+        feasible = prediction.idle_share <= self._rules.idle_target
+        needed = self._needed(trial, effort)
+        return Selection(
+            active=trial.names,
+            cost_per_hour=trial.price_per_hour,
+            prediction=prediction,
+            dissemination=trial.dissemination,
+            useful_rollouts_per_s=trial.useful_rollouts_per_s,
+            needed_rollouts_per_s=needed,
+            effort=effort,
+            idle_goal=self._goal,
+            standby={},
+            feasible=feasible,
+            why=self._why(trial, needed) if feasible else self._shortfall(trial, prediction, needed),
+        )
+
+    def _why(self, trial: Trial, needed: float) -> str:
+        return (
+            f"{len(trial.names)} of {len(self._market.workers)} samplers give {trial.useful_rollouts_per_s:.3g}"
+            f" rollouts/s in time where {needed:.3g} are needed with margins, at {trial.price_per_hour:.2f} per hour"
+        )
+
+    def _shortfall(self, trial: Trial, prediction: Prediction, needed: float) -> str:
+        """The inequality that fails, in one line."""
+        idle = f"the learner will be idle {prediction.idle_share:.0%} of the time"
+        if not trial.names:
+            return f"{idle}: no sampler with a known rate is there"
+        chosen = [self._market.workers[name] for name in trial.names]
+        rate = sum(worker.rollouts_per_s for worker in chosen)
+        generation_s = sum(worker.place_s * worker.rollouts_per_s for worker in chosen) / rate
+        broadcast_s = trial.dissemination.broadcast_s
+        fails = self._model.shortfall(self._demand, broadcast_s=broadcast_s, generation_s=generation_s)
+        if fails is not None:
+            return f"{idle}: {fails}"
+        if math.isinf(needed):
+            return f"{idle}: samplers like these would not do in any number"
+        return f"{idle}: {trial.useful_rollouts_per_s:.3g} rollouts/s in time, {needed:.3g} are needed with margins"
+
+    def _reasons(self, selection: Selection) -> dict[str, str]:
+        """Why each of the others waits."""
+        active = frozenset(selection.active)
+        dearest = max((self._per_thousand(self._market.workers[name]) for name in selection.active), default=0.0)
+        waiting = {n: self._reason(w, dearest, selection) for n, w in self._market.workers.items() if n not in active}
+        return {**waiting, **self._market.refused}
+
+    def _reason(self, worker: Worker, dearest: float, selection: Selection) -> str:
+        own = self._per_thousand(worker)
+        budget = self._rules.budget_per_hour
+        useless = self._market.offer(worker).useful_rollouts_per_s == 0
+        if useless and selection.useful_rollouts_per_s > 0:
+            install_s = self._market.way_of(worker).install_s
+            return f"a version takes {install_s:.0f} s to reach you: your rollouts would be too old to be trained on"
+        if budget is not None and not selection.feasible and selection.cost_per_hour + own > 0:
+            return f"the budget of {budget:.2f} per hour is spent; you cost {own:.2f} per 1,000 rollouts"
+        if own > dearest:
+            return (
+                f"at {own:.2f} per 1,000 rollouts you cost more than the samplers that suffice (at most {dearest:.2f})"
+            )
+        return f"the active samplers suffice; at {own:.2f} per 1,000 rollouts you step in when some leave"
+
+    def _per_thousand(self, worker: Worker) -> float:
+        """Price of a thousand rollouts."""
+        return 1000 * self._market.price_per_hour(worker) / (worker.rollouts_per_s * HOUR_S)
+
+
+def _sorted(offers: Sequence[Offer]) -> tuple[str, ...]:
+    return tuple(sorted(offer.name for offer in offers))
+
+
+def _sizes(count: int) -> list[int]:
+    """Sizes of sets to be tried, ascending, up to all."""
+    sizes = {count}
+    size = float(count)
+    while size > 1:
+        size *= SHRINK
+        sizes.add(max(1, round(size)))
+    return sorted(sizes)

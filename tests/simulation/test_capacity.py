@@ -1,0 +1,80 @@
+"""The simulator of capacity with a fleet that stays: what theory says of plain cases must come out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from swarm.capacity.fleet import Demand, Lengths, Worker
+from swarm.sim.capacity import CapacityFigures, run_fixed
+from swarm.sim.capacity_sampler import longest_of
+
+LENGTHS = Lengths.lognormal(median=6000, sigma=0.75, cap=20_480)
+
+
+def demand(max_staleness: int = 4, publish_every_steps: int = 1) -> Demand:
+    return Demand(
+        train_step_s=700.0,
+        groups_per_step=16,
+        group_size=8,
+        publish_every_steps=publish_every_steps,
+        max_staleness=max_staleness,
+        lengths=LENGTHS,
+    )
+
+
+def run(
+    rate: float, *, workers: int = 8, places: int = 4, lockstep: bool = False, install_s: float = 60.0, seed: int = 1
+) -> CapacityFigures:
+    """A fleet of `rate` times what the learner consumes."""
+    wanted = demand()
+    each = rate * wanted.rollouts_per_step / wanted.train_step_s / workers
+    fleet = [
+        Worker(name=f"w{i}", rollouts_per_s=each, samples_at_once=places, lockstep=lockstep) for i in range(workers)
+    ]
+    return run_fixed(wanted, fleet, [install_s] * workers, steps=60, seed=seed)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_an_ample_fleet_keeps_the_learner_busy(lockstep: bool) -> None:
+    figures = run(2.0, lockstep=lockstep)
+    assert figures.idle_share < 0.01
+    assert figures.step_s == pytest.approx(700.0, rel=0.01)
+    assert figures.samplers_idle_share == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_fleet_of_half_the_rate_leaves_half_of_the_learners_time(lockstep: bool) -> None:
+    figures = run(0.5, lockstep=lockstep)
+    assert figures.idle_share == pytest.approx(0.5, abs=0.02)
+    assert figures.samplers_idle_share < 0.02
+    assert figures.rollouts_per_s == pytest.approx(0.5 * demand().rollouts_per_step / 700.0, rel=0.05)
+
+
+def test_versions_that_come_late_make_rollouts_older() -> None:
+    assert run(0.8, install_s=1400.0).mean_staleness > run(0.8, install_s=0.0).mean_staleness + 0.5
+
+
+def test_an_engine_that_waits_for_its_longest_answer_takes_as_long_as_it_says() -> None:
+    assert longest_of(LENGTHS, 1) == pytest.approx(LENGTHS.mean)
+    assert longest_of(Lengths(tokens=(10.0, 20.0)), 2) == pytest.approx(17.5)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
+    assert run(0.9) == run(0.9)
+    assert run(0.9).trace_digest != run(0.9, seed=2).trace_digest
+
+
+def test_a_learner_without_samplers_is_idle() -> None:
+    figures = run_fixed(demand(), [], [], steps=5, seed=0)
+    assert (figures.idle_share, figures.step_s, figures.rollouts) == (1.0, math.inf, 0)
+
+
+def test_no_batch_is_older_than_the_bound_even_where_samplers_lag_behind() -> None:
+    """I1: every batch is checked as it is taken; what is too old is thrown away, not trained on."""
+    wanted = demand(max_staleness=1)
+    fleet = [Worker(name=f"w{i}", rollouts_per_s=0.05, samples_at_once=8) for i in range(8)]
+    figures = run_fixed(wanted, fleet, [900.0] * 8, steps=30, seed=3)
+    assert figures.mean_staleness <= 1
+    assert figures.discarded_share > 0
