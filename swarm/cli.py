@@ -52,15 +52,11 @@ Lan = Annotated[
     bool | None, typer.Option("--lan/--no-lan", help="Allow private addresses. Default: only on one machine.")
 ]
 Activate = Annotated[
-    str | None,
-    typer.Option(
-        help="all samplers, or the cheapest that keep the learner busy. Default: cheapest if there are prices."
-    ),
+    str | None, typer.Option(help="all samplers, or the cheapest that suffice. Default: cheapest if there are prices.")
 ]
-Cost = Annotated[
-    float | None, typer.Option(help="Price of this machine by the hour, in the swarm's currency. Default: 0.")
-]
-Budget = Annotated[float | None, typer.Option(help="Most that learner and active samplers may cost by the hour.")]
+PerHour = Annotated[float | None, typer.Option(help="Price of this machine by the hour. Default: 0.")]
+PerGb = Annotated[float | None, typer.Option(help="Price of metered traffic, by 1e9 bytes. Default: 0.")]
+Budget = Annotated[float | None, typer.Option(help="Most that the active samplers may cost by the hour.")]
 MaxCost = Annotated[float | None, typer.Option(help="End the run, with a checkpoint, once it has cost so much.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
@@ -104,10 +100,8 @@ def lead(
     activate: Activate = None,
     budget_per_hour: Budget = None,
     max_cost: MaxCost = None,
-    cost_per_hour: Cost = None,
-    egress_cost_per_gb: Annotated[
-        float | None, typer.Option(help="Price of what this machine sends. Default: 0.")
-    ] = None,
+    cost_per_hour: PerHour = None,
+    egress_cost_per_gb: PerGb = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
@@ -150,14 +144,10 @@ def join(
     ] = None,
     batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
-    cost_per_hour: Cost = None,
-    down_cost_per_gb: Annotated[
-        float | None, typer.Option(help="Price of what comes in, by 1e9 bytes. Default: 0.")
-    ] = None,
-    up_cost_per_gb: Annotated[float | None, typer.Option(help="The same for what it sends.")] = None,
-    device_class: Annotated[
-        str | None, typer.Option(help="Name of its kind of device. Default: what the device says.")
-    ] = None,
+    cost_per_hour: PerHour = None,
+    down_cost_per_gb: PerGb = None,
+    up_cost_per_gb: PerGb = None,
+    device_class: Annotated[str | None, typer.Option(help="Kind of device. Default: what it says of itself.")] = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
