@@ -14,11 +14,12 @@ the count begins anew: a sampler that was just activated stays. Those whose rate
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import swarm.capacity.model as capacity_model
 from swarm.capacity.fleet import Demand, Disseminate, Worker
+from swarm.capacity.prices import fault_of
 from swarm.capacity.selection import Model, Rules, Search, Selection
 
 SAVING = 0.05
@@ -33,6 +34,10 @@ LITTLE_DECISIONS = 2
 BEST_EFFORT_SLACK = 0.03
 """Idle share beyond the goal that is borne where the target can not be met: at the edge of what is possible predictions
 differ by so much between like sets."""
+
+OVER_BUDGET = 1.02
+"""Cost of the active set over the budget at which it is given up at once: the price of traffic wavers with the learner's
+step time. What is chosen is always within the budget."""
 
 EFFORT_DECISIONS = 8
 """Decisions after which the model is asked again what a rollout's worth of samplers is; between them it only checks."""
@@ -56,6 +61,12 @@ PROBE_S = 1800.0
 
 MAX_NODES = 4096
 """Samplers that a decision considers; the bound of the estimator's table."""
+
+NOTHING_KNOWN = "nothing is known yet: everybody is tried"
+
+TRIED = "your rate is not known yet: it is being measured"
+
+UNMEASURED = "your rate is not known yet: you are tried when others have been"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +128,19 @@ class Activation:
         assert len(set(names)) == len(names) <= MAX_NODES
         lost = self._active.difference(names)
         self._active -= lost
-        measured = [worker for worker in workers if worker.rollouts_per_s > 0]
+        measured = [worker for worker in workers if worker.rollouts_per_s != 0]
         if demand is None or not measured:
-            self._tried_at = dict.fromkeys(names, now)
-            return self._become(names, names, "nothing is known yet: everybody is tried", {})
+            tried = self._tried(workers, len(workers), self._budget, now=now)
+            return self._become(names, dict.fromkeys(tried, NOTHING_KNOWN), dict.fromkeys(names, UNMEASURED))
         rules = replace(self._rules, least_margin=self._rules.least_margin + self._measured)
         chosen, reason = self._choose(demand, measured, disseminate, rules, lost=bool(lost), idle_share=idle_share)
-        unknown = [worker.name for worker in workers if worker.rollouts_per_s <= 0]
-        probes = self._probes(unknown, now=now)
-        standby = dict.fromkeys(unknown, "your rate is not known yet: you are tried when others have been")
-        return self._become(names, [*chosen.active, *probes], reason, {**standby, **chosen.standby})
+        unknown = [worker for worker in workers if worker.rollouts_per_s == 0]
+        room = max(PROBES, round(PROBE_PART * len(chosen.active)))
+        if rules.activate == "all":
+            room = len(unknown)
+        tried = self._tried(unknown, room, self._budget - chosen.cost_per_hour, now=now)
+        wanted = {**dict.fromkeys(chosen.active, reason), **dict.fromkeys(tried, TRIED)}
+        return self._become(names, wanted, {**dict.fromkeys(names, UNMEASURED), **chosen.standby})
 
     # -- the choice ------------------------------------------------------------------------------------------
 
@@ -146,8 +160,12 @@ class Activation:
         search = Search(demand, workers, disseminate, rules, kept=active, model=self._model)
         best = self._cheapest(search, (demand, tuple(workers), rules, active))
         held = search.assess(active, after=best)
-        if rules.activate == "all" or not active:
-            return self._settled(best, "all samplers are wanted" if rules.activate == "all" else best.why)
+        if rules.activate == "all":
+            return self._settled(best, "all samplers are wanted")
+        if not active:
+            return self._settled(best, best.why)
+        if held.cost_per_hour > self._budget * OVER_BUDGET:
+            return self._settled(best, "the others cost more than the budget")
         self._learn(held, best, idle_share)
         if self._is_little(held, best, lost=lost):
             grown = search.select(fixed=active, after=best)
@@ -171,7 +189,7 @@ class Activation:
     def _is_little(self, held: Selection, best: Selection, *, lost: bool) -> bool:
         """Whether samplers are added. Where no set meets the target, what is possible is asked for."""
         slack = 0.0 if best.feasible else BEST_EFFORT_SLACK
-        idle = held.prediction.idle_share > best.idle_goal + slack or held.cost_per_hour > self._budget
+        idle = held.prediction.idle_share > best.idle_goal + slack
         idle = idle and best.prediction.idle_share < held.prediction.idle_share
         self._little = self._little + 1 if idle else 0
         if lost and not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s:
@@ -209,36 +227,44 @@ class Activation:
 
     # -- who is tried -----------------------------------------------------------------------------------------
 
-    def _probes(self, unknown: Sequence[str], *, now: float) -> list[str]:
-        """Of those whose rate is unknown: who is being tried, and who is to be next. One that gave no rate in PROBE_S
-        goes to the end of the line."""
-        self._tried_at = {node: at for node, at in self._tried_at.items() if node in set(unknown)}
-        trying = [n for n in unknown if n in self._active and now - self._tried_at.setdefault(n, now) < PROBE_S]
-        room = max(PROBES, round(PROBE_PART * len(self._active))) - len(trying)
-        waiting = [node for node in unknown if node not in trying]
-        waiting.sort(key=lambda node: self._tried_at.get(node, float("-inf")))
-        begun = waiting[: max(0, room)]
-        self._tried_at.update(dict.fromkeys(begun, now))
-        return trying + begun
+    def _tried(self, unknown: Sequence[Worker], most: int, budget_per_hour: float, *, now: float) -> list[str]:
+        """Of those whose rate is unknown, `most` within the budget: who is being tried goes on, then who was not tried
+        yet, the cheapest first. One that gave no rate in PROBE_S makes room for the next."""
+        present = {worker.name for worker in unknown}
+        self._tried_at = {node: at for node, at in self._tried_at.items() if node in present}
+        queue = sorted(unknown, key=lambda worker: (*self._turn(worker.name, now=now), worker.cost_per_hour))
+        tried: list[str] = []
+        for worker in queue:
+            if len(tried) < most and fault_of(worker) is None and worker.cost_per_hour <= budget_per_hour:
+                budget_per_hour -= worker.cost_per_hour
+                tried.append(worker.name)
+        for node in tried:
+            if self._turn(node, now=now)[0] > 0:
+                self._tried_at[node] = now
+        return tried
+
+    def _turn(self, node: str, *, now: float) -> tuple[int, float]:
+        """Who is being tried, who is new, and then the others by when they were: a pair that ascends."""
+        at = self._tried_at.get(node)
+        if at is None:
+            return (1, 0.0)
+        return (0, at) if node in self._active and now - at < PROBE_S else (2, at)
 
     # -- what changes -----------------------------------------------------------------------------------------
 
-    def _become(
-        self, names: Sequence[str], wanted: Collection[str], reason: str, standby: dict[str, str]
-    ) -> list[Change]:
-        """The changes that lead to `wanted`, in the order of `names`."""
-        target = set(wanted)
+    def _become(self, names: Sequence[str], wanted: Mapping[str, str], standby: Mapping[str, str]) -> list[Change]:
+        """The changes, in the order of `names`, that leave those in `wanted` active; both maps say why."""
         changes: list[Change] = []
         reasons: dict[str, str] = {}
         for node in names:
-            if node not in target:
-                reasons[node] = standby.get(node, "the active samplers suffice")
+            if node in wanted:
+                stays = node in self._active
+                reasons[node] = self._reasons[node] if stays else wanted[node]
+                if not stays:
+                    changes.append(Activated(node=node, reason=reasons[node]))
+            else:
+                reasons[node] = standby[node]
                 if node in self._active:
                     changes.append(StoodBy(node=node, reason=reasons[node]))
-            elif node in self._active:
-                reasons[node] = self._reasons.get(node, reason)
-            else:
-                reasons[node] = reason or "your rate is measured"
-                changes.append(Activated(node=node, reason=reasons[node]))
-        self._active, self._reasons = target, reasons
+        self._active, self._reasons = set(wanted), reasons
         return changes

@@ -26,11 +26,11 @@ from swarm.capacity.prices import HOUR_S, Offer, churn_reserve
 MOST_ROUNDS = 6
 """Of planning and choosing. Two agree at once where links do not bind; more only follow noise of the plan."""
 
-MOST_EFFORTS = 3
-"""Times that the model is asked what a set needs (some tenths of a second each)."""
+MOST_EFFORTS = 4
+"""Times that a set is chosen for what the model says is needed, or a little more."""
 
 EFFORT_STEP = 1.05
-"""By how much more is asked for when the model contradicts itself about a set."""
+"""By how much more is asked for when the model says that a set which has what is needed does not do after all."""
 
 NEAR_LEAST = 0.01
 """Idle share beyond the least possible that is accepted where the target can not be met: more samplers would cost and
@@ -40,7 +40,7 @@ KEPT_EXCESS = 0.005
 """Relative price by which those who are active already may exceed the cheapest set and stay: less than any figure is
 known to."""
 
-SHRINK = 0.6
+SHRINK = 0.5
 """Between the sizes of sets that are tried for the least idle share."""
 
 
@@ -173,8 +173,8 @@ class Search:
             self._goal = self._rules.idle_target
             found = self._cheapest(fixed)
         if found is None:
-            smallest = self._least_idle(fixed)
-            found = self._cheapest(fixed) or smallest
+            ranked = self._aim_lower(fixed)
+            found = self._cheapest(fixed) or self._smallest(ranked)
         return self._afforded(found)
 
     def assess(self, names: Collection[str], *, after: Selection | None = None) -> Selection:
@@ -185,22 +185,19 @@ class Search:
     # -- the cheapest set that meets the target --------------------------------------------------------------
 
     def _as_before(self, fixed: Collection[str], effort: float) -> Selection | None:
-        trial = self._settle(effort, fixed)
-        return self._found(trial, effort) if trial is not None and self._meets(trial) else None
+        trial = self._settle(effort, fixed) or self._try([offer.name for offer in self._market.offers()])
+        return self._found(trial, effort) if self._meets(trial) else None
 
     def _cheapest(self, fixed: Collection[str]) -> Selection | None:
         trial = self._settle(1.0, fixed)
-        least = 0.0
+        effort = self._effort(trial or self._try(self._market.workers))
         for _ in range(MOST_EFFORTS):
-            asked = self._effort(trial or self._try(self._market.workers))
-            if math.isinf(asked):
-                return None
-            trial = self._settle(max(asked, least), fixed)
+            trial = self._settle(effort, fixed) if math.isfinite(effort) else None
             if trial is None:
                 return None
             if self._meets(trial):
-                return self._found(trial, max(asked, least))
-            least = max(asked, least) * EFFORT_STEP
+                return self._found(trial, effort)
+            effort *= EFFORT_STEP
         return None
 
     def _found(self, cheapest: Trial, effort: float) -> Selection:
@@ -243,20 +240,22 @@ class Search:
 
     # -- where the target can not be met ----------------------------------------------------------------------
 
-    def _least_idle(self, fixed: Collection[str]) -> Selection:
-        """The smallest of the ranked sets within NEAR_LEAST of the least idle share, or within the target; from then on
-        that share is the goal."""
+    def _aim_lower(self, fixed: Collection[str]) -> list[str]:
+        """Set the goal to the least idle share that is possible and NEAR_LEAST; those who would contribute, ranked."""
         offers = self._market.offers()
         ranked = [o.name for o in offers if o.name in fixed] + [o.name for o in offers if o.name not in fixed]
+        least = min(self._idle_of(ranked, size) for size in _sizes(len(ranked)))
+        self._goal = max(self._rules.idle_target, least + NEAR_LEAST)
+        return ranked
+
+    def _smallest(self, ranked: Sequence[str]) -> Selection:
+        """The smallest of the ranked sets that reaches the goal."""
         sizes = _sizes(len(ranked))
-        idle = {size: self._idle_of(ranked, size) for size in sizes}
-        least = min(idle.values())
-        goal = self._goal = max(self._rules.idle_target, least + NEAR_LEAST)
-        enough = min(size for size in sizes if idle[size] <= goal)
+        enough = min(size for size in sizes if self._idle_of(ranked, size) <= self._goal)
         too_few = max((size for size in sizes if size < enough), default=0)
         while enough - too_few > max(1, enough // 50):
             middle = (enough + too_few) // 2
-            if self._idle_of(ranked, middle) <= goal:
+            if self._idle_of(ranked, middle) <= self._goal:
                 enough = middle
             else:
                 too_few = middle
