@@ -25,7 +25,7 @@ from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store import HeldVersion
 from swarm.broadcast.tables import DIRECT_BYTES, parts_of, relays_of
-from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROUTES, TABLE, Link, Transfers
+from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROUTES, TABLE, Link, Transfers, Uplink
 from swarm.broadcast.tree import TreeCourier
 from swarm.errors import ProtocolError
 from swarm.signing import SigningKey
@@ -128,6 +128,15 @@ class BroadcastService:
         """Take a stream that a receiver opened."""
         await self._links.accept(incoming)
 
+    @property
+    def uplink(self) -> Uplink:
+        return self._transfers.uplink
+
+    @property
+    def version_bytes(self) -> int:
+        """What the newest version takes as it is sent; 0 before the first."""
+        return self.newest.table.encoded_bytes if self.newest is not None else 0
+
     def routes(self) -> list[web.RouteDef]:
         return self._server.routes()
 
@@ -139,9 +148,7 @@ class BroadcastService:
         samplers had installed a version."""
         return {
             "topology": self._topology(),
-            "streams": len(self._transfers.links),
-            "stream_bytes_sent": self._transfers.sent_bytes,
-            "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
+            **self._transfers.status(),
             "broadcasts": {
                 str(version): {
                     **self._spread(version),

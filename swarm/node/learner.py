@@ -27,7 +27,7 @@ from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
-from swarm.node.provisioning import Provisioning
+from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
 from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked
 from swarm.node.steps import Steps
@@ -118,8 +118,8 @@ class LearnerNode:
         """Lead the run, and all that goes on beside it."""
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._announce()
-            works = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._watch_room)
-            beside = [group.create_task(work()) for work in works]
+            parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
+            beside = [group.create_task(work()) for work in (*parts, self._watch_room)]
             reached = await self._lead()
             for task in beside:
                 task.cancel()
@@ -129,11 +129,28 @@ class LearnerNode:
         """The learner's parts, none of them at work yet."""
         emit = self._log.event
         self._broadcast = BroadcastService(self._run_dir / "versions", network.key, network.station)
+        configured = BoundSet(
+            max_staleness=self._config.max_staleness, publish_every_steps=self._config.publish_every_steps
+        )
+        self._provisioning = Provisioning(
+            self._config,
+            self._tracker,
+            Surroundings(
+                set_standby=lambda nodes: self._rollouts.set_standby(nodes),
+                is_public=lambda node: bool(network.public_at(node)),
+                version_bytes=lambda: self._broadcast.version_bytes,
+                uplink=lambda: self._broadcast.uplink,
+                bound=lambda: self._steps.bound if self._steps is not None else configured,
+            ),
+            before=self._log.spent,
+            emit=emit,
+            say=self._say,
+        )
         self._rollouts = RolloutService(
             key=network.key,
             sessions=network.sessions,
             emit=emit,
-            watch=Provisioning(self._tracker),
+            watch=self._provisioning,
             absent=self._log.absent,
         )
         self._training = Training(
@@ -187,6 +204,7 @@ class LearnerNode:
             "metrics": {},
             **(self._steps.status() if self._steps is not None else {}),
             **self._rollouts.status(),
+            **self._provisioning.status(),
             **self._broadcast.status(self._tracker.spread_s),
         }
 
@@ -313,6 +331,7 @@ class LearnerNode:
             self._journal,
             self._tracker,
             self._log,
+            self._provisioning,
             held_out,
             say=self._say,
         )

@@ -263,8 +263,8 @@ class Session:
 
     def _hear_standby(self, why: str) -> None:
         """Say when this node is put on standby and why, and when it is active again."""
-        if why != self._status.standby:
-            self._status.standby = why
+        before, self._status.standby = self._status.standby, why
+        if bool(why) != bool(before):
             self._say(f"standby: {why}" if why else "active again")
 
     async def _news(self, known: VersionId | None, patience_s: float) -> None:

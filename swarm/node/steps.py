@@ -165,8 +165,9 @@ class Steps:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _next_batch(self, publishing: asyncio.Task[None]) -> list[Group] | None:
-        """The next batch; None once the money is spent. A publication that failed is raised here: without it no batch may ever come. One that is due
-        meanwhile is made: after S was lowered no rollout of what is published may be fresh enough."""
+        """The next batch; None once the money is spent. A publication that failed is raised here: without it no batch
+        may ever come. One that is due meanwhile is made: after S was lowered no rollout of what is published may be
+        fresh enough."""
         began = time.monotonic()
         batch = asyncio.create_task(self._rollouts.next_batch())
         spent = asyncio.create_task(self._provisioning.spent.wait())

@@ -148,8 +148,10 @@ class RolloutService:
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
         """These wait from now on, and hear why; all others are active."""
+        others = nodes.keys() != self._opened.standby.keys()
         self._opened.set_standby({node: why[:WHY_LENGTH] for node, why in nodes.items()})
-        self._chances.tell()
+        if others:
+            self._chances.tell()
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
         """Held-out prompts answered by samplers that hold `version` or newer."""

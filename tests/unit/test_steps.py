@@ -74,6 +74,8 @@ class Loop:
         training: Any = self.training
         given: Any = self.journal
         rollouts: Any = self.rollouts
+        self.spent = asyncio.Event()
+        provisioning: Any = SimpleNamespace(spent=self.spent, stepped=lambda **_: {})
         self.steps = Steps(
             LeadConfig(max_staleness=4, publish_every_steps=5, **values),
             BoundSet(max_staleness=4, publish_every_steps=5),
@@ -83,6 +85,7 @@ class Loop:
             given,
             InstallTracker(),
             self.log,
+            provisioning,
             [],
             say=self.said.append,
         )
