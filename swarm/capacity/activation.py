@@ -36,8 +36,8 @@ BEST_EFFORT_SLACK = 0.03
 differ by so much between like sets."""
 
 OVER_BUDGET = 1.02
-"""Cost of the active set over the budget at which it is given up at once: the price of traffic wavers with the learner's
-step time. What is chosen is always within the budget."""
+"""Cost of the active set over the budget at which it is given up at once: the price of traffic wavers with the
+learner's step time. What is chosen is always within the budget."""
 
 EFFORT_DECISIONS = 8
 """Decisions after which the model is asked again what a rollout's worth of samplers is; between them it only checks."""
@@ -67,6 +67,10 @@ NOTHING_KNOWN = "nothing is known yet: everybody is tried"
 TRIED = "your rate is not known yet: it is being measured"
 
 UNMEASURED = "your rate is not known yet: you are tried when others have been"
+
+SUFFICE = "the active samplers suffice"
+
+PATIENCE = "with you the same would cost less: you step in when that has lasted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,8 @@ class Activation:
             room = len(unknown)
         tried = self._tried(unknown, room, self._budget - chosen.cost_per_hour, now=now)
         wanted = {**dict.fromkeys(chosen.active, reason), **dict.fromkeys(tried, TRIED)}
-        return self._become(names, wanted, {**dict.fromkeys(names, UNMEASURED), **chosen.standby})
+        waiting = {worker.name: UNMEASURED if worker.rollouts_per_s == 0 else SUFFICE for worker in workers}
+        return self._become(names, wanted, {**waiting, **chosen.standby})
 
     # -- the choice ------------------------------------------------------------------------------------------
 
@@ -174,7 +179,10 @@ class Activation:
         cheaper = self._cheaper(held, best, present)
         if cheaper is not None:
             return self._settled(cheaper, f"with you the same costs less: {best.why}")
-        self.selection = replace(held, standby={n: w for n, w in best.standby.items() if n not in active})
+        patience = dict.fromkeys(present.intersection(best.active), PATIENCE)
+        self.selection = replace(
+            held, standby={n: w for n, w in (patience | best.standby).items() if n not in held.active}
+        )
         return self.selection, ""
 
     def _cheapest(self, search: Search, question: tuple[object, ...]) -> Selection:

@@ -8,17 +8,21 @@ within one sampler's price of the bound, up to the number of steps that is allow
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-from swarm.capacity.prices import Offer
+from swarm.capacity.prices import Offer, churn_reserve
 
 GAP = 0.001
 """Relative saving for which nobody looks on: far below what prices and rates are known to."""
 
 MOST_STEPS = 20_000
 """Of the search: some 50 ms. In benchmarks.activation the excess over the optimum is then far below 2 %."""
+
+EXACT_OFFERS = 24
+"""Offers up to which a search does not end before it has looked everywhere: beyond, all good sets are alike."""
 
 ROUNDING = 1e-9
 """Relative error of a sum of rates that is taken for rounding."""
@@ -45,48 +49,92 @@ class Relaxation:
         return self._prices[upto - 1] - self._prices[first] + lacking * self._offers[upto - 1].ratio
 
 
-def cover(offers: Sequence[Offer], need: float) -> tuple[Offer, ...] | None:
-    """A cheapest set of `offers` with a summed rate of at least `need`; None if all together have less.
+def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -> tuple[Offer, ...] | None:
+    """`held` and a cheapest set of `offers` with a summed rate of at least `need` and their churn_reserve; None if all
+    together have less.
 
     `offers` ascend by ratio, and of equal sets the one that comes first is chosen: put those first that should stay.
     """
-    relaxed = Relaxation(offers)
-    need = max(0.0, need * (1.0 - ROUNDING))
-    if relaxed.left(0) < need:
-        return None
-    least = relaxed.least_price(0, need)
-    best: list[int] | None = None
-    best_price = float("inf")
-    taken: list[int] = []
-    at, missing, price = 0, need, 0.0
+    branch = _Branch(offers, need * (1.0 - ROUNDING), held)
+    best: tuple[Offer, ...] | None = None
+    best_price = math.inf
     for _ in range(MOST_STEPS):
-        if missing <= 0 and price < best_price:
-            best, best_price = list(taken), price
-            if best_price <= least * (1.0 + GAP):
+        if branch.missing <= 0 and branch.price < best_price:
+            best, best_price = (*held, *branch.taken), branch.price
+            if branch.is_near_least():
                 break
-        if missing > 0 and relaxed.left(at) >= missing and _may_save(relaxed, at, missing, price, best_price):
-            taken.append(at)
-            missing -= offers[at].useful_rollouts_per_s
-            price += offers[at].price_per_hour
-            at += 1
-            continue
-        if not taken:
+        if branch.may_go_on(best_price):
+            branch.take()
+        elif not branch.leave_out():
             break
-        last = taken.pop()
-        missing += offers[last].useful_rollouts_per_s
-        price -= offers[last].price_per_hour
-        at = _after_its_like(offers, last)
-    return None if best is None else tuple(offers[i] for i in best)
+    return best
 
 
-def _may_save(relaxed: Relaxation, at: int, missing: float, price: float, best_price: float) -> bool:
-    return price + relaxed.least_price(at, missing) < best_price * (1.0 - GAP)
+class _Branch:
+    """Where the search is: offers that are taken, in order; what is missing then; the next one that may be."""
+
+    def __init__(self, offers: Sequence[Offer], need: float, held: Sequence[Offer]) -> None:
+        self._offers = offers
+        self._relaxed = Relaxation(offers)
+        self._places: list[int] = []
+        self._at = 0
+        self._lacking = need - sum(offer.useful_rollouts_per_s for offer in held)
+        self._variance = sum(offer.variance for offer in held)
+        self._whole = self._lacking
+        self.price = 0.0
+
+    @property
+    def taken(self) -> list[Offer]:
+        return [self._offers[place] for place in self._places]
+
+    @property
+    def missing(self) -> float:
+        """Rate that is still to be taken, at least: more offers make the reserve larger, never smaller."""
+        return self._lacking + churn_reserve(self._variance)
+
+    def may_go_on(self, best_price: float) -> bool:
+        """Whether taking more may lead to a set that saves GAP of `best_price`."""
+        missing = self.missing
+        if missing <= 0 or self._relaxed.left(self._at) < missing:
+            return False
+        return self.price + self._relaxed.least_price(self._at, missing) < best_price * (1.0 - GAP)
+
+    def is_near_least(self) -> bool:
+        """Whether this set is within GAP of what any would cost, supposing of a large fleet that any such set needs
+        about the same reserve."""
+        reserve = churn_reserve(self._variance) if len(self._offers) > EXACT_OFFERS else 0.0
+        need = min(self._whole + reserve, self._relaxed.left(0))
+        return self.price <= self._relaxed.least_price(0, need) * (1.0 + GAP)
+
+    def take(self) -> None:
+        """The next offer."""
+        offer = self._offers[self._at]
+        self._places.append(self._at)
+        self._at += 1
+        self._lacking -= offer.useful_rollouts_per_s
+        self._variance += offer.variance
+        self.price += offer.price_per_hour
+
+    def leave_out(self) -> bool:
+        """The offer that was taken last, and go on behind it and its like; False if none is left."""
+        if not self._places:
+            return False
+        place = self._places.pop()
+        offer = self._offers[place]
+        self._lacking += offer.useful_rollouts_per_s
+        self._variance -= offer.variance
+        self.price -= offer.price_per_hour
+        self._at = _after_its_like(self._offers, place)
+        return True
 
 
 def _after_its_like(offers: Sequence[Offer], left_out: int) -> int:
     """The place after one that was left out and all that are like it: taking one of those instead changes nothing."""
     at = left_out + 1
-    same = (offers[left_out].price_per_hour, offers[left_out].useful_rollouts_per_s)
-    while at < len(offers) and (offers[at].price_per_hour, offers[at].useful_rollouts_per_s) == same:
+    while at < len(offers) and _figures(offers[at]) == _figures(offers[left_out]):
         at += 1
     return at
+
+
+def _figures(offer: Offer) -> tuple[float, float, float]:
+    return (offer.price_per_hour, offer.useful_rollouts_per_s, offer.variance)

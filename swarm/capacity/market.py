@@ -15,6 +15,7 @@ from swarm.capacity.fleet import Demand, Disseminate, Dissemination, Worker
 from swarm.capacity.prices import (
     HOUR_S,
     Offer,
+    churn_variance,
     fault_of,
     missing_share,
     price_per_hour,
@@ -64,22 +65,19 @@ class Market:
         return HOUR_S / (self.demand.publish_every_steps * self.demand.train_step_s)
 
     def plan(self, names: Sequence[str]) -> Dissemination:
-        """How a version reaches this set; it is remembered for the samplers in it, and as typical for others."""
+        """How a version reaches this set."""
         if not names:
             return Dissemination(install_s=(), down_bytes=(), up_bytes=(), learner_up_bytes=0.0)
-        chosen = [self.workers[name] for name in names]
-        plan = self._disseminate(chosen)
-        ways = [
-            Way(install_s=install_s, down_bytes=down, up_bytes=up)
-            for install_s, down, up in zip(plan.install_s, plan.down_bytes, plan.up_bytes, strict=True)
-        ]
-        self._ways.update(zip(names, ways, strict=True))
+        return self._disseminate([self.workers[name] for name in names])
+
+    def suppose(self, names: Sequence[str], plan: Dissemination) -> None:
+        """From now on reckon with `plan`, for the samplers in it and as typical for the others."""
         by_class: dict[str | None, list[Way]] = {}
-        for worker, way in zip(chosen, ways, strict=True):
-            by_class.setdefault(worker.device_class, []).append(way)
+        for name, install_s, down, up in zip(names, plan.install_s, plan.down_bytes, plan.up_bytes, strict=True):
+            way = self._ways[name] = Way(install_s=install_s, down_bytes=down, up_bytes=up)
+            by_class.setdefault(self.workers[name].device_class, []).append(way)
             by_class.setdefault(None, []).append(way)
         self._typical.update({name: _median_way(members) for name, members in by_class.items()})
-        return plan
 
     def way_of(self, worker: Worker) -> Way:
         """As planned, or as supposed of one that was in no plan."""
@@ -105,11 +103,13 @@ class Market:
         """`waiting`: reckon with a learner that waits for every version."""
         way = self.way_of(worker)
         share_of = waiting_share if waiting else usable_share
-        share = share_of(self.demand, install_s=way.install_s, place_s=worker.place_s)
+        present = worker.rollouts_per_s * share_of(self.demand, install_s=way.install_s, place_s=worker.place_s)
+        missing = self.missing_share(worker)
         return Offer(
             name=worker.name,
             price_per_hour=self.price_per_hour(worker),
-            useful_rollouts_per_s=worker.rollouts_per_s * share * (1.0 - self.missing_share(worker)),
+            useful_rollouts_per_s=present * (1.0 - missing),
+            variance=churn_variance(present, missing),
         )
 
     def price_per_hour(self, worker: Worker) -> float:

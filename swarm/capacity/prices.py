@@ -6,7 +6,7 @@ Prices are per hour in the currency of the fleet, traffic prices per GB, rates i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarm.capacity.fleet import GB, Demand, Worker
@@ -24,11 +24,13 @@ RESERVE_DEVIATIONS = 1.645
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A sampler as one chooses among them. `useful_rollouts_per_s` is what counts towards what is needed."""
+    """A sampler as one chooses among them. `useful_rollouts_per_s` is what counts towards what is needed, in the mean
+    over the time, `variance` that of its coming and going."""
 
     name: str
     price_per_hour: float
     useful_rollouts_per_s: float
+    variance: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -56,13 +58,18 @@ def missing_share(*, departures_per_hour: float, replace_s: float) -> float:
     return missed / (1.0 + missed)
 
 
-def churn_reserve(rates: Sequence[float], missing: Sequence[float]) -> float:
-    """Rollouts per second beyond the mean that a set may lack at any time, with 95 % certainty, each sampler missing
-    for its share of the time and independently: 1.645 sqrt(sum mu_i^2 p_i (1 - p_i)).
+def churn_variance(present_rollouts_per_s: float, missing: float) -> float:
+    """Of what one sampler gives, which is missing for that share of the time: mu^2 p (1 - p)."""
+    return present_rollouts_per_s**2 * missing * (1.0 - missing)
+
+
+def churn_reserve(variance: float) -> float:
+    """Rollouts per second beyond the mean that a set may lack at any time, with 95 % certainty, if its samplers are
+    missing independently: 1.645 sqrt(sum of their variances).
 
     A whole class that leaves at once is not covered: to hold that in reserve would cost that class's price always.
     """
-    return RESERVE_DEVIATIONS * math.sqrt(sum(r * r * p * (1.0 - p) for r, p in zip(rates, missing, strict=True)))
+    return RESERVE_DEVIATIONS * math.sqrt(max(0.0, variance))
 
 
 def traffic_per_hour(worker: Worker, *, down_bytes: float, up_bytes: float, versions_per_hour: float) -> float:

@@ -178,8 +178,9 @@ class Search:
         return self._afforded(found)
 
     def assess(self, names: Collection[str], *, after: Selection | None = None) -> Selection:
-        """This set and no other, whatever it costs. What is needed is taken from `after`, else asked of the model."""
-        trial = self._try(names)
+        """This set and no other, less those that can not be chosen, whatever it costs. What is needed is taken from
+        `after`, else asked of the model."""
+        trial = self._try([name for name in names if name in self._market.workers])
         return self._selection(trial, self._effort(trial) if after is None else after.effort)
 
     # -- the cheapest set that meets the target --------------------------------------------------------------
@@ -215,14 +216,12 @@ class Search:
         """Plan and choose until the choice stands; None if all together are too slow."""
         best: Trial | None = None
         names: tuple[str, ...] | None = None
-        reserve = 0.0
         for _ in range(MOST_ROUNDS):
-            chosen = self._choose(effort * self.base_rollouts_per_s * (1 + self._rules.least_margin) + reserve, fixed)
+            chosen = self._choose(self._least(effort), fixed)
             if chosen is None or chosen == names:
                 break
             names = chosen
             trial = self._try(names)
-            reserve = max(reserve, trial.reserve_rollouts_per_s)
             enough = trial.useful_rollouts_per_s >= self._needed(trial, effort)
             if enough and (best is None or trial.price_per_hour < best.price_per_hour):
                 best = trial
@@ -231,9 +230,8 @@ class Search:
     def _choose(self, need: float, fixed: Collection[str]) -> tuple[str, ...] | None:
         offers = self._market.offers()
         held = [offer for offer in offers if offer.name in fixed]
-        free = [offer for offer in offers if offer.name not in fixed]
-        added = cover(free, need - sum(offer.useful_rollouts_per_s for offer in held))
-        return None if added is None else _sorted([*held, *added])
+        chosen = cover([offer for offer in offers if offer.name not in fixed], need, held=held)
+        return None if chosen is None else tuple(sorted(offer.name for offer in chosen))
 
     def _meets(self, trial: Trial) -> bool:
         return self._predict(trial).idle_share <= self._goal
@@ -273,6 +271,7 @@ class Search:
         selection = wanted
         if budget is not None and wanted.cost_per_hour > budget:
             selection = self._within(budget, wanted)
+        self._try(selection.active)
         return replace(selection, standby=self._reasons(selection))
 
     def _within(self, budget: float, wanted: Selection) -> Selection:
@@ -287,7 +286,8 @@ class Search:
                 if o.price_per_hour > 0
             ]
             excess = sum(offer.price_per_hour for offer in offers) - allowed
-            left_out = {offer.name for offer in cover(swapped, excess) or swapped}
+            dropped = cover(swapped, excess)
+            left_out = {offer.name for offer in (swapped if dropped is None else dropped)}
             found = self._try([offer.name for offer in offers if offer.name not in left_out])
             if found.price_per_hour <= budget:
                 trial = found if found.useful_rollouts_per_s >= trial.useful_rollouts_per_s else trial
@@ -307,26 +307,31 @@ class Search:
         """Plan for this set; remembered."""
         key = tuple(sorted(names))
         if key not in self._trials:
-            self._trials[key] = self._planned(key)
+            self._trials[key] = self._planned(key, self._market.plan(key))
+        self._market.suppose(key, self._trials[key].dissemination)
         return self._trials[key]
 
-    def _planned(self, names: tuple[str, ...]) -> Trial:
-        plan = self._market.plan(names)
+    def _planned(self, names: tuple[str, ...], plan: Dissemination) -> Trial:
+        self._market.suppose(names, plan)
         chosen = [self._market.workers[name] for name in names]
-        missing = [self._market.missing_share(worker) for worker in chosen]
-        useful = [self._market.offer(worker).useful_rollouts_per_s for worker in chosen]
-        present = [rate / (1.0 - share) for rate, share in zip(useful, missing, strict=True)]
+        offers = [self._market.offer(worker) for worker in chosen]
+        useful = [offer.useful_rollouts_per_s for offer in offers]
+        present = (rate / (1.0 - self._market.missing_share(one)) for rate, one in zip(useful, chosen, strict=True))
         return Trial(
             names=names,
             dissemination=plan,
-            price_per_hour=sum(self._market.price_per_hour(worker) for worker in chosen),
+            price_per_hour=sum(offer.price_per_hour for offer in offers),
             present_rollouts_per_s=sum(present),
             useful_rollouts_per_s=sum(useful),
-            reserve_rollouts_per_s=churn_reserve(present, missing),
+            reserve_rollouts_per_s=churn_reserve(sum(offer.variance for offer in offers)),
         )
 
     def _needed(self, trial: Trial, effort: float) -> float:
-        return effort * self.base_rollouts_per_s * (1.0 + self._rules.least_margin) + trial.reserve_rollouts_per_s
+        return self._least(effort) + trial.reserve_rollouts_per_s
+
+    def _least(self, effort: float) -> float:
+        """What is needed, with the margin for errors, without the reserve."""
+        return effort * self.base_rollouts_per_s * (1.0 + self._rules.least_margin)
 
     def _effort(self, trial: Trial) -> float:
         """What the model needs of samplers like these, in rollouts that count, over R / T; inf if no number will do."""
@@ -412,10 +417,6 @@ class Search:
     def _per_thousand(self, worker: Worker) -> float:
         """Price of a thousand rollouts."""
         return 1000 * self._market.price_per_hour(worker) / (worker.rollouts_per_s * HOUR_S)
-
-
-def _sorted(offers: Sequence[Offer]) -> tuple[str, ...]:
-    return tuple(sorted(offer.name for offer in offers))
 
 
 def _sizes(count: int) -> list[int]:

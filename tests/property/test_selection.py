@@ -1,0 +1,67 @@
+"""The chosen set against the cheapest of all sets."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.capacity.cover import GAP, cover
+from swarm.capacity.fleet import Worker
+from swarm.capacity.prices import Offer
+from swarm.capacity.selection import Rules, Search, select
+from tests.capacity import RateCondition, by_downlink, demand, random_fleet, subsets
+
+MOST_EXCESS = 0.02
+
+
+def cheapest(fleet: list[Worker], groups: int) -> float | None:
+    """The least price of a set that has what it needs with its own margins."""
+    search = Search(demand(groups=groups), fleet, by_downlink, Rules(), model=RateCondition())
+    tried = (search.assess([one.name for one in chosen]) for chosen in subsets(fleet) if chosen)
+    return min((selection.cost_per_hour for selection in tried if selection.has_margin), default=None)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 11), share=st.floats(0.1, 1.1))
+def test_a_choice_costs_at_most_two_percent_more_than_the_best(seed: int, count: int, share: float) -> None:
+    fleet = random_fleet(count, Random(seed))
+    groups = max(1, round(share * sum(one.rollouts_per_s for one in fleet) * 120 / 8))
+    found = select(demand(groups=groups), fleet, by_downlink, Rules(), model=RateCondition())
+    best = cheapest(fleet, groups)
+    if best is None:
+        assert not found.has_margin
+        assert len(found.active) == count or not found.feasible or found.prediction.idle_share <= 0.02
+    else:
+        assert found.has_margin
+        assert found.feasible
+        assert found.cost_per_hour <= best * (1 + MOST_EXCESS) + 1e-9
+
+
+offers = st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), max_size=9)
+
+
+@settings(deadline=None)
+@given(drawn=offers, share=st.floats(0.001, 1.2))
+def test_a_cover_is_the_cheapest(drawn: list[tuple[float, float]], share: float) -> None:
+    ranked = sorted(
+        (
+            Offer(name=str(number), price_per_hour=price, useful_rollouts_per_s=rate)
+            for number, (price, rate) in enumerate(drawn)
+        ),
+        key=lambda offer: offer.ratio,
+    )
+    need = share * sum(rate for _, rate in drawn)
+    found = cover(ranked, need)
+    sets = [[o for place, o in enumerate(ranked) if chosen >> place & 1] for chosen in range(2 ** len(ranked))]
+    prices = [
+        sum(o.price_per_hour for o in chosen)
+        for chosen in sets
+        if sum(o.useful_rollouts_per_s for o in chosen) >= need * (1 - 1e-9)
+    ]
+    if found is None:
+        assert prices == []
+    else:
+        assert sum(o.useful_rollouts_per_s for o in found) >= need * (1 - 1e-8)
+        assert sum(o.price_per_hour for o in found) <= min(prices) * (1 + 2 * GAP) + 1e-9
