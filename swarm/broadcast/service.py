@@ -132,6 +132,11 @@ class BroadcastService:
     def uplink(self) -> Uplink:
         return self._transfers.uplink
 
+    def complete_s(self, node: NodeId, version: VersionId) -> float | None:
+        """Seconds from the announcement of `version`, one of the last few, until `node` held all of it."""
+        found = self._spreading.get(version)
+        return found.complete_s.get(node) if found is not None else None
+
     @property
     def version_bytes(self) -> int:
         """What the newest version takes as it is sent; 0 before the first."""

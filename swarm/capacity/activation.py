@@ -172,7 +172,7 @@ class Activation:
         if held.cost_per_hour > self._budget * OVER_BUDGET:
             return self._settled(best, "the others cost more than the budget")
         self._learn(held, best, idle_share)
-        if self._is_little(held, best, lost=lost):
+        if self._is_little(held, best, lost=lost, idle_share=idle_share):
             grown = search.select(fixed=active, after=best)
             what = "samplers were lost" if lost else "the learner would wait"
             return self._settled(grown, f"{what}: you step in")
@@ -194,11 +194,14 @@ class Activation:
             self._asked = question
         return self._best
 
-    def _is_little(self, held: Selection, best: Selection, *, lost: bool) -> bool:
-        """Whether samplers are added. Where no set meets the target, what is possible is asked for."""
+    def _is_little(self, held: Selection, best: Selection, *, lost: bool, idle_share: float | None) -> bool:
+        """Whether samplers are added. Where no set meets the target, what is possible is asked for. Measured idling
+        counts where margin is lacking: `_learn` has raised it where it was not."""
         slack = 0.0 if best.feasible else BEST_EFFORT_SLACK
         idle = held.prediction.idle_share > best.idle_goal + slack
         idle = idle and best.prediction.idle_share < held.prediction.idle_share
+        measured = idle_share is not None and idle_share > self._rules.idle_target and best.feasible
+        idle = idle or (measured and not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s)
         self._little = self._little + 1 if idle else 0
         if lost and not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s:
             return True
@@ -210,7 +213,8 @@ class Activation:
 
     def _cheaper(self, held: Selection, best: Selection, present: Collection[str]) -> Selection | None:
         """The most that was needed at any of DWELL_DECISIONS in a row, all of which would have saved; else None."""
-        if best.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not best.active:
+        worse = held.feasible and not best.feasible
+        if best.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not best.active or worse:
             self._savings = []
             return None
         self._savings = [*self._savings, best][-DWELL_DECISIONS:]

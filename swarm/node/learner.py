@@ -140,6 +140,7 @@ class LearnerNode:
                 is_public=lambda node: bool(network.public_at(node)),
                 version_bytes=lambda: self._broadcast.version_bytes,
                 uplink=lambda: self._broadcast.uplink,
+                complete_s=lambda node, version: self._broadcast.complete_s(node, version),
                 bound=lambda: self._steps.bound if self._steps is not None else configured,
             ),
             before=self._log.spent,

@@ -2,7 +2,7 @@
 
 Order of a decision: what the swarm measured is read on the event loop, the choice is made in a thread, its outcome is
 carried out on the loop again. One decision at a time: after each period of publications (unless deciding would take
-more than a twentieth of the time), and at once when a sampler offers itself or is gone.
+more than a tenth of the time), and at once when a sampler offers itself or is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
@@ -33,19 +34,23 @@ from swarm.types import NodeId, VersionId
 TICK_S = 1.0
 """How often the cost is looked at while no step ends."""
 
-DECIDING_SHARE = 0.05
+LAGS = 9
+"""Installs of a sampler whose least lag is that of the install alone: of so many one finds the engine between batches."""
+
+DECIDING_SHARE = 0.1
 """Most of the time that decisions after steps may take: they run beside the event loop, and share its core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What is asked of the learner's other parts. `version_bytes` are those of the newest version as it is sent,
-    `uplink` is the learner's own."""
+    `uplink` is the learner's own, `complete_s` says how long after its publication a node held all of a version."""
 
     set_standby: Callable[[Mapping[NodeId, str]], None]
     is_public: Callable[[NodeId], bool]
     version_bytes: Callable[[], float]
     uplink: Callable[[], Uplink]
+    complete_s: Callable[[NodeId, VersionId], float | None]
     bound: Callable[[], BoundSet]
 
 
@@ -82,6 +87,7 @@ class Provisioning(SamplerWatch):
         self._offers: dict[NodeId, Offer] = {}
         self._held: dict[NodeId, VersionId] = {}
         self._installs_s: dict[str, float] = {}
+        self._lags_s: dict[NodeId, deque[float]] = {}
         self._active: frozenset[str] = frozenset()
         self._standby: dict[NodeId, str] = {}
         self._sent_bytes = 0
@@ -118,11 +124,22 @@ class Provisioning(SamplerWatch):
             return
         self._held[node] = version
         self._book.traffic(node, down_bytes=self._around.version_bytes(), up_bytes=0.0)
-        install_s = self._tracker.install_s(node, version)
         # The first one of a newcomer says when it came, not how long a version takes.
-        if held is not None and install_s is not None:
+        if held is not None and (install_s := self._without_waiting(node, version)) is not None:
             self._estimator.installed(node, install_s, now=now)
             self._installs_s[node] = self._estimator.install_s(node).value
+
+    def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:
+        """Seconds until `node` could have begun with `version`: an engine installs between two batches, and the model
+        counts the wait for that itself. So of what lay between holding and installing it only the least counts that
+        there was lately."""
+        installed_s = self._tracker.install_s(node, version)
+        complete_s = self._around.complete_s(node, version)
+        if installed_s is None or complete_s is None:
+            return None
+        lags = self._lags_s.setdefault(node, deque(maxlen=LAGS))
+        lags.append(max(0.0, installed_s - complete_s))
+        return complete_s + min(lags)
 
     def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
         self._estimator.generated(node, tokens, now=self._clock())
@@ -135,6 +152,7 @@ class Provisioning(SamplerWatch):
         self._book.left(node, now=now)
         self._held.pop(node, None)
         self._installs_s.pop(node, None)
+        self._lags_s.pop(node, None)
         if self._offers.pop(node, None) is not None:
             self._due.set()
 
@@ -194,7 +212,8 @@ class Provisioning(SamplerWatch):
         workers = self._estimator.workers(now)
         await asyncio.to_thread(
             self._activation.decide,
-            demand,
+            # How long a version takes is guessed from little until one was timed: too little to choose by.
+            demand if self._installs_s else None,
             workers,
             self._disseminate(),
             now=now,

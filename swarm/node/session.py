@@ -190,12 +190,14 @@ class Session:
                 await self._news(held, max(0.05, answer.retry_after_s))
 
     async def _generate(self) -> None:
+        follows = False
         while True:
             leases = await self._work.get()
             self._running = len(_names(leases))
             self._idle.clear()
             self._prefetch.release()
-            answers = await self._engine.generate(leases)
+            answers = await self._engine.generate(leases, follows=follows)
+            follows = not self._work.empty()
             batch = Batch(answers, await in_thread(self._spool.keep, answers))
             if batch.spooled is not None:
                 self._spooled |= batch.samples()

@@ -56,7 +56,7 @@ class EngineWorker:
         self.tokens_per_s = 0.0
         self.device_class: str = kind
         """The maker's name of the device once it is known, else the kind of engine."""
-        self._install_s = 0.0
+        self._install_s = self._ended_at = 0.0
 
     async def launch(self) -> None:
         """Start the process; it imports its libraries while the node looks for the learner."""
@@ -85,9 +85,11 @@ class EngineWorker:
         self.installed = head.version
         self._install_s = done.seconds
 
-    async def generate(self, leases: list[SealedLease]) -> list[Answer]:
-        """Draw every sample of the leases in one call."""
+    async def generate(self, leases: list[SealedLease], *, follows: bool = False) -> list[Answer]:
+        """Draw every sample of the leases in one call. `follows`: they were at hand when the last batch ended, so what
+        lay between (an install, the spool) is part of what a batch takes."""
         now = time.monotonic()
+        between_s = now - self._ended_at if follows else 0.0
         jobs = [
             Job(
                 prompt_token_ids=sealed.lease.prompt_token_ids,
@@ -99,7 +101,8 @@ class EngineWorker:
             for spec in sealed.lease.samples
         ]
         generated = await self._child.call(Generate(jobs=tuple(jobs)), Generated)
-        self._measure(generated)
+        self._ended_at = time.monotonic()
+        self._measure(generated, between_s)
         samples = iter(generated.samples)
         return [
             Answer(
@@ -123,13 +126,13 @@ class EngineWorker:
             "tokens_per_s": round(self.tokens_per_s, 1),
         }
 
-    def _measure(self, generated: Generated) -> None:
+    def _measure(self, generated: Generated, between_s: float) -> None:
         count = len(generated.samples)
         self.rollouts_per_s = _smoothed(self.rollouts_per_s, count, generated.seconds)
         # A batch of fewer takes about as long: what is at hand must not pass for what the engine could do, or a swarm
         # with too many samplers would take each of them for slow.
         full = max(count, self._batch_samples) if count else 0
-        self.full_rollouts_per_s = _smoothed(self.full_rollouts_per_s, full, generated.seconds)
+        self.full_rollouts_per_s = _smoothed(self.full_rollouts_per_s, full, generated.seconds + between_s)
         self.tokens_per_s = _smoothed(self.tokens_per_s, generated.steps, generated.seconds)
 
 
