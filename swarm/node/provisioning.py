@@ -35,7 +35,7 @@ TICK_S = 1.0
 """How often the cost is looked at while no step ends."""
 
 LAGS = 9
-"""Installs of a sampler whose least lag is that of the install alone: of so many one finds the engine between batches."""
+"""Installs of a sampler whose least lag is that of the install alone: of so many one finds its engine idle."""
 
 DECIDING_SHARE = 0.1
 """Most of the time that decisions after steps may take: they run beside the event loop, and share its core."""

@@ -86,8 +86,7 @@ class Steps:
         self._recorded_at = time.monotonic()
         try:
             while self.step < self._config.steps and not self.target_reached:
-                batch = await self._next_batch(publishing)
-                if batch is None:
+                if (batch := await self._next_batch(publishing)) is None:
                     return
                 step = self.step
                 prompts = [
@@ -168,6 +167,9 @@ class Steps:
         """The next batch; None once the money is spent. A publication that failed is raised here: without it no batch
         may ever come. One that is due meanwhile is made: after S was lowered no rollout of what is published may be
         fresh enough."""
+        if self._provisioning.spent.is_set():
+            await publishing
+            return None
         began = time.monotonic()
         batch = asyncio.create_task(self._rollouts.next_batch())
         spent = asyncio.create_task(self._provisioning.spent.wait())
