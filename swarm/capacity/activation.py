@@ -4,7 +4,8 @@ decide() is called once a publication period and after joins and losses. In this
 
     nothing known yet (no step, no length, no rate), or `activate` all -> everybody is active
     samplers that were active are gone and the rest lacks its margin   -> others step in, at once; nobody is stood by
-    the active ones are predicted, or measured, to leave the learner idle beyond the goal, LITTLE_DECISIONS times
+    the active ones are predicted to leave the learner idle beyond the goal, LITTLE_DECISIONS times in a row; or it is
+    measured to wait although they should suffice, and a larger margin is set
                                                                        -> others step in; nobody is stood by
     a set that costs less by SAVING, at each of DWELL_DECISIONS in a row -> the one of those that has most is taken
 
@@ -48,6 +49,10 @@ MEASURED_STEP = 0.05
 MOST_MEASURED = 0.5
 """Largest such correction: beyond it the cause is none that more samplers mend."""
 
+MEASURE_AFTER = 6
+"""Decisions after a change before what is measured is held against the model: starts, and the median of the last steps,
+take as long."""
+
 MEASURED_KEPT = 0.98
 """What is left of it after a decision at which the learner was not idle: halved in 35."""
 
@@ -69,6 +74,8 @@ TRIED = "your rate is not known yet: it is being measured"
 UNMEASURED = "your rate is not known yet: you are tried when others have been"
 
 SUFFICE = "the active samplers suffice"
+
+RESUMED = "you were active before the learner was restarted"
 
 PATIENCE = "with you the same would cost less: you step in when that has lasted"
 
@@ -103,6 +110,7 @@ class Activation:
         self._tried_at: dict[str, float] = {}
         self._savings: list[Selection] = []
         self._little = 0
+        self._unchanged = 0
         self._measured = 0.0
         self._decisions = 0
         self._asked: tuple[object, ...] = ()
@@ -112,6 +120,12 @@ class Activation:
     @property
     def active(self) -> frozenset[str]:
         return frozenset(self._active)
+
+    def resume(self, active: Collection[str]) -> None:
+        """These are active already, as from before a restart."""
+        assert not self._active
+        self._active = set(active)
+        self._reasons = dict.fromkeys(active, RESUMED)
 
     def reason(self, node: str) -> str:
         """Why it is active or waits, in one line; an empty string for one that no decision has considered."""
@@ -130,8 +144,8 @@ class Activation:
         is the learner's as measured over the last steps, None if that is unknown."""
         names = [worker.name for worker in workers]
         assert len(set(names)) == len(names) <= MAX_NODES
-        lost = self._active.difference(names)
-        self._active -= lost
+        lost = self._active.difference(worker.name for worker in workers if fault_of(worker) is None)
+        self._active &= set(names)
         measured = [worker for worker in workers if worker.rollouts_per_s != 0]
         if demand is None or not measured:
             tried = self._tried(workers, len(workers), self._budget, now=now)
@@ -171,8 +185,10 @@ class Activation:
             return self._settled(best, best.why)
         if held.cost_per_hour > self._budget * OVER_BUDGET:
             return self._settled(best, "the others cost more than the budget")
-        self._learn(held, best, idle_share)
-        if self._is_little(held, best, lost=lost, idle_share=idle_share):
+        waits = idle_share is not None and idle_share > rules.idle_target
+        if idle_share is not None:
+            self._learn(held, best, waits=waits)
+        if self._is_little(held, best, lost=lost, waits=waits):
             grown = search.select(fixed=active, after=best)
             what = "samplers were lost" if lost else "the learner would wait"
             return self._settled(grown, f"{what}: you step in")
@@ -194,18 +210,14 @@ class Activation:
             self._asked = question
         return self._best
 
-    def _is_little(self, held: Selection, best: Selection, *, lost: bool, idle_share: float | None) -> bool:
-        """Whether samplers are added. Where no set meets the target, what is possible is asked for. Measured idling
-        counts where margin is lacking: `_learn` has raised it where it was not."""
+    def _is_little(self, held: Selection, best: Selection, *, lost: bool, waits: bool) -> bool:
+        """Whether samplers are added. Where no set meets the target, what is possible is asked for."""
         slack = 0.0 if best.feasible else BEST_EFFORT_SLACK
         idle = held.prediction.idle_share > best.idle_goal + slack
         idle = idle and best.prediction.idle_share < held.prediction.idle_share
-        measured = idle_share is not None and idle_share > self._rules.idle_target and best.feasible
-        idle = idle or (measured and not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s)
-        self._little = self._little + 1 if idle else 0
-        if lost and not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s:
-            return True
-        return self._little >= LITTLE_DECISIONS
+        short = not held.has_margin and held.useful_rollouts_per_s < best.useful_rollouts_per_s
+        self._little = self._little + 1 if idle or (waits and short) else 0
+        return (lost and short) or self._little >= LITTLE_DECISIONS
 
     @property
     def _budget(self) -> float:
@@ -224,18 +236,18 @@ class Activation:
         return most if set(most.active) <= set(present) else best
 
     def _settled(self, selection: Selection, reason: str) -> tuple[Selection, str]:
-        self._savings, self._little = [], 0
+        self._savings, self._little, self._unchanged = [], 0, 0
         self.selection = selection
         return selection, reason
 
-    def _learn(self, held: Selection, best: Selection, idle_share: float | None) -> None:
-        """Correct the margin by what is measured, where the model says that the learner should not wait."""
-        if idle_share is None or not best.feasible or held.prediction.idle_share > self._rules.idle_target:
-            return
-        if idle_share > self._rules.idle_target and held.has_margin:
-            self._measured = min(MOST_MEASURED, self._measured + MEASURED_STEP)
-        elif idle_share <= self._rules.idle_target:
+    def _learn(self, held: Selection, best: Selection, *, waits: bool) -> None:
+        """Correct the margin by what is measured, where the model says that the learner should not wait; not while
+        samplers that were activated just now may still be starting."""
+        self._unchanged += 1
+        if not waits:
             self._measured *= MEASURED_KEPT
+        elif best.feasible and held.has_margin and self._unchanged > MEASURE_AFTER:
+            self._measured = min(MOST_MEASURED, self._measured + MEASURED_STEP)
 
     # -- who is tried -----------------------------------------------------------------------------------------
 
