@@ -1,8 +1,8 @@
 """Who of the samplers is active, and what the run costs: the shell around estimator, activation and cost book.
 
 Order of a decision: what the swarm measured is read on the event loop, the choice is made in a thread, its outcome is
-carried out on the loop again. One decision at a time: after each period of publications (unless deciding would take
-more than a tenth of the time), and at once when a sampler offers itself or is gone.
+carried out on the loop again. One decision at a time: after each period of publications (less often where that would
+take more than a tenth of the time), and at once when a sampler offers itself or is gone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ LAGS = 9
 """Installs of a sampler whose least lag is that of the install alone: of so many one finds its engine idle."""
 
 DECIDING_SHARE = 0.1
-"""Most of the time that decisions after steps may take: they run beside the event loop, and share its core."""
+WATCHING_SHARE = 0.02
+"""Most of the time that decisions after steps may take: they run beside the event loop, and share its core. The second
+where all are active in any case, and a decision only says what is predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +221,8 @@ class Provisioning(SamplerWatch):
             now=now,
             idle_share=idle.value if idle is not None else None,
         )
-        self._not_before = self._clock() + (self._clock() - now) / DECIDING_SHARE
+        share = DECIDING_SHARE if self._rules.activate == "cheapest" else WATCHING_SHARE
+        self._not_before = self._clock() + (self._clock() - now) / share
         self._carry_out({NodeId(worker.name) for worker in workers})
 
     def _carry_out(self, considered: Collection[NodeId]) -> None:
