@@ -125,7 +125,7 @@ def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False)
     more = rises or (config.max_cost or math.inf) > (values.get("max_cost") or math.inf)
     if not (finished or more) and (path / SUMMARY).is_file():
         most = values.get("max_cost")
-        cost = f", or --max-cost with more than {most:g}, whatever ended it," if most else ""
+        cost = f" or --max-cost with more than {most:g}" if most else ""
         raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']}{cost} to go on")
     return config
 
