@@ -48,7 +48,6 @@ from swarm.broadcast.transfers import (
     TABLE,
     Transfer,
     Transfers,
-    Uplink,
 )
 from swarm.broadcast.tree import TreeCourier
 from swarm.broadcast.weights import WeightMap, open_weights
@@ -169,14 +168,16 @@ class Receiver:
         return self.store.layout_digest if self.store else b""
 
     @property
-    def uplink(self) -> Uplink:
-        return self._transfers.uplink
+    def uplink_bytes_per_s(self) -> float:
+        return self._transfers.uplink_bytes_per_s
 
     def status(self) -> dict[str, Any]:
         active = self._transfers.active
         return {
             "map": str(self.version) if self.version else None,
-            **self._transfers.status(),
+            "streams": len(self._transfers.links),
+            "stream_bytes_sent": self._transfers.sent_bytes,
+            "uplink_bytes_per_s": round(self.uplink_bytes_per_s),
             "versions": {str(version): times for version, times in self._progress.times.items()},
             "chunks_held": {str(v): len(t.held.chunks.spans) - t.held.chunks.missing for v, t in active.items()},
             "chunks_rejected": dict(self._transfers.rejected),

@@ -25,7 +25,7 @@ from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store import HeldVersion
 from swarm.broadcast.tables import DIRECT_BYTES, parts_of, relays_of
-from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROUTES, TABLE, Link, Transfers, Uplink
+from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROUTES, TABLE, Link, Transfers
 from swarm.broadcast.tree import TreeCourier
 from swarm.errors import ProtocolError
 from swarm.signing import SigningKey
@@ -129,8 +129,9 @@ class BroadcastService:
         await self._links.accept(incoming)
 
     @property
-    def uplink(self) -> Uplink:
-        return self._transfers.uplink
+    def uplink_bytes_per_s(self) -> float:
+        """Of weights that were sent, in the best second, which is forgotten slowly; 0 is unknown."""
+        return self._transfers.uplink_bytes_per_s
 
     def complete_s(self, node: NodeId, version: VersionId) -> float | None:
         """Seconds from the announcement of `version`, one of the last few, until `node` held all of it."""
@@ -153,7 +154,9 @@ class BroadcastService:
         samplers had installed a version."""
         return {
             "topology": self._topology(),
-            **self._transfers.status(),
+            "streams": len(self._transfers.links),
+            "stream_bytes_sent": self._transfers.sent_bytes,
+            "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
             "broadcasts": {
                 str(version): {
                     **self._spread(version),

@@ -13,7 +13,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import msgspec
 
@@ -80,14 +79,6 @@ class Transfer:
     receiving: dict[int, Link] = field(default_factory=dict)
     completed_at: float | None = None
     sent_bytes: int = 0
-
-
-class Uplink(NamedTuple):
-    """Bytes of weights that a node has sent on streams since it takes part, and how many in its best second, which is
-    forgotten slowly; 0 is unknown."""
-
-    sent_bytes: int
-    bytes_per_s: float
 
 
 class Transfers:
@@ -209,17 +200,6 @@ class Transfers:
         rate = (sent - self._sent_before) / (now - self._measured_at)
         self.uplink_bytes_per_s = max(rate, PEAK_DECAY * self.uplink_bytes_per_s)
         self._sent_before, self._measured_at = sent, now
-
-    @property
-    def uplink(self) -> Uplink:
-        return Uplink(self.sent_bytes, self.uplink_bytes_per_s)
-
-    def status(self) -> dict[str, Any]:
-        return {
-            "streams": len(self.links),
-            "stream_bytes_sent": self.sent_bytes,
-            "uplink_bytes_per_s": round(self.uplink_bytes_per_s),
-        }
 
     @property
     def sent_bytes(self) -> int:

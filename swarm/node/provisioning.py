@@ -17,9 +17,8 @@ from statistics import median
 from typing import Any, Literal
 
 from swarm.broadcast.tracker import InstallTracker
-from swarm.broadcast.transfers import Uplink
 from swarm.capacity.activation import Activation
-from swarm.capacity.cost import CostBook, CostFigures
+from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
 from swarm.capacity.estimator import Estimator, StartValues
 from swarm.capacity.fleet import Disseminate, Dissemination, Worker
 from swarm.capacity.selection import Rules
@@ -46,19 +45,21 @@ where all are active in any case, and a decision only says what is predicted."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What is asked of the learner's other parts. `version_bytes` are those of the newest version as it is sent,
-    `uplink` is the learner's own, `complete_s` says how long after its publication a node held all of a version."""
+    `uplink_bytes_per_s` is the learner's own as far as it is known, `sent_bytes` what it has sent of weights;
+    `complete_s` says how long after its publication a node held all of a version."""
 
     set_standby: Callable[[Mapping[NodeId, str]], None]
     is_public: Callable[[NodeId], bool]
     version_bytes: Callable[[], float]
-    uplink: Callable[[], Uplink]
+    uplink_bytes_per_s: Callable[[], float]
+    sent_bytes: Callable[[], int]
     complete_s: Callable[[NodeId, VersionId], float | None]
     bound: Callable[[], BoundSet]
 
 
 class Provisioning(SamplerWatch):
-    """`before` is what former lives of the run spent, `clock` tells monotonic seconds. `spent` is set once the run has
-    cost what it may."""
+    """`before` is what former lives of the run spent, `absent` who was there when the last one ended; `clock` tells
+    monotonic seconds. `spent` is set once the run has cost what it may."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Provisioning(SamplerWatch):
         around: Surroundings,
         *,
         before: Spent,
+        absent: Collection[NodeId] = (),
         emit: Callable[..., None],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -75,6 +77,7 @@ class Provisioning(SamplerWatch):
         self._tracker = tracker
         self._around = around
         self._before = before
+        self._absent = frozenset(absent)
         self._emit = emit
         self._say = say
         self._clock = clock
@@ -88,6 +91,7 @@ class Provisioning(SamplerWatch):
         self._activation = Activation(self._rules)
         self._offers: dict[NodeId, Offer] = {}
         self._held: dict[NodeId, VersionId] = {}
+        self._counted: dict[NodeId, tuple[int, int]] = {}
         self._installs_s: dict[str, float] = {}
         self._lags_s: dict[NodeId, deque[float]] = {}
         self._active: frozenset[str] = frozenset()
@@ -112,9 +116,7 @@ class Provisioning(SamplerWatch):
         self._estimator.link(node, offer.uplink_bytes_per_s, offer.downlink_bytes_per_s, public, now=now)
         if offer.full_rollouts_per_s > 0:
             self._estimator.rate(node, offer.full_rollouts_per_s, offer.samples_at_once, offer.lockstep, now=now)
-        # What a newcomer sent before was sent in another session, or for another learner.
-        sent_before = before.sent_bytes if before is not None else offer.sent_bytes
-        self._book.traffic(node, down_bytes=0.0, up_bytes=max(0, offer.sent_bytes - sent_before))
+        self._count_traffic(node, offer)
         if before is None:
             self._due.set()
 
@@ -125,7 +127,6 @@ class Provisioning(SamplerWatch):
         if held == version:
             return
         self._held[node] = version
-        self._book.traffic(node, down_bytes=self._around.version_bytes(), up_bytes=0.0)
         # The first one of a newcomer says when it came, not how long a version takes.
         if held is not None and (install_s := self._without_waiting(node, version)) is not None:
             self._estimator.installed(node, install_s, now=now)
@@ -261,7 +262,7 @@ class Provisioning(SamplerWatch):
 
     def _disseminate(self) -> Disseminate:
         planned = disseminate_by(
-            learner_uplink_bytes_per_s=self._around.uplink().bytes_per_s,
+            learner_uplink_bytes_per_s=self._around.uplink_bytes_per_s(),
             encoded_bytes=self._around.version_bytes(),
             apply_s=0.0,
         )
@@ -273,8 +274,20 @@ class Provisioning(SamplerWatch):
     def _step(self) -> int:
         return self._before.steps + self._steps
 
+    def _count_traffic(self, node: NodeId, offer: Offer) -> None:
+        """What a sampler says that it received and sent, since it said so last. What it did before this life of the
+        learner began is in the account of a former one."""
+        received, sent = offer.received_bytes, offer.sent_bytes
+        known = self._counted.pop(node, (received, sent) if node in self._absent else (0, 0))
+        if received < known[0] or sent < known[1]:
+            known = (0, 0)  # Another process of the same node.
+        self._book.traffic(node, down_bytes=received - known[0], up_bytes=sent - known[1])
+        self._counted[node] = (received, sent)
+        if len(self._counted) > MAX_NODES:
+            del self._counted[next(iter(self._counted))]
+
     def _count_egress(self) -> None:
-        sent = self._around.uplink().sent_bytes
+        sent = self._around.sent_bytes()
         self._book.learner_traffic(down_bytes=0.0, up_bytes=sent - self._sent_bytes)
         self._sent_bytes = sent
 

@@ -86,7 +86,7 @@ class RelayNode:
         held = None
         while True:
             held = (await receiver.installed(held)).head.version
-            network.set_profile(Profile(held=held, uplink_bytes_per_s=float(f"{receiver.uplink.bytes_per_s:.2g}")))
+            network.set_profile(Profile(held=held, uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}")))
 
     def _emit(self, kind: str, **fields: Any) -> None:
         if kind in ("reachable", "unreachable"):

@@ -174,8 +174,9 @@ class SamplerNode:
             cost_per_hour=config.cost_per_hour,
             down_cost_per_gb=config.down_cost_per_gb,
             up_cost_per_gb=config.up_cost_per_gb,
-            uplink_bytes_per_s=float(f"{receiver.uplink.bytes_per_s:.2g}"),
-            sent_bytes=receiver.uplink.sent_bytes,
+            uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
+            sent_bytes=self._network.station.upload.total_bytes,
+            received_bytes=self._network.station.download.total_bytes,
             downlink_bytes_per_s=config.max_download * 1e6 / 8 if config.max_download else 0.0,
         )
 
@@ -191,7 +192,7 @@ class SamplerNode:
             held=engine.installed,
             engine=self._config.engine,
             rollouts_per_s=rate,
-            uplink_bytes_per_s=float(f"{receiver.uplink.bytes_per_s:.2g}"),
+            uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
             cost_per_hour=self._config.cost_per_hour,
         )
         self._network.set_profile(profile)

@@ -72,7 +72,8 @@ class Offer(Message, frozen=True):
 
     Its engine draws `samples_at_once`, which begin and end together if it works in `lockstep`, and gets
     `full_rollouts_per_s` done with all of these places filled, as far as it was measured. Prices are in the swarm's
-    currency, traffic by 1e9 bytes. For rates 0 is unknown. `sent_bytes` of weights it has passed on since it joined.
+    currency, traffic by 1e9 bytes. For rates 0 is unknown. `sent_bytes` and
+    `received_bytes` are of weights, since its process began.
     """
 
     device_class: Annotated[str, msgspec.Meta(max_length=DEVICE_CLASS_LENGTH)] = ""
@@ -85,6 +86,7 @@ class Offer(Message, frozen=True):
     uplink_bytes_per_s: LineRate = 0.0
     downlink_bytes_per_s: LineRate = 0.0
     sent_bytes: Count = 0
+    received_bytes: Count = 0
 
 
 class Beat(Message, frozen=True):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from swarm.broadcast.tracker import InstallTracker
-from swarm.broadcast.transfers import Uplink
 from swarm.capacity.fleet import Dissemination, Worker
 from swarm.config import LeadConfig
 from swarm.node.metrics import Spent
@@ -33,7 +32,7 @@ DECISIONS = 16
 class Swarm:
     """A learner's provisioning, its samplers, and what came of them."""
 
-    def __init__(self, *, before: Spent | None = None, **settings: Any) -> None:
+    def __init__(self, *, before: Spent | None = None, absent: tuple[NodeId, ...] = (), **settings: Any) -> None:
         self.now = 1000.0
         self.standby: Mapping[NodeId, str] = {}
         self.events: list[tuple[str, str]] = []
@@ -49,11 +48,13 @@ class Swarm:
                 set_standby=self._set_standby,
                 is_public=lambda node: False,
                 version_bytes=lambda: 10_000_000,
-                uplink=lambda: Uplink(self.sent_bytes, 1e9),
+                uplink_bytes_per_s=lambda: 1e9,
+                sent_bytes=lambda: self.sent_bytes,
                 complete_s=lambda node, version: 0.2,
                 bound=lambda: BoundSet(max_staleness=2, publish_every_steps=1),
             ),
             before=before or Spent(),
+            absent=absent,
             emit=lambda kind, **fields: self.events.append((kind, fields.get("node", ""))),
             say=self.said.append,
             clock=lambda: self.now,
@@ -165,17 +166,25 @@ async def test_rent_is_for_who_is_active_and_traffic_for_all() -> None:
     assert cost["by_class"]["a"]["active_s"] / 2 > dear["active_s"] / 3 > 0
 
 
-async def test_metered_traffic_is_charged_both_ways() -> None:
+async def test_metered_traffic_is_charged_both_ways_and_once() -> None:
+    """Whoever comes back within its process goes on counting; another process begins at 0."""
     swarm = Swarm(egress_cost_per_gb=1.0)
-    node = swarm.offer("m1", down_cost_per_gb=2.0, up_cost_per_gb=3.0, sent_bytes=5_000)
-    swarm.tracker.published(v(1), now=swarm.now)
-    swarm.provisioning.installed(node, v(1))
-    swarm.provisioning.installed(node, v(1))
-    swarm.offer("m1", down_cost_per_gb=2.0, up_cost_per_gb=3.0, sent_bytes=20_005_000)
+    prices = {"down_cost_per_gb": 2.0, "up_cost_per_gb": 3.0}
+    for received, sent in ((10_000_000, 0), (30_000_000, 5_000_000), (30_000_000, 6_000_000), (4_000_000, 0)):
+        node = swarm.offer("m1", **prices, received_bytes=received, sent_bytes=sent)
+        if sent == 5_000_000:
+            swarm.provisioning.gone(node, vanished=True)
     swarm.sent_bytes = 40_000_000
     swarm.now += 1.0
     figures = swarm.provisioning.stepped(waited_s=0.0, period_s=1.0)
-    assert figures["cost_total"] == pytest.approx(0.01 * 2.0 + 0.02 * 3.0 + 0.04 * 1.0)
+    assert figures["cost_total"] == pytest.approx(0.034 * 2.0 + 0.006 * 3.0 + 0.04 * 1.0)
+
+
+async def test_what_a_sampler_received_in_a_former_life_of_the_learner_is_not_charged_again() -> None:
+    swarm = Swarm(absent=(NodeId("m1"),))
+    swarm.offer("m1", down_cost_per_gb=1.0, received_bytes=50_000_000)
+    swarm.offer("m1", down_cost_per_gb=1.0, received_bytes=60_000_000)
+    assert swarm.provisioning.status()["cost"]["cost_total"] == pytest.approx(0.01)
 
 
 async def test_a_run_that_has_cost_enough_says_so_once() -> None:
