@@ -7,10 +7,11 @@ decide() is called once a publication period and after joins and losses. In this
     the active ones are predicted to leave the learner idle beyond the goal, LITTLE_DECISIONS times in a row; or it is
     measured to wait although they should suffice, and a larger margin is set
                                                                        -> others step in; nobody is stood by
-    a set that costs less by SAVING, at each of DWELL_DECISIONS in a row -> the one of those that has most is taken
+    a set costs less by SAVING, at each of DWELL_DECISIONS in a row    -> it is exchanged for that
 
-So a set grows at once and shrinks slowly, and what it shrinks to would have been enough all the while. After any change
-the count begins anew: a sampler that was just activated stays. Those whose rate is unknown are tried, a few at a time.
+So a set grows at once and shrinks slowly, and what it shrinks to would have been enough all the while: what it lacked
+at any of those decisions was added to it. After any change the count begins anew: a sampler that was just activated
+stays. Those whose rate is unknown are tried, a few at a time.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from swarm.capacity.selection import Model, Rules, Search, Selection
 SAVING = 0.05
 """Least relative saving for which samplers are exchanged: each exchange pays a start."""
 
-DWELL_DECISIONS = 10
-"""Decisions in a row that must find a saving: noise of 10 % in every figure does not agree with itself for so long."""
+DWELL_DECISIONS = 20
+"""Decisions for which a cheaper set must save: what noise of 10 % in every figure asks for at most in so many, it
+hardly ever exceeds later."""
 
-LITTLE_DECISIONS = 2
-"""Decisions in a row that must find the learner idle for want of samplers, where none was lost: one is a slow step."""
+LITTLE_DECISIONS = 3
+"""Decisions in a row that must find the learner idle for want of samplers, where none was lost: noise gives two."""
 
 BEST_EFFORT_SLACK = 0.03
 """Idle share beyond the goal that is borne where the target can not be met: at the edge of what is possible predictions
@@ -108,7 +110,8 @@ class Activation:
         self._active: set[str] = set()
         self._reasons: dict[str, str] = {}
         self._tried_at: dict[str, float] = {}
-        self._savings: list[Selection] = []
+        self._cheaper_set: tuple[str, ...] | None = None
+        self._saved = 0
         self._little = 0
         self._unchanged = 0
         self._measured = 0.0
@@ -192,7 +195,7 @@ class Activation:
             grown = search.select(fixed=active, after=best)
             what = "samplers were lost" if lost else "the learner would wait"
             return self._settled(grown, f"{what}: you step in")
-        cheaper = self._cheaper(held, best, present)
+        cheaper = self._cheaper(search, held, best)
         if cheaper is not None:
             return self._settled(cheaper, f"with you the same costs less: {best.why}")
         patience = dict.fromkeys(present.intersection(best.active), PATIENCE)
@@ -223,20 +226,25 @@ class Activation:
     def _budget(self) -> float:
         return float("inf") if self._rules.budget_per_hour is None else self._rules.budget_per_hour
 
-    def _cheaper(self, held: Selection, best: Selection, present: Collection[str]) -> Selection | None:
-        """The most that was needed at any of DWELL_DECISIONS in a row, all of which would have saved; else None."""
-        worse = held.feasible and not best.feasible
-        if best.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not best.active or worse:
-            self._savings = []
+    def _cheaper(self, search: Search, held: Selection, best: Selection) -> Selection | None:
+        """The set that would have saved at each of DWELL_DECISIONS, grown by what it would have lacked; else None.
+
+        It stays the same set, judged by new figures each time: what looks cheapest at one decision owes some of that to
+        errors in its favour.
+        """
+        tried = best
+        if self._cheaper_set is not None:
+            tried = search.assess(self._cheaper_set, after=best)
+            if not tried.has_margin:
+                tried = search.select(fixed=self._cheaper_set, after=best)
+        if tried.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not tried.active:
+            self._cheaper_set, self._saved = None, 0
             return None
-        self._savings = [*self._savings, best][-DWELL_DECISIONS:]
-        if len(self._savings) < DWELL_DECISIONS:
-            return None
-        most = max(self._savings, key=lambda selection: selection.needed_rollouts_per_s)
-        return most if set(most.active) <= set(present) else best
+        self._cheaper_set, self._saved = tried.active, self._saved + 1
+        return tried if self._saved >= DWELL_DECISIONS else None
 
     def _settled(self, selection: Selection, reason: str) -> tuple[Selection, str]:
-        self._savings, self._little, self._unchanged = [], 0, 0
+        self._cheaper_set, self._saved, self._little, self._unchanged = None, 0, 0, 0
         self.selection = selection
         return selection, reason
 

@@ -1,7 +1,7 @@
 """Workers as a few classes of units, and a large swarm as a small one that behaves like it: what a recursion follows.
 
-Merging: workers whose places are about as fast and which install at about the same time are one class. Thinning: where a
-step takes more than MOST_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a class
+Merging: workers whose places are about as fast and which install at about the same time are one class. Thinning: where
+a step takes more than MOST_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a class
 lacks or has too much is passed on to the next one, which is its nearest, and in the end all units are made faster or
 slower by one factor: the summed rate is exact, the time of a sample nearly so.
 """
@@ -53,7 +53,7 @@ def course_of(
     groups = min(demand.groups_per_step, max(LEAST_GROUPS, MOST_ROLLOUTS // demand.group_size))
     thinned = groups / demand.groups_per_step
     shares = [_share(alike, scale=scale, thinned=thinned) for alike in alike(demand, workers, install_s)]
-    rate = scale * thinned * sum(worker.rollouts_per_s for worker in workers)
+    rate = scale * thinned * math.fsum(worker.rollouts_per_s for worker in workers)
     return Course(
         train_step_s=demand.train_step_s,
         groups_per_step=groups,
@@ -67,7 +67,7 @@ def course_of(
 
 
 def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> list[list[Delayed]]:
-    """The workers with their installs, class by class: at most MOST_CLASSES, and one for each size of lockstep engine."""
+    """The workers with their installs, class by class: at most MOST_CLASSES, or 4 for each size of lockstep engine."""
     coarse = 1.0
     while True:
         found: dict[tuple[int, int, int], list[Delayed]] = {}
@@ -85,7 +85,7 @@ def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float])
 
 def _share(workers: Sequence[Delayed], *, scale: float, thinned: float) -> _Share:
     """Each place of a continuous engine is a unit; an engine in lockstep is one, with fewer samples if thinned."""
-    rate = sum(worker.rollouts_per_s for worker, _ in workers)
+    rate = math.fsum(worker.rollouts_per_s for worker, _ in workers)
     places = sum(worker.samples_at_once for worker, _ in workers)
     first, _ = workers[0]
     samples = max(1, round(thinned * first.samples_at_once)) if first.lockstep else 1
@@ -94,7 +94,7 @@ def _share(workers: Sequence[Delayed], *, scale: float, thinned: float) -> _Shar
         samples=samples,
         longest_of=first.samples_at_once if first.lockstep else 1,
         unit_s=places / rate,
-        install_s=sum(worker.rollouts_per_s * delay_s for worker, delay_s in workers) / rate,
+        install_s=math.fsum(worker.rollouts_per_s * delay_s for worker, delay_s in workers) / rate,
     )
 
 

@@ -1,8 +1,8 @@
 """How fast samplers must be, and what the learner waits with those there are (docs/capacity.md derives all of it).
 
-Symbols: R `rollouts_per_step`, T `train_step_s`, kappa `publish_every_steps`, S `max_staleness`, T_b `broadcast_s` (from
-a publication until samplers have installed it), T_gen `generation_s` (of one rollout, in the mean), mu the summed
-`rollouts_per_s`. Times in seconds, rates in rollouts per second. An input that makes no sense is a ValueError that names it.
+Symbols: R `rollouts_per_step`, T `train_step_s`, kappa `publish_every_steps`, S `max_staleness`, T_b `broadcast_s`
+(from a publication until samplers have installed it), T_gen `generation_s` (of one rollout, in the mean), mu the summed
+`rollouts_per_s`. Times in seconds, rates in rollouts per second. What makes no sense is a ValueError that names it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ from swarm.capacity.classes import course_of
 from swarm.capacity.fleet import Demand, Worker
 from swarm.capacity.recursion import Course, Recursion
 
-Binds = Literal["learner", "rate", "staleness", "broadcast"]
-"""What the learner's time goes to.
+Binds = Literal["learner", "rate", "broadcast", "generation"]
+"""What a step waits for (`binds`).
 
-learner: its own training; it waits for at most NEARLY_BUSY of the time.
-rate: it waits while every place is at work: more or faster samplers would help.
-staleness: it waits while places are free that hold the newest version, and all that may be begun was begun: a larger S,
-    a shorter or less uneven generation would help, more samplers would not.
-broadcast: it waits while places are free that still lack the newest version: a faster broadcast would help, or a larger S.
+learner: its own training; it is idle for at most NEARLY_BUSY of the time.
+rate: the samplers' work; more of them would help.
+broadcast: versions on their way; a faster broadcast would help, or a larger max_staleness.
+generation: the last of what was begun; shorter or more even answers would help, or a larger max_staleness.
 """
 
 NEARLY_BUSY = 0.02
 """The default target of the idle share: what is less is the learner's own pace."""
+
+NEARLY_ALL_WORK = 0.05
+"""Samplers that are idle for less than this share of their time are what the learner waits for."""
 
 ROLLOUTS = 12_000
 """Rollouts that a prediction follows: about 40 ms."""
 
 LEAST_STEPS = 12
 """Steps that it follows in any case, after the first ones: fewer would show one step's luck."""
+
+MOST_STEPS = 400
+"""Steps that it follows at most: where a step is a few rollouts, more would say no more."""
 
 PLENTY = 32.0
 """Times R / T: where so many do not help, more will not."""
@@ -46,7 +51,8 @@ RATE_PRECISION = 0.005
 class Prediction:
     """Shares of 1, in the long run. `idle_share` is of the learner's time, `discarded_share` of all that is generated,
     `mean_staleness` in steps over the rollouts that are trained on, `step_s` from batch to batch, `rollouts_per_s` what
-    is trained on, `samplers_idle_share` of the places' time weighted by their rates."""
+    is trained on, `samplers_idle_share` of the places' time weighted by their rates; to stand still for a fetch is not
+    idle."""
 
     idle_share: float
     discarded_share: float
@@ -60,7 +66,7 @@ class Prediction:
 def mu_min_pausing(
     *, rollouts_per_step: int, publish_every_steps: int, train_step_s: float, broadcast_s: float
 ) -> float:
-    """kappa R / (kappa T - T_b): the least rate where samplers stand still while they fetch (ECHO-2); inf if none is."""
+    """kappa R / (kappa T - T_b): the least rate where samplers stand still to fetch (ECHO-2's rule); inf if none is."""
     _check(rollouts_per_step=rollouts_per_step, publish_every_steps=publish_every_steps, train_step_s=train_step_s)
     _check_least_zero(broadcast_s=broadcast_s)
     left_s = publish_every_steps * train_step_s - broadcast_s
@@ -82,7 +88,7 @@ def mu_necessary(
     train_step_s: float,
     broadcast_s: float,
 ) -> float:
-    """R / min(T, (S + 1 - kappa) T - T_b): below this rate the learner waits, whatever the lengths; inf if always."""
+    """R / min(T, (S + 1 - kappa) T - T_b): at less the learner waits for batches of mean length; inf if at any rate."""
     _check(rollouts_per_step=rollouts_per_step)
     _check_least_zero(broadcast_s=broadcast_s)
     left_s = slack_s(
@@ -134,10 +140,15 @@ def least_step_s(
     _check(rollouts_per_s=rollouts_per_s)
     _check_least_zero(max_staleness=max_staleness, broadcast_s=broadcast_s, batch_s=batch_s)
     _check_period(publish_every_steps, max_staleness)
-    within = max_staleness + 2 - publish_every_steps
-    steps = math.ceil(within / publish_every_steps) * publish_every_steps
-    fresh_s = train_step_s + broadcast_s + batch_s + (steps - within) * train_step_s
+    steps = fresh_every_steps(publish_every_steps=publish_every_steps, max_staleness=max_staleness)
+    bound_steps = max_staleness + 2 - publish_every_steps
+    fresh_s = train_step_s + broadcast_s + batch_s + (steps - bound_steps) * train_step_s
     return max(train_step_s, rollouts_per_step / rollouts_per_s, fresh_s / steps)
+
+
+def fresh_every_steps(*, publish_every_steps: int, max_staleness: int) -> int:
+    """kappa ceil((S + 2 - kappa) / kappa): steps from one batch that needs a new version to the next that does."""
+    return math.ceil((max_staleness + 2 - publish_every_steps) / publish_every_steps) * publish_every_steps
 
 
 def shortfall(demand: Demand, *, broadcast_s: float, generation_s: float) -> str | None:
@@ -235,26 +246,62 @@ def check_fleet(demand: Demand, workers: Sequence[Worker], install_s: Sequence[f
             raise ValueError(f"worker {worker.name}: {fault}") from None
 
 
+def binds(
+    demand: Demand,
+    *,
+    step_s: float,
+    samplers_idle_share: float,
+    broadcast_s: float,
+    rollouts_per_s: float,
+    pausing: bool = False,
+) -> Binds:
+    """Which is the largest part of a step that is longer than training.
+
+    Where samplers always work it is their work, or the time that they stand still. Else the bound holds the learner up,
+    and least_step_s, solved for batch_s, says how long a batch of a version took after its arrival: R / mu of it is
+    work, the rest waiting for the last answers.
+    """
+    if 1 - demand.train_step_s / step_s <= NEARLY_BUSY:
+        return "learner"
+    work_s = demand.rollouts_per_step / rollouts_per_s
+    if samplers_idle_share <= NEARLY_ALL_WORK:
+        return "broadcast" if pausing and broadcast_s > demand.publish_every_steps * work_s else "rate"
+    bound_steps = demand.max_staleness + 2 - demand.publish_every_steps
+    steps = fresh_every_steps(publish_every_steps=demand.publish_every_steps, max_staleness=demand.max_staleness)
+    fresh_s = steps * step_s - (steps - bound_steps) * demand.train_step_s
+    batch_s = fresh_s - demand.train_step_s - broadcast_s
+    parts: dict[Binds, float] = {"rate": work_s, "broadcast": broadcast_s, "generation": batch_s - work_s}
+    return max(parts, key=lambda part: parts[part])
+
+
 def _follow(demand: Demand, course: Course) -> Prediction:
     recursion = Recursion(course)
     of_step = course.groups_per_step * course.group_size
-    first = 2 * (demand.max_staleness + 1) + 2 * demand.publish_every_steps
+    every = fresh_every_steps(publish_every_steps=course.publish_every_steps, max_staleness=course.max_staleness)
+    first = 2 * (course.max_staleness + 1 + course.publish_every_steps)
     recursion.steps(first)
-    count = max(LEAST_STEPS, ROLLOUTS // of_step - first)
-    count += -count % demand.publish_every_steps
+    count = min(MOST_STEPS, max(LEAST_STEPS, ROLLOUTS // of_step - first))
+    count += -count % every
     elapsed_s = recursion.steps(count)
     tally = recursion.tally
-    idle_share = max(0.0, 1 - count * demand.train_step_s / elapsed_s)
-    rate = sum(one.units * one.samples / one.unit_s for one in course.classes)
-    waited: dict[Binds, float] = {"rate": tally.rate_s, "staleness": tally.staleness_s, "broadcast": tally.broadcast_s}
+    rates = [one.units * one.samples / one.unit_s for one in course.classes]
+    installs = sum(rate * one.install_s for rate, one in zip(rates, course.classes, strict=True))
+    samplers_idle_share = min(1.0, max(0.0, 1 - (tally.busy + tally.paused) / (sum(rates) * elapsed_s)))
     return Prediction(
-        idle_share=idle_share,
+        idle_share=max(0.0, 1 - count * demand.train_step_s / elapsed_s),
         discarded_share=tally.discarded / max(1, tally.finished),
         mean_staleness=tally.staleness / tally.trained,
         step_s=elapsed_s / count,
         rollouts_per_s=demand.rollouts_per_step * count / elapsed_s,
-        samplers_idle_share=min(1.0, max(0.0, 1 - tally.busy / (rate * elapsed_s))),
-        binds="learner" if idle_share <= NEARLY_BUSY else max(waited, key=lambda reason: waited[reason]),
+        samplers_idle_share=samplers_idle_share,
+        binds=binds(
+            demand,
+            step_s=elapsed_s / count,
+            samplers_idle_share=samplers_idle_share,
+            broadcast_s=installs / sum(rates),
+            rollouts_per_s=sum(rates) * demand.rollouts_per_step / of_step,
+            pausing=course.pausing,
+        ),
     )
 
 
@@ -275,6 +322,6 @@ def _check_least_zero(**values: float) -> float:
 def _check_period(publish_every_steps: int, max_staleness: int) -> None:
     if publish_every_steps > max_staleness + 1:
         raise ValueError(
-            f"publish_every_steps is {publish_every_steps}, it must be at most max_staleness + 1 = {max_staleness + 1}: "
-            "else everybody would wait for ever"
+            f"publish_every_steps is {publish_every_steps}, it must be at most max_staleness + 1 = {max_staleness + 1}"
+            ", or all would wait for ever"
         )

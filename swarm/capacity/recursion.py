@@ -5,20 +5,21 @@ continuous engine; a whole engine in lockstep, with `samples` at once), one time
 is known of a group is how many of its samples wait, are at work or are done, and the oldest version among them; what is
 known of the rest is counts by deadline. In these the rule of docs/staleness.md is followed from event to event: a unit
 that is free takes a sample of a group that was begun, else opens a group if `_may_open` allows; the learner takes the B
-ready groups that are due earliest, trains, publishes; each class installs what was published `install_s` later. A unit of
-several samples asks one batch ahead, as node/session.py does, and begins that with what it holds then.
+ready groups that are due earliest, trains, publishes; each class installs what was published `install_s` later. A unit
+of several samples asks one batch ahead, as node/session.py does, and begins that with what it holds then.
 
 Lengths are dealt, not drawn: a pack of the equally likely lengths, shuffled in the same way in every call, is dealt to
 its end before the next. So one answer belongs to one question, and few steps give the mean.
 
-What it leaves out, and what therefore only a simulation of the real plane shows: the way of a question and of an answer,
-which of several groups is filled first, failures, departures.
+What it leaves out, and what therefore only a simulation of the real plane shows: how long questions and answers travel,
+failures, departures.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +31,8 @@ PACK = 1024
 it should."""
 
 SPARE_SHARE = 1 / 8
-"""Most spare groups of a batch; this, the gain and what is kept are those of swarm/rollout/pacing.py, which this package
-may not import. A test compares them."""
+"""Most spare groups of a batch; this, the gain and what is kept are those of swarm/rollout/pacing.py, which this
+package may not import. A test compares them."""
 
 SPARE_GAIN = 0.5
 
@@ -66,7 +67,7 @@ class Course:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Sums. The learner's waiting is split by its reason (`_wait`); `busy` is time times rate, in rollouts."""
+    """Sums. `busy` is the units' time at work times their rates, in rollouts; so is `paused`, standing still."""
 
     steps: int = 0
     finished: int = 0
@@ -74,15 +75,13 @@ class Tally:
     trained: int = 0
     staleness: int = 0
     busy: float = 0.0
-    rate_s: float = 0.0
-    staleness_s: float = 0.0
-    broadcast_s: float = 0.0
+    paused: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """`opened` is the version that it was opened for, `oldest` the oldest that drew a sample, `versions` the sum of those
-    that did. `waiting` samples are not leased, `unfinished` ones not done."""
+    """`opened` is the version that it was opened for, `oldest` the oldest that drew a sample, `versions` the sum of
+    those that did. `waiting` samples are not leased, `unfinished` ones not done."""
 
     opened: int
     waiting: int
@@ -95,8 +94,8 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """One unit of class `one` at work on `running`; `queued` is its next batch, `paused_s` what its class had stood still
-    when it began."""
+    """One unit of class `one` at work on `running`, or free `since` then; `queued` is its next batch, `paused_s` what
+    its class had stood still when it began."""
 
     one: int
     since: float = 0.0
@@ -141,10 +140,7 @@ class Recursion:
         began = self._now
         self._changed()
         while self.tally.steps < count:
-            at, _, happen, what = heapq.heappop(self._events)
-            if not self._training:
-                self._wait(at - self._now)
-            self._now = at
+            self._now, _, happen, what = heapq.heappop(self._events)
             happen(what)
         return self._now - began
 
@@ -158,17 +154,15 @@ class Recursion:
         """Something happened after which units that were refused may begin: who is free for the longest time is asked
         first, then those that ask ahead."""
         self._refused.clear()
-        while True:
-            asking = [
-                (free[0].since, one)
-                for one, free in enumerate(self._free)
-                if free and not self._fetching[one] and (self._held[one], False) not in self._refused
-            ]
-            if not asking:
-                break
-            _, one = min(asking)
-            if self._begin(self._free[one][0]):
-                self._free[one].popleft()
+        asking = [(free[0].since, one) for one, free in enumerate(self._free) if free and not self._fetching[one]]
+        heapq.heapify(asking)
+        while asking:
+            _, one = heapq.heappop(asking)
+            free = self._free[one]
+            if self._begin(free[0]):
+                free.popleft()
+                if free:
+                    heapq.heappush(asking, (free[0].since, one))
         for units in self._ahead:
             for unit in list(units):
                 if not self._ask_ahead(unit):
@@ -213,16 +207,15 @@ class Recursion:
     def _claim(self, held: int, most: int, *, ahead: bool = False) -> list[_Group]:
         """At most so many samples, of groups that were begun, which who asks ahead does not get, then of new ones."""
         claimed: list[_Group] = []
-        first = self._next_batch - self._course.max_staleness
-        begun = [group for group in self._unfilled if first <= group.opened <= held]
-        for group in sorted(begun, key=lambda group: group.opened):
-            if ahead:
-                return []
-            self._lease(group, most, claimed)
+        if self._unfilled:
+            for group in [group for group in self._unfilled if group.opened <= held]:
+                if ahead:
+                    return []
+                self._lease(group, most, claimed)
         while len(claimed) < most and self._may_open(held, ahead=ahead):
             size = self._course.group_size
             group = _Group(held, size, size)
-            self._unfilled.append(group)
+            insort(self._unfilled, group, key=_opened)
             self._open.setdefault(held, set()).add(group)
             self._due[held] = self._due.get(held, 0) + 1
             self._lease(group, most, claimed)
@@ -339,15 +332,6 @@ class Recursion:
                 self._fetch(one)
         self._take_if_ready()
 
-    def _wait(self, seconds: float) -> None:
-        """The learner waits: for a unit that is free, for units that lack the newest version, or for what was begun."""
-        if not any(self._free):
-            self.tally.rate_s += seconds
-        elif self._may_open(self._published):
-            self.tally.broadcast_s += seconds
-        else:
-            self.tally.staleness_s += seconds
-
     # -- versions --------------------------------------------------------------------------------------------
 
     def _fetch(self, one: int) -> None:
@@ -357,6 +341,7 @@ class Recursion:
         if self._course.pausing:
             self._fetching[one] = True
             self._paused_s[one] += install_s
+            self.tally.paused += install_s * self._rate[one] * self._course.classes[one].units
         self._later(install_s, self._installed, (one, self._published))
 
     def _installed(self, what: tuple[int, int]) -> None:
@@ -366,6 +351,10 @@ class Recursion:
         if self._course.pausing and version < self._published:
             self._fetch(one)
         self._changed()
+
+
+def _opened(group: _Group) -> int:
+    return group.opened
 
 
 def _dealt(lengths: Sequence[float]) -> Iterator[float]:

@@ -21,10 +21,14 @@ from swarm.capacity.cover import cover
 from swarm.capacity.fleet import Demand, Disseminate, Dissemination, Worker
 from swarm.capacity.market import Market
 from swarm.capacity.model import Prediction
-from swarm.capacity.prices import HOUR_S, Offer, churn_reserve
+from swarm.capacity.prices import Offer, churn_reserve
+from swarm.capacity.reasons import reasons
 
 MOST_ROUNDS = 6
 """Of planning and choosing. Two agree at once where links do not bind; more only follow noise of the plan."""
+
+MOST_TRIMS = 3
+"""Times that a set which has too much by its own plan is made smaller."""
 
 MOST_EFFORTS = 4
 """Times that a set is chosen for what the model says is needed, or a little more."""
@@ -181,7 +185,8 @@ class Search:
         """This set and no other, less those that can not be chosen, whatever it costs. What is needed is taken from
         `after`, else asked of the model."""
         trial = self._try([name for name in names if name in self._market.workers])
-        return self._selection(trial, self._effort(trial) if after is None else after.effort)
+        selection = self._selection(trial, self._effort(trial) if after is None else after.effort)
+        return replace(selection, standby=self._reasons(selection))
 
     # -- the cheapest set that meets the target --------------------------------------------------------------
 
@@ -205,7 +210,7 @@ class Search:
         """The set that is there already instead of `cheapest`, if it has what it needs and costs hardly more."""
         kept = self._try(self._kept)
         if (
-            kept.useful_rollouts_per_s >= self._needed(kept, effort)
+            self._is_enough(kept, effort)
             and kept.price_per_hour <= cheapest.price_per_hour * (1.0 + KEPT_EXCESS)
             and self._meets(kept)
         ):
@@ -222,13 +227,29 @@ class Search:
                 break
             names = chosen
             trial = self._try(names)
-            enough = trial.useful_rollouts_per_s >= self._needed(trial, effort)
-            if enough and (best is None or trial.price_per_hour < best.price_per_hour):
+            if self._is_enough(trial, effort) and (best is None or trial.price_per_hour < best.price_per_hour):
                 best = trial
-        return best
+        return best and self._trimmed(best, effort, fixed)
 
-    def _choose(self, need: float, fixed: Collection[str]) -> tuple[str, ...] | None:
-        offers = self._market.offers()
+    def _trimmed(self, trial: Trial, effort: float, fixed: Collection[str]) -> Trial:
+        """Without those that this set does not need by its own plan: where plans differ from set to set the rounds may
+        end at one with too many."""
+        for _ in range(MOST_TRIMS):
+            trial = self._try(trial.names)
+            names = self._choose(self._least(effort), fixed, among=trial.names)
+            fewer = trial if names is None else self._try(names)
+            if fewer.price_per_hour >= trial.price_per_hour or not self._is_enough(fewer, effort):
+                break
+            trial = fewer
+        return self._try(trial.names)
+
+    def _is_enough(self, trial: Trial, effort: float) -> bool:
+        return trial.useful_rollouts_per_s >= self._needed(trial, effort)
+
+    def _choose(
+        self, need: float, fixed: Collection[str], *, among: Collection[str] | None = None
+    ) -> tuple[str, ...] | None:
+        offers = [offer for offer in self._market.offers() if among is None or offer.name in among]
         held = [offer for offer in offers if offer.name in fixed]
         chosen = cover([offer for offer in offers if offer.name not in fixed], need, held=held)
         return None if chosen is None else tuple(sorted(offer.name for offer in chosen))
@@ -393,30 +414,8 @@ class Search:
         return f"{idle}: {trial.useful_rollouts_per_s:.3g} rollouts/s in time, {needed:.3g} are needed with margins"
 
     def _reasons(self, selection: Selection) -> dict[str, str]:
-        """Why each of the others waits."""
-        active = frozenset(selection.active)
-        dearest = max((self._per_thousand(self._market.workers[name]) for name in selection.active), default=0.0)
-        waiting = {n: self._reason(w, dearest, selection) for n, w in self._market.workers.items() if n not in active}
-        return {**waiting, **self._market.refused}
-
-    def _reason(self, worker: Worker, dearest: float, selection: Selection) -> str:
-        own = self._per_thousand(worker)
-        budget = self._rules.budget_per_hour
-        useless = self._market.offer(worker).useful_rollouts_per_s == 0
-        if useless and selection.useful_rollouts_per_s > 0:
-            install_s = self._market.way_of(worker).install_s
-            return f"a version takes {install_s:.0f} s to reach you: your rollouts would be too old to be trained on"
-        if budget is not None and not selection.feasible and selection.cost_per_hour + own > 0:
-            return f"the budget of {budget:.2f} per hour is spent; you cost {own:.2f} per 1,000 rollouts"
-        if own > dearest:
-            return (
-                f"at {own:.2f} per 1,000 rollouts you cost more than the samplers that suffice (at most {dearest:.2f})"
-            )
-        return f"the active samplers suffice; at {own:.2f} per 1,000 rollouts you step in when some leave"
-
-    def _per_thousand(self, worker: Worker) -> float:
-        """Price of a thousand rollouts."""
-        return 1000 * self._market.price_per_hour(worker) / (worker.rollouts_per_s * HOUR_S)
+        spent = None if selection.feasible else self._rules.budget_per_hour
+        return reasons(self._market, selection.active, budget_spent_per_hour=spent)
 
 
 def _sizes(count: int) -> list[int]:

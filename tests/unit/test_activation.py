@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from swarm.capacity.activation import DWELL_DECISIONS, PROBE_S, Activated, Activation, Change, StoodBy
+from swarm.capacity.activation import (
+    DWELL_DECISIONS,
+    LITTLE_DECISIONS,
+    PROBE_S,
+    Activated,
+    Activation,
+    Change,
+    StoodBy,
+)
 from swarm.capacity.fleet import Demand, Worker
 from swarm.capacity.selection import Rules
 from tests.capacity import RateCondition, by_downlink, demand, worker
@@ -143,17 +152,17 @@ def test_who_was_just_activated_stays_for_a_dwell() -> None:
     assert run.steps(DWELL_DECISIONS - 1) == [[]] * (DWELL_DECISIONS - 1)
 
 
-def test_a_shorter_step_is_answered_when_it_was_seen_twice() -> None:
+def test_a_shorter_step_is_answered_when_it_was_seen_again_and_again() -> None:
     run = settled(cards(40, 0.3, 0.2))
     assert run.demand is not None
     run.demand = replace(run.demand, train_step_s=90.0)
-    assert run.step() == []
+    assert run.steps(LITTLE_DECISIONS - 1) == [[]] * (LITTLE_DECISIONS - 1)
     changes = run.step()
     assert activated(changes)
     assert stood_by(changes) == set()
 
 
-def test_one_slow_or_fast_step_changes_nothing() -> None:
+def test_a_slow_or_fast_step_now_and_then_changes_nothing() -> None:
     run = settled(cards(40, 0.3, 0.2))
     usual = run.demand
     assert usual is not None
@@ -162,6 +171,17 @@ def test_one_slow_or_fast_step_changes_nothing() -> None:
         assert run.step() == []
         run.demand = usual
         assert run.step() == []
+
+
+def test_what_it_shrinks_to_would_have_been_enough_at_every_decision() -> None:
+    run = Run(cards(60, 0.3, 0.2))
+    run.demand = None
+    run.step()
+    usual = demand()
+    for number in range(DWELL_DECISIONS):
+        run.demand = replace(usual, train_step_s=100.0) if number == 7 else usual
+        run.step()
+    assert len(run.active) == math.ceil(512 / 100 * 0.98 * 1.05 / 0.3)
 
 
 def test_samplers_of_unknown_rate_are_tried_a_few_at_a_time() -> None:
@@ -228,7 +248,7 @@ def test_all_are_active_if_that_is_wanted() -> None:
 def test_where_the_model_is_too_kind_the_margin_grows_until_the_learner_is_busy() -> None:
     run = settled(cards(40, 0.3, 0.2))
     before = len(run.active)
-    for _ in range(20):
+    for _ in range(40):
         run.step(idle_share=0.1)
     assert len(run.active) > before
     for _ in range(200):

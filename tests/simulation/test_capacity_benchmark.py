@@ -1,0 +1,38 @@
+"""The benchmark of capacity measures what it says: predictions against the real rollout plane."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import capacity
+
+
+def test_predictions_of_a_few_cells_are_near_what_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "--staleness 1,2 --broadcast 0.3,1 --ratios 0.85,1.3 --steps 15 --json"
+    assert capacity.main(arguments.split()) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(found["cells"]) == 8
+    assert {cell["kind"] for cell in found["cells"]} == {"single", "places", "lockstep"}
+    assert {cell["unit"] for cell in found["cells"]} == {"mu_min", "R/T"}
+    idle = [cell["simulated_idle"] for cell in found["cells"]]
+    assert min(idle) < 0.02 < 0.3 < max(idle)
+    assert 0 < found["mean_abs_error_points"] <= found["max_abs_error_points"] <= capacity.MAX_POINTS
+
+
+def test_a_target_that_is_missed_is_the_exit_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "MAX_POINTS", 0.0)
+    arguments = "--staleness 1 --broadcast 0.3 --ratios 0.7 --steps 5"
+    assert capacity.main(arguments.split()) == 1
+    assert "targets missed" in capsys.readouterr().out
+
+
+def test_a_fleet_has_the_rate_that_is_asked_for() -> None:
+    for kind in capacity.KINDS:
+        workers, install_s = kind.fleet(10.0, 30.0)
+        assert sum(worker.rollouts_per_s for worker in workers) == pytest.approx(10.0, rel=0.1)
+        assert max(install_s) == 30.0
+        assert len(kind.fleet(1e-9, 30.0)[0]) == 1

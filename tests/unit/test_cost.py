@@ -1,0 +1,108 @@
+"""The book of what a run costs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from swarm.capacity.cost import MAX_CLASSES, MAX_NODES, OTHER, CostBook
+
+HOUR_S = 3600.0
+
+
+def book() -> CostBook:
+    return CostBook(learner_cost_per_hour=7.0, learner_up_cost_per_gb=0.09, now=100.0)
+
+
+def test_nothing_is_divided_by_nothing() -> None:
+    figures = book().figures(100.0)
+    assert (figures.total, figures.hours) == (0.0, 0.0)
+    assert (figures.per_step, figures.per_rollout, figures.per_token, figures.per_hour) == (None, None, None, None)
+
+
+def test_a_run_by_hand() -> None:
+    costs = book()
+    costs.joined("a", "4090", 0.4, 0.004, 0.006, now=100.0)
+    costs.joined("b", "3090", 0.2, 0.0, 0.0, now=100.0)
+    costs.activated("a", now=100.0)
+    costs.activated("b", now=100.0 + HOUR_S)
+    costs.accepted("a", rollouts=300, tokens=60_000)
+    costs.accepted("b", rollouts=100, tokens=20_000)
+    costs.traffic("a", down_bytes=10e9, up_bytes=5e9)
+    costs.traffic("b", down_bytes=10e9, up_bytes=5e9)
+    costs.learner_traffic(down_bytes=1e9, up_bytes=20e9)
+    for _ in range(4):
+        costs.stepped()
+    costs.stood_by("a", now=100.0 + 1.5 * HOUR_S)
+    figures = costs.figures(100.0 + 2 * HOUR_S)
+    assert figures.learner == pytest.approx(14.0)
+    assert figures.rent == pytest.approx(0.6 + 0.2)
+    assert figures.traffic == pytest.approx(0.04 + 0.03 + 1.8)
+    assert figures.total == pytest.approx(14.0 + 0.8 + 1.87)
+    assert figures.per_step == pytest.approx(figures.total / 4)
+    assert figures.per_rollout == pytest.approx(figures.total / 400)
+    assert figures.per_token == pytest.approx(figures.total / 80_000)
+    assert figures.per_hour == pytest.approx(figures.total / 2)
+    assert figures.rate_per_hour == pytest.approx(7.2)
+    assert figures.by_node["a"].cost == pytest.approx(0.67)
+    assert figures.by_node["a"].per_rollout == pytest.approx(0.67 / 300)
+    assert figures.by_node["a"].active_s == pytest.approx(1.5 * HOUR_S)
+    assert figures.by_class["3090"] == figures.by_node["b"]
+
+
+def test_standby_is_not_charged() -> None:
+    costs = book()
+    costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0)
+    assert costs.figures(100.0 + HOUR_S).rent == 0.0
+
+
+def test_a_new_price_counts_from_then_on() -> None:
+    costs = book()
+    costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0)
+    costs.activated("a", now=100.0)
+    costs.joined("a", "4090", 0.8, 0.0, 0.0, now=100.0 + HOUR_S)
+    assert costs.figures(100.0 + 2 * HOUR_S).rent == pytest.approx(1.2)
+
+
+def test_who_left_costs_no_more_and_is_remembered() -> None:
+    costs = book()
+    costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0)
+    costs.activated("a", now=100.0)
+    costs.left("a", now=100.0 + HOUR_S)
+    figures = costs.figures(100.0 + 5 * HOUR_S)
+    assert figures.by_node["a"].rent == pytest.approx(0.4)
+    costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0 + 5 * HOUR_S)
+    assert costs.figures(100.0 + 6 * HOUR_S).rent == pytest.approx(0.4)
+
+
+def test_the_work_of_a_stranger_counts_and_costs_nothing() -> None:
+    costs = book()
+    costs.accepted("x", rollouts=5, tokens=50)
+    costs.traffic("x", down_bytes=1e9, up_bytes=1e9)
+    costs.activated("x", now=100.0)
+    figures = costs.figures(200.0)
+    assert (figures.rollouts, figures.tokens, figures.rent, figures.traffic) == (5, 50, 0.0, 0.0)
+
+
+def test_the_book_is_bounded_and_no_cost_is_lost() -> None:
+    costs = book()
+    for number in range(MAX_NODES + 500):
+        node = f"n{number}"
+        costs.joined(node, f"class {number}", 3600.0, 0.0, 0.0, now=100.0 + number)
+        costs.activated(node, now=100.0 + number)
+        costs.left(node, now=101.0 + number)
+    figures = costs.figures(101.0 + number)
+    assert len(figures.by_node) == MAX_NODES
+    assert len(figures.by_class) == MAX_CLASSES
+    assert figures.by_class[OTHER].rent > 0
+    assert figures.rent == pytest.approx(MAX_NODES + 500)
+    assert "n0" not in figures.by_node
+
+
+@pytest.mark.parametrize("price", [math.nan, math.inf, -1.0])
+def test_what_is_no_price_is_refused(price: float) -> None:
+    with pytest.raises(ValueError, match="price must be"):
+        CostBook(learner_cost_per_hour=price, now=0.0)
+    with pytest.raises(ValueError, match="price must be"):
+        book().joined("a", "4090", price, 0.0, 0.0, now=100.0)

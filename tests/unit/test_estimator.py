@@ -1,0 +1,262 @@
+"""What the estimator makes of measurements, of stalls, of lies and of nothing at all."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from swarm.capacity.estimator import MAX_CLASSES, MAX_NODES, OTHER, PROVEN_ROLLOUTS, Estimator, StartValues
+from swarm.capacity.fleet import Demand, Lengths, Worker
+from swarm.capacity.windows import confidence
+
+HOUR_S = 3600.0
+
+
+def joined(*nodes: str, device_class: str = "card", start: StartValues | None = None) -> Estimator:
+    estimator = Estimator(start or StartValues())
+    for node in nodes:
+        assert estimator.joined(node, device_class, 0.2, 0.0, 0.0, now=0.0) is None
+        estimator.activated(node, now=0.0)
+    return estimator
+
+
+def demand_of(estimator: Estimator) -> Demand | None:
+    return estimator.demand(groups_per_step=4, group_size=8, publish_every_steps=1, max_staleness=2)
+
+
+def works(estimator: Estimator, node: str, *, rate: float, claim: float, until_s: float = 1000.0) -> None:
+    """It claims a rate in each of ten beats, and so much of its work is accepted."""
+    for beat in range(1, 11):
+        now = until_s * beat / 10
+        estimator.generated(node, [100] * round(rate * until_s / 10), now=now)
+        estimator.rate(node, claim, 8, False, now=now)
+
+
+def worker_of(estimator: Estimator, node: str, now: float = 1000.0) -> Worker:
+    return next(worker for worker in estimator.workers(now) if worker.name == node)
+
+
+# -- without samples ----------------------------------------------------------------------------------------------
+
+
+def test_without_a_step_or_a_length_there_is_no_demand() -> None:
+    estimator = joined("a")
+    assert demand_of(estimator) is None
+    estimator.trained(60.0, now=0.0)
+    assert demand_of(estimator) is None
+    estimator.generated("a", [10], now=1.0)
+    assert demand_of(estimator) is not None
+
+
+def test_start_values_are_a_demand() -> None:
+    start = StartValues(train_step_s=50.0, lengths=Lengths(tokens=(7.0,)))
+    found = demand_of(Estimator(start))
+    assert found is not None
+    assert (found.train_step_s, found.lengths.mean) == (50.0, 7.0)
+
+
+def test_without_samples_every_figure_has_its_start_value_and_no_confidence() -> None:
+    estimator = joined("a", start=StartValues(install_s=12.0, start_s=34.0))
+    assert estimator.workers(0.0)[0].rollouts_per_s == 0.0
+    assert estimator.rollouts_per_s("a").confidence == 0.0
+    assert (estimator.install_s("a").value, estimator.install_s("a").samples) == (12.0, 0)
+    assert estimator.start_s("card").value == 34.0
+    assert estimator.train_step_s() is None
+    assert estimator.idle_share() is None
+    assert Estimator(StartValues()).workers(0.0) == []
+    assert estimator.rollouts_per_s("nobody").value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "trusted"),
+    [([], 0.0), ([5.0], 0.2), ([5.0] * 4, 0.5), ([5.0] * 36, 0.9), ([1.0, 5.0, 9.0, 5.0], 0.3), ([0.0, 0.0], 1 / 3)],
+)
+def test_confidence_rises_with_samples_that_agree(values: list[float], trusted: float) -> None:
+    assert confidence(values) == pytest.approx(trusted)
+
+
+# -- outliers -----------------------------------------------------------------------------------------------------
+
+
+def test_one_stall_moves_nothing() -> None:
+    estimator = joined("a")
+    for _ in range(9):
+        estimator.trained(60.0, now=0.0)
+        estimator.installed("a", 5.0, now=0.0)
+        estimator.idle(0.01, now=0.0)
+    estimator.trained(4000.0, now=0.0)
+    estimator.installed("a", 4000.0, now=0.0)
+    estimator.idle(1.0, now=0.0)
+    steps, idle = estimator.train_step_s(), estimator.idle_share()
+    assert steps is not None
+    assert idle is not None
+    assert (steps.value, estimator.install_s("a").value, idle.value) == (60.0, 5.0, 0.01)
+
+
+def test_what_changed_for_good_is_seen() -> None:
+    estimator = Estimator(StartValues())
+    for train_step_s in [60.0] * 30 + [90.0] * 8:
+        estimator.trained(train_step_s, now=0.0)
+    assert (found := estimator.train_step_s()) is not None
+    assert found.value == 90.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_figures_without_sense_are_counted_and_change_nothing(value: float) -> None:
+    estimator = joined("a")
+    estimator.trained(value, now=0.0)
+    estimator.idle(value, now=0.0)
+    estimator.rate("a", value, 8, False, now=0.0)
+    estimator.rate("a", 1.0, 0, False, now=0.0)
+    estimator.installed("a", value, now=0.0)
+    estimator.link("a", value, 1.0, True, now=0.0)
+    estimator.generated("a", [-3], now=0.0)
+    assert estimator.train_step_s() is None
+    assert worker_of(estimator, "a") == worker_of(joined("a"), "a")
+    assert set(estimator.ignored) == {"train_step_s", "idle_share", "rate", "installed", "link", "generated"}
+
+
+def test_a_step_of_no_time_is_none() -> None:
+    estimator = Estimator(StartValues())
+    estimator.trained(0.0, now=0.0)
+    assert estimator.train_step_s() is None
+
+
+@pytest.mark.parametrize("price", [math.nan, math.inf, -0.5])
+def test_a_price_without_sense_is_refused_in_one_line(price: float) -> None:
+    estimator = Estimator(StartValues())
+    said = estimator.joined("a", "card", price, 0.0, 0.0, now=0.0)
+    assert said is not None
+    assert "prices must be" in said
+    assert estimator.workers(0.0) == []
+
+
+# -- rates --------------------------------------------------------------------------------------------------------
+
+
+def test_honest_claims_are_believed_though_pacing_lets_samplers_wait() -> None:
+    estimator = joined("a", "b", "c")
+    for node in ("a", "b", "c"):
+        works(estimator, node, rate=0.1, claim=0.4)
+    assert worker_of(estimator, "a").rollouts_per_s == pytest.approx(0.4)
+    assert worker_of(estimator, "a").samples_at_once == 8
+
+
+def test_a_liar_is_held_to_twice_what_others_would_claim_for_the_same_work() -> None:
+    estimator = joined("a", "b", "liar")
+    works(estimator, "a", rate=0.3, claim=0.4)
+    works(estimator, "b", rate=0.3, claim=0.4)
+    works(estimator, "liar", rate=0.3, claim=1e9)
+    assert worker_of(estimator, "liar").rollouts_per_s == pytest.approx(0.8)
+    assert worker_of(estimator, "a").rollouts_per_s == pytest.approx(0.4)
+
+
+def test_a_claim_that_is_not_proven_is_held_to_what_others_of_its_class_do() -> None:
+    estimator = joined("a", "b", "new")
+    works(estimator, "a", rate=0.3, claim=0.4)
+    works(estimator, "b", rate=0.3, claim=0.5)
+    estimator.rate("new", 1e9, 8, False, now=1000.0)
+    assert worker_of(estimator, "new").rollouts_per_s == pytest.approx(0.4)
+    assert estimator.rollouts_per_s("new").confidence == 0.0
+    estimator.joined("stranger", "other card", 0.0, 0.0, 0.0, now=0.0)
+    estimator.rate("stranger", 1e9, 8, False, now=1000.0)
+    assert worker_of(estimator, "stranger").rollouts_per_s == pytest.approx(0.4)
+
+
+def test_one_without_a_claim_has_its_class_s_rate_or_none() -> None:
+    estimator = joined("a", "b")
+    works(estimator, "a", rate=0.3, claim=0.4)
+    assert worker_of(estimator, "b").rollouts_per_s == pytest.approx(0.4)
+    estimator.joined("stranger", "other card", 0.0, 0.0, 0.0, now=0.0)
+    assert worker_of(estimator, "stranger").rollouts_per_s == 0.0
+
+
+def test_who_grew_slower_is_seen_within_hours() -> None:
+    estimator = joined("a", "b", "c")
+    for hour in range(6):
+        for node in ("a", "b", "c"):
+            share = 0.1 if node == "c" and hour > 1 else 1.0
+            for beat in range(1, 61):
+                now = HOUR_S * hour + 60.0 * beat
+                estimator.generated(node, [100] * round(30 * share), now=now)
+                estimator.rate(node, 0.5, 8, False, now=now)
+    assert worker_of(estimator, "c", now=6 * HOUR_S).rollouts_per_s < 0.2
+    assert worker_of(estimator, "a", now=6 * HOUR_S).rollouts_per_s == pytest.approx(0.5)
+
+
+def test_waiting_on_standby_counts_for_nothing() -> None:
+    estimator = joined("a", "b", "c")
+    for node in ("a", "b", "c"):
+        works(estimator, node, rate=0.3, claim=0.4)
+    estimator.stood_by("c", now=1000.0)
+    estimator.activated("c", now=90_000.0)
+    estimator.generated("c", [100] * PROVEN_ROLLOUTS, now=90_050.0)
+    assert worker_of(estimator, "c", now=90_050.0).rollouts_per_s == pytest.approx(0.4)
+
+
+def test_a_start_lasts_until_the_first_accepted_rollout() -> None:
+    estimator = joined("a", "b")
+    estimator.generated("a", [100], now=250.0)
+    estimator.generated("a", [100], now=900.0)
+    estimator.stood_by("b", now=300.0)
+    assert estimator.start_s("card").value == 250.0
+    assert worker_of(estimator, "b").start_s == 250.0
+
+
+# -- departures ---------------------------------------------------------------------------------------------------
+
+
+def test_a_class_that_nobody_left_is_not_immortal_and_one_that_many_left_is_known_for_it() -> None:
+    estimator = Estimator(StartValues(departures_per_hour=0.02))
+    for number in range(10):
+        estimator.joined(f"steady{number}", "steady", 0.2, 0.0, 0.0, now=0.0)
+        estimator.joined(f"shaky{number}", "shaky", 0.2, 0.0, 0.0, now=0.0)
+    for number in range(9):
+        estimator.left(f"shaky{number}", vanished=True, now=10 * HOUR_S)
+    estimator.left("steady0", vanished=False, now=10 * HOUR_S)
+    now = 10 * HOUR_S
+    assert estimator.departures_per_hour("steady", now=now) == pytest.approx(0.48 / 124)
+    assert estimator.departures_per_hour("shaky", now=now) == pytest.approx(9.48 / 124)
+    assert estimator.departures_per_hour("unseen", now=now) == 0.02
+    assert worker_of(estimator, "shaky9", now=now).departures_per_hour == pytest.approx(9.48 / 124)
+
+
+# -- tables -------------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_are_bounded() -> None:
+    estimator = Estimator(StartValues())
+    for number in range(MAX_NODES):
+        assert estimator.joined(f"n{number}", f"class {number}", 0.2, 0.0, 0.0, now=0.0) is None
+    said = estimator.joined("late", "card", 0.2, 0.0, 0.0, now=0.0)
+    assert said is not None
+    assert str(MAX_NODES) in said
+    workers = estimator.workers(0.0)
+    assert len(workers) == MAX_NODES
+    assert len({worker.device_class for worker in workers}) == MAX_CLASSES
+    assert workers[-1].device_class == OTHER
+    estimator.left("n0", vanished=True, now=1.0)
+    assert estimator.joined("late", "card", 0.2, 0.0, 0.0, now=1.0) is None
+
+
+def test_joining_again_changes_prices_and_forgets_nothing() -> None:
+    estimator = joined("a")
+    works(estimator, "a", rate=0.3, claim=0.4)
+    estimator.joined("a", "card", 0.1, 0.01, 0.02, now=1000.0)
+    found = worker_of(estimator, "a")
+    assert found.cost_per_hour == 0.1
+    assert found.rollouts_per_s == pytest.approx(0.4)
+
+
+def test_what_is_said_of_strangers_is_ignored() -> None:
+    estimator = Estimator(StartValues())
+    estimator.generated("x", [5], now=0.0)
+    estimator.rate("x", 1.0, 1, False, now=0.0)
+    estimator.link("x", 1.0, 1.0, True, now=0.0)
+    estimator.installed("x", 1.0, now=0.0)
+    estimator.activated("x", now=0.0)
+    estimator.stood_by("x", now=0.0)
+    estimator.left("x", vanished=True, now=0.0)
+    assert estimator.workers(0.0) == []
+    assert sum(estimator.ignored.values()) == 4
