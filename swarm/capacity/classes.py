@@ -24,8 +24,8 @@ LIKE_INSTALL = 0.05
 MOST_CLASSES = 24
 """More are merged more coarsely: a prediction takes time with each."""
 
-MOST_ROLLOUTS = 512
-"""Rollouts of a thinned step: twenty steps in the time that a prediction may take, and a last one out of many is still
+MOST_ROLLOUTS = 256
+"""Rollouts of a thinned step: thirty steps in the time that a prediction may take, and a last one out of many is still
 waited for."""
 
 LEAST_GROUPS = 16
