@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from swarm.cli_capacity import plan
 from swarm.cli_runs import export_app, set_value, verify
 from swarm.errors import EchoError, UserError, first_fault
 
@@ -41,6 +42,7 @@ app = typer.Typer(
 
 app.command("set")(set_value)
 app.command()(verify)
+app.command()(plan)
 app.add_typer(export_app, name="export")
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]

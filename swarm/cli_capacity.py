@@ -1,0 +1,85 @@
+"""Commands about a swarm that is not there yet: plan. They need a scenario file, no model and no network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from swarm.capacity.arms import Ways
+    from swarm.capacity.plan import Plan
+    from swarm.capacity.scenario import Scenario
+
+ScenarioFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="A scenario: docs/scenarios.md.")]
+IdleTarget = Annotated[
+    float, typer.Option(min=0.001, max=0.9, help="Share of the time that the learner may wait. Default: 0.02.")
+]
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
+
+def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = False) -> None:
+    """Which fleet to rent or admit, what it costs, what binds, and what would help most next."""
+    from rich.console import Console
+
+    from swarm.dashboard.plans import plan_view
+
+    scenario = _scenario(file)
+    if sys.stderr.isatty():
+        typer.echo("planning takes some tens of seconds ...", err=True)
+    found = planned(scenario, idle_target=idle_target)
+    console = Console()
+    console.print(plan_view(found, console.width))
+    if as_json:
+        typer.echo(json.dumps(plan_json(found)))
+
+
+def planned(scenario: Scenario, *, idle_target: float) -> Plan:
+    """The plan by the broadcasts that a swarm would make. UserError where no setting could work."""
+    from swarm.capacity.plan import NoFeasibleSet, plan_for
+
+    try:
+        return plan_for(scenario, ways_of(scenario), idle_target=idle_target)
+    except NoFeasibleSet as fault:
+        raise UserError(str(fault)) from fault
+
+
+def ways_of(scenario: Scenario) -> Ways:
+    """How versions travel in this scenario."""
+    from swarm.capacity.scenario import BYTES_PER_MBIT
+    from swarm.dissemination import disseminate_by
+
+    def ways(scheme: str, version_bytes: float) -> Any:
+        return disseminate_by(
+            scheme="star" if scheme == "star" else None,
+            learner_uplink_bytes_per_s=scenario.learner.up_mbps * BYTES_PER_MBIT,
+            encoded_bytes=version_bytes,
+            apply_s=scenario.delta.apply_s,
+        )
+
+    return ways
+
+
+def plan_json(found: Plan) -> dict[str, Any]:
+    """Plain values; savings are shares of each baseline's cost per step."""
+    from dataclasses import asdict
+
+    from swarm.capacity.baselines import saving
+
+    values = asdict(found)
+    for arm, plain in zip((*found.arms, found.chosen), (*values["arms"], values["chosen"]), strict=True):
+        plain["name"] = arm.name
+        plain["saving"] = {one.name: saving(arm.cost_per_step, one) for one in found.references}
+    return values
+
+
+def _scenario(file: Path) -> Scenario:
+    from swarm.capacity.scenario import Scenario
+    from swarm.config import load_file
+
+    return load_file(Scenario, file)

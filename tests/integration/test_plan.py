@@ -1,0 +1,105 @@
+"""`echo-node plan` as a person runs it, on the examples that are shipped and on what cannot work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run_plan(file: Path, *flags: str, columns: int = 100) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "swarm", "plan", str(file), *flags],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={"PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": str(columns), "PATH": ""},
+    )
+
+
+def refused(file: Path) -> str:
+    done = run_plan(file)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("echo-node: ")
+    return done.stderr
+
+
+def arm(found: dict[str, Any], name: str, activate: str = "cheapest") -> dict[str, Any]:
+    return next(one for one in found["arms"] if (one["name"], one["activate"]) == (name, activate))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["lab-4b", "volunteers-8b", "internet-32b"])
+def test_an_example_is_planned(name: str) -> None:
+    done = run_plan(EXAMPLES / f"{name}.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    *shown, last = done.stdout.splitlines()
+    found = json.loads(last)
+    chosen = found["chosen"]
+    assert chosen == arm(found, "relay delta")
+    assert chosen["feasible"]
+    assert chosen["idle_share"] <= 0.02
+    assert chosen["saving"]["colocated"] > 0.25
+    assert chosen["saving"]["async_dc"] > 0.2
+    assert chosen["cost_per_step"] < arm(found, "relay delta", "all")["cost_per_step"]
+    assert chosen["cost_per_step"] < 1.01 * arm(found, "relay full")["cost_per_step"]
+    text = "\n".join(shown)
+    assert f"--max-staleness {chosen['max_staleness']}" in text
+    assert all(one["name"] in text for one in found["classes"])
+    assert "What would help most next:" in text
+
+
+def test_a_narrow_terminal_is_enough(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text((EXAMPLES / "lab-4b.toml").read_text().replace("S = [2, 3, 6, 11]", "S = [3]"))
+    done = run_plan(file, columns=60)
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    assert "…" not in done.stdout
+
+
+def test_a_fleet_that_is_too_small_is_shown_with_what_binds_and_what_would_help(tmp_path: Path) -> None:
+    file = tmp_path / "few.toml"
+    text = (EXAMPLES / "lab-4b.toml").read_text().replace("S = [2, 3, 6, 11]", "S = [6]")
+    file.write_text(text.replace("count = 4", "count = 2").replace("count = 3", "count = 2"))
+    done = run_plan(file, "--json")
+    assert done.returncode == 0
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["chosen"]["binds"] == "rate"
+    assert found["chosen"]["idle_share"] > 0.02
+    assert "would cut the learner's idle from" in done.stdout
+    assert "more of class" in found["advice"][0]["change"]
+
+
+def test_what_no_bound_admits_is_refused_with_the_inequality(tmp_path: Path) -> None:
+    file = tmp_path / "strict.toml"
+    file.write_text((EXAMPLES / "lab-4b.toml").read_text().replace("S = [2, 3, 6, 11]", "S = [0]"))
+    line = refused(file)
+    assert "broadcast_s + generation_s < (max_staleness + 1 - publish_every_steps) * train_step_s fails" in line
+
+
+def test_a_bad_price_is_refused_by_key_and_class(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text((EXAMPLES / "lab-4b.toml").read_text().replace("price_per_h = 0.40 ", "price_per_h = nan "))
+    assert f"{file}: fleet vast-4090: price_per_h = nan" in refused(file)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path / "none.toml")
+
+
+def test_the_command_imports_no_torch() -> None:
+    program = (
+        "import sys, swarm.cli, swarm.capacity.plan, swarm.dissemination, swarm.dashboard.plans;"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=EXAMPLES.parent)
+    assert done.stdout.strip() == "False"
