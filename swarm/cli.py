@@ -16,6 +16,7 @@ import typer
 
 from swarm.cli_capacity import plan
 from swarm.cli_runs import export_app, set_value, verify
+from swarm.cli_simulate import simulate
 from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command("set")(set_value)
 app.command()(verify)
 app.command()(plan)
+app.command()(simulate)
 app.add_typer(export_app, name="export")
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]

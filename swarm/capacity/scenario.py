@@ -123,7 +123,8 @@ class Staleness(Table):
 
 class FleetClass(Table):
     """[[fleet]]: nodes of one kind. `duty`: the share of a day that one is there; it stays for `mean_session_h` at a
-    time and vanishes without a word every `mtbf_h`. `reachable`: the share that others can dial."""
+    time and vanishes without a word every `mtbf_h`. `reachable`: the share that others can dial. A `volunteer` is paid
+    for work alone and waits for nothing, what is rented is paid from its start to its end."""
 
     name: Name
     gpu: Text = ""
@@ -131,6 +132,7 @@ class FleetClass(Table):
     tokens_per_s: Positive
     tokens_per_s_bf16: Positive | None = None
     price_per_h: Price
+    volunteer: Annotated[bool, Field(strict=True)] = False
     down_mbps_median: Positive
     down_sigma: Spread = 0.0
     up_mbps_median: Positive

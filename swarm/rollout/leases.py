@@ -240,6 +240,11 @@ class LeaseTable:
         state = self._nodes.get(node)
         return state is not None and bool(state.held)
 
+    def held_by(self, node: NodeId) -> int:
+        """How many samples `node` holds."""
+        state = self._nodes.get(node)
+        return 0 if state is None else len(state.held)
+
     def room(self, node: NodeId) -> int:
         """How many more samples `node`, which was heard before, may hold."""
         state = self._nodes[node]

@@ -9,6 +9,7 @@ is capacity_swarm.py. All that happens depends on the arguments and the seed alo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,7 +56,8 @@ class Tally:
 
 
 class Learner:
-    """Batches, steps and publications. `publish` is called with each version, `taken` with each batch."""
+    """Batches, steps and publications. `publish` is called with each version, `taken` with each batch and the
+    seconds that it was waited for."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Learner:
         world: World,
         desk: Desk,
         publish: Callable[[int], None],
-        taken: Callable[[list[Rollout]], None] | None = None,
+        taken: Callable[[list[Rollout], float], None] | None = None,
     ) -> None:
         self.demand = demand
         self.steps = 0
@@ -86,12 +88,13 @@ class Learner:
     def look(self) -> None:
         """Take a batch if it is there, and go on with the questions that wait if anything changed."""
         if self.waiting_since is not None and (batch := self._desk.take(now=self._world.now)) is not None:
-            self.idle_s += self._world.now - self.waiting_since
+            waited_s = self._world.now - self.waiting_since
+            self.idle_s += waited_s
             self.waiting_since = None
             self._world.schedule(self.demand.train_step_s, "trained", self._trained)
             self._desk.retry()
             if self._taken is not None:
-                self._taken(batch)
+                self._taken(batch, waited_s)
         elif self._desk.changed():
             self._desk.retry()
 
@@ -119,7 +122,7 @@ def run_fixed(
     run.until(warmup_steps)
     before = run.tally()
     run.until(warmup_steps + steps)
-    return figures_between(before, run.tally(), run.world.trace_digest())
+    return figures_between(before, run.tally(), demand, run.world.trace_digest())
 
 
 class FixedRun:
@@ -175,20 +178,22 @@ def tally_of(learner: Learner, desk: Desk, occupancy: Occupancy, *, now: float) 
     )
 
 
-def figures_between(before: Tally, after: Tally, digest: str) -> CapacityFigures:
-    """What was measured between two moments."""
+def figures_between(before: Tally, after: Tally, demand: Demand, digest: str) -> CapacityFigures:
+    """What was measured between two moments, which may be in the middle of a step."""
     was, now = before.counts, after.counts
-    passed_s, steps = after.at - before.at, after.steps - before.steps
-    trained, place_s = now.trained - was.trained, after.place_s - before.place_s
+    passed_s, idle_s = after.at - before.at, after.idle_s - before.idle_s
+    busy_s = passed_s - idle_s
+    step_s = demand.train_step_s * passed_s / busy_s if busy_s > 0 else math.inf
+    place_s = after.place_s - before.place_s
     generated = now.generated - was.generated
     return CapacityFigures(
-        idle_share=(after.idle_s - before.idle_s) / passed_s if steps else 1.0,
+        idle_share=idle_s / passed_s if busy_s > 0 else 1.0,
         discarded_share=(now.discarded - was.discarded) / max(1, generated),
-        mean_staleness=(now.staleness - was.staleness) / max(1, trained),
+        mean_staleness=(now.staleness - was.staleness) / max(1, now.trained - was.trained),
         samplers_idle_share=1 - (after.used_s - before.used_s) / place_s if place_s else 0.0,
-        step_s=passed_s / steps if steps else float("inf"),
-        rollouts_per_s=trained / passed_s if passed_s else 0.0,
+        step_s=step_s,
+        rollouts_per_s=demand.rollouts_per_step / step_s,
         rollouts=generated,
-        steps=steps,
+        steps=after.steps - before.steps,
         trace_digest=digest,
     )

@@ -8,7 +8,7 @@ Rewards come at once. Rollouts carry no log-probs, and as many token ids as tell
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -119,16 +119,18 @@ class Desk:
         if failed:
             self.retry_all()  # Its sample may be for others, though not for the one that is first in line.
 
-    def silent(self, node: NodeId, alive: list[NodeId], *, now: float) -> int:
-        """`node` has missed its beats, all of `alive` were heard meanwhile; how many samples it held."""
+    def silent(self, alive: Iterable[NodeId], *, now: float) -> list[NodeId]:
+        """Who has missed three beats, all of `alive` having been heard meanwhile."""
         for one in alive:
             self.plane.beat(one, now=now)
-        for effect in self.plane.tick(now=now):
-            assert isinstance(effect, NodeSilent)
-            assert effect.node == node
-            self.counts.lost += effect.samples
-            return effect.samples
-        return 0
+        silent = [effect for effect in self.plane.tick(now=now) if isinstance(effect, NodeSilent)]
+        self.counts.lost += sum(effect.samples for effect in silent)
+        return [effect.node for effect in silent]
+
+    def leave(self, node: NodeId) -> None:
+        """`node` says that it goes; what it held is for others."""
+        self.counts.lost += self.plane.leased.held_by(node)
+        self.plane.leave(node)
 
     # -- the learner -----------------------------------------------------------------------------------------
 

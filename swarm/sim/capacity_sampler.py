@@ -49,9 +49,15 @@ class Occupancy:
         self.places += places
         self.used += used
 
+    def sums(self, *, now: float) -> tuple[float, float]:
+        """Seconds of places so far, and of those in use."""
+        self.change(now=now)
+        return self.place_s, self.used_s
+
 
 class Sampler:
-    """One life of one sampler. `over` is called after each answer that was handed in."""
+    """One life of one sampler. `over` is called after each answer that was handed in, `tokens` are their lengths, for
+    whoever wants to know and empties it."""
 
     def __init__(
         self,
@@ -70,8 +76,7 @@ class Sampler:
         self.installed: int | None = None
         self.alive = True
         self.active = False
-        self.rollouts = 0
-        self.tokens = 0.0
+        self.tokens: list[float] = []
         self._lengths = lengths
         self._token_s = token_s(worker, lengths)
         self._world = world
@@ -83,6 +88,11 @@ class Sampler:
         self._question: Question | None = None
         self._running = 0
         self._queued: list[Job] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in its hands."""
+        return not self._running and not self._queued
 
     def activate(self) -> None:
         """Ask for work from now on, with what is installed."""
@@ -181,8 +191,7 @@ class Sampler:
         for job in jobs:
             self._desk.submit(self.node, job, version=version, failed=failed, now=self._world.now)
             if not failed:
-                self.rollouts += 1
-                self.tokens += self._length(job)
+                self.tokens.append(self._length(job))
         self._begin_batch()
         self._ask()
         self._over()

@@ -71,7 +71,15 @@ PURE = (*DATA, "swarm.broadcast.codec", "swarm.tasks.base", "swarm.tasks.copy")
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
 SHARED = ("types", "wire", "signing", "auth", "errors", "http", "stream", "sockets", "pace")
-ABOVE = ("swarm.node", "swarm.cli", "swarm.cli_capacity", "swarm.cli_runs", "swarm.demo", "swarm.__main__")
+ABOVE = (
+    "swarm.node",
+    "swarm.cli",
+    "swarm.cli_capacity",
+    "swarm.cli_runs",
+    "swarm.cli_simulate",
+    "swarm.demo",
+    "swarm.__main__",
+)
 
 
 def simulation() -> list[Module]:

@@ -1,0 +1,91 @@
+"""`echo-node simulate`, as a person runs it: figures, a picture, and one clear line for bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lab-4b.toml"
+
+SHORT = ("--hours", "0.5", "--seed", "3")
+
+
+def simulate(*arguments: str, file: Path = EXAMPLE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "swarm", "simulate", str(file), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def figures(*arguments: str) -> dict[str, Any]:
+    done = simulate(*SHORT, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_same_seed_gives_the_same_figures_in_json() -> None:
+    first = figures()
+    assert first == figures()
+    assert first["scenario"] == "lab-4b"
+    assert first["idle_share"] < 0.05
+    assert first["cost_per_hour"] > 7.16
+    assert first["cost_per_hour_by_class"]["learner"] == pytest.approx(7.16)
+
+
+def test_a_person_reads_the_figures_and_sees_them(tmp_path: Path) -> None:
+    picture = tmp_path / "lab.png"
+    done = simulate(*SHORT, "--trace", "--plot", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"learner idle +\d", done.stdout)
+    assert re.search(r"0:\d\d:\d\d vast-3090-\d is activated", done.stdout)
+    assert re.search(r"batch 1 taken after", done.stdout)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--hours", "0"), "--hours 0: from more than 0"),
+        (("--hours", "nan"), "--hours nan: from more than 0"),
+        (("--arm", "relay"), "--arm relay: one of relay-delta, relay-full, star-delta, star-full"),
+        (("--activate", "some"), "--activate some: all or cheapest"),
+        (("--max-staleness", "2", "--publish-every-steps", "4"), "more than S \\+ 1 = 3"),
+        (("--budget-per-hour", "-1"), "--budget-per-hour -1.0: it must be at least 0"),
+        (("--hours", "0.1", "--plot", "lab.txt"), "name a file that ends with .png"),
+        (("--hours", "0.1", "--plot", "no/such/lab.png"), "--plot no/such/lab.png: there is no directory no/such"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], line: str) -> None:
+    done = simulate(*arguments)
+    assert done.returncode == 2
+    assert re.search(line, done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_that_is_no_scenario_is_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text(EXAMPLE.read_text().replace("tokens_per_s = 1120", "tokens_per_s = -1"))
+    done = simulate(file=bad)
+    assert done.returncode == 2
+    assert "vast-4090: tokens_per_s = -1" in done.stderr
+
+
+def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+    arguments = ["echo-node", "simulate", str(EXAMPLE), "--hours", "0.1", "--plot", str(tmp_path / "a.png")]
+    program = (
+        f"import sys; sys.modules['matplotlib'] = None; sys.argv = {arguments!r}; from swarm.cli import run; run()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "echo-node: --plot needs matplotlib: pip install 'echo-node[plot]'\n"

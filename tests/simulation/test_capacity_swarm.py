@@ -1,0 +1,158 @@
+"""The simulator of a whole swarm: departures are made up for, joins cost what they cost, a seed decides everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from swarm.capacity.scenario import Scenario
+from swarm.capacity.selection import Rules
+from swarm.sim.capacity_choice import Choice
+from swarm.sim.capacity_costs import LEARNER
+from swarm.sim.capacity_figures import Settings, SwarmFigures
+from swarm.sim.capacity_swarm import CapacitySimulation
+
+SETTINGS = Settings(hours=2.0, max_staleness=4, publish_every_steps=1)
+
+TRAIN_STEP_S = 240.0
+
+STEADY = {"duty": 1.0, "mean_session_h": 1e5, "mtbf_h": 1e5}
+"""Nobody goes by himself."""
+
+RESTLESS = {"duty": 0.5, "mean_session_h": 0.5, "mtbf_h": 1.0}
+
+
+def machines(name: str, price_per_h: float, **other: Any) -> dict[str, Any]:
+    """A class of eight, half of which is as fast as the learner of `scenario`, and lines that are alike."""
+    return {
+        "name": name,
+        "count": 8,
+        "tokens_per_s": 200.0,
+        "price_per_h": price_per_h,
+        "down_mbps_median": 400.0,
+        "up_mbps_median": 200.0,
+        "down_usd_per_gb": 0.0,
+        "up_usd_per_gb": 0.0,
+        "reachable": 0.75,
+        **STEADY,
+        **other,
+    }
+
+
+def scenario(*fleet: dict[str, Any], departures: list[dict[str, Any]] | None = None) -> Scenario:
+    """A learner that wants 160 rollouts of some 1,100 tokens every four minutes: 750 tokens/s."""
+    return Scenario.model_validate(
+        {
+            "scenario": {"name": "small"},
+            "model": {"name": "small", "params": 1e9, "bytes_bf16": 2e9, "load_s": 20.0},
+            "delta": {"f1": 0.01, "exp": 0.65, "apply_s": 1.0},
+            "learner": {
+                "price_per_h": 10.0,
+                "train_step_s": TRAIN_STEP_S,
+                "rollouts_per_step": 160,
+                "group_size": 8,
+                "up_mbps": 1000.0,
+                "down_mbps": 1000.0,
+            },
+            "rollout": {"median": 1000.0, "sigma": 0.5, "cap": 4000.0, "tpot_s": 0.02},
+            "staleness": {"S": [4]},
+            "fleet": list(fleet),
+            "simulation": {"hours": 2.0, "departures": departures or []},
+        }
+    )
+
+
+def simulation(of: Scenario, *, settings: Settings = SETTINGS, seed: int = 1, **rules: Any) -> CapacitySimulation:
+    return CapacitySimulation(of, settings, seed=seed, choice=Choice(of, settings, Rules(**rules)))
+
+
+@cache
+def after_a_departure() -> tuple[CapacitySimulation, SwarmFigures]:
+    """All of the cheap class vanish after an hour; the dear one is warm."""
+    of = scenario(
+        machines("cheap", 0.1, volunteer=True),
+        machines("dear", 0.5, volunteer=True),
+        departures=[{"fleet": "cheap", "at_h": 1.0, "within_s": 180.0}],
+    )
+    run = simulation(of)
+    return run, run.run()
+
+
+def test_a_steady_fleet_keeps_the_learner_busy_at_the_price_of_whom_it_takes() -> None:
+    figures = simulation(scenario(machines("cheap", 0.1, volunteer=True), machines("dear", 0.5, volunteer=True))).run()
+    assert figures.capacity.idle_share < 0.02
+    assert figures.capacity.mean_staleness <= SETTINGS.max_staleness
+    assert figures.cost_per_hour_by_class["dear"] == 0
+    assert figures.cost_per_hour_by_class[LEARNER] == pytest.approx(10.0)
+    assert figures.cost_per_hour_by_class["cheap"] == pytest.approx(0.1 * figures.active, rel=0.02)
+    assert figures.cost_per_step == pytest.approx(figures.cost_per_hour * TRAIN_STEP_S / 3600, rel=0.02)
+
+
+def test_a_class_that_vanishes_is_replaced_at_once_by_who_is_on_standby() -> None:
+    run, figures = after_a_departure()
+    assert figures.happened.vanished == 8
+    assert figures.rollouts_by_class["dear"] > 0
+    gone_at = 3600
+    active = {moment.at_s: moment.active for moment in run.timeline.moments}
+    before = max(count for at, count in active.items() if at < gone_at)
+    assert min(count for at, count in active.items() if at > gone_at + 300) >= min(before, 4)
+
+
+def test_after_a_departure_the_learner_is_busy_again_within_three_periods() -> None:
+    run, _ = after_a_departure()
+    over = 3600 + 180 + 3 * TRAIN_STEP_S
+    later = [step.waited_s for step in run.timeline.steps if step.at_s > over]
+    assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
+
+
+def test_a_version_that_is_missed_is_made_up_for_by_a_patch_and_a_first_one_is_whole() -> None:
+    of = scenario(machines("restless", 0.1, volunteer=True, **RESTLESS), machines("steady", 0.2, volunteer=True))
+    run = simulation(of)
+    figures = run.run()
+    traffic = run.weights.traffic
+    assert figures.happened.joins > 8
+    first_ones = sum(1 for node in run.nodes.values() if node.kind.name == "restless") * 2e9
+    assert traffic.join_bytes < first_ones + 0.5 * figures.happened.joins * 2e9
+    assert figures.happened.left > 0
+    assert figures.happened.vanished > 0
+
+
+def test_what_is_rented_costs_from_its_start_and_nothing_while_it_is_not_needed() -> None:
+    rented = machines("rented", 0.3, down_usd_per_gb=0.01, up_usd_per_gb=0.01)
+    figures = simulation(scenario(rented, machines("unneeded", 3.0))).run()
+    assert figures.cost_per_hour_by_class["unneeded"] == 0
+    assert figures.cost_per_hour_by_class["rented"] > 0.3 * 4
+    assert figures.capacity.idle_share < 0.02
+
+
+def test_all_are_active_where_that_is_wanted() -> None:
+    figures = simulation(scenario(machines("cheap", 0.1), machines("dear", 0.5)), activate="all").run()
+    assert figures.active == pytest.approx(16)
+    assert figures.cost_per_hour == pytest.approx(10 + 8 * 0.1 + 8 * 0.5, rel=0.02)
+
+
+def test_a_star_of_whole_versions_takes_the_learners_uplink_once_for_each() -> None:
+    of = scenario(machines("cheap", 0.1))
+    full = simulation(of, settings=replace(SETTINGS, deltas=False, scheme="star"), activate="all").run()
+    patched = simulation(of, activate="all").run()
+    assert full.broadcast_s == pytest.approx(8 * 2e9 * 8 / 1e9, rel=0.15)
+    assert patched.broadcast_s < 10
+    assert full.learner_up_bytes_per_hour > 100 * patched.learner_up_bytes_per_hour
+
+
+def test_without_anybody_the_learner_waits() -> None:
+    of = scenario(machines("cheap", 0.1))
+    figures = simulation(of, budget_per_hour=0.0).run()
+    assert figures.capacity.idle_share == 1.0
+    assert figures.cost_per_hour == pytest.approx(10.0)
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    of = scenario(machines("restless", 0.1, volunteer=True, **RESTLESS), machines("steady", 0.2))
+    short = replace(SETTINGS, hours=1.0)
+    first, again, other = (simulation(of, settings=short, seed=seed).run() for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
