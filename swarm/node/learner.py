@@ -226,6 +226,7 @@ class LearnerNode:
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
         steps = self._steps = self._open_plane(prepared, self._rewards, bound)
+        self._provisioning.open()
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         self._state = "running"
         await steps.run()

@@ -2,7 +2,7 @@
 
 Order of a decision: what the swarm measured is read on the event loop, the choice is made in a thread, its outcome is
 carried out on the loop again. One decision at a time: after each period of publications (less often where that would
-take more than a tenth of the time), and at once when a sampler offers itself or is gone.
+take more than a fifth of a core), and at once when a sampler offers itself or is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -36,9 +37,9 @@ TICK_S = 1.0
 LAGS = 9
 """Installs of a sampler whose least lag is that of the install alone: of so many one finds its engine idle."""
 
-DECIDING_SHARE = 0.1
+DECIDING_SHARE = 0.2
 WATCHING_SHARE = 0.02
-"""Most of the time that decisions after steps may take: they run beside the event loop, and share its core. The second
+"""Most of a core that decisions after steps may take: they run beside the event loop, and share its core. The second
 where all are active in any case, and a decision only says what is predicted."""
 
 
@@ -101,6 +102,7 @@ class Provisioning(SamplerWatch):
         self._steps_decided = 0
         self._not_before = 0.0
         self._due = asyncio.Event()
+        self._opened = asyncio.Event()
         self.spent = asyncio.Event()
 
     # -- what is heard of samplers ---------------------------------------------------------------------------
@@ -189,7 +191,8 @@ class Provisioning(SamplerWatch):
     # -- deciding --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Decide whenever something calls for it, for ever."""
+        """Once samplers are answered, decide whenever something calls for it, for ever."""
+        await self._opened.wait()
         while True:
             try:
                 async with asyncio.timeout(TICK_S):
@@ -198,6 +201,10 @@ class Provisioning(SamplerWatch):
                 self._check_cost()
             else:
                 await self.decide()
+
+    def open(self) -> None:
+        """Samplers are answered from now on."""
+        self._opened.set()
 
     async def decide(self) -> None:
         """Choose who is active, by what is known now."""
@@ -213,7 +220,7 @@ class Provisioning(SamplerWatch):
         )
         idle = self._estimator.idle_share()
         workers = self._estimator.workers(now)
-        await asyncio.to_thread(
+        choose = partial(
             self._activation.decide,
             # How long a version takes is guessed from little until one was timed: too little to choose by.
             demand if self._installs_s else None,
@@ -222,8 +229,9 @@ class Provisioning(SamplerWatch):
             now=now,
             idle_share=idle.value if idle is not None else None,
         )
+        took_s = await asyncio.to_thread(_cpu_time_of, choose)
         share = DECIDING_SHARE if self._rules.activate == "cheapest" else WATCHING_SHARE
-        self._not_before = self._clock() + (self._clock() - now) / share
+        self._not_before = self._clock() + took_s / share
         self._carry_out({NodeId(worker.name) for worker in workers})
 
     def _carry_out(self, considered: Collection[NodeId]) -> None:
@@ -254,6 +262,7 @@ class Provisioning(SamplerWatch):
         if self._rules.activate == "all" and self._mode(priced=priced) == "cheapest":
             self._rules = replace(self._rules, activate="cheapest")
             self._activation = Activation(self._rules)
+            self._activation.resume(self._active)
 
     def _mode(self, *, priced: bool) -> Literal["all", "cheapest"]:
         if self._config.activate is not None:
@@ -340,6 +349,13 @@ class Provisioning(SamplerWatch):
             "by_node": {node: round(tally.cost, 6) for node, tally in figures.by_node.items()},
         }
         return {"capacity": capacity, "cost": cost}
+
+
+def _cpu_time_of(work: Callable[[], object]) -> float:
+    """Seconds of a core that `work` took; run in a thread of its own."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
 
 
 def _said_of(binds: str, selection: Any) -> dict[str, Any]:

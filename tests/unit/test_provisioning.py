@@ -25,7 +25,7 @@ ROLLOUTS = 16
 RATE = 0.8 * ROLLOUTS / STEP_S
 """Of a sampler: two are enough."""
 
-DECISIONS = 16
+DECISIONS = 26
 """More than any change takes that is not made at once."""
 
 
