@@ -193,8 +193,12 @@ class Activation:
             self._learn(held, best, waits=waits)
         if self._is_little(held, best, lost=lost, waits=waits):
             grown = search.select(fixed=active, after=best)
-            what = "samplers were lost" if lost else "the learner would wait"
-            return self._settled(grown, f"{what}: you step in")
+            if not grown.feasible and best.prediction.idle_share < grown.prediction.idle_share - BEST_EFFORT_SLACK:
+                return self._settled(best, "where the learner has to wait, slow samplers make it wait longer")
+            if set(held.active) < set(grown.active) or grown.useful_rollouts_per_s > held.useful_rollouts_per_s:
+                return self._settled(
+                    grown, f"{'samplers were lost' if lost else 'the learner would wait'}: you step in"
+                )
         cheaper = self._cheaper(search, held, best)
         if cheaper is not None:
             return self._settled(cheaper, f"with you the same costs less: {best.why}")

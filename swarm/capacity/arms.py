@@ -31,8 +31,11 @@ Ways = Callable[[Scheme, float], Disseminate]
 TYPICAL = 1.5
 """Times R / T that the cheapest samplers have on whom settings are ranked: about what is chosen in the end."""
 
-CLOSE = 1.03
-"""Times the estimate of all other settings at which the search ends: estimates leave out churn and whole samplers."""
+LONGEST_PERIOD = 16
+"""Steps between versions that are looked at: rarer ones save little more traffic, and each pair takes 50 ms."""
+
+CLOSE = 1.05
+"""Times the least estimate at which the search ends: estimates leave out churn, and that samplers are whole."""
 
 MOST_PLANNED = 3
 """Settings of one arm that are planned in earnest: each takes up to some seconds."""
@@ -97,11 +100,11 @@ class Arms:
     def cheapest(self, scheme: Scheme, payload: Payload) -> Arm:
         """With the settings and the active set of least cost per step."""
         ranked = self._ranked(scheme, payload)
+        least_estimate = min(estimate for estimate, _ in ranked)
         arms: list[Arm] = []
-        for at, (_, setting) in enumerate(ranked[:MOST_PLANNED]):
+        for _, setting in ranked[:MOST_PLANNED]:
             arms.append(self.arm(scheme, payload, setting, "cheapest"))
-            others = [estimate for estimate, _ in ranked[at + 1 :]]
-            if min(arm.cost_per_step for arm in arms) <= CLOSE * min(others, default=math.inf):
+            if arms[-1].cost_per_step <= CLOSE * least_estimate:
                 break
         least = min(arm.cost_per_step for arm in arms)
         near = [arm for arm in arms if arm.cost_per_step <= AS_CHEAP * least]
@@ -210,10 +213,11 @@ class Arms:
 
 
 def settings_of(scenario: Scenario) -> list[Setting]:
-    """Pairs of S and kappa to choose from: every kappa up to S + 1, or S - 1 alone by the rule of the paper."""
+    """Pairs of S and kappa to choose from: every kappa up to S + 1 and to LONGEST_PERIOD, or S - 1 alone by the rule of
+    the paper."""
     rule = scenario.staleness.kappa_rule
     return [
         Setting(max_staleness=bound, publish_every_steps=period)
         for bound in sorted(set(scenario.staleness.S))
-        for period in (range(1, bound + 2) if rule == "safe" else [max(1, bound - 1)])
+        for period in (range(1, min(bound + 1, LONGEST_PERIOD) + 1) if rule == "safe" else [max(1, bound - 1)])
     ]

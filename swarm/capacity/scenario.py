@@ -116,7 +116,7 @@ class Staleness(Table):
     rollout is fresh enough ("safe"), or every S - 1 steps as ECHO-2 does ("paper"). `safety_margin`: rate to have over
     the rate needed, for churn and groups that are replaced."""
 
-    S: Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1024)], ...], Field(min_length=1, max_length=16)]
+    S: Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1024)], ...], Field(min_length=1, max_length=8)]
     kappa_rule: Literal["safe", "paper"] = "safe"
     safety_margin: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
 

@@ -178,7 +178,7 @@ class Search:
             found = self._cheapest(fixed)
         if found is None:
             ranked = self._aim_lower(fixed)
-            found = self._cheapest(fixed) or self._smallest(ranked)
+            found = self._cheapest(fixed) or self._smallest(ranked, least=sum(name in fixed for name in ranked))
         return self._afforded(found)
 
     def assess(self, names: Collection[str], *, after: Selection | None = None) -> Selection:
@@ -267,8 +267,8 @@ class Search:
         self._goal = max(self._rules.idle_target, least + NEAR_LEAST)
         return ranked
 
-    def _smallest(self, ranked: Sequence[str]) -> Selection:
-        """The smallest of the ranked sets that reaches the goal."""
+    def _smallest(self, ranked: Sequence[str], *, least: int) -> Selection:
+        """The smallest of the ranked sets that reaches the goal, but no smaller than the `least` first."""
         sizes = _sizes(len(ranked))
         enough = min(size for size in sizes if self._idle_of(ranked, size) <= self._goal)
         too_few = max((size for size in sizes if size < enough), default=0)
@@ -278,7 +278,7 @@ class Search:
                 enough = middle
             else:
                 too_few = middle
-        trial = self._try(ranked[:enough])
+        trial = self._try(ranked[: max(enough, least)])
         return self._selection(trial, self._effort(trial))
 
     def _idle_of(self, ranked: Sequence[str], size: int) -> float:

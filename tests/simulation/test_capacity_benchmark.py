@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import capacity
+from swarm.capacity.fleet import Worker
+from swarm.capacity.model import predict
+from swarm.sim.capacity import run_fixed
 
 
 def test_predictions_of_a_few_cells_are_near_what_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,3 +40,17 @@ def test_a_fleet_has_the_rate_that_is_asked_for() -> None:
         assert sum(worker.rollouts_per_s for worker in workers) == pytest.approx(10.0, rel=0.1)
         assert max(install_s) == 30.0
         assert len(kind.fleet(1e-9, 30.0)[0]) == 1
+
+
+def test_engines_in_lockstep_and_slow_links_beside_others_are_predicted() -> None:
+    """Two versions are held at a time, and groups are shared by engines of both kinds: a third is discarded."""
+    demand = replace(capacity.KINDS[2].demand(2), groups_per_step=32)
+    workers = [Worker(name=f"l{i}", rollouts_per_s=0.6, samples_at_once=24, lockstep=True) for i in range(7)]
+    workers += [Worker(name=f"c{i}", rollouts_per_s=0.4, samples_at_once=16) for i in range(10)]
+    install_s = [18.0] * 7 + [90.0] * 10
+    told = predict(demand, workers, install_s)
+    found = run_fixed(demand, workers, install_s, steps=30, seed=1)
+    assert told.idle_share == pytest.approx(found.idle_share, abs=0.03)
+    assert told.discarded_share == pytest.approx(found.discarded_share, abs=0.06)
+    assert told.mean_staleness == pytest.approx(found.mean_staleness, abs=0.15)
+    assert told.samplers_idle_share == pytest.approx(found.samplers_idle_share, abs=0.05)

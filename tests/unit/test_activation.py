@@ -102,6 +102,15 @@ def test_lost_samplers_are_replaced_in_the_same_decision() -> None:
     assert all("lost" in change.reason for change in changes)
 
 
+def test_lost_samplers_are_replaced_within_the_budget() -> None:
+    run = settled([*cards(10, 0.3, 0.2), *cards(10, 0.3, 0.3, "dear")], Rules(budget_per_hour=2.6))
+    lost = sorted(run.active)[:4]
+    run.workers = [one for one in run.workers if one.name not in lost]
+    assert activated(run.step())
+    assert run.activation.selection is not None
+    assert 2.2 < run.activation.selection.cost_per_hour <= 2.6
+
+
 def test_a_standby_sampler_that_leaves_changes_nothing() -> None:
     run = settled(cards(30, 0.3, 0.2))
     waiting = next(one.name for one in run.workers if one.name not in run.active)

@@ -178,3 +178,7 @@ def test_a_broadcast_that_no_bound_admits_is_refused() -> None:
 
     with pytest.raises(NoFeasibleSet, match=r"train_step_s fails: .* is not below"):
         plan_for(LAB, ways)
+
+
+def test_a_huge_bound_is_planned_with_few_periods() -> None:
+    assert len(settings_of(scenario(staleness={"S": (1024,)}))) == 16

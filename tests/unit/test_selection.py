@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from swarm.capacity.fleet import Worker
+from swarm.capacity.fleet import Demand, Worker
+from swarm.capacity.model import Prediction
 from swarm.capacity.selection import Rules, Search, Selection, select
 from tests.capacity import RateCondition, by_downlink, demand, random_fleet, star, subsets, worker
 
@@ -188,6 +190,40 @@ def test_a_target_that_is_no_share_is_refused(wrong: dict[str, float]) -> None:
 def test_a_budget_that_is_no_price_is_refused(budget: float) -> None:
     with pytest.raises(ValueError, match="budget"):
         Rules(budget_per_hour=budget)
+
+
+class Counting(RateCondition):
+    """How often the model is asked: each question takes it some hundredths of a second, `mu_min` tenths."""
+
+    def __init__(self) -> None:
+        self.predictions = self.least_rates = 0
+
+    def predict(self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /) -> Prediction:
+        self.predictions += 1
+        return super().predict(demand, workers, install_s)
+
+    def mu_min(
+        self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], /, *, idle_target: float
+    ) -> float:
+        self.least_rates += 1
+        return super().mu_min(demand, workers, install_s, idle_target=idle_target)
+
+
+@pytest.mark.parametrize(
+    ("groups", "max_staleness", "predictions", "least_rates"), [(2000, 4, 4, 1), (9000, 4, 16, 3), (2000, 0, 30, 2)]
+)
+def test_the_model_is_asked_a_few_times_for_a_thousand_samplers(
+    groups: int, max_staleness: int, predictions: int, least_rates: int
+) -> None:
+    counting, wanted = Counting(), demand(groups=groups, max_staleness=max_staleness)
+    fleet = random_fleet(1000, Random(1))
+    first = select(wanted, fleet, by_downlink, Rules(), model=counting)
+    assert counting.predictions <= predictions
+    assert counting.least_rates <= least_rates
+    again = Counting()
+    Search(wanted, fleet, by_downlink, Rules(), kept=first.active, model=again).select(after=first)
+    if max_staleness > 0:
+        assert (again.predictions, again.least_rates) <= (3, 0)
 
 
 # -- with the model itself ----------------------------------------------------------------------------------------
