@@ -76,6 +76,7 @@ class _Branch:
     def __init__(self, offers: Sequence[Offer], need: float, held: Sequence[Offer]) -> None:
         self._offers = offers
         self._relaxed = Relaxation(offers)
+        self._behind = _behind_likes(offers)
         self._places: list[int] = []
         self._at = 0
         self._lacking = need - sum(offer.useful_rollouts_per_s for offer in held)
@@ -124,16 +125,18 @@ class _Branch:
         self._lacking += offer.useful_rollouts_per_s
         self._variance -= offer.variance
         self.price -= offer.price_per_hour
-        self._at = _after_its_like(self._offers, place)
+        self._at = self._behind[place]
         return True
 
 
-def _after_its_like(offers: Sequence[Offer], left_out: int) -> int:
-    """The place after one that was left out and all that are like it: taking one of those instead changes nothing."""
-    at = left_out + 1
-    while at < len(offers) and _figures(offers[at]) == _figures(offers[left_out]):
-        at += 1
-    return at
+def _behind_likes(offers: Sequence[Offer]) -> list[int]:
+    """For each offer, the place after it and all that follow and are like it: when it is left out, taking one of those
+    instead changes nothing."""
+    behind = [len(offers)] * len(offers)
+    for at in reversed(range(len(offers) - 1)):
+        alike = _figures(offers[at + 1]) == _figures(offers[at])
+        behind[at] = behind[at + 1] if alike else at + 1
+    return behind
 
 
 def _figures(offer: Offer) -> tuple[float, float, float]:

@@ -6,7 +6,7 @@ the lives of nodes (capacity_fleet). The rules of the house:
 - A volunteer that is there fetches weights, stays warm, and is paid while it is active. A rented machine is started
   when it is activated, paid from then on, and given back once it is on standby and has handed in what it had begun.
 - What the learner knows is late: a sampler that vanishes is noticed after three missed beats, a node without an engine
-  by gossip. Activation is asked at every batch, and DECIDE_S after an active sampler was found gone.
+  by gossip. Activation is asked at every batch, and DECIDE_S after LOST_SHARE of the active samplers were found gone.
 - FAILED_SHARE of all generations fail; their samples are leased again.
 All that happens depends on the scenario, the settings and the seed.
 """
@@ -44,6 +44,10 @@ NOTICE_S = MISSED_BEATS * BEAT_S + 0.01
 
 DECIDE_S = 2 * BEAT_S
 """From the news that an active sampler is gone to a decision: of a class that vanishes many are gone by then."""
+
+LOST_SHARE = 0.02
+"""Of the active samplers, gone since the last decision, for which another one does not wait for the next batch: less
+than the least margin that is kept. A decision about a thousand samplers takes half a second of computing."""
 
 WARMUP_SHARE, WARMUP_STEPS = 0.25, 10
 """Before figures count: ten steps, or a quarter of the time if that is less. Engines start, places are empty."""
@@ -88,6 +92,7 @@ class CapacitySimulation:
         self._end_s = settings.hours * HOUR_S
         self._places = 0.0, 0.0
         self._deciding = False
+        self._lost = 0
 
     def run(self) -> SwarmFigures:
         """From an empty swarm to the end."""
@@ -212,7 +217,9 @@ class CapacitySimulation:
         was_wanted, node.wanted, node.known = node.wanted, False, False
         self.weights.forget(node)
         self._choice.left(node.name, vanished=vanished, now=self.world.now)
-        if was_wanted and not self._deciding:
+        self._lost += was_wanted
+        enough = self._lost >= LOST_SHARE * sum(other.wanted for other in self.nodes.values())
+        if was_wanted and enough and not self._deciding:
             self._deciding = True
             self.world.schedule(DECIDE_S, "decide", self._decide)
 
@@ -244,7 +251,7 @@ class CapacitySimulation:
     # -- active and standby ----------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        self._deciding = False
+        self._deciding, self._lost = False, 0
         activated, stood_by = self._choice.decide(now=self.world.now)
         for name in stood_by:
             self._stand_by(self.nodes[name])
