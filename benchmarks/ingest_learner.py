@@ -24,10 +24,11 @@ from tokenizers import Tokenizer, models
 from swarm.auth import ServerSessions
 from swarm.http import session_route
 from swarm.node.http import NodeServer
-from swarm.rollout.api import RolloutService, Scorer
+from swarm.rollout.api import RolloutService
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.journal import Journal
 from swarm.rollout.plane import PlaneRules, RolloutPlane
+from swarm.rollout.scoring import Scorer
 from swarm.signing import SigningKey, swarm_id_of
 from swarm.tasks import load_task
 from swarm.tasks.scoring import Completion, RewardPool
@@ -88,8 +89,6 @@ class BenchmarkedLearner:
             key=self._key,
             sessions=sessions,
             emit=lambda kind, **fields: None,
-            on_installed=lambda node, version: None,
-            on_gone=lambda node: None,
         )
         routes = [session_route(sessions), *self._service.routes()]
         self._server = NodeServer(routes, self._service.status, counted=(sessions.refused,))

@@ -55,6 +55,13 @@ MaxDownload = Annotated[float | None, typer.Option(help="The same for what comes
 Lan = Annotated[
     bool | None, typer.Option("--lan/--no-lan", help="Allow private addresses. Default: only on one machine.")
 ]
+Activate = Annotated[
+    str | None, typer.Option(help="all samplers, or the cheapest that suffice. Default: cheapest if there are prices.")
+]
+PerHour = Annotated[float | None, typer.Option(help="Price of this machine by the hour. Default: 0.")]
+PerGb = Annotated[float | None, typer.Option(help="Price of metered traffic, by 1e9 bytes. Default: 0.")]
+Budget = Annotated[float | None, typer.Option(help="Most that the active samplers may cost by the hour.")]
+MaxCost = Annotated[float | None, typer.Option(help="End the run, with a checkpoint, once it has cost so much.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 
@@ -94,6 +101,11 @@ def lead(
     resume: Annotated[
         Path | None, typer.Option(help="Run directory of a run to go on with, however it ended; its settings hold.")
     ] = None,
+    activate: Activate = None,
+    budget_per_hour: Budget = None,
+    max_cost: MaxCost = None,
+    cost_per_hour: PerHour = None,
+    egress_cost_per_gb: PerGb = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
@@ -136,6 +148,10 @@ def join(
     ] = None,
     batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
+    cost_per_hour: PerHour = None,
+    down_cost_per_gb: PerGb = None,
+    up_cost_per_gb: PerGb = None,
+    device_class: Annotated[str | None, typer.Option(help="Kind of device. Default: what it says of itself.")] = None,
     config: ConfigFile = None,
     stop_with_stdin: WithStdin = False,
 ) -> None:
@@ -155,6 +171,10 @@ def join(
         "base": base,
         "batch_samples": batch_samples,
         "device": device,
+        "cost_per_hour": cost_per_hour,
+        "down_cost_per_gb": down_cost_per_gb,
+        "up_cost_per_gb": up_cost_per_gb,
+        "device_class": device_class,
     }
     settings = load_config(JoinConfig, config, flags)
 

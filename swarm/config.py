@@ -32,6 +32,9 @@ def _as_list(value: Any) -> Any:
 Mbit = Annotated[float, Field(gt=0, le=1e6)]
 """A rate of the line in Mbit/s; not set means no cap."""
 
+Price = Annotated[float, Field(ge=0, le=1e6)]
+"""By the hour or by 1e9 bytes, in one currency that the whole swarm means; 0 is free."""
+
 Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
 """Places to begin: host, host:port, URL or join line."""
 
@@ -81,6 +84,14 @@ class LeadConfig(BaseModel):
     lease_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     trainer_hang_s: Annotated[float, Field(ge=10)] = 600.0
+    rehearse_step_s: Annotated[float, Field(gt=0, le=3600)] | None = None
+
+    activate: Literal["all", "cheapest"] | None = None
+    idle_target: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    budget_per_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    max_cost: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    cost_per_hour: Price = 0.0
+    egress_cost_per_gb: Price = 0.0
 
     @model_validator(mode="after")
     def _period_fits_bound(self) -> Self:
@@ -117,7 +128,19 @@ class JoinConfig(BaseModel):
     engine: Literal["transformers", "scripted"] = "transformers"
     batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
-    cost_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    device_class: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    cost_per_hour: Price = 0.0
+    down_cost_per_gb: Price = 0.0
+    up_cost_per_gb: Price = 0.0
+
+    @model_validator(mode="after")
+    def _rehearses_without_a_model(self) -> Self:
+        if self.rehearse_tokens_per_s is not None and self.engine != "scripted":
+            raise ValueError(
+                'rehearse_tokens_per_s sets the pace of the engine without a model: set engine = "scripted" with it'
+            )
+        return self
 
 
 def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:

@@ -11,11 +11,14 @@ from aiohttp import web
 
 from swarm.auth import AUTH_HEADER, ServerSessions
 from swarm.http import PeerClient, guard, session_route
-from swarm.rollout.api import RolloutService, ScoringFailed
+from swarm.rollout.api import RolloutService
 from swarm.rollout.client import Answer, RolloutClient, SealedLease
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.intake import IntakeLimits
+from swarm.rollout.messages import Offer
 from swarm.rollout.plane import RolloutPlane
+from swarm.rollout.scoring import ScoringFailed
+from swarm.rollout.watch import SamplerWatch
 from swarm.signing import SigningKey
 from swarm.types import Address, NodeId, Score
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
@@ -27,13 +30,15 @@ WAIT_S = 20.0
 """Questions may be held open this long; no test waits for it."""
 
 
-class Learner:
+class Learner(SamplerWatch):
     """A RolloutService behind a server on loopback, and clients for it."""
 
     def __init__(self, *, limits: IntakeLimits | None = None, commit_s: float = WAIT_S) -> None:
         self.key = SigningKey.generate()
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.gone: list[NodeId] = []
+        self.gone_nodes: list[NodeId] = []
+        self.offers: dict[NodeId, Offer] = {}
+        self.lengths: list[int] = []
         self.sessions = ServerSessions(self.key, b"")
         self.plane: RolloutPlane = new_plane(newest=None)
         self.unscorable: set[str] = set()
@@ -42,8 +47,7 @@ class Learner:
             key=self.key,
             sessions=self.sessions,
             emit=lambda kind, **fields: self.events.append((kind, fields)),
-            on_installed=lambda node, version: None,
-            on_gone=self.gone.append,
+            watch=self,
             limits=limits,
             commit_s=commit_s,
         )
@@ -57,6 +61,15 @@ class Learner:
     async def open(self) -> None:
         self.service.open(self.plane, self._score, self.journal)
         await self.service.published(v(0))
+
+    def offered(self, node: NodeId, offer: Offer) -> None:
+        self.offers[node] = offer
+
+    def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
+        self.lengths += tokens
+
+    def gone(self, node: NodeId, *, vanished: bool) -> None:
+        self.gone_nodes.append(node)
 
     async def knows(self, node: NodeId) -> None:
         """Until a request of `node` has arrived."""

@@ -128,6 +128,21 @@ class BroadcastService:
         """Take a stream that a receiver opened."""
         await self._links.accept(incoming)
 
+    @property
+    def uplink_bytes_per_s(self) -> float:
+        """Of weights that were sent, in the best second, which is forgotten slowly; 0 is unknown."""
+        return self._transfers.uplink_bytes_per_s
+
+    def complete_s(self, node: NodeId, version: VersionId) -> float | None:
+        """Seconds from the announcement of `version`, one of the last few, until `node` held all of it."""
+        found = self._spreading.get(version)
+        return found.complete_s.get(node) if found is not None else None
+
+    @property
+    def version_bytes(self) -> int:
+        """What the newest version takes as it is sent; 0 before the first."""
+        return self.newest.table.encoded_bytes if self.newest is not None else 0
+
     def routes(self) -> list[web.RouteDef]:
         return self._server.routes()
 

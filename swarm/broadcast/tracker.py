@@ -48,6 +48,10 @@ class InstallTracker:
         if self._installed.pop(node, None) is not None:
             self._settle(now)
 
+    def install_s(self, node: NodeId, version: VersionId) -> float | None:
+        """Seconds from the publication of `version`, one of the last few, until `node` held it or a newer one."""
+        return self._spread[version][1].get(node) if version in self._spread else None
+
     def spread_s(self, version: VersionId) -> dict[str, float | None]:
         """Seconds until so many percent of today's samplers held `version`; None for what has not come true."""
         _, times = self._spread.get(version, (0.0, {}))

@@ -241,7 +241,8 @@ class Activation:
             tried = search.assess(self._cheaper_set, after=best)
             if not tried.has_margin:
                 tried = search.select(fixed=self._cheaper_set, after=best)
-        if tried.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not tried.active:
+        worse = held.feasible and not tried.feasible
+        if worse or tried.cost_per_hour >= held.cost_per_hour * (1.0 - SAVING) or not tried.active:
             self._cheaper_set, self._saved = None, 0
             return None
         self._cheaper_set, self._saved = tried.active, self._saved + 1

@@ -30,8 +30,8 @@ def live_view(status: dict[str, Any], rewards: Sequence[float], width: int) -> R
 
 def live_figures(status: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and values of the live view, an even number of them."""
-    metrics = status["metrics"]
-    return [
+    metrics, capacity = status["metrics"], status["capacity"]
+    figures = [
         ("step", f"{status['step']} / {status['steps']}"),
         ("version", status["version"] or "-"),
         ("shaped reward", _number(metrics.get("reward"))),
@@ -39,10 +39,15 @@ def live_figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("held-out", _held_out(status)),
         ("rollouts/s", _number(status["rollouts_per_s"], 0)),
         ("staleness", _staleness(status)),
-        ("samplers", str(len(status["samplers"]))),
+        ("samplers", _present(len(status["samplers"]), capacity["standby"])),
         ("time to install", _seconds(status["broadcast_s"])),
         ("train step", _seconds(metrics.get("train_step_s"))),
+        ("learner idle", _share(capacity["idle_share"])),
+        ("predicted idle", _share(capacity.get("predicted_idle_share"))),
     ]
+    if cost := status["cost"]["cost_total"]:
+        figures += [("cost", f"{cost:.2f}"), ("cost of a step", _price(status["cost"]["cost_per_step"]))]
+    return figures
 
 
 def plain_line(status: dict[str, Any]) -> str:
@@ -50,7 +55,7 @@ def plain_line(status: dict[str, Any]) -> str:
     return "  ".join([status["state"], *(f"{name} {value}" for name, value in live_figures(status))])
 
 
-TABLES = ("samplers", "broadcasts", "publics", "leaves", "metrics", "held_out")
+TABLES = ("samplers", "broadcasts", "publics", "leaves", "metrics", "held_out", "capacity", "cost")
 """Keys of a status that are shown as tables, or have a line of their own."""
 
 
@@ -66,8 +71,14 @@ def status_table(status: dict[str, Any]) -> RenderableType:
         table.add_row(_text(name), _text(_plain(value)))
     if status.get("held_out"):
         table.add_row("held_out", _held_out(status))
+    for name, value in {**status.get("capacity", {}), **status.get("cost", {})}.items():
+        if not isinstance(value, dict):
+            table.add_row(_text(name), _text(_plain(value)))
     parts: list[RenderableType] = [table]
+    parts += [_costs(status["cost"]["by_class"])] if status.get("cost", {}).get("cost_total") else []
     parts += [_samplers(status["samplers"])] if status.get("samplers") else []
+    if waiting := [one for one in status.get("samplers", []) if one["standby"]]:
+        parts.append(_waiting(waiting))
     parts += [_broadcasts(status["broadcasts"])] if status.get("broadcasts") else []
     parts += [_publics(status["publics"])] if status.get("publics") else []
     parts += [_leaves(status["leaves"])] if status.get("leaves") else []
@@ -81,16 +92,44 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def _samplers(samplers: list[dict[str, Any]]) -> Table:
     table = Table(title="samplers", title_justify="left")
-    for name in ("node", "installed", "samples", "rollouts/s", "silent", "verdicts"):
+    for name in ("node", "class", "state", "installed", "samples", "rollouts/s", "silent", "verdicts"):
         table.add_column(name)
     for sampler in samplers:
         table.add_row(
             _text(sampler["node"][:12]),
+            _text(sampler["device_class"] or "-"),
+            "standby" if sampler["standby"] else "active",
             _text(sampler["installed"] or "-"),
             str(sampler["samples"]),
             f"{sampler['rollouts_per_s']:.0f}",
             f"{sampler['silent_s']:.1f} s",
             _text(_plain(sampler["verdicts"])),
+        )
+    return table
+
+
+def _waiting(samplers: list[dict[str, Any]]) -> Table:
+    table = Table(title="on standby", title_justify="left")
+    for name in ("node", "because"):
+        table.add_column(name)
+    for sampler in samplers:
+        table.add_row(_text(sampler["node"][:12]), _text(sampler["standby"]))
+    return table
+
+
+def _costs(by_class: dict[str, dict[str, Any]]) -> Table:
+    """What each class of devices has cost, and given."""
+    table = Table(title="cost by device class", title_justify="left")
+    for name in ("class", "rent", "traffic", "active", "rollouts", "of 1,000"):
+        table.add_column(name)
+    for name, tally in by_class.items():
+        table.add_row(
+            _text(name or "-"),
+            f"{tally['rent']:.2f}",
+            f"{tally['traffic']:.2f}",
+            f"{tally['active_s'] / 3600:.2f} h",
+            str(tally["rollouts"]),
+            _price(1000 * tally["cost"] / tally["rollouts"] if tally["rollouts"] else None),
         )
     return table
 
@@ -170,6 +209,18 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
+
+
+def _present(samplers: int, standby: int) -> str:
+    return f"{samplers}, {standby} on standby" if standby else str(samplers)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _price(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _held_out(status: dict[str, Any]) -> str:

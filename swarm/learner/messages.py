@@ -11,7 +11,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
     `model` is a directory, a Hugging Face id, or "tiny". `minibatches` optimiser steps are made per learner step.
-    `resume` is the checkpoint directory to go on from; "" begins anew.
+    `resume` is the checkpoint directory to go on from; "" begins anew. A step takes at least `rehearse_step_s`.
     """
 
     model: str
@@ -24,6 +24,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     minibatches: int
     temperature: float
     resume: str = ""
+    rehearse_step_s: float = 0.0
 
 
 class Prepared(msgspec.Struct, frozen=True):

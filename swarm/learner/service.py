@@ -34,6 +34,7 @@ class TrainerProcess:
             minibatches=config.minibatches,
             temperature=config.temperature,
             resume=str(resume) if resume else "",
+            rehearse_step_s=config.rehearse_step_s or 0.0,
         )
         return await self._child.call(command, Prepared)
 

@@ -108,8 +108,16 @@ class Trainer:
             figures["mismatch_kl"] = sums["kl"] / sums["kl_tokens"]
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
+        self._rehearse(began)
         saved = self._saver.report()
         return Trained(metrics=figures, seconds=time.monotonic() - began, saved_step=saved.step, save_fault=saved.fault)
+
+    def _rehearse(self, began: float) -> None:
+        """Take as long as a large model would: a rehearsal of its swarm with a small one."""
+        left_s = began + self._command.rehearse_step_s - time.monotonic()
+        if left_s > 0:
+            with self._channel.alive():
+                time.sleep(left_s)
 
     def stage(self) -> Done:
         write_staging(self._tensors, Path(self._command.staging))

@@ -27,16 +27,18 @@ from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
 from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked
 from swarm.node.steps import Steps
 from swarm.node.training import Training
-from swarm.rollout.api import RolloutService, ScoringFailed
+from swarm.rollout.api import RolloutService
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.entries import BoundSet
 from swarm.rollout.journal import Journal
 from swarm.rollout.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane import PlaneRules, RolloutPlane
+from swarm.rollout.scoring import ScoringFailed
 from swarm.signing import swarm_id_of
 from swarm.tasks import load_task
 from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
@@ -116,8 +118,8 @@ class LearnerNode:
         """Lead the run, and all that goes on beside it."""
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._announce()
-            works = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._watch_room)
-            beside = [group.create_task(work()) for work in works]
+            parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
+            beside = [group.create_task(work()) for work in (*parts, self._watch_room)]
             reached = await self._lead()
             for task in beside:
                 task.cancel()
@@ -127,12 +129,31 @@ class LearnerNode:
         """The learner's parts, none of them at work yet."""
         emit = self._log.event
         self._broadcast = BroadcastService(self._run_dir / "versions", network.key, network.station)
+        configured = BoundSet(
+            max_staleness=self._config.max_staleness, publish_every_steps=self._config.publish_every_steps
+        )
+        self._provisioning = Provisioning(
+            self._config,
+            self._tracker,
+            Surroundings(
+                set_standby=lambda nodes: self._rollouts.set_standby(nodes),
+                is_public=lambda node: bool(network.public_at(node)),
+                version_bytes=lambda: self._broadcast.version_bytes,
+                uplink_bytes_per_s=lambda: self._broadcast.uplink_bytes_per_s,
+                sent_bytes=lambda: network.station.upload.total_bytes,
+                complete_s=lambda node, version: self._broadcast.complete_s(node, version),
+                bound=lambda: self._steps.bound if self._steps is not None else configured,
+            ),
+            before=self._log.spent,
+            absent=self._log.absent,
+            emit=emit,
+            say=self._say,
+        )
         self._rollouts = RolloutService(
             key=network.key,
             sessions=network.sessions,
             emit=emit,
-            on_installed=lambda node, version: self._tracker.installed(node, version, now=time.monotonic()),
-            on_gone=lambda node: self._tracker.gone(node, now=time.monotonic()),
+            watch=self._provisioning,
             absent=self._log.absent,
         )
         self._training = Training(
@@ -186,6 +207,7 @@ class LearnerNode:
             "metrics": {},
             **(self._steps.status() if self._steps is not None else {}),
             **self._rollouts.status(),
+            **self._provisioning.status(),
             **self._broadcast.status(self._tracker.spread_s),
         }
 
@@ -204,6 +226,7 @@ class LearnerNode:
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
         steps = self._steps = self._open_plane(prepared, self._rewards, bound)
+        self._provisioning.open()
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         self._state = "running"
         await steps.run()
@@ -312,6 +335,7 @@ class LearnerNode:
             self._journal,
             self._tracker,
             self._log,
+            self._provisioning,
             held_out,
             say=self._say,
         )

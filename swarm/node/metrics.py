@@ -7,7 +7,8 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,28 @@ from swarm.types import NodeId
 
 LINES_KEPT = 10_000
 """Lines that wait for room on a full disk: an hour of a fast run. More are lost, the oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a run has cost, and for how much."""
+
+    total: float = 0.0
+    steps: int = 0
+    rollouts: int = 0
+    tokens: int = 0
+
+    def and_more(self, *, total: float, steps: int, rollouts: int, tokens: int) -> Spent:
+        return Spent(
+            total=self.total + total,
+            steps=self.steps + steps,
+            rollouts=self.rollouts + rollouts,
+            tokens=self.tokens + tokens,
+        )
+
+    def over(self, count: int) -> float | None:
+        """The cost of one; None of none."""
+        return self.total / count if count else None
 
 
 class RunLog:
@@ -36,6 +59,8 @@ class RunLog:
         """Of all steps that a former life wrote down."""
         self.absent = _samplers(self._events.found)
         """Samplers that were there when a former life ended."""
+        self.spent = _spent(self._metrics.found)
+        """By former lives."""
         self._metrics.found, self._events.found = [], []
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
@@ -51,6 +76,19 @@ class RunLog:
     def close(self) -> None:
         self._metrics.close()
         self._events.close()
+
+
+def _spent(rows: Sequence[Mapping[str, Any]]) -> Spent:
+    """By the last row that says it: those of steps that were trained again do not."""
+    for row in reversed(rows):
+        if "cost_total" in row:
+            return Spent(
+                total=row["cost_total"],
+                steps=row["step"],
+                rollouts=row["rollouts_accepted"],
+                tokens=row["tokens_accepted"],
+            )
+    return Spent()
 
 
 def _samplers(events: Iterable[Mapping[str, Any]]) -> set[NodeId]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,13 @@ CHANGEABLE = frozenset(
         "keep_checkpoints",
         "keep_rollouts",
         "trainer_hang_s",
+        "rehearse_step_s",
+        "activate",
+        "idle_target",
+        "budget_per_hour",
+        "max_cost",
+        "cost_per_hour",
+        "egress_cost_per_gb",
         "run_dir",
     }
 )
@@ -113,9 +121,12 @@ def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False)
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
-    more = config.steps > values["steps"] or (config.target or 0.0) > (values["target"] or 0.0)
+    rises = config.steps > values["steps"] or (config.target or 0.0) > (values["target"] or 0.0)
+    more = rises or (config.max_cost or math.inf) > (values.get("max_cost") or math.inf)
     if not (finished or more) and (path / SUMMARY).is_file():
-        raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']} to go on")
+        most = values.get("max_cost")
+        cost = f" or --max-cost with more than {most:g}" if most else ""
+        raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']}{cost} to go on")
     return config
 
 

@@ -18,6 +18,7 @@ from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.node.network import NodeNetwork
 from swarm.node.session import SamplerStatus, Session
 from swarm.rollout.client import SUBMIT_PATH
+from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
 
@@ -67,7 +68,7 @@ class SamplerNode:
         """What the node says of itself; the keys are described in docs/protocol.md."""
         return {
             **self._network.status(),
-            "state": self._status.state,
+            "state": f"standby: {self._status.standby}" if self._status.standby else self._status.state,
             "bootstrap": list(self._config.bootstrap),
             "verdicts": dict(self._status.verdicts),
             "dropped": self._status.drops.counts,
@@ -127,6 +128,8 @@ class SamplerNode:
             kind=self._config.engine,
             device=self._config.device,
             hang_s=self._config.engine_hang_s,
+            batch_samples=self._config.batch_samples,
+            rehearse_tokens_per_s=self._config.rehearse_tokens_per_s,
         )
         launch = asyncio.create_task(engine.launch())
         try:
@@ -152,11 +155,30 @@ class SamplerNode:
             spool=spool,
             receiver=receiver,
             capacity=self._config.batch_samples,
+            offer=lambda: self._offer(engine, receiver),
             status=self._status,
             on_change=lambda: self._say_profile(engine, receiver),
             say=self._say,
         )
         return await session.run(self._stop)
+
+    def _offer(self, engine: EngineWorker, receiver: Receiver) -> Offer:
+        """What this node is and costs, for the learner to choose by."""
+        config = self._config
+        return Offer(
+            device_class=(config.device_class or engine.device_class)[:DEVICE_CLASS_LENGTH],
+            samples_at_once=config.batch_samples,
+            # Both kinds of engine there are begin a batch together, and end it with its longest sample.
+            lockstep=True,
+            full_rollouts_per_s=float(f"{engine.full_rollouts_per_s:.3g}"),
+            cost_per_hour=config.cost_per_hour,
+            down_cost_per_gb=config.down_cost_per_gb,
+            up_cost_per_gb=config.up_cost_per_gb,
+            uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
+            sent_bytes=self._network.station.upload.total_bytes,
+            received_bytes=self._network.station.download.total_bytes,
+            downlink_bytes_per_s=config.max_download * 1e6 / 8 if config.max_download else 0.0,
+        )
 
     def _put_off(self, path: str) -> None:
         """Count submissions that the learner had no room for; each is submitted again."""

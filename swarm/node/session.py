@@ -29,6 +29,7 @@ from swarm.http import Peer
 from swarm.node.drops import Drops
 from swarm.node.hello import Hello
 from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
+from swarm.rollout.messages import Offer
 from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker
 from swarm.types import NodeId, VersionId
@@ -51,9 +52,10 @@ AGAIN_S = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStatus:
-    """What the node shows of itself, filled in by whoever knows."""
+    """What the node shows of itself, filled in by whoever knows. `standby`: why it waits in reserve, if it does."""
 
     state: str = "starting"
+    standby: str = ""
     verdicts: Counter[str] = field(default_factory=Counter)
     drops: Drops = field(default_factory=Drops)
 
@@ -84,6 +86,7 @@ class Session:
         spool: Spool,
         receiver: Receiver,
         capacity: int,
+        offer: Callable[[], Offer],
         status: SamplerStatus,
         on_change: Callable[[], None],
         say: Callable[[str], None],
@@ -92,6 +95,7 @@ class Session:
         self._launch = launch
         self._spool = spool
         self._capacity = capacity
+        self._offer = offer
         self._beat_s = max(LEAST_BEAT_S, hello.beat_s)
         self._status = status
         self._on_change = on_change
@@ -177,20 +181,23 @@ class Session:
             if isinstance(answer, list):
                 self._status.state = "sampling"
                 return answer
-            reason, retry_after_s = answer
-            self._status.state = f"waiting ({reason})"
-            if reason == "finished":
+            self._status.state = f"waiting ({answer.reason})"
+            self._hear_standby(answer.detail if answer.reason == "standby" else "")
+            if answer.reason == "finished":
                 self._over.set()
-            if reason != "paced":
-                await self._news(held, max(0.05, retry_after_s))
+            # These two were held open.
+            if answer.reason not in ("paced", "standby"):
+                await self._news(held, max(0.05, answer.retry_after_s))
 
     async def _generate(self) -> None:
+        follows = False
         while True:
             leases = await self._work.get()
             self._running = len(_names(leases))
             self._idle.clear()
             self._prefetch.release()
-            answers = await self._engine.generate(leases)
+            answers = await self._engine.generate(leases, follows=follows)
+            follows = not self._work.empty()
             batch = Batch(answers, await in_thread(self._spool.keep, answers))
             if batch.spooled is not None:
                 self._spooled |= batch.samples()
@@ -248,12 +255,19 @@ class Session:
         while True:
             installed = self._engine.installed
             rates = self._engine.rollouts_per_s, self._engine.tokens_per_s
-            reply = await self._client.beat(installed, self._running, *rates)
+            reply = await self._client.beat(installed, self._running, *rates, offer=self._offer())
+            self._hear_standby(reply.standby)
             if (line := self._status.drops.hear(reply.dropped, now=time.monotonic())) is not None:
                 self._say(line)
             if reply.finished:
                 self._over.set()
             await self._news(installed, self._beat_s)
+
+    def _hear_standby(self, why: str) -> None:
+        """Say when this node is put on standby and why, and when it is active again."""
+        before, self._status.standby = self._status.standby, why
+        if bool(why) != bool(before):
+            self._say(f"standby: {why}" if why else "active again")
 
     async def _news(self, known: VersionId | None, patience_s: float) -> None:
         """Until another version than `known` is installed, or for `patience_s`."""

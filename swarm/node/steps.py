@@ -16,6 +16,7 @@ from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner.messages import Trained
 from swarm.node.metrics import RunLog
+from swarm.node.provisioning import Provisioning
 from swarm.node.publication import Publication
 from swarm.node.training import Training, step_figures, train_group
 from swarm.rollout.admission import staleness
@@ -50,6 +51,7 @@ class Steps:
         journal: Journal,
         tracker: InstallTracker,
         log: RunLog,
+        provisioning: Provisioning,
         held_out_prompts: Sequence[Prompt],
         *,
         say: Callable[[str], None],
@@ -61,6 +63,8 @@ class Steps:
         self._journal = journal
         self._tracker = tracker
         self._log = log
+        self._provisioning = provisioning
+        self._recorded_at = self._waited_s = 0.0
         self._held_out_prompts = held_out_prompts
         self._say = say
         self._save_failed_at = 0.0
@@ -76,12 +80,14 @@ class Steps:
         return target is not None and any(one["exact_match"] >= target for one in self.held_out)
 
     async def run(self) -> None:
-        """All steps that are left, or until the target is reached."""
+        """All steps that are left, until the target is reached, or until the money is spent."""
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
+        self._recorded_at = time.monotonic()
         try:
             while self.step < self._config.steps and not self.target_reached:
-                batch = await self._next_batch(publishing)
+                if (batch := await self._next_batch(publishing)) is None:
+                    return
                 step = self.step
                 prompts = [
                     train_group(g.prompt, [(s.rollout, s.score) for s in g.samples if s.rollout], step) for g in batch
@@ -105,6 +111,10 @@ class Steps:
         """Measure the last version, keep it, and tell the samplers that the run is over; False if a target was set and
         not reached."""
         await self._rollouts.end("draining")
+        if self._provisioning.spent.is_set():
+            # What else would be learned of the last version is to be paid for.
+            await self._keep()
+            return self.target_reached or self._config.target is None
         if self.step > self._publication.newest.version:
             await self._publication.publish(self.step)
         if not self.held_out or self.held_out[-1]["version"] < self.step:
@@ -153,14 +163,20 @@ class Steps:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    async def _next_batch(self, publishing: asyncio.Task[None]) -> list[Group]:
-        """The next batch. A publication that failed is raised here: without it no batch may ever come. One that is due
-        meanwhile is made: after S was lowered no rollout of what is published may be fresh enough."""
+    async def _next_batch(self, publishing: asyncio.Task[None]) -> list[Group] | None:
+        """The next batch; None once the money is spent. A publication that failed is raised here: without it no batch
+        may ever come. One that is due meanwhile is made: after S was lowered no rollout of what is published may be
+        fresh enough."""
+        if self._provisioning.spent.is_set():
+            await publishing
+            return None
+        began = time.monotonic()
         batch = asyncio.create_task(self._rollouts.next_batch())
+        spent = asyncio.create_task(self._provisioning.spent.wait())
         try:
             while not batch.done():
                 due = asyncio.create_task(self._publication.due.wait())
-                waits: set[asyncio.Task[Any]] = {batch, due, *([] if publishing.done() else [publishing])}
+                waits: set[asyncio.Task[Any]] = {batch, due, spent, *([] if publishing.done() else [publishing])}
                 try:
                     happened, _ = await asyncio.wait(waits, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -169,15 +185,20 @@ class Steps:
                     publishing.result()
                 if batch.done():
                     break
+                if spent.done():
+                    await publishing
+                    return None
                 if self._publication.due.is_set():
                     await publishing
                     await self._publication.publish(self.step)
                     self._publication.due.clear()
                 elif not happened:
                     self._say_stall()
+            self._waited_s = time.monotonic() - began
             return batch.result()
         finally:
             batch.cancel()
+            spent.cancel()
 
     async def _patiently(self, task: asyncio.Task[R]) -> R:
         """The result of what samplers have to bring about, with a word to the user when it takes long."""
@@ -236,5 +257,11 @@ class Steps:
             "broadcast_s": self._tracker.last_broadcast_s,
             "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=time.monotonic()), 1),
             "samplers": len(self._rollouts.samplers),
+            **self._provisioning.stepped(waited_s=self._waited_s, period_s=self._period_s()),
         }
         self._log.metrics({**self.last, "time": round(time.time(), 3)})
+
+    def _period_s(self) -> float:
+        """Since the last step was counted, or since the run began."""
+        before, self._recorded_at = self._recorded_at, time.monotonic()
+        return self._recorded_at - before

@@ -12,10 +12,8 @@ one after another in a thread; so beside the bodies themselves no more than one 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -37,9 +35,10 @@ from swarm.rollout.effects import (
     ScoreWanted,
 )
 from swarm.rollout.entries import BatchTaken, GroupDropped, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
-from swarm.rollout.intake import TEXTS, Intake, IntakeLimits, Overloaded
+from swarm.rollout.intake import Intake, IntakeLimits, Overloaded
 from swarm.rollout.leases import MAX_NODES, Group
 from swarm.rollout.messages import (
+    WHY_LENGTH,
     Beat,
     BeatReply,
     LeaseReply,
@@ -51,9 +50,11 @@ from swarm.rollout.messages import (
 )
 from swarm.rollout.plane import RETURN_S, RolloutPlane
 from swarm.rollout.recording import COMMIT_S, FAULT_CHECK_S, Recorder, Recording
-from swarm.rollout.replies import come_back, refuse
+from swarm.rollout.replies import come_back, refuse, too_much
+from swarm.rollout.scoring import Scorer, Scoring
 from swarm.rollout.submissions import Opened, is_small, open_submission
 from swarm.rollout.tally import SamplerStats, Tally
+from swarm.rollout.watch import SamplerWatch, tell_accepted
 from swarm.signing import SigningKey
 from swarm.types import Lease, NodeId, Prompt, Score, VersionId
 from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
@@ -63,18 +64,12 @@ MAX_WAIT_S = 20.0
 
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
 
-Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[list[Score]]]
 Emit = Callable[..., None]
-
-
-class ScoringFailed(Exception):
-    """Raised by a Scorer whose rewards could not be computed."""
 
 
 class RolloutService:
     """The plane on an event loop. `sessions` tell who asks, `scorer` computes rewards, `emit(kind, **fields)` writes an
-    event, `on_installed(node, version)` and `on_gone(node)` tell who holds what. `absent` were there when a former life
-    of this learner ended."""
+    event, `watch` is told of samplers. `absent` were there when a former life of this learner ended."""
 
     def __init__(
         self,
@@ -82,8 +77,7 @@ class RolloutService:
         key: SigningKey,
         sessions: ServerSessions,
         emit: Emit,
-        on_installed: Callable[[NodeId, VersionId], None],
-        on_gone: Callable[[NodeId], None],
+        watch: SamplerWatch | None = None,
         limits: IntakeLimits | None = None,
         commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
@@ -91,18 +85,15 @@ class RolloutService:
         self._key = key
         self._sessions = sessions
         self._emit = emit
-        self._on_installed = on_installed
-        self._on_gone = on_gone
+        self._watch = watch or SamplerWatch()
         self._plane: RolloutPlane | None = None
-        self._scorer: Scorer | None = None
+        self._scoring: Scoring | None = None
         self._records: Recording | None = None
         self._intake = Intake(limits)
         self._commit_s = commit_s
         self._unpacking = asyncio.Lock()
         self._chances, self._told = Changes(), 0
         self._ready = Changes()
-        self._scoring: set[asyncio.Task[None]] = set()
-        self._fault: BaseException | None = None
         self._evaluated: asyncio.Future[Evaluated] | None = None
         self._absent = set(absent)
         self.tally = Tally()
@@ -113,7 +104,7 @@ class RolloutService:
         """Start answering from `plane`; before this every sampler is told that the learner is starting. `effects` are
         those of restoring the plane."""
         self._plane = plane
-        self._scorer = scorer
+        self._scoring = Scoring(scorer, scored=self._scored, failed=self._unscorable)
         self._records = Recording(journal, commit_s=self._commit_s)
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
@@ -155,6 +146,13 @@ class RolloutService:
         self._ready.tell()
         self._chances.tell()
 
+    def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
+        """These wait from now on, and hear why; all others are active."""
+        others = nodes.keys() != self._opened.standby.keys()
+        self._opened.set_standby({node: why[:WHY_LENGTH] for node, why in nodes.items()})
+        if others:
+            self._chances.tell()
+
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
         """Held-out prompts answered by samplers that hold `version` or newer."""
         self._evaluated = asyncio.get_running_loop().create_future()
@@ -187,7 +185,7 @@ class RolloutService:
     def status(self) -> dict[str, Any]:
         """Samplers, verdicts and sizes for `status`."""
         return {
-            **self.tally.status(now=time.monotonic()),
+            **self.tally.status(now=time.monotonic(), standby=self._plane.standby if self._plane else {}),
             **(self._plane.counts() if self._plane else {}),
             **self._intake.counts(),
         }
@@ -219,7 +217,9 @@ class RolloutService:
                 continue
             # A beat may have told of a newer install while this question was held open.
             held = max(ask.held, stats.installed or ask.held)
-            *records, answer = self._plane.ask(node, held, ask.capacity, now=asked_at, holding=holding)
+            *records, answer = self._plane.ask(
+                node, held, ask.capacity, now=asked_at, at_once=ask.at_once, holding=holding
+            )
             holding = None
             self._perform(records)
             if isinstance(answer, Granted):
@@ -227,8 +227,8 @@ class RolloutService:
                     return come_back(SLOW_COMMIT)
                 return binary(encode(LeaseReply(leases=tuple(self._seal(lease) for lease in answer.leases))))
             assert isinstance(answer, Refused)
-            if answer.reason != "paced" or left <= 0:
-                return refuse(answer.reason, answer.retry_after_s)
+            if answer.reason not in ("paced", "standby") or left <= 0:
+                return refuse(answer.reason, answer.retry_after_s, answer.detail)
             await self._chances.wait(seen, left)
         return refuse("paced", self._plane.rules.beat_s)
 
@@ -238,17 +238,20 @@ class RolloutService:
         self._check_sender(node, beat.node)
         stats = self._hear(node)
         stats.samples, stats.rollouts_per_s = beat.samples, beat.rollouts_per_s
-        newest = None
+        if beat.offer is not None:
+            stats.offer = beat.offer
+            self._watch.offered(node, beat.offer)
+        newest, standby = None, ""
         if self._plane is not None:
             self._plane.beat(node, now=time.monotonic(), tokens_per_s=beat.tokens_per_s)
-            newest = self._plane.newest
+            newest, standby = self._plane.newest, self._plane.standby.get(node, "")
             installed = beat.installed
             if installed is not None and installed != stats.installed and not self._is_ahead(installed):
                 self._installed(node, installed)
                 # A question that this node has open may now be answered with leases for the newer version.
                 self._chances.tell()
         dropped = self.tally.dropped_of(node)
-        return binary(encode(BeatReply(newest=newest, finished=self.finished, dropped=dropped)))
+        return binary(encode(BeatReply(newest=newest, finished=self.finished, dropped=dropped, standby=standby)))
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
         if self._plane is None or self._plane.newest is None:
@@ -275,8 +278,7 @@ class RolloutService:
         """Refuse a submission unread. Who does not heed Retry-After is slowed down to what costs us little."""
         self.tally.overloaded(claim.node)
         await asyncio.sleep(why.hold_s)
-        text = f"overloaded: {TEXTS[why.reason]}"
-        return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(why.retry_after_s))})
+        return too_much(why)
 
     async def _take_in(self, request: web.Request) -> web.Response:
         """Read, open, judge and record a submission."""
@@ -325,7 +327,7 @@ class RolloutService:
                 self._plane.leave(node)
         if release.forget and self.samplers.pop(node, None) is not None:
             self._emit("sampler_left", node=node, samples_released=sum(len(held.indices) for held in release.samples))
-            self._on_gone(node)
+            self._watch.gone(node, vanished=False)
         self._chances.tell()
         return binary(b"")
 
@@ -356,7 +358,7 @@ class RolloutService:
                     self._emit("group_dropped", group=effect.group_id, reason=effect.reason, rollouts=effect.rollouts)
                 case NodeSilent():
                     self.samplers.pop(effect.node, None)
-                    self._on_gone(effect.node)
+                    self._watch.gone(effect.node, vanished=True)
                     self._emit("sampler_silent", node=effect.node, samples_released=effect.samples)
                 case LeaseOverdue():
                     self._emit("lease_overdue", node=effect.node, samples_released=len(effect.samples))
@@ -372,16 +374,13 @@ class RolloutService:
         self._tell_malformed([one for one in judged if one.verdict == "malformed"])
         if records:
             self._recording.enqueue(records)
-        self._have_scored(wanted)
+            tell_accepted(self._watch, records)
+        if wanted:
+            assert self._scoring is not None
+            self._scoring.begin(wanted)
         if self._opened.leased.chances != self._told:
             self._told = self._opened.leased.chances
             self._chances.tell()
-
-    def _have_scored(self, wanted: Sequence[ScoreWanted]) -> None:
-        for _, group in groupby(wanted, key=lambda asked: asked.group_id):
-            task = asyncio.create_task(self._score(list(group)))
-            self._scoring.add(task)
-            task.add_done_callback(self._scored)
 
     def _tell_malformed(self, judged: list[Judged]) -> None:
         """One event a submission: its sender decides how many rollouts it has."""
@@ -389,24 +388,18 @@ class RolloutService:
             first = judged[0]
             self._emit("rollouts_malformed", node=first.node, rollouts=len(judged), first=first.detail)
 
-    def _scored(self, task: asyncio.Task[None]) -> None:
-        """A fault of scoring that is not the reward's (a full disk, say) ends the run through watch_silence."""
-        self._scoring.discard(task)
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            self._fault = fault
-
-    async def _score(self, wanted: list[ScoreWanted]) -> None:
-        """Rewards of rollouts of one group; if one of them fails, the group is dropped."""
-        assert self._scorer is not None
+    def _scored(self, wanted: Sequence[ScoreWanted], scores: Sequence[Score]) -> None:
         effects: list[Effect] = []
-        try:
-            scores = await self._scorer(wanted)
-            for asked, score in zip(wanted, scores, strict=True):
-                effects += self._opened.scored(asked.group_id, asked.index, score)
-        except ScoringFailed as error:
-            self._emit("reward_failed", group=wanted[0].group_id, reason=str(error), rollouts=len(wanted))
-            effects += self._opened.unscorable(wanted[0].group_id, "reward_failed")
+        for asked, score in zip(wanted, scores, strict=True):
+            effects += self._opened.scored(asked.group_id, asked.index, score)
         self._perform(effects)
+        self._ready.tell()
+
+    def _unscorable(self, wanted: Sequence[ScoreWanted], why: str) -> None:
+        """If the reward of one rollout fails, its group is dropped."""
+        group_id = wanted[0].group_id
+        self._emit("reward_failed", group=group_id, reason=why, rollouts=len(wanted))
+        self._perform(self._opened.unscorable(group_id, "reward_failed"))
         self._ready.tell()
 
     def _hear(self, node: NodeId) -> SamplerStats:
@@ -416,6 +409,7 @@ class RolloutService:
                 raise Crowded(f"this learner already knows {MAX_NODES} samplers")
             stats = self.samplers[node] = SamplerStats()
             self._emit("sampler_joined", node=node)
+            self._watch.joined(node)
         stats.heard_at = time.monotonic()
         if self._plane is not None:
             self._plane.beat(node, now=stats.heard_at)
@@ -432,11 +426,12 @@ class RolloutService:
     def _installed(self, node: NodeId, version: VersionId) -> None:
         """Note what a sampler holds, which is not ahead."""
         self.samplers[node].installed = version
-        self._on_installed(node, version)
+        self._watch.installed(node, version)
 
     @property
     def _broken(self) -> BaseException | None:
-        return self._fault or (self._records.broken if self._records else None)
+        fault = self._scoring.fault if self._scoring else None
+        return fault or (self._records.broken if self._records else None)
 
     @property
     def _opened(self) -> RolloutPlane:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from swarm.errors import ProtocolError
 from swarm.http import Peer, SlowLine
@@ -21,6 +22,7 @@ from swarm.rollout.messages import (
     LeasedRollouts,
     LeaseReply,
     LeaseRequest,
+    Offer,
     Refusal,
     Release,
     RolloutVerdict,
@@ -54,6 +56,14 @@ VERDICTS_BYTES = 1024 * 1024
 
 SampleName = tuple[str, int]
 """Group id and index of one sample."""
+
+
+class Refused(NamedTuple):
+    """No leases: the reason, the seconds after which to ask again, and one line for a person."""
+
+    reason: Refusal
+    retry_after_s: float
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,23 +109,35 @@ class RolloutClient:
         self._portion_bytes = PORTION_BYTES
 
     async def ask(
-        self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName]
-    ) -> list[SealedLease] | tuple[Refusal, float]:
-        """Leases for up to `capacity` samples, or a reason and the seconds after which to ask again."""
-        request = LeaseRequest(node=self._node, held=held, holding=by_group(holding), capacity=capacity, wait_s=wait_s)
+        self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName], at_once: int = 0
+    ) -> list[SealedLease] | Refused:
+        """Leases for up to `capacity` samples, or why there are none. `at_once`: see LeaseRequest."""
+        request = LeaseRequest(
+            node=self._node,
+            held=held,
+            holding=by_group(holding),
+            capacity=capacity,
+            wait_s=wait_s,
+            at_once=at_once,
+        )
         data = await self._peer.post(
             "/v1/leases", encode(request), cap_bytes=LEASE_REPLY_BYTES, timeout_s=wait_s + CALL_S
         )
         reply = decode(data, LeaseReply, cap_bytes=LEASE_REPLY_BYTES)
         if reply.refusal is not None:
-            return reply.refusal, reply.retry_after_s
+            return Refused(reply.refusal, reply.retry_after_s, reply.detail)
         leases = [self.open_lease(token) for token in reply.leases]
         if sum(len(sealed.lease.samples) for sealed in leases) > capacity:
             raise ProtocolError("the learner gave out more samples than were asked for")
         return leases
 
     async def beat(
-        self, installed: VersionId | None, samples: int, rollouts_per_s: float, tokens_per_s: float = 0.0
+        self,
+        installed: VersionId | None,
+        samples: int,
+        rollouts_per_s: float,
+        tokens_per_s: float = 0.0,
+        offer: Offer | None = None,
     ) -> BeatReply:
         """A sign of life."""
         beat = Beat(
@@ -124,6 +146,7 @@ class RolloutClient:
             samples=samples,
             rollouts_per_s=rollouts_per_s,
             tokens_per_s=tokens_per_s,
+            offer=offer,
         )
         data = await self._peer.post("/v1/beat", encode(beat), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
         return decode(data, BeatReply, cap_bytes=CONTROL_BODY_BYTES)

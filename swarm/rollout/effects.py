@@ -18,10 +18,11 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """No lease now. The shell may hold the question open until the plane has changed."""
+    """No lease now; `detail` tells a person why. The shell may hold the question open until the plane has changed."""
 
     reason: Refusal
     retry_after_s: float
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

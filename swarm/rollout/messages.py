@@ -21,7 +21,18 @@ LEASE_REPLY_BYTES = 8 * 1024 * 1024
 MAX_SUBMITTED = 1024
 """Rollouts of one submission: judging them takes the learner's event loop 5 ms (4.5 microseconds each)."""
 
-Refusal = Literal["starting", "behind", "paced", "draining", "finished"]
+Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finished"]
+
+WHY_LENGTH = 200
+"""Characters of a line that tells a person why a node waits."""
+
+DEVICE_CLASS_LENGTH = 64
+"""Characters of a maker's name of a device."""
+
+Why = Annotated[str, msgspec.Meta(max_length=WHY_LENGTH)]
+Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+LineRate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 
 
 class HeldSamples(Message, frozen=True):
@@ -35,7 +46,8 @@ class LeaseRequest(Message, frozen=True):
     """`held` is what the sampler's engine has installed, `capacity` how many samples it takes on now.
 
     `holding` is all that it has in its hands. What the learner believes it to hold besides was lost on the way, or
-    belonged to a former life of the node, and is put back.
+    belonged to a former life of the node, and is put back. `at_once` of the samples can begin at once, in places of an
+    engine that refills each by itself; 0: all of them if the node holds nothing, else none.
     """
 
     node: Id
@@ -43,14 +55,38 @@ class LeaseRequest(Message, frozen=True):
     holding: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
     capacity: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_ASK)]
     wait_s: Seconds
+    at_once: Count = 0
 
 
 class LeaseReply(Message, frozen=True):
-    """Sealed leases, or why there are none and when to ask again."""
+    """Sealed leases, or why there are none and when to ask again; `detail` is one line for a person."""
 
     leases: tuple[bytes, ...] = ()
     refusal: Refusal | None = None
     retry_after_s: Seconds = 0.0
+    detail: Why = ""
+
+
+class Offer(Message, frozen=True):
+    """What a sampler is and costs, by its own word: nothing that matters for the result rests on it.
+
+    Its engine draws `samples_at_once`, which begin and end together if it works in `lockstep`, and gets
+    `full_rollouts_per_s` done with all of these places filled, as far as it was measured. Prices are in the swarm's
+    currency, traffic by 1e9 bytes. For rates 0 is unknown. `sent_bytes` and
+    `received_bytes` are of weights, since its process began.
+    """
+
+    device_class: Annotated[str, msgspec.Meta(max_length=DEVICE_CLASS_LENGTH)] = ""
+    samples_at_once: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_ASK)] = 1
+    lockstep: bool = False
+    full_rollouts_per_s: Rate = 0.0
+    cost_per_hour: Price = 0.0
+    down_cost_per_gb: Price = 0.0
+    up_cost_per_gb: Price = 0.0
+    uplink_bytes_per_s: LineRate = 0.0
+    downlink_bytes_per_s: LineRate = 0.0
+    sent_bytes: Count = 0
+    received_bytes: Count = 0
 
 
 class Beat(Message, frozen=True):
@@ -63,8 +99,9 @@ class Beat(Message, frozen=True):
     node: Id
     installed: VersionId | None
     samples: Count
-    rollouts_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-    tokens_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    rollouts_per_s: Rate
+    tokens_per_s: Rate = 0.0
+    offer: Offer | None = None
 
 
 class DroppedRollouts(Message, frozen=True):
@@ -76,11 +113,12 @@ class DroppedRollouts(Message, frozen=True):
 
 class BeatReply(Message, frozen=True):
     """The newest version, whether the run is over, and what became of this node's accepted rollouts that were dropped
-    since the learner started."""
+    since the learner started. `standby` says why this node is kept in reserve; empty: it is active."""
 
     newest: VersionId | None
     finished: bool
     dropped: Annotated[tuple[DroppedRollouts, ...], msgspec.Meta(max_length=64)] = ()
+    standby: Why = ""
 
 
 class Release(Message, frozen=True):

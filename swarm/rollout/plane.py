@@ -16,7 +16,7 @@ groups are only opened under the pacing rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm.rollout.admission import is_fresh
@@ -45,7 +45,7 @@ from swarm.rollout.heldout import HeldOutRound
 from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
 from swarm.rollout.pacing import Pacing
-from swarm.rollout.verdicts import is_current, train_id, verdict_on, was_lowered
+from swarm.rollout.verdicts import dropped, is_current, train_id, verdict_on, was_lowered
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 RETURN_S = 30.0
@@ -90,6 +90,8 @@ class RolloutPlane:
         self._round = HeldOutRound(rules.life)
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
+        self.standby: Mapping[NodeId, str] = {}
+        """Who is leased nothing, and why."""
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Go on where the records of a former life left off: open groups count as leased. Before anything else."""
@@ -134,6 +136,8 @@ class RolloutPlane:
         shares, records = self._claim(node, held, capacity, at_once, now=now) if of_this_life else ([], [])
         if shares:
             return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
+        if (why := self.standby.get(node)) is not None:
+            return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
         behind = not of_this_life or not self._fresh(held.version)
         return [Refused(reason="behind" if behind else "paced", retry_after_s=self.rules.beat_s)]
 
@@ -275,6 +279,10 @@ class RolloutPlane:
         """True while a round of held-out prompts is out."""
         return self._round.open
 
+    def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
+        """Lease nothing to these from now on, and say why. What they hold they finish."""
+        self.standby = nodes
+
     def end(self, reason: Refusal) -> None:
         """Open no more training groups: "draining" still hands out held-out prompts, "finished" nothing."""
         self._ending = reason
@@ -298,6 +306,8 @@ class RolloutPlane:
     ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
         shares: list[Share] = []
         records: list[GroupOpened | SamplesLeased] = []
+        if node in self.standby and any(other not in self.standby for other in self._table.nodes()):
+            return shares, records  # Held-out prompts alone, and only where nobody else is there to answer them.
         capacity = min(capacity, self._table.room(node))
         at_once = min(capacity, at_once or (0 if self._table.holds_any(node) else capacity))
 
@@ -318,11 +328,11 @@ class RolloutPlane:
                 break
             if group.purpose == "eval":
                 claim(group, capacity)
-            elif self._trainable(group, held):
+            elif self._trainable(group, held, node):
                 if at_once == 0:
                     return shares, records  # What was begun waits for a node that can go on with it at once.
                 claim(group, at_once)
-        if self._ending or not self._fresh(held.version):
+        if self._ending or node in self.standby or not self._fresh(held.version):
             return shares, records
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
@@ -333,9 +343,10 @@ class RolloutPlane:
             self._opened += 1
         return shares, records
 
-    def _trainable(self, group: Group, held: VersionId) -> bool:
-        """True if an answer by `held` can still be in a batch, and batches will still be taken."""
-        return not self._ending and self._fresh(held.version) and self._fresh(group.oldest_version)
+    def _trainable(self, group: Group, held: VersionId, node: NodeId) -> bool:
+        """True if an answer of `node` by `held` can still be in a batch, and batches will still be taken."""
+        wanted = not self._ending and node not in self.standby
+        return wanted and self._fresh(held.version) and self._fresh(group.oldest_version)
 
     def _by_deadline(self) -> Counter[int]:
         """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
@@ -418,18 +429,7 @@ class RolloutPlane:
         return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
-        if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
-            reason = "bound_lowered"
-        return GroupDropped(
-            number=group.order if group.purpose == "train" else None,
-            group_id=group.group_id,
-            reason=reason,
-            rollouts=group.answered,
-            nodes=group.authors,
-            oldest=group.oldest_version,
-            next_batch=self.next_batch,
-            max_staleness=self.max_staleness,
-        )
+        return dropped(group, reason, next_batch=self.next_batch, max_staleness=self.max_staleness)
 
     def _expire(self) -> list[Effect]:
         """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.rollout.effects import Judged
 from swarm.rollout.entries import GroupDropped
 from swarm.rollout.leases import MAX_NODES
-from swarm.rollout.messages import DroppedRollouts
+from swarm.rollout.messages import DroppedRollouts, Offer
 from swarm.types import NodeId, VersionId
 
 RATE_WINDOW_S = 10.0
@@ -26,6 +27,7 @@ class SamplerStats:
     rollouts_per_s: float = 0.0
     heard_at: float = 0.0
     questions: int = 0
+    offer: Offer | None = None
 
 
 class Tally:
@@ -79,12 +81,16 @@ class Tally:
         window_s = max(1.0, min(RATE_WINDOW_S, now - self._began_at))
         return sum(count for _, count in self._accepted) / window_s
 
-    def status(self, *, now: float) -> dict[str, Any]:
+    def status(self, *, now: float, standby: Mapping[NodeId, str]) -> dict[str, Any]:
+        """`standby`: who waits in reserve, and why."""
         return {
             "rollouts_per_s": round(self.rollouts_per_s(now=now), 1),
             "verdicts": dict(self.verdicts),
             "rollouts_dropped": dict(self.dropped),
-            "samplers": [self._sampler(node, stats, now) for node, stats in self.samplers.items()],
+            "samplers": [
+                {**self._sampler(node, stats, now), "standby": standby.get(node, "")}
+                for node, stats in self.samplers.items()
+            ],
         }
 
     def _sampler(self, node: NodeId, stats: SamplerStats, now: float) -> dict[str, Any]:
@@ -94,6 +100,8 @@ class Tally:
             "samples": stats.samples,
             "rollouts_per_s": round(stats.rollouts_per_s, 1),
             "silent_s": round(now - stats.heard_at, 1),
+            "device_class": stats.offer.device_class if stats.offer else "",
+            "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
             "verdicts": dict(stats.verdicts),
             "dropped": dict(self._dropped_of.get(node, {})),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.rollout.admission import is_fresh, judge
+from swarm.rollout.entries import GroupDropped
 from swarm.rollout.leases import Group
 from swarm.types import GroupId, Lease, NodeId, Rollout, Verdict, VersionId
 
@@ -58,6 +59,22 @@ def was_lowered(rollout: Rollout, group: Group | None, next_batch: int) -> bool:
     """Whether a stale rollout would be fresh by the bound under which its group was opened."""
     oldest = rollout.oldest
     return group is not None and oldest is not None and is_fresh(oldest, next_batch, group.bound)
+
+
+def dropped(group: Group, reason: str, *, next_batch: int, max_staleness: int) -> GroupDropped:
+    """The record of a group that is in no batch from `next_batch` on; stale by a lowered bound alone is so called."""
+    if reason == "stale" and is_fresh(group.oldest_version, next_batch, group.bound):
+        reason = "bound_lowered"
+    return GroupDropped(
+        number=group.order if group.purpose == "train" else None,
+        group_id=group.group_id,
+        reason=reason,
+        rollouts=group.answered,
+        nodes=group.authors,
+        oldest=group.oldest_version,
+        next_batch=next_batch,
+        max_staleness=max_staleness,
+    )
 
 
 def is_current(lease: Lease, rollout: Rollout, group: Group) -> bool:

@@ -15,19 +15,24 @@ from swarm.types import Finish, SamplingRules, Span, VersionId
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Build the model that `directory` configures and `layout` describes; no weights yet."""
+    """Build the model that `directory` configures and `layout` describes; no weights yet.
+
+    `rehearse_tokens_per_s` above 0: an engine without a model takes as long as one in which each sample grows so fast.
+    """
 
     directory: str
     layout: Layout
     device: str
+    rehearse_tokens_per_s: float = 0.0
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What runs where."""
+    """What runs where. `device_name` is the maker's, if there is one."""
 
     engine: str
     device: str
     dtype: str
+    device_name: str = ""
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):

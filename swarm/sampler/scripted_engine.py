@@ -1,8 +1,9 @@
-"""An engine without a model: it draws tokens by a script, at a speed and for a cost of next to nothing.
+"""An engine without a model: it draws tokens by a script, for next to nothing, at once or as fast as it is told.
 
 For trying out a network of many nodes on one machine. Weights are taken and checked like everybody's, so what arrives
 is proven; answers are well-formed and worthless: their tokens are those of the prompt, in the order of a seeded draw.
-Never let it sample for a run that is to learn.
+Never let it sample for a run that is to learn. A rehearsal gives it the speed of a large model's engine: all samples of
+a batch grow side by side at that rate, so a batch takes as long as its longest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from random import Random
 
 from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.manifest import Layout
-from swarm.child import ChildChannel
+from swarm.child import PROGRESS_S, ChildChannel
 from swarm.errors import ProtocolError
 from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
 from swarm.sampler.engine_child import serve
@@ -24,6 +25,8 @@ from swarm.types import Span, VersionId
 LOGPROB = -1.0
 """What it claims of every token."""
 
+TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
+
 
 class ScriptedEngine:
     """Answers the calls of `Engine`."""
@@ -31,9 +34,11 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._version: VersionId | None = None
+        self._tokens_per_s = 0.0
 
     def start(self, command: Start) -> Started:
         self._layout = command.layout
+        self._tokens_per_s = command.rehearse_tokens_per_s
         return Started(engine="scripted", device="none", dtype="none")
 
     def install(self, command: Install, progress: Callable[[], None]) -> Installed:
@@ -52,9 +57,21 @@ class ScriptedEngine:
     def generate(self, command: Generate, progress: Callable[[], None]) -> Generated:
         assert self._version is not None
         began = time.perf_counter()
-        samples = tuple(_draw(job, self._version) for job in command.jobs)
-        steps = max((len(sampled.token_ids) // 4 for sampled in samples), default=0)
+        drawn = [_draw(job, self._version) for job in command.jobs]
+        took_s = [self._took_s(one) for one in drawn]
+        limits_s = [job.time_limit_s for job in command.jobs]
+        samples = tuple(
+            one if took <= limit else TOO_SLOW for one, took, limit in zip(drawn, took_s, limits_s, strict=True)
+        )
+        batch_s = max((min(took, limit) for took, limit in zip(took_s, limits_s, strict=True)), default=0.0)
+        steps = int(self._tokens_per_s * batch_s) or max((len(one.token_ids) // 4 for one in drawn), default=0)
+        while (left_s := began + batch_s - time.perf_counter()) > 0:
+            time.sleep(min(left_s, PROGRESS_S))
+            progress()
         return Generated(samples=samples, seconds=time.perf_counter() - began, steps=steps)
+
+    def _took_s(self, sampled: Sampled) -> float:
+        return len(sampled.token_ids) / 4 / self._tokens_per_s if self._tokens_per_s else 0.0
 
 
 def _draw(job: Job, version: VersionId) -> Sampled:

@@ -62,7 +62,12 @@ class TransformersEngine:
             torch.set_num_threads(1)
         _check_coverage(model, command.layout)
         self._model, self._layout = model, command.layout
-        return Started(engine="transformers", device=str(device), dtype=str(dtype).removeprefix("torch."))
+        return Started(
+            engine="transformers",
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        )
 
     @torch.no_grad()
     def install(self, command: Install, progress: Callable[[], None]) -> Installed:

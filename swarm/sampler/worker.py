@@ -30,17 +30,33 @@ RATE_SMOOTHING = 0.3
 class EngineWorker:
     """One engine process. `installed` is what it holds, proven by the tensor sums; it only rises (I4).
 
-    `rollouts_per_s` is what it gets done, `tokens_per_s` how fast one sample grows meanwhile; 0 before the first batch.
+    `rollouts_per_s` is what it gets done, `full_rollouts_per_s` what it would with batches of `batch_samples`, and
+    `tokens_per_s` how fast one sample grows meanwhile; 0 before the first batch.
     """
 
-    def __init__(self, directory: Path, *, kind: EngineKind, device: str, hang_s: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        kind: EngineKind,
+        device: str,
+        hang_s: float,
+        batch_samples: int = 1,
+        rehearse_tokens_per_s: float | None = None,
+    ) -> None:
+        self._kind: EngineKind = kind
+        self._batch_samples = batch_samples
+        self._rehearse_tokens_per_s = rehearse_tokens_per_s or 0.0
         self._files_dir = directory / "model"
         self._device = device
         self._child = Child("engine", ENGINE_MODULES[kind], log=directory / "engine.log", hang_s=hang_s)
         self.installed: VersionId | None = None
         self.rollouts_per_s = 0.0
+        self.full_rollouts_per_s = 0.0
         self.tokens_per_s = 0.0
-        self._install_s = 0.0
+        self.device_class: str = kind
+        """The maker's name of the device once it is known, else the kind of engine."""
+        self._install_s = self._ended_at = 0.0
 
     async def launch(self) -> None:
         """Start the process; it imports its libraries while the node looks for the learner."""
@@ -51,8 +67,15 @@ class EngineWorker:
         self._files_dir.mkdir(parents=True, exist_ok=True)
         for file in layout.files:
             (self._files_dir / file.name).write_bytes(file.content)
-        command = Start(directory=str(self._files_dir), layout=layout, device=self._device)
-        return await self._child.call(command, Started)
+        command = Start(
+            directory=str(self._files_dir),
+            layout=layout,
+            device=self._device,
+            rehearse_tokens_per_s=self._rehearse_tokens_per_s,
+        )
+        started = await self._child.call(command, Started)
+        self.device_class = started.device_name or self._kind
+        return started
 
     async def install(self, head: Head, table: ChunkTable, weights: Path) -> None:
         """Have the engine copy the weights; waits for the running batch. The file must not change meanwhile."""
@@ -62,9 +85,11 @@ class EngineWorker:
         self.installed = head.version
         self._install_s = done.seconds
 
-    async def generate(self, leases: list[SealedLease]) -> list[Answer]:
-        """Draw every sample of the leases in one call."""
+    async def generate(self, leases: list[SealedLease], *, follows: bool = False) -> list[Answer]:
+        """Draw every sample of the leases in one call. `follows`: they were at hand when the last batch ended, so what
+        lay between (an install, the spool) is part of what a batch takes."""
         now = time.monotonic()
+        between_s = now - self._ended_at if follows else 0.0
         jobs = [
             Job(
                 prompt_token_ids=sealed.lease.prompt_token_ids,
@@ -76,7 +101,8 @@ class EngineWorker:
             for spec in sealed.lease.samples
         ]
         generated = await self._child.call(Generate(jobs=tuple(jobs)), Generated)
-        self._measure(generated)
+        self._ended_at = time.monotonic()
+        self._measure(generated, between_s)
         samples = iter(generated.samples)
         return [
             Answer(
@@ -100,8 +126,13 @@ class EngineWorker:
             "tokens_per_s": round(self.tokens_per_s, 1),
         }
 
-    def _measure(self, generated: Generated) -> None:
-        self.rollouts_per_s = _smoothed(self.rollouts_per_s, len(generated.samples), generated.seconds)
+    def _measure(self, generated: Generated, between_s: float) -> None:
+        count = len(generated.samples)
+        self.rollouts_per_s = _smoothed(self.rollouts_per_s, count, generated.seconds)
+        # A batch of fewer takes about as long: what is at hand must not pass for what the engine could do, or a swarm
+        # with too many samplers would take each of them for slow.
+        full = max(count, self._batch_samples) if count else 0
+        self.full_rollouts_per_s = _smoothed(self.full_rollouts_per_s, full, generated.seconds + between_s)
         self.tokens_per_s = _smoothed(self.tokens_per_s, generated.steps, generated.seconds)
 
 

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 
+from swarm.sim.breach import InvariantBreach
 from swarm.sim.broadcast_checkers import BroadcastBreach
 from swarm.sim.broadcast_plan import BroadcastFigures, BroadcastPlan
 from swarm.sim.broadcast_plan import run_plan as run_broadcast_plan
-from swarm.sim.checkers import InvariantBreach
 from swarm.sim.cluster import Cluster
 from swarm.sim.gossip_checkers import GossipBreach
 from swarm.sim.gossip_plan import GossipFigures, GossipPlan

@@ -6,7 +6,8 @@ comes out and never from the plane's tables or predicates, so that a mistake in 
     books     each open or ready group: who holds which sample, which rollouts were accepted, which are scored
     I1        a taken rollout's spans, read again, are no staler than the bound
     pacing    when a group is opened, the groups by deadline still fit into the batches to come
-    leases    a sample is held by at most one node; only silence, its own word or an answer takes it away
+    leases    a sample is held by at most one node; only silence, its own word or an answer takes it away; a node on
+              standby gets none for training
     I3        a rollout is accepted once, trained once, and else is in a group that was dropped for a true reason
     I4        the newest version and what a node holds only rise
     I5        the plane's sizes are those of the books, and under their caps
@@ -21,7 +22,7 @@ and goes on checking, so that whatever the plane forgot or made up in between is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from swarm.rollout.effects import (
@@ -40,8 +41,9 @@ from swarm.rollout.leases import MISSED_BEATS, Group
 from swarm.rollout.messages import Refusal
 from swarm.rollout.plane import MAX_FAILURES, RETURN_S, RolloutPlane
 from swarm.sim.books import Books, Entry, Holding, oldest_of
+from swarm.sim.breach import InvariantBreach
 from swarm.sim.ledger import Ledger
-from swarm.sim.scenario import Scenario, scenario_named
+from swarm.sim.scenario import Scenario
 from swarm.types import Lease, NodeId, Prompt, Rollout, Score, VersionId
 
 BATCHES_IN_HAND = 5
@@ -49,16 +51,6 @@ BATCHES_IN_HAND = 5
 
 LIVES_IN_TABLE = 2
 """A sampler that came back may count twice: what its former life held is its own until three beats are missed."""
-
-
-class InvariantBreach(Exception):
-    """The swarm did what it must never do. The message says what, when, and how to see it again."""
-
-    def __init__(self, rule: str, what: str, *, scenario: Scenario, seed: int, now: float) -> None:
-        self.replay = f"python -m swarm.sim --seed {seed} --scenario {scenario.name}"
-        if scenario.crashes != scenario_named(scenario.name, seed).crashes:
-            self.replay += f" --crash-at {','.join(map(str, scenario.crashes))}"
-        super().__init__(f"{rule}: {what} (seed {seed}, {now:.6f} virtual seconds)\nreplay: {self.replay}")
 
 
 class WatchedPlane:
@@ -80,6 +72,7 @@ class WatchedPlane:
         self._ready_at: float | None = None
         self._rounds = 0
         self._round_open = 0
+        self._standby: Mapping[NodeId, str] = {}
         self._accepted = 0
         self._dropped = 0
         self._progress_at = 0.0
@@ -91,6 +84,7 @@ class WatchedPlane:
         self.bound = bound
         run = ledger.run()
         self._next_batch, self._ready_at, self._rounds, self._round_open = run.next_batch, None, 0, 0
+        self._standby = {}
         self._books.begin(ledger, self._scenario.group_size)
         self._trained = {one.rollout.rollout_id for step in range(run.next_batch) for one in ledger.batch(step)}
         self._accepted, self._dropped = ledger.accepted(), ledger.dropped()
@@ -253,17 +247,22 @@ class WatchedPlane:
             name = f"e{self._live.rules.life}.{self._rounds}-{i}"
             self._books.groups[name] = Entry(purpose="eval", born=version.version, bound=self.bound, size=1)
 
+    def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
+        self._standby = nodes
+        self._live.set_standby(nodes)
+
     def end(self, reason: Refusal) -> None:
         self._live.end(reason)
 
     # -- after every event -----------------------------------------------------------------------------------
 
     def check(self, held: Sequence[tuple[NodeId, VersionId | None]], *, connected: bool) -> None:
-        """`held`: every live sampler and its installed version; `connected`: no partition stands, the learner works."""
+        """`held`: every live sampler and its installed version; `connected`: no partition stands, the learner works.
+        Nobody has to make progress while all of them are on standby."""
         self._check_versions(held)
         if self._plane is not None:
             self._check_sizes()
-        if not held or not connected:
+        if not connected or all(node in self._standby for node, _ in held):
             self._progress_at = self._clock()
         idle_s = self._clock() - self._progress_at
         limit_s = self._scenario.stall_s
@@ -317,6 +316,8 @@ class WatchedPlane:
     def _leased(self, node: NodeId, held: VersionId, lease: Lease) -> None:
         what = f"{lease.group_id} for {node}"
         self._require(lease.min_version <= held, "leases", f"{what} needs {lease.min_version}, it holds {held}")
+        idle = lease.purpose == "train" and node in self._standby
+        self._require(not idle, "leases", f"{what}, which is on standby")
         entry = self._books.groups.get(lease.group_id)
         if entry is None:
             self._require(

@@ -21,7 +21,7 @@ from swarm.sim.ledger import Ledger
 from swarm.sim.lineage import Lineage
 from swarm.sim.network import LinkShape, Network
 from swarm.sim.sampler import Sampler, SamplerDisk
-from swarm.sim.scenario import BoundChange, Partition, SamplerCrash, Scenario
+from swarm.sim.scenario import BoundChange, Partition, SamplerCrash, Scenario, StandbyChange
 from swarm.sim.task import MAX_NEW_TOKENS, STOP_TOKEN, VOCABULARY, prompt
 from swarm.sim.world import World
 from swarm.types import NodeId, SamplingRules, SwarmId
@@ -86,6 +86,8 @@ class Cluster:
             self.world.schedule(partition.at_s, "partition", self._cut(partition))
         for change in self._scenario.bound_changes:
             self.world.schedule(change.at_s, f"S is set to {change.max_staleness}", self._set_bound(change))
+        for standby in self._scenario.standby_changes:
+            self.world.schedule(standby.at_s, f"{len(standby.samplers)} on standby", self._set_standby(standby))
 
     def _new_plane(self, life: int, max_staleness: int) -> RolloutPlane:
         rules = replace(_rules(self._scenario, self._seed), life=life, max_staleness=max_staleness)
@@ -93,6 +95,9 @@ class Cluster:
 
     def _set_bound(self, change: BoundChange) -> Callable[[], None]:
         return lambda: self._learner.set_bound(change.max_staleness)
+
+    def _set_standby(self, change: StandbyChange) -> Callable[[], None]:
+        return lambda: self._learner.set_standby([NodeId(f"s{number}") for number in change.samplers])
 
     def _check(self) -> None:
         held = [(sampler.node, sampler.held) for sampler in self._samplers if sampler.alive]

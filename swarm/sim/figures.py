@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -21,6 +22,13 @@ class Figures:
     crashes: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+
+    def step(self, ages: Sequence[int]) -> None:
+        """Count a learner step on rollouts of these ages."""
+        self.steps += 1
+        self.trained += len(ages)
+        self.staleness_sum += sum(ages)
+        self.staleness_max = max(self.staleness_max, *ages)
 
     @property
     def idle_share(self) -> float:

@@ -121,7 +121,7 @@ class Learner:
             known = max(held, self._life.installed.get(node, held))
             *records, answer = self._plane.ask(node, known, capacity, said)
             said = None
-            if isinstance(answer, Refused) and answer.reason == "paced" and not over:
+            if isinstance(answer, Refused) and answer.reason in ("paced", "standby") and not over:
                 return False
             self._perform(records)
             self._send_answer(node, answer, reply)
@@ -131,7 +131,7 @@ class Learner:
             if not self._plane.open:
                 self._send(reply, Refused(reason="starting", retry_after_s=STARTING_S))
                 return
-            self._note_install(node, held)
+            self._life.note_install(node, held)
             self._hold(node, attempt)
 
         self._process.serve(arrived)
@@ -154,7 +154,7 @@ class Learner:
         def arrived() -> None:
             if self._plane.open:
                 self._plane.beat(node, tokens_per_s)
-                if installed is not None and self._note_install(node, installed):
+                if installed is not None and self._life.note_install(node, installed):
                     self._changed()
             self._send(reply, self.finished)
 
@@ -194,9 +194,8 @@ class Learner:
                 for group_id, index in samples:
                     self._plane.release(node, group_id, index)
                 if leaving:
-                    self._life.held = {n: held for n, held in self._life.held.items() if held[0] != node}
+                    self._life.forget(node)
                     self._plane.leave(node)
-                    self._life.installed.pop(node, None)
                 self._changed()
             self._send(reply, True)
 
@@ -219,6 +218,16 @@ class Learner:
             self._perform(self._plane.set_bound(max_staleness))
             self._publish_if_due()
             self._changed()
+
+        self._process.serve(arrived)
+
+    def set_standby(self, nodes: Sequence[NodeId]) -> None:
+        """These are leased nothing from now on, all others are."""
+
+        def arrived() -> None:
+            if self._plane.open:
+                self._plane.set_standby(dict.fromkeys(nodes, "simulated"))
+                self._changed()
 
         self._process.serve(arrived)
 
@@ -319,10 +328,7 @@ class Learner:
 
     def _count(self, step: int, batch: Sequence[ScoredRollout]) -> None:
         ages = [step - oldest_of(one.rollout) for one in batch]
-        self.figures.steps += 1
-        self.figures.trained += len(ages)
-        self.figures.staleness_sum += sum(ages)
-        self.figures.staleness_max = max(self.figures.staleness_max, *ages)
+        self.figures.step(ages)
 
     def _publish_if_due(self) -> None:
         """By the steps since the newest version, so that no change of the period can pass the bound over."""
@@ -427,11 +433,6 @@ class Learner:
     def _send(self, reply: Reply[A], answer: A) -> None:
         self._process.point()
         reply(answer, REPLY_BYTES)
-
-    def _note_install(self, node: NodeId, version: VersionId) -> bool:
-        known = self._life.installed.get(node)
-        self._life.installed[node] = version
-        return version != known
 
     def _hold(self, node: NodeId | None, attempt: Held) -> None:
         if attempt(False):

@@ -26,3 +26,14 @@ class Life:
     training: bool = False
     waiting_since: float | None = None
     held_until: float | None = None
+
+    def note_install(self, node: NodeId, version: VersionId) -> bool:
+        """Whether it is news that `node` holds `version`."""
+        known = self.installed.get(node)
+        self.installed[node] = version
+        return version != known
+
+    def forget(self, node: NodeId) -> None:
+        """It goes, and its open questions with it: they would bring it back."""
+        self.held = {number: held for number, held in self.held.items() if held[0] != node}
+        self.installed.pop(node, None)

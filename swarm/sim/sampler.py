@@ -200,7 +200,7 @@ class Sampler:
             self._generate()
         elif answer.reason == "finished":
             self.leave()
-        elif answer.reason == "paced":
+        elif answer.reason in ("paced", "standby"):
             self._ask()
         else:
             self._later(answer.retry_after_s, f"{self.node} asks again", self._ask)

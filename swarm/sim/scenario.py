@@ -44,6 +44,14 @@ class BoundChange:
     max_staleness: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyChange:
+    """At `at_s` these samplers, by number, are on standby and all others are active."""
+
+    at_s: float
+    samplers: tuple[int, ...]
+
+
 Death = Literal["trainer", "node", "both"]
 DEATHS: tuple[Death, ...] = ("trainer", "node", "both")
 
@@ -116,6 +124,7 @@ class Scenario:
     partitions: tuple[Partition, ...] = ()
     hold_s: float = 0.0
     bound_changes: tuple[BoundChange, ...] = ()
+    standby_changes: tuple[StandbyChange, ...] = ()
     commit_s: float = 0.005
     checkpoint_every_steps: int = 5
     checkpoint_s: float = 1.0
@@ -203,6 +212,7 @@ class Scenario:
             checkpoint_s=step_s * draw.uniform(0.1, 2.0),
             crashes=_some_crashes(draw, draw.choice((0, 0, 0, 1, 5)), mean_apart=300),
             mean_learner_down_s=draw.uniform(1.0, 60.0),
+            standby_changes=_some_standbys(draw, draw.choice((0, 0, 2, 8)), samplers, 30 * step_s),
         )
 
     @staticmethod
@@ -253,6 +263,17 @@ def _some_crashes(draw: Random, count: int, *, mean_apart: float) -> tuple[Crash
     return tuple(chosen)
 
 
+def _some_standbys(draw: Random, count: int, samplers: int, within_s: float) -> tuple[StandbyChange, ...]:
+    """So many changes, the last of which makes everybody active."""
+    if not count:
+        return ()
+    *times, last = sorted(draw.uniform(0.0, within_s) for _ in range(count))
+    share = draw.choice((0.3, 0.8))
+    some = [tuple(i for i in range(samplers) if draw.random() < share) for _ in times]
+    changes = zip([*times, last], [*some, ()], strict=True)
+    return tuple(StandbyChange(at_s=at_s, samplers=chosen) for at_s, chosen in changes)
+
+
 def _every(step: int, last: int) -> tuple[Crash, ...]:
     """A crash every `step` effects, each of another kind."""
     return tuple(Crash(effect=at, what=DEATHS[at // step % 3]) for at in range(step, last, step))
@@ -299,6 +320,11 @@ TINY = Scenario(
     mean_down_s=3.0,
 )
 """Small enough to be run again with a crash before every effect and every action of it."""
+
+_STANDBYS = tuple(
+    StandbyChange(at_s=at_s, samplers=samplers)
+    for at_s, samplers in ((5.0, (0,)), (20.0, (0, 1)), (40.0, (0, 1, 2)), (60.0, (1, 2)), (80.0, ()))
+)
 
 TINY_SEQUENTIAL = replace(TINY, name="tiny-sequential", max_staleness=0)
 
@@ -357,6 +383,7 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
                 samplers=6,
                 bound_changes=_DIAL,
             ),
+            replace(DEFAULT, name="standbys", steps=60, standby_changes=_STANDBYS),
             _PACED,
         )
     }

@@ -174,15 +174,26 @@ class Swarm:
     def __init__(self, directory: Path, *, round_s: float = 0.5) -> None:
         self.directory = directory
         self.nodes: list[Node] = []
-        settings: dict[str, object] = {
+        self._leads: dict[str, object] = {
             "beat_s": 0.5,
             "groups_per_step": 4,
             "group_size": 4,
             "eval_prompts": 8,
             "round_s": round_s,
         }
-        self._lead = self._write("lead.toml", settings)
-        self._scripted = self._write("scripted.toml", {"engine": "scripted", "batch_samples": 8})
+        self._scripts: dict[str, object] = {"engine": "scripted", "batch_samples": 8}
+        self.lead_with()
+        self.script_with()
+
+    def lead_with(self, **settings: object) -> None:
+        """More settings of learners to come."""
+        self._leads |= settings
+        self._lead = self._write("lead.toml", self._leads)
+
+    def script_with(self, **settings: object) -> None:
+        """More settings of samplers without a model."""
+        self._scripts |= settings
+        self._scripted = self._write("scripted.toml", self._scripts)
 
     def lead(self, *arguments: str, name: str = "run", place: Sequence[str] = (), module: str = "swarm") -> Learner:
         given = ("--config", str(self._lead), *arguments)

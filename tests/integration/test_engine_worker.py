@@ -12,6 +12,7 @@ import pytest
 from swarm.errors import ChildFailed
 from swarm.rollout.client import SealedLease
 from swarm.sampler import worker
+from swarm.sampler.engine import Generated, Sampled
 from swarm.sampler.worker import EngineWorker
 from tests.builders import MIXED_LAYOUT, lease, v
 from tests.integration.hanging_engine import VARIABLE
@@ -62,3 +63,11 @@ async def test_rates_are_known_after_the_first_batch(engine: EngineWorker, tmp_p
     # Eight samples of one to six tokens: the longest has at least one, and fewer than there are samples.
     assert 0.0 < engine.tokens_per_s < engine.rollouts_per_s
     assert engine.status()["tokens_per_s"] > 0
+
+
+def test_the_rate_at_full_load_is_that_of_a_full_batch_and_of_what_lies_between(tmp_path: Path) -> None:
+    """Two samples in a second, of ten that would have taken as long, after a quarter of a second for an install."""
+    engine = EngineWorker(tmp_path, kind="scripted", device="cpu", hang_s=1.0, batch_samples=10)
+    sampled = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed")
+    engine._measure(Generated(samples=(sampled,) * 2, seconds=1.0, steps=5), 0.25)
+    assert (engine.rollouts_per_s, engine.full_rollouts_per_s) == (2.0, 8.0)

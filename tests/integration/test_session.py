@@ -16,7 +16,7 @@ from swarm.http import PeerClient, guard, session_route
 from swarm.node.hello import Hello
 from swarm.node.session import SamplerStatus, Session
 from swarm.rollout.client import LEASE_CONTEXT, SealedLease
-from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, Release
+from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, Offer, Release
 from swarm.sampler import worker
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
@@ -99,6 +99,7 @@ class Sampler:
             spool=self.spool,
             receiver=self.hearer.receiver,
             capacity=CAPACITY,
+            offer=Offer,
             status=self.status,
             on_change=self.installed.set,
             say=self.said.append,

@@ -22,7 +22,7 @@ from swarm.rollout.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane import RolloutPlane
 from swarm.sim.__main__ import main
 from swarm.sim.books import Books
-from swarm.sim.checkers import InvariantBreach
+from swarm.sim.breach import InvariantBreach
 from swarm.sim.cluster import Cluster
 from swarm.sim.disk import Disk
 from swarm.sim.ledger import Ledger, ScoredRollout
@@ -59,6 +59,10 @@ def _admission_ignores_freshness(patch: pytest.MonkeyPatch) -> None:
 
 def _leases_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RolloutPlane, "_fresh", lambda *_: True)
+
+
+def _standbys_are_leased_to(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RolloutPlane, "set_standby", lambda *_: None)
 
 
 def _pacing_always_allows(patch: pytest.MonkeyPatch) -> None:
@@ -258,6 +262,7 @@ BREAKAGES: dict[Breakage, tuple[str, str]] = {
     _batches_ignore_freshness: ("failing-generations", "I1: .* has staleness 3"),
     _admission_ignores_freshness: ("default", "I1: .* accepted though it is stale"),
     _leases_ignore_freshness: ("slow-broadcast", "leases: .* could be in no batch"),
+    _standbys_are_leased_to: ("standbys", "leases: t.* for s0, which is on standby"),
     _pacing_always_allows: ("default", "pacing: .* groups due in .* room for"),
     _latest_deadline_first: ("churn", "pacing: due by .* was taken before"),
     _answers_are_accepted_twice: ("lossy", "I3: .* was accepted twice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,16 @@ def test_the_learning_rate_suits_the_model_unless_it_is_given() -> None:
     rates = [load_config(LeadConfig, None, flags).resolved_learning_rate for flags in ({}, {"model": "some/model"})]
     assert rates == [1e-3, 1e-6]
     assert load_config(LeadConfig, None, {"learning_rate": 0.5}).resolved_learning_rate == 0.5
+
+
+def test_only_an_engine_without_a_model_can_be_rehearsed_with() -> None:
+    said = fault(JoinConfig, None, bootstrap="127.0.0.1", rehearse_tokens_per_s=4.0)
+    assert 'set engine = "scripted" with it' in said
+    flags = {"bootstrap": "127.0.0.1", "rehearse_tokens_per_s": 4.0, "engine": "scripted"}
+    assert load_config(JoinConfig, None, flags).rehearse_tokens_per_s == 4.0
+
+
+@pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, 2e6])
+@pytest.mark.parametrize("name", ["cost_per_hour", "egress_cost_per_gb"])
+def test_a_price_that_is_none_is_refused(name: str, price: float) -> None:
+    assert f"--{name.replace('_', '-')} {price}: " in fault(LeadConfig, None, **{name: price})

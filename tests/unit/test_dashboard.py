@@ -45,7 +45,11 @@ def running(early: dict[str, Any]) -> dict[str, Any]:
         "rollouts_per_s": 250.4,
         "silent_s": 0.3,
         "verdicts": {"accepted": 900, "stale": 2},
+        "device_class": "T4",
+        "standby": "",
     }
+    waiting = {**sampler, "node": "fedcba9876543210", "installed": None, "verdicts": {}, "standby": "you are dear"}
+    tally = {"rent": 2.5, "traffic": 0.0, "active_s": 1800.0, "rollouts": 900, "tokens": 9000, "cost": 2.5}
     metrics = {"reward": 0.71, "exact_match": 0.5, "train_step_s": 0.25, "staleness/mean": 0.5, "broadcast_s": None}
     return {
         **early,
@@ -55,7 +59,9 @@ def running(early: dict[str, Any]) -> dict[str, Any]:
         "broadcast_s": 0.31,
         "held_out": [{"version": 0, "exact_match": 0.0}, {"version": 40, "exact_match": 0.625}],
         "metrics": metrics,
-        "samplers": [sampler, {**sampler, "node": "fedcba9876543210", "installed": None, "verdicts": {}}],
+        "samplers": [sampler, waiting],
+        "capacity": {**early["capacity"], "active": 1, "standby": 1, "idle_share": 0.031, "binds": "learner"},
+        "cost": {**early["cost"], "cost_total": 2.5, "cost_per_step": 0.0595, "by_class": {"T4": tally}},
         "verdicts": {"accepted": 1800},
     }
 
@@ -75,7 +81,13 @@ def test_a_learner_that_has_just_started_can_be_looked_at(early: dict[str, Any])
 
 def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
     line = plain_line(running)
-    for part in ("step 42 / 200", "version 0.42", "held-out 0.625 (version 40)", "samplers 2", "train step 0.25 s"):
+    for part in (
+        "step 42 / 200",
+        "version 0.42",
+        "held-out 0.625 (version 40)",
+        "samplers 2, 1 on standby",
+        "train step 0.25 s",
+    ):
         assert part in line
     assert "0.5 mean, 0 max of 2 allowed" in line
     assert "\n" not in line
@@ -142,3 +154,13 @@ def test_a_run_of_no_steps_has_a_chart_too(curves: list[Curve]) -> None:
     text = learning_chart("nothing yet", curves)
     ElementTree.fromstring(text)
     assert not re.search(r"nan|inf", text)
+
+
+def test_idle_time_and_costs_are_shown_where_there_are_any(early: dict[str, Any], running: dict[str, Any]) -> None:
+    assert "cost" not in plain_line(early)
+    line = plain_line(running)
+    for part in ("learner idle 3.1%", "predicted idle -", "cost 2.50", "cost of a step 0.0595"):
+        assert part in line
+    shown = printed(status_table(running))
+    for part in ("cost by device class", "2.778", "0.50 h", "on standby", "you are dear", "binds"):
+        assert part in shown

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarm.node.metrics import RunLog
+from swarm.node.metrics import RunLog, Spent
 
 
 def lines(directory: Path, name: str) -> list[dict[str, Any]]:
@@ -101,3 +101,16 @@ def test_another_fault_of_the_disk_is_no_full_disk(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="Input/output error"):
         log.event("prepared")
     log.close()
+
+
+def test_what_a_run_has_cost_survives(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    assert log.spent == Spent()
+    log.metrics({"step": 7, "cost_total": 2.5, "rollouts_accepted": 100, "tokens_accepted": 4000})
+    log.metrics({"step": 8, "reward": 0.5})
+    log.close()
+    again = RunLog(tmp_path)
+    assert again.spent == Spent(total=2.5, steps=7, rollouts=100, tokens=4000)
+    more = again.spent.and_more(total=0.5, steps=1, rollouts=20, tokens=800)
+    assert (more.over(more.rollouts), more.over(0)) == (3.0 / 120, None)
+    again.close()

@@ -103,7 +103,7 @@ async def test_a_question_held_open_ends_when_its_sampler_leaves(learner: Learne
     await learner.client(BOB).release((), forget=True)
     assert (await waiting)[0] == "paced"
     assert BOB not in learner.service.samplers
-    assert learner.gone == [BOB]
+    assert learner.gone_nodes == [BOB]
 
 
 async def test_what_a_sampler_does_not_name_is_leased_again(learner: Learner) -> None:

@@ -90,6 +90,14 @@ def test_a_finished_run_goes_on_only_with_more_to_do(tmp_path: Path) -> None:
     assert resumed_config(path, {"target": 0.75}).target == 0.75
 
 
+def test_a_run_that_has_cost_enough_goes_on_with_more(tmp_path: Path) -> None:
+    path = finished(tmp_path, steps=200, max_cost=8.0)
+    for flags in ({}, {"max_cost": 8.0}, {"max_cost": 5.0}):
+        with pytest.raises(UserError, match="more than 200 or --max-cost with more than 8 to go on"):
+            resumed_config(path, flags)
+    assert resumed_config(path, {"max_cost": 9.0}).max_cost == 9.0
+
+
 def test_a_run_that_was_made_longer_and_killed_can_be_resumed(tmp_path: Path) -> None:
     path = finished(tmp_path, steps=200)
     begin_again(path, resumed_config(path, {"steps": 300}))

@@ -9,7 +9,8 @@ import pytest
 from swarm.broadcast.codec import tensor_sum
 from swarm.errors import ProtocolError
 from swarm.rollout.admission import malformation
-from swarm.sampler.engine import Generate, Install, Job, Start
+from swarm.sampler import scripted_engine
+from swarm.sampler.engine import Generate, Generated, Install, Job, Start
 from swarm.sampler.scripted_engine import ScriptedEngine
 from swarm.sampler.worker import _rollout
 from swarm.types import SamplingRules
@@ -58,3 +59,57 @@ def test_it_tells_how_many_tokens_it_drew_one_after_another(tmp_path: Path) -> N
     jobs = tuple(Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=60.0) for seed in range(20))
     done = installed(tmp_path).generate(Generate(jobs=jobs), lambda: None)
     assert done.steps == max(len(sampled.token_ids) // 4 for sampled in done.samples) > 6
+
+
+class Clock:
+    """Stands for the module `time`: sleeping takes no time but its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(scripted_engine, "time", clock)
+    return clock
+
+
+def rehearsed(directory: Path, jobs: tuple[Job, ...]) -> tuple[Generated, int]:
+    """What an engine gives at 4 tokens a second, and how often it said meanwhile that it is alive."""
+    said = 0
+
+    def progress() -> None:
+        nonlocal said
+        said += 1
+
+    engine = installed(directory)
+    engine._tokens_per_s = 4.0
+    return engine.generate(Generate(jobs=jobs), progress), said
+
+
+def test_in_a_rehearsal_a_batch_takes_as_long_as_its_longest_sample(tmp_path: Path, clock: Clock) -> None:
+    rules = SamplingRules(temperature=1.0, max_new_tokens=60, stop_token_ids=(2,))
+    jobs = tuple(Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=600.0) for seed in range(20))
+    done, said = rehearsed(tmp_path, jobs)
+    longest = max(len(sampled.token_ids) // 4 for sampled in done.samples)
+    assert done.seconds == pytest.approx(longest / 4.0)
+    assert done.steps == longest
+    assert said >= int(done.seconds)
+
+
+def test_in_a_rehearsal_what_takes_too_long_fails_at_its_limit(tmp_path: Path, clock: Clock) -> None:
+    rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
+    limits = (20.0, 5.0)
+    jobs = tuple(Job(prompt_token_ids=(1, 3), seed=1, rules=rules, time_limit_s=limit_s) for limit_s in limits)
+    done, _ = rehearsed(tmp_path, jobs)
+    assert [(one.finish, one.fault) for one in done.samples] == [("length", ""), ("failed", "time limit")]
+    assert done.seconds == pytest.approx(10.0)
+    done, _ = rehearsed(tmp_path, jobs[1:])
+    assert done.seconds == pytest.approx(5.0)

@@ -27,11 +27,16 @@ class Rollouts:
     def __init__(self) -> None:
         self.bounds: list[int] = []
         self.evaluations = 0
+        self.asked = asyncio.Event()
 
     async def set_bound(self, max_staleness: int) -> None:
         self.bounds.append(max_staleness)
 
     async def end(self, reason: str) -> None: ...
+
+    async def next_batch(self) -> Any:
+        self.asked.set()
+        return await asyncio.get_running_loop().create_future()
 
     async def evaluate(self, version: object, prompts: object) -> Any:
         self.evaluations += 1
@@ -74,6 +79,8 @@ class Loop:
         training: Any = self.training
         given: Any = self.journal
         rollouts: Any = self.rollouts
+        self.spent = asyncio.Event()
+        provisioning: Any = SimpleNamespace(spent=self.spent, stepped=lambda **_: {})
         self.steps = Steps(
             LeadConfig(max_staleness=4, publish_every_steps=5, **values),
             BoundSet(max_staleness=4, publish_every_steps=5),
@@ -83,6 +90,7 @@ class Loop:
             given,
             InstallTracker(),
             self.log,
+            provisioning,
             [],
             say=self.said.append,
         )
@@ -175,3 +183,21 @@ async def test_the_run_is_not_over_before_its_last_checkpoint_is_written(
     loop.training.full_for = 2
     assert await loop.steps.finish()
     assert loop.training.saves == 3
+
+
+async def test_a_run_whose_money_is_spent_keeps_what_it_has_and_asks_nobody_for_more(tmp_path: Path) -> None:
+    former_life(tmp_path, step=10, exact_match=0.5)
+    loop = Loop(tmp_path, step=12, steps=200, target=0.9)
+    loop.spent.set()
+    await asyncio.wait_for(loop.steps.run(), 5)
+    assert not await asyncio.wait_for(loop.steps.finish(), 5)
+    assert (loop.steps.step, loop.training.saves, loop.rollouts.evaluations) == (12, 1, 1)
+
+
+async def test_a_run_that_waits_for_a_batch_ends_when_its_money_is_spent(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, step=3, steps=200)
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.asked.wait()
+    loop.spent.set()
+    await asyncio.wait_for(running, 5)
+    assert await asyncio.wait_for(loop.steps.finish(), 5)

@@ -75,3 +75,13 @@ def test_the_spread_of_a_version_over_the_samplers() -> None:
     assert tracker.spread_s(v(1)) == {"50": 5.0, "90": 9.0, "100": None}
     tracker.gone(nodes[9], now=30.0)
     assert tracker.spread_s(v(1))["100"] == 9.0
+
+
+def test_how_long_an_install_took_at_one_sampler() -> None:
+    tracker = InstallTracker()
+    tracker.published(v(1), now=10.0)
+    tracker.installed(ALICE, v(1), now=12.5)
+    tracker.installed(ALICE, v(1), now=20.0)
+    assert tracker.install_s(ALICE, v(1)) == 2.5
+    assert tracker.install_s(BOB, v(1)) is None
+    assert tracker.install_s(ALICE, v(2)) is None

@@ -51,3 +51,12 @@ def test_a_gradient_that_is_not_finite_is_left_out(trainer: Trainer) -> None:
 def test_a_group_of_hostile_log_probs_leaves_finite_weights(trainer: Trainer) -> None:
     trainer.step(Train(step=0, groups=(group([1.0, 0.0], logprob=-1e4), group([0.0, 1.0]))))
     assert torch.isfinite(weights(trainer)).all()
+
+
+def test_a_rehearsed_step_takes_as_long_as_it_is_to(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, rehearse_step_s=0.5)
+    quick = trainer_in(tmp_path / "quick")
+    command = Train(step=0, groups=(group([0.0, 1.0]),))
+    slow = trainer.step(command)
+    assert slow.seconds >= 0.5
+    assert slow.metrics == quick.step(command).metrics

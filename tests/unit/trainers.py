@@ -26,6 +26,7 @@ def trainer_in(
     model: str = "tiny",
     seed: int = 0,
     resume: Path | None = None,
+    rehearse_step_s: float = 0.0,
 ) -> Trainer:
     command = Prepare(
         model=model,
@@ -38,6 +39,7 @@ def trainer_in(
         minibatches=minibatches,
         temperature=1.0,
         resume=str(resume) if resume else "",
+        rehearse_step_s=rehearse_step_s,
     )
     return Trainer(command, NoParent())
 

@@ -1,0 +1,407 @@
+"""Who of the samplers is active, and what the run costs: the shell around estimator, activation and cost book.
+
+Order of a decision: what the swarm measured is read on the event loop, the choice is made in a thread, its outcome is
+carried out on the loop again. One decision at a time: after each period of publications (less often where that would
+take more than a fifth of a core), and at once when a sampler offers itself or is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any, Literal
+
+from swarm.broadcast.tracker import InstallTracker
+from swarm.capacity.activation import Activation
+from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
+from swarm.capacity.estimator import Estimator, StartValues
+from swarm.capacity.fleet import Disseminate, Dissemination, Worker
+from swarm.capacity.selection import Rules
+from swarm.config import LeadConfig
+from swarm.dissemination import disseminate_by
+from swarm.node.metrics import Spent
+from swarm.rollout.entries import BoundSet
+from swarm.rollout.messages import Offer
+from swarm.rollout.watch import SamplerWatch
+from swarm.types import NodeId, VersionId
+
+TICK_S = 1.0
+"""How often the cost is looked at while no step ends."""
+
+LAGS = 9
+"""Installs of a sampler whose least lag is that of the install alone: of so many one finds its engine idle."""
+
+DECIDING_SHARE = 0.2
+WATCHING_SHARE = 0.02
+"""Most of a core that decisions after steps may take: they run beside the event loop, and share its core. The second
+where all are active in any case, and a decision only says what is predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is asked of the learner's other parts. `version_bytes` are those of the newest version as it is sent,
+    `uplink_bytes_per_s` is the learner's own as far as it is known, `sent_bytes` what it has sent of weights;
+    `complete_s` says how long after its publication a node held all of a version."""
+
+    set_standby: Callable[[Mapping[NodeId, str]], None]
+    is_public: Callable[[NodeId], bool]
+    version_bytes: Callable[[], float]
+    uplink_bytes_per_s: Callable[[], float]
+    sent_bytes: Callable[[], int]
+    complete_s: Callable[[NodeId, VersionId], float | None]
+    bound: Callable[[], BoundSet]
+
+
+class Provisioning(SamplerWatch):
+    """`before` is what former lives of the run spent, `absent` who was there when the last one ended; `clock` tells
+    monotonic seconds. `spent` is set once the run has cost what it may."""
+
+    def __init__(
+        self,
+        config: LeadConfig,
+        tracker: InstallTracker,
+        around: Surroundings,
+        *,
+        before: Spent,
+        absent: Collection[NodeId] = (),
+        emit: Callable[..., None],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._tracker = tracker
+        self._around = around
+        self._before = before
+        self._absent = frozenset(absent)
+        self._emit = emit
+        self._say = say
+        self._clock = clock
+        self._estimator = Estimator(StartValues())
+        self._book = CostBook(
+            learner_cost_per_hour=config.cost_per_hour, learner_up_cost_per_gb=config.egress_cost_per_gb, now=clock()
+        )
+        self._rules = Rules(
+            activate=self._mode(priced=False), idle_target=config.idle_target, budget_per_hour=config.budget_per_hour
+        )
+        self._activation = Activation(self._rules)
+        self._offers: dict[NodeId, Offer] = {}
+        self._held: dict[NodeId, VersionId] = {}
+        self._counted: dict[NodeId, tuple[int, int]] = {}
+        self._installs_s: dict[str, float] = {}
+        self._lags_s: dict[NodeId, deque[float]] = {}
+        self._active: frozenset[str] = frozenset()
+        self._standby: dict[NodeId, str] = {}
+        self._sent_bytes = 0
+        self._steps = 0
+        self._steps_decided = 0
+        self._not_before = 0.0
+        self._due = asyncio.Event()
+        self._opened = asyncio.Event()
+        self.spent = asyncio.Event()
+
+    # -- what is heard of samplers ---------------------------------------------------------------------------
+
+    def offered(self, node: NodeId, offer: Offer) -> None:
+        now = self._clock()
+        before = self._offers.get(node)
+        self._offers[node] = offer
+        if before is None or _terms(before) != _terms(offer):
+            self._estimator.joined(node, *_terms(offer), now=now)
+            self._book.joined(node, *_terms(offer), now=now)
+        public = self._around.is_public(node)
+        self._estimator.link(node, offer.uplink_bytes_per_s, offer.downlink_bytes_per_s, public, now=now)
+        if offer.full_rollouts_per_s > 0:
+            self._estimator.rate(node, offer.full_rollouts_per_s, offer.samples_at_once, offer.lockstep, now=now)
+        self._count_traffic(node, offer)
+        if before is None:
+            self._due.set()
+
+    def installed(self, node: NodeId, version: VersionId) -> None:
+        now = self._clock()
+        self._tracker.installed(node, version, now=now)
+        held = self._held.get(node)
+        if held == version:
+            return
+        self._held[node] = version
+        # The first one of a newcomer says when it came, not how long a version takes.
+        if held is not None and (install_s := self._without_waiting(node, version)) is not None:
+            self._estimator.installed(node, install_s, now=now)
+            self._installs_s[node] = self._estimator.install_s(node).value
+
+    def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:
+        """Seconds until `node` could have begun with `version`: an engine installs between two batches, and the model
+        counts the wait for that itself. So of what lay between holding and installing it only the least counts that
+        there was lately."""
+        installed_s = self._tracker.install_s(node, version)
+        complete_s = self._around.complete_s(node, version)
+        if installed_s is None or complete_s is None:
+            return None
+        lags = self._lags_s.setdefault(node, deque(maxlen=LAGS))
+        lags.append(max(0.0, installed_s - complete_s))
+        return complete_s + min(lags)
+
+    def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
+        self._estimator.generated(node, tokens, now=self._clock())
+        self._book.accepted(node, rollouts=len(tokens), tokens=sum(tokens))
+
+    def gone(self, node: NodeId, *, vanished: bool) -> None:
+        now = self._clock()
+        self._tracker.gone(node, now=now)
+        self._estimator.left(node, vanished=vanished, now=now)
+        self._book.left(node, now=now)
+        self._held.pop(node, None)
+        self._installs_s.pop(node, None)
+        self._lags_s.pop(node, None)
+        if self._offers.pop(node, None) is not None:
+            self._due.set()
+
+    # -- what is heard of steps ------------------------------------------------------------------------------
+
+    def stepped(self, *, waited_s: float, period_s: float) -> dict[str, Any]:
+        """A step ended `period_s` after the one before, of which the learner waited `waited_s` for its batch. What
+        metrics.jsonl is to say of it besides."""
+        now = self._clock()
+        self._estimator.trained(period_s - waited_s, now=now)
+        idle_share = min(1.0, waited_s / period_s)
+        if self._steps:
+            # Before the first step nobody was there yet.
+            self._estimator.idle(idle_share, now=now)
+        self._steps += 1
+        self._book.stepped()
+        self._count_egress()
+        period = self._around.bound().publish_every_steps
+        if self._steps - self._steps_decided >= period and now >= self._not_before:
+            self._due.set()
+        figures = self._check_cost()
+        selection = self._activation.selection
+        return {
+            "idle_share": round(idle_share, 4),
+            "predicted_idle_share": round(selection.prediction.idle_share, 4) if selection is not None else None,
+            "active": len(self._active),
+            "standby": len(self._standby),
+            **self._costs(figures),
+        }
+
+    # -- deciding --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Once samplers are answered, decide whenever something calls for it, for ever."""
+        await self._opened.wait()
+        while True:
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self._due.wait()
+            except TimeoutError:
+                self._check_cost()
+            else:
+                await self.decide()
+
+    def open(self) -> None:
+        """Samplers are answered from now on."""
+        self._opened.set()
+
+    async def decide(self) -> None:
+        """Choose who is active, by what is known now."""
+        self._due.clear()
+        self._steps_decided = self._steps
+        now, bound = self._clock(), self._around.bound()
+        self._follow_prices()
+        demand = self._estimator.demand(
+            groups_per_step=self._config.groups_per_step,
+            group_size=self._config.group_size,
+            publish_every_steps=bound.publish_every_steps,
+            max_staleness=bound.max_staleness,
+        )
+        idle = self._estimator.idle_share()
+        workers = self._estimator.workers(now)
+        choose = partial(
+            self._activation.decide,
+            # How long a version takes is guessed from little until one was timed: too little to choose by.
+            demand if self._installs_s else None,
+            workers,
+            self._disseminate(),
+            now=now,
+            idle_share=idle.value if idle is not None else None,
+        )
+        took_s = await asyncio.to_thread(_cpu_time_of, choose)
+        share = DECIDING_SHARE if self._rules.activate == "cheapest" else WATCHING_SHARE
+        self._not_before = self._clock() + took_s / share
+        self._carry_out({NodeId(worker.name) for worker in workers})
+
+    def _carry_out(self, considered: Collection[NodeId]) -> None:
+        """Whoever came while it was being decided is asked about in the next decision, and works until then."""
+        now, activation = self._clock(), self._activation
+        active = activation.active
+        standby = {n: activation.reason(n) for n in self._offers if n in considered and n not in active}
+        for node in sorted(self._offers):
+            if node in active and node not in self._active:
+                self._estimator.activated(node, now=now)
+                self._book.activated(node, now=now)
+                self._emit("activated", node=node, reason=activation.reason(node), step=self._step)
+            elif node in standby and node not in self._standby:
+                self._estimator.stood_by(node, now=now)
+                self._book.stood_by(node, now=now)
+                self._emit("stood_by", node=node, reason=standby[node], step=self._step)
+        changed = standby.keys() != self._standby.keys()
+        self._active = active & self._offers.keys()
+        if standby != self._standby:
+            self._standby = standby
+            self._around.set_standby(standby)
+        if changed and activation.selection is not None:
+            self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {activation.selection.why}")
+
+    def _follow_prices(self) -> None:
+        """Once anybody has a price, `activate` that was not set is `cheapest`, and stays so."""
+        priced = any(any(_terms(offer)[1:]) for offer in self._offers.values())
+        if self._rules.activate == "all" and self._mode(priced=priced) == "cheapest":
+            self._rules = replace(self._rules, activate="cheapest")
+            self._activation = Activation(self._rules)
+            self._activation.resume(self._active)
+
+    def _mode(self, *, priced: bool) -> Literal["all", "cheapest"]:
+        if self._config.activate is not None:
+            return self._config.activate
+        return "cheapest" if priced or self._config.budget_per_hour is not None else "all"
+
+    def _disseminate(self) -> Disseminate:
+        planned = disseminate_by(
+            learner_uplink_bytes_per_s=self._around.uplink_bytes_per_s(),
+            encoded_bytes=self._around.version_bytes(),
+            apply_s=0.0,
+        )
+        return measured_first(planned, dict(self._installs_s))
+
+    # -- costs -----------------------------------------------------------------------------------------------
+
+    @property
+    def _step(self) -> int:
+        return self._before.steps + self._steps
+
+    def _count_traffic(self, node: NodeId, offer: Offer) -> None:
+        """What a sampler says that it received and sent, since it said so last. What it did before this life of the
+        learner began is in the account of a former one."""
+        received, sent = offer.received_bytes, offer.sent_bytes
+        known = self._counted.pop(node, (received, sent) if node in self._absent else (0, 0))
+        if received < known[0] or sent < known[1]:
+            known = (0, 0)  # Another process of the same node.
+        self._book.traffic(node, down_bytes=received - known[0], up_bytes=sent - known[1])
+        self._counted[node] = (received, sent)
+        if len(self._counted) > MAX_NODES:
+            del self._counted[next(iter(self._counted))]
+
+    def _count_egress(self) -> None:
+        sent = self._around.sent_bytes()
+        self._book.learner_traffic(down_bytes=0.0, up_bytes=sent - self._sent_bytes)
+        self._sent_bytes = sent
+
+    def _check_cost(self) -> CostFigures:
+        """What it has cost in this life; the first time that it is too much it is said."""
+        figures = self._book.figures(self._clock())
+        total, most = self._before.total + figures.total, self._config.max_cost
+        if most is not None and total >= most and not self.spent.is_set():
+            self.spent.set()
+            self._emit("cost_reached", cost_total=total, max_cost=most, step=self._step)
+            self._say(
+                f"the run has cost {total:.2f} and --max-cost is {most:g}: it ends here; to go on, resume it with more"
+            )
+        return figures
+
+    def _costs(self, figures: CostFigures) -> dict[str, Any]:
+        """Of the run in all its lives."""
+        spent = self._before.and_more(
+            total=figures.total, steps=figures.steps, rollouts=figures.rollouts, tokens=figures.tokens
+        )
+        return {
+            "cost_total": spent.total,
+            "cost_per_step": spent.over(spent.steps),
+            "cost_per_rollout": spent.over(spent.rollouts),
+            "cost_per_token": spent.over(spent.tokens),
+            "rollouts_accepted": spent.rollouts,
+            "tokens_accepted": spent.tokens,
+        }
+
+    # -- what `status` says ----------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The keys are described in docs/protocol.md."""
+        selection = self._activation.selection
+        figures = self._book.figures(self._clock())
+        idle = self._estimator.idle_share()
+        chosen = {} if selection is None else _said_of(selection.prediction.binds, selection)
+        capacity = {
+            "activate": self._rules.activate,
+            "active": len(self._active),
+            "standby": len(self._standby),
+            "idle_target": self._config.idle_target,
+            "idle_share": round(idle.value, 4) if idle is not None else None,
+            **chosen,
+        }
+        cost = {
+            **self._costs(figures),
+            "cost_per_hour": figures.rate_per_hour,
+            "by_class": {name: asdict(tally) | {"cost": tally.cost} for name, tally in figures.by_class.items()},
+            "by_node": {node: round(tally.cost, 6) for node, tally in figures.by_node.items()},
+        }
+        return {"capacity": capacity, "cost": cost}
+
+
+def _cpu_time_of(work: Callable[[], object]) -> float:
+    """Seconds of a core that `work` took; run in a thread of its own."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def _said_of(binds: str, selection: Any) -> dict[str, Any]:
+    needed = selection.needed_rollouts_per_s
+    return {
+        "predicted_idle_share": round(selection.prediction.idle_share, 4),
+        "binds": binds,
+        "rollouts_per_s_useful": round(selection.useful_rollouts_per_s, 3),
+        "rollouts_per_s_needed": round(needed, 3) if math.isfinite(needed) else None,
+        "feasible": selection.feasible,
+        "why": selection.why,
+    }
+
+
+def _terms(offer: Offer) -> tuple[str, float, float, float]:
+    """Device class and prices."""
+    return offer.device_class, offer.cost_per_hour, offer.down_cost_per_gb, offer.up_cost_per_gb
+
+
+def measured_first(planned: Disseminate, installs_s: Mapping[str, float]) -> Disseminate:
+    """`planned`, with the install times that were measured in place of planned ones. Who is on standby gets every
+    version too, so a measured time holds for any set. Where it was not measured the median of its class stands, or of
+    all; a plan on unknown uplinks is believed only where nothing was measured at all."""
+
+    def disseminate(workers: Sequence[Worker]) -> Dissemination:
+        plan = planned(workers)
+        usual: dict[str | None, list[float]] = {}
+        for worker in workers:
+            if (measured := installs_s.get(worker.name)) is not None:
+                usual.setdefault(worker.device_class, []).append(measured)
+        everybody = median(installs_s.values()) if installs_s else None
+        return replace(
+            plan,
+            install_s=tuple(
+                _first(
+                    installs_s.get(worker.name),
+                    median(usual[worker.device_class]) if worker.device_class in usual else None,
+                    everybody,
+                    install_s if math.isfinite(install_s) else None,
+                )
+                for worker, install_s in zip(workers, plan.install_s, strict=True)
+            ),
+        )
+
+    return disseminate
+
+
+def _first(*values: float | None) -> float:
+    return next((value for value in values if value is not None), 0.0)

@@ -1,0 +1,243 @@
+"""Provisioning with a clock in the test's hand: what it hears, whom it puts on standby, and what it reckons up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from swarm.broadcast.tracker import InstallTracker
+from swarm.capacity.fleet import Dissemination, Worker
+from swarm.config import LeadConfig
+from swarm.node.metrics import Spent
+from swarm.node.provisioning import Provisioning, Surroundings, measured_first
+from swarm.rollout.entries import BoundSet
+from swarm.rollout.messages import Offer
+from swarm.types import NodeId
+from tests.builders import v
+
+HOUR_S = 3600.0
+STEP_S = 10.0
+ROLLOUTS = 16
+"""Of a step."""
+
+RATE = 0.8 * ROLLOUTS / STEP_S
+"""Of a sampler: two are enough."""
+
+DECISIONS = 26
+"""More than any change takes that is not made at once."""
+
+
+class Swarm:
+    """A learner's provisioning, its samplers, and what came of them."""
+
+    def __init__(self, *, before: Spent | None = None, absent: tuple[NodeId, ...] = (), **settings: Any) -> None:
+        self.now = 1000.0
+        self.standby: Mapping[NodeId, str] = {}
+        self.events: list[tuple[str, str]] = []
+        self.said: list[str] = []
+        self.sent_bytes = 0
+        self.version = 0
+        self.tracker = InstallTracker()
+        self.offers: dict[NodeId, Offer] = {}
+        self.provisioning = Provisioning(
+            LeadConfig(groups_per_step=4, group_size=4, **settings),
+            self.tracker,
+            Surroundings(
+                set_standby=self._set_standby,
+                is_public=lambda node: False,
+                version_bytes=lambda: 10_000_000,
+                uplink_bytes_per_s=lambda: 1e9,
+                sent_bytes=lambda: self.sent_bytes,
+                complete_s=lambda node, version: 0.2,
+                bound=lambda: BoundSet(max_staleness=2, publish_every_steps=1),
+            ),
+            before=before or Spent(),
+            absent=absent,
+            emit=lambda kind, **fields: self.events.append((kind, fields.get("node", ""))),
+            say=self.said.append,
+            clock=lambda: self.now,
+        )
+
+    def _set_standby(self, nodes: Mapping[NodeId, str]) -> None:
+        self.standby = nodes
+
+    def offer(self, name: str, price: float = 0.0, **more: Any) -> NodeId:
+        """A sampler says what it is."""
+        node = NodeId(name)
+        self.offers[node] = Offer(
+            device_class=name[0],
+            samples_at_once=8,
+            lockstep=True,
+            full_rollouts_per_s=RATE,
+            cost_per_hour=price,
+            **more,
+        )
+        self.provisioning.offered(node, self.offers[node])
+        return node
+
+    async def step(self, *, waited_s: float = 0.0) -> dict[str, Any]:
+        """A step, a version, and whatever is decided after it."""
+        self.now += STEP_S
+        working = [node for node in self.offers if node not in self.standby]
+        for node in working:
+            self.provisioning.accepted(node, [10] * (ROLLOUTS // len(working)))
+            self.provisioning.offered(node, self.offers[node])
+        figures = self.provisioning.stepped(waited_s=waited_s, period_s=STEP_S)
+        self.version += 1
+        self.tracker.published(v(self.version), now=self.now)
+        self.now += 0.3
+        for node in self.offers:
+            self.provisioning.installed(node, v(self.version))
+        await self.provisioning.decide()
+        return figures
+
+    def active(self) -> set[str]:
+        return {str(node) for node in self.offers if node not in self.standby}
+
+    def changes(self) -> int:
+        return sum(kind in ("activated", "stood_by") for kind, _ in self.events)
+
+
+async def settled(*names_and_prices: tuple[str, float], **settings: Any) -> Swarm:
+    swarm = Swarm(**settings)
+    for name, price in names_and_prices:
+        swarm.offer(name, price)
+    for _ in range(DECISIONS):
+        await swarm.step()
+    return swarm
+
+
+PRICED = (("a1", 1.0), ("a2", 1.0), ("b1", 3.0), ("b2", 3.0), ("b3", 3.0))
+
+
+async def test_the_cheapest_that_suffice_are_active_and_the_others_hear_why() -> None:
+    swarm = await settled(*PRICED)
+    assert swarm.active() == {"a1", "a2"}
+    assert all("you cost more than the samplers that suffice" in why for why in swarm.standby.values())
+    assert swarm.said[-1].startswith("2 samplers active, 3 on standby: ")
+    status = swarm.provisioning.status()["capacity"]
+    assert (status["activate"], status["active"], status["standby"], status["feasible"]) == ("cheapest", 2, 3, True)
+
+
+async def test_without_any_price_everybody_is_active() -> None:
+    swarm = await settled(*((name, 0.0) for name, _ in PRICED))
+    assert (swarm.active(), swarm.standby) == (set(swarm.offers), {})
+    assert swarm.provisioning.status()["capacity"]["activate"] == "all"
+
+
+async def test_all_are_active_where_the_user_says_so() -> None:
+    swarm = await settled(*PRICED, activate="all")
+    assert swarm.active() == set(swarm.offers)
+
+
+async def test_nothing_changes_in_a_steady_swarm() -> None:
+    swarm = await settled(*PRICED)
+    before = swarm.changes()
+    for number in range(DECISIONS):
+        await swarm.step(waited_s=0.01 * (number % 3))
+    assert swarm.changes() == before
+
+
+async def test_a_standby_steps_in_at_the_first_decision_after_a_loss() -> None:
+    swarm = await settled(*PRICED)
+    del swarm.offers[NodeId("a1")]
+    swarm.provisioning.gone(NodeId("a1"), vanished=True)
+    assert swarm.provisioning._due.is_set()
+    await swarm.provisioning.decide()
+    assert "a2" in swarm.active()
+    assert len(swarm.active() & {"b1", "b2", "b3"}) == 1
+
+
+async def test_one_that_came_while_it_was_decided_is_not_judged() -> None:
+    swarm = await settled(*PRICED)
+    late = swarm.offer("c1", 9.0)
+    swarm.provisioning._carry_out({NodeId(name) for name, _ in PRICED})
+    assert late not in swarm.standby
+
+
+async def test_rent_is_for_who_is_active_and_traffic_for_all() -> None:
+    swarm = await settled(*PRICED)
+    cost = swarm.provisioning.status()["cost"]
+    assert cost["cost_per_hour"] == 2.0
+    dear = cost["by_class"]["b"]
+    assert dear["rent"] == pytest.approx(3.0 * dear["active_s"] / HOUR_S)
+    assert cost["by_class"]["a"]["active_s"] / 2 > dear["active_s"] / 3 > 0
+
+
+async def test_metered_traffic_is_charged_both_ways_and_once() -> None:
+    """Whoever comes back within its process goes on counting; another process begins at 0."""
+    swarm = Swarm(egress_cost_per_gb=1.0)
+    prices = {"down_cost_per_gb": 2.0, "up_cost_per_gb": 3.0}
+    for received, sent in ((10_000_000, 0), (30_000_000, 5_000_000), (30_000_000, 6_000_000), (4_000_000, 0)):
+        node = swarm.offer("m1", **prices, received_bytes=received, sent_bytes=sent)
+        if sent == 5_000_000:
+            swarm.provisioning.gone(node, vanished=True)
+    swarm.sent_bytes = 40_000_000
+    swarm.now += 1.0
+    figures = swarm.provisioning.stepped(waited_s=0.0, period_s=1.0)
+    assert figures["cost_total"] == pytest.approx(0.034 * 2.0 + 0.006 * 3.0 + 0.04 * 1.0)
+
+
+async def test_what_a_sampler_received_in_a_former_life_of_the_learner_is_not_charged_again() -> None:
+    swarm = Swarm(absent=(NodeId("m1"),))
+    swarm.offer("m1", down_cost_per_gb=1.0, received_bytes=50_000_000)
+    swarm.offer("m1", down_cost_per_gb=1.0, received_bytes=60_000_000)
+    assert swarm.provisioning.status()["cost"]["cost_total"] == pytest.approx(0.01)
+
+
+async def test_a_run_that_has_cost_enough_says_so_once() -> None:
+    swarm = Swarm(cost_per_hour=360.0, max_cost=2.5, before=Spent(total=1.0, steps=4, rollouts=64, tokens=640))
+    swarm.offer("a1")
+    rows = [await swarm.step() for _ in range(3)]
+    assert [row["cost_total"] for row in rows] == pytest.approx([2.0, 3.03, 4.06])
+    assert (rows[0]["cost_per_step"], rows[0]["cost_per_rollout"]) == pytest.approx((2.0 / 5, 2.0 / 80))
+    assert rows[0]["cost_per_token"] == pytest.approx(2.0 / 800)
+    assert swarm.provisioning.spent.is_set()
+    (line,) = [line for line in swarm.said if "--max-cost" in line]
+    assert line.startswith("the run has cost 3.03 and --max-cost is 2.5")
+    assert [kind for kind, _ in swarm.events].count("cost_reached") == 1
+
+
+async def test_a_budget_makes_the_cheapest_the_default_and_is_kept() -> None:
+    swarm = await settled(*PRICED, budget_per_hour=1.5)
+    assert swarm.active() <= {"a1", "a2"}
+    assert len(swarm.active()) == 1
+    assert not swarm.provisioning.status()["capacity"]["feasible"]
+
+
+async def test_before_a_version_was_timed_nobody_is_put_on_standby() -> None:
+    swarm = Swarm()
+    for name, price in PRICED:
+        swarm.offer(name, price)
+    for _ in range(DECISIONS):
+        swarm.now += STEP_S
+        swarm.provisioning.stepped(waited_s=0.0, period_s=STEP_S)
+        for node in swarm.offers:
+            swarm.provisioning.accepted(node, [10] * 4)
+        await swarm.provisioning.decide()
+    assert swarm.standby == {}
+
+
+async def test_the_wait_for_a_batch_is_no_part_of_an_install() -> None:
+    swarm = Swarm()
+    node = swarm.offer("a1")
+    for number, late_s in enumerate((5.0, 4.0, 0.5, 3.0)):
+        swarm.tracker.published(v(number), now=swarm.now)
+        swarm.now += late_s
+        swarm.provisioning.installed(node, v(number))
+    # 0.2 s until all of it was there, and 0.3 s at least until it was installed.
+    assert swarm.provisioning._without_waiting(node, v(3)) == pytest.approx(0.5)
+
+
+def test_measured_installs_stand_for_their_class_and_for_all() -> None:
+    def planned(workers: object) -> Dissemination:
+        return Dissemination(install_s=(99.0,) * 4, down_bytes=(1.0,) * 4, up_bytes=(0.0,) * 4, learner_up_bytes=4.0)
+
+    workers = [Worker(name=name, device_class=name[0], rollouts_per_s=1.0) for name in ("a1", "a2", "b1", "b2")]
+    found = measured_first(planned, {"a1": 2.0, "b1": 4.0})(workers)
+    assert found.install_s == (2.0, 2.0, 4.0, 4.0)
+    assert measured_first(planned, {"a1": 2.0})(workers).install_s == (2.0, 2.0, 2.0, 2.0)
+    assert measured_first(planned, {})(workers).install_s == (99.0,) * 4
+    assert found.learner_up_bytes == 4.0

@@ -1,0 +1,148 @@
+"""Nodes on standby: what they are refused, what they are told, and what is still taken from them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import msgspec
+import pytest
+
+from swarm.errors import ProtocolError
+from swarm.rollout.messages import Beat, Offer
+from swarm.rollout.plane import RolloutPlane
+from swarm.wire import CONTROL_BODY_BYTES, decode, encode
+from tests import learner_face
+from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
+from tests.learner_face import WAIT_S, Learner, answers_to, leases_for, serving
+
+WHY = "the active samplers suffice"
+
+
+def told(plane: RolloutPlane, node: str) -> str:
+    """The line that a refused node hears."""
+    *_, answer = plane.ask(ALICE if node == ALICE else BOB, v(0), 1, now=0.0)
+    return str(getattr(answer, "detail", None))
+
+
+def test_a_node_on_standby_gets_nothing_and_hears_why() -> None:
+    plane = new_plane()
+    plane.set_standby({ALICE: WHY})
+    assert refusal(plane, ALICE, 0) == "standby"
+    assert told(plane, ALICE) == WHY
+    assert ask(plane, BOB, 0, 1)
+    plane.set_standby({})
+    assert ask(plane, ALICE, 0, 1)
+
+
+def test_what_a_node_on_standby_holds_is_accepted() -> None:
+    plane = new_plane()
+    granted = ask(plane, ALICE, 0, 4)
+    plane.set_standby({ALICE: WHY})
+    submit_and_score(plane, ALICE, granted, 0)
+    assert plane.can_take(now=0.0)
+
+
+def test_samples_that_wait_are_not_for_a_node_on_standby() -> None:
+    plane = new_plane()
+    (one,) = ask(plane, BOB, 0, 2)
+    plane.set_standby({ALICE: WHY})
+    plane.leave(BOB)
+    assert refusal(plane, ALICE, 0) == "standby"
+    plane.set_standby({})
+    assert [again.group_id for again in ask(plane, ALICE, 0, 2)] == [one.group_id]
+
+
+def test_held_out_prompts_are_for_standbys_where_nobody_else_is_there() -> None:
+    plane = new_plane()
+    plane.beat(BOB, now=0.0)
+    plane.evaluate(v(0), [prompt(0), prompt(1)])
+    plane.set_standby({ALICE: WHY})
+    assert refusal(plane, ALICE, 0, 4) == "standby"
+    plane.leave(BOB)
+    granted = ask(plane, ALICE, 0, 4)
+    assert [(one.purpose, len(one.samples)) for one in granted] == [("eval", 1), ("eval", 1)]
+    assert refusal(plane, ALICE, 0, 4) == "standby"
+
+
+def test_at_the_end_a_node_on_standby_hears_of_the_end() -> None:
+    plane = new_plane()
+    plane.set_standby({ALICE: WHY})
+    plane.end("finished")
+    assert refusal(plane, ALICE, 0) == "finished"
+
+
+async def test_a_question_of_a_standby_is_held_and_answered_once_it_is_active() -> None:
+    async with serving(Learner()) as learner:
+        await learner.open()
+        learner.service.set_standby({learner_face.ALICE: WHY})
+        waiting = asyncio.create_task(leases_for(learner, learner_face.ALICE, 1))
+        await learner.knows(learner_face.ALICE)
+        beat = await learner.client(learner_face.ALICE).beat(v(0), 0, 0.0)
+        assert (beat.standby, waiting.done()) == (WHY, False)
+        learner.service.set_standby({})
+        assert len(await waiting) == 1
+        assert (await learner.client(learner_face.ALICE).beat(v(0), 0, 0.0)).standby == ""
+
+
+async def test_a_question_of_a_standby_ends_with_the_reason_cut_to_what_travels() -> None:
+    async with serving(Learner()) as learner:
+        await learner.open()
+        learner.service.set_standby({learner_face.ALICE: "x" * 5000})
+        refused = await learner.client(learner_face.ALICE).ask(v(0), 1, 0.0, holding=())
+        assert not isinstance(refused, list)
+        assert (refused.reason, refused.detail) == ("standby", "x" * 200)
+
+
+async def test_the_watch_hears_of_offers_lengths_and_farewells() -> None:
+    async with serving(Learner()) as learner:
+        await learner.open()
+        node, client = learner_face.ALICE, learner.client(learner_face.ALICE)
+        offer = Offer(device_class="T4", samples_at_once=8, cost_per_hour=0.2)
+        await client.beat(v(0), 0, 0.0, offer=offer)
+        assert learner.offers == {node: offer}
+        answers = answers_to(await leases_for(learner, node, 2))
+        await client.submit(answers)
+        assert learner.lengths == [rollout.length for answer in answers for rollout in answer.rollouts]
+        shown = learner.service.status()["samplers"][0]
+        assert (shown["device_class"], shown["cost_per_hour"], shown["standby"]) == ("T4", 0.2, "")
+        await client.release((), forget=True)
+        assert learner.gone_nodes == [node]
+
+
+async def test_free_places_of_an_engine_are_not_asked_ahead() -> None:
+    """Of 4 groups that fit, the last 2 are only for who can begin at once."""
+    async with serving(Learner()) as learner:
+        await learner.open()
+        client = learner.client(learner_face.ALICE)
+        given = await leases_for(learner, learner_face.ALICE, 8)
+        holding = [name for one in given for name in one.samples()]
+        refused = await client.ask(v(0), 2, 0.0, holding=holding)
+        assert not isinstance(refused, list)
+        more = await client.ask(v(0), 2, WAIT_S, holding=holding, at_once=2)
+        assert isinstance(more, list)
+        assert sum(len(one.lease.samples) for one in more) == 2
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        {"cost_per_hour": -1.0},
+        {"cost_per_hour": math.nan},
+        {"down_cost_per_gb": math.inf},
+        {"up_cost_per_gb": 2e6},
+        {"full_rollouts_per_s": math.nan},
+        {"samples_at_once": 0},
+        {"device_class": "x" * 65},
+    ],
+)
+def test_an_offer_that_makes_no_sense_is_refused(offer: dict[str, object]) -> None:
+    beat = Beat(node=ALICE, installed=None, samples=0, rollouts_per_s=0.0, offer=Offer(**offer))  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError):
+        decode(encode(beat), Beat, cap_bytes=CONTROL_BODY_BYTES)
+
+
+def test_an_offer_takes_few_bytes_of_a_beat() -> None:
+    bare = Beat(node=ALICE, installed=v(0), samples=0, rollouts_per_s=0.0)
+    full = msgspec.structs.replace(bare, offer=Offer(device_class="NVIDIA GeForce RTX 4090"))
+    assert len(encode(full)) - len(encode(bare)) < 100
