@@ -53,6 +53,12 @@ WARMUP_SHARE, WARMUP_STEPS = 0.25, 10
 """Before figures count: ten steps, or a quarter of the time if that is less. Engines start, places are empty."""
 
 
+def warmup_steps(*, max_staleness: int, publish_every_steps: int) -> int:
+    """As many as the model leaves out, 2 (S + 1 + kappa): until then the first version is fresh enough, and a fleet
+    that is too slow lives on what it made before it was asked for."""
+    return max(WARMUP_STEPS, 2 * (max_staleness + 1 + publish_every_steps))
+
+
 class CapacitySimulation:
     """One run. `tell` gets a line for each event of interest, `progress` the share of the time that is over."""
 
@@ -106,12 +112,18 @@ class CapacitySimulation:
             self.world.schedule(departure.at_h * HOUR_S, "departure", partial(self._depart, departure))
         self._watch()
         self._decide()
-        self._run_until(min(WARMUP_SHARE * self._end_s, WARMUP_STEPS * self.scenario.learner.train_step_s))
+        self._run_until(self._warmup_s())
         before = self._sums()
         self._run_until(self._end_s)
         self.timeline.waiting_since_s = self.learner.waiting_since
         self.timeline.versions = self.weights.carried_to_active
         return self._figures(before, self._sums())
+
+    def _warmup_s(self) -> float:
+        steps = warmup_steps(
+            max_staleness=self.settings.max_staleness, publish_every_steps=self.settings.publish_every_steps
+        )
+        return min(WARMUP_SHARE * self._end_s, steps * self.scenario.learner.train_step_s)
 
     def _run_until(self, at_s: float) -> None:
         over = False
