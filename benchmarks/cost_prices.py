@@ -183,9 +183,8 @@ def edge_factor(arm: Arm, colocated: Colocated, saving: float) -> float:
     cost of its step, (1 - saving) c = (learner + traffic + x rent) step / 3600. Negative: not even
     with samplers for nothing."""
     allowed = (1 - saving) * _colocated_per_step(colocated) * HOUR_S / arm.step_s
-    if arm.rent_per_hour == 0:
-        return math.inf if allowed >= arm.cost_per_hour else -math.inf
-    return (allowed - arm.learner_per_hour - arm.traffic_per_hour) / arm.rent_per_hour
+    spare = allowed - arm.learner_per_hour - arm.traffic_per_hour
+    return spare / arm.rent_per_hour if arm.rent_per_hour else math.copysign(math.inf, spare)
 
 
 def generation_factor(arm: Arm, colocated: Colocated, saving: float) -> float:

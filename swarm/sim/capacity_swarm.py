@@ -6,7 +6,8 @@ the lives of nodes (capacity_fleet). The rules of the house:
 - A volunteer that is there fetches weights, stays warm, and is paid while it is active. A rented machine is started
   when it is activated, paid from then on, and given back once it is on standby and has handed in what it had begun.
 - What the learner knows is late: a sampler that vanishes is noticed after three missed beats, a node without an engine
-  by gossip. Activation is asked at every batch, and DECIDE_S after LOST_SHARE of the active samplers were found gone.
+  by gossip. Activation is asked once a publication period, at the batch after a loss, and DECIDE_S after LOST_SHARE of
+  the active samplers were found gone.
 - FAILED_SHARE of all generations fail; their samples are leased again.
 All that happens depends on the scenario, the settings and the seed.
 """
@@ -90,7 +91,12 @@ class CapacitySimulation:
         self.costs = Costs(scenario, self.nodes.values())
         ports = Ports(disseminate_by=choice.disseminate_by, moved=self._moved, installed=self._installed)
         self.weights = Weights(
-            scenario, deltas=settings.deltas, world=self.world, random=Random(f"weights {seed}"), ports=ports
+            scenario,
+            deltas=settings.deltas,
+            star=settings.scheme == "star",
+            world=self.world,
+            random=Random(f"weights {seed}"),
+            ports=ports,
         )
         self.learner = Learner(
             self._demand, world=self.world, desk=self.desk, publish=self.weights.publish, taken=self._taken
@@ -99,6 +105,7 @@ class CapacitySimulation:
         self._places = 0.0, 0.0
         self._deciding = False
         self._lost = 0
+        self._since_decided = 0
 
     def run(self) -> SwarmFigures:
         """From an empty swarm to the end."""
@@ -263,7 +270,7 @@ class CapacitySimulation:
     # -- active and standby ----------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        self._deciding, self._lost = False, 0
+        self._deciding, self._lost, self._since_decided = False, 0, 0
         activated, stood_by = self._choice.decide(now=self.world.now)
         for name in stood_by:
             self._stand_by(self.nodes[name])
@@ -326,7 +333,9 @@ class CapacitySimulation:
         self._say(f"batch {step} taken after {waited_s:.0f} s, staleness {taken.mean_staleness:.2f}")
         self._account()
         self._choice.stepped(self._demand.train_step_s, waited_s, now=now)
-        self._decide()
+        self._since_decided += 1
+        if self._lost or self._since_decided >= self.settings.publish_every_steps:
+            self._decide()
 
     def _account(self) -> None:
         """Tell estimator and costs what was generated since the last batch."""
