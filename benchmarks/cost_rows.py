@@ -207,7 +207,9 @@ def worst_hour(steps: Sequence[StepTaken], train_step_s: float, *, begin_s: floa
     return max((sum(hour) / (sum(hour) + train_step_s * len(hour)) for hour in waits.values()), default=1.0)
 
 
-def async_idle(scenario: Scenario, reference: Reference, max_staleness: int, *, seed: int) -> float:
+def async_idle(
+    scenario: Scenario, reference: Reference, max_staleness: int, *, seed: int, steps: int = ASYNC_STEPS
+) -> float:
     """The learner's idle share beside the baseline's GPUs, simulated, were versions there at once: the baseline is
     taken never to wait."""
     dc = scenario.baseline.async_dc
@@ -216,7 +218,7 @@ def async_idle(scenario: Scenario, reference: Reference, max_staleness: int, *, 
     rate = dc.tokens_per_s / lengths_of(scenario).mean
     workers = [Worker(name=f"g{i}", rollouts_per_s=rate, samples_at_once=places) for i in range(reference.gpus)]
     demand = demand_of(scenario, max_staleness=max_staleness, publish_every_steps=1)
-    return run_fixed(demand, workers, [0.0] * len(workers), steps=ASYNC_STEPS, seed=seed).idle_share
+    return run_fixed(demand, workers, [0.0] * len(workers), steps=steps, seed=seed).idle_share
 
 
 def hours_of(scenario: str, name: str, activate: Activate, *, most: float) -> float:

@@ -113,7 +113,9 @@ def test_limits_that_no_price_reaches() -> None:
 
 
 def test_a_case_changes_what_it_says() -> None:
-    assert generation(0.5)(LAB).baseline.colocated == LAB.baseline.colocated.model_copy(update={"gen_s": 85.0})
+    colocated = LAB.baseline.colocated
+    assert colocated is not None
+    assert generation(0.5)(LAB).baseline.colocated == colocated.model_copy(update={"gen_s": 85.0})
     assert [one.price_per_h for one in edge_prices(2)(LAB).fleet] == [2 * one.price_per_h for one in LAB.fleet]
     assert uplink(100)(LAB).learner.up_mbps == 100
     assert bounded(6)(LAB).staleness.S == (2, 3, 6)
