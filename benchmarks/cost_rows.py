@@ -35,10 +35,11 @@ NEAR = 0.03
 PAPER_STALENESS = 6
 """ECHO-2's bound; at 11 it calls training unstable."""
 
-DAY_H = 24.0
+LONG_HOURS = 14.0
+"""Virtual hours of the chosen arm: the correlated departures of the files are at noon."""
 
-HOURS = {"lab-4b": 6.0, "volunteers-8b": 6.0, "internet-32b": 8.0}
-"""Virtual hours of the other arms: 100 steps and more, 40 of the long ones."""
+HOURS = {"lab-4b": 4.0, "volunteers-8b": 4.0, "internet-32b": 8.0}
+"""Virtual hours of the other arms: 72 steps and more, 30 of the long ones."""
 
 ALL_SIMULATED = {"lab-4b": ("relay delta", "relay full", "star delta", "star full"), "volunteers-8b": ("relay delta",)}
 """Of arms with everybody active: the rest of them takes minutes each and is far off in any case."""
@@ -224,7 +225,7 @@ def async_idle(
 def hours_of(scenario: str, name: str, activate: Activate, *, most: float) -> float:
     """Virtual hours for which an arm is simulated; 0 for none."""
     if (name, activate) == CHOSEN:
-        return min(DAY_H, most)
+        return min(LONG_HOURS, most)
     if name in NOT_SIMULATED.get(scenario, ()) or (activate == "all" and name not in ALL_SIMULATED.get(scenario, ())):
         return 0.0
     return min(HOURS[scenario], most)
