@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from benchmarks.cost_prices import bounded, cheapest_arm
@@ -81,7 +82,7 @@ pause to fetch, S = 6, the cheapest set. Those of full weights are held against 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What a simulation gave after its warm-up. `start_cost`: what the warm-up cost beyond as many hours later on;
-    `worst_hour_idle_share`: of any whole hour."""
+    `worst_hour_idle_share`: of any hour; `median_step_cost`: what a step costs while nothing unusual happens."""
 
     hours: float
     steps: int
@@ -94,6 +95,7 @@ class Measured:
     broadcast_s: float
     cost_per_hour: float
     cost_per_step: float
+    median_step_cost: float
     start_cost: float
     broadcast_gb_per_hour: float
     join_gb_per_hour: float
@@ -184,6 +186,7 @@ def measure(scenario: Scenario, arm: Arm, *, hours: float, seed: int) -> Measure
         broadcast_s=found.broadcast_s,
         cost_per_hour=found.cost_per_hour,
         cost_per_step=found.cost_per_step,
+        median_step_cost=median_cost(steps, begin_s=(hours - found.hours) * HOUR_S),
         start_cost=start_cost(steps, found.cost_per_hour, until_s=(hours - found.hours) * HOUR_S),
         broadcast_gb_per_hour=found.broadcast_bytes_per_hour / 1e9,
         join_gb_per_hour=found.join_bytes_per_hour / 1e9,
@@ -197,6 +200,11 @@ def start_cost(steps: Sequence[StepTaken], cost_per_hour: float, *, until_s: flo
     """What was spent until the last batch of the warm-up, less what as many hours cost later on."""
     begun = [step for step in steps if step.at_s <= until_s]
     return sum(step.cost for step in begun) - cost_per_hour * begun[-1].at_s / HOUR_S if begun else 0.0
+
+
+def median_cost(steps: Sequence[StepTaken], *, begin_s: float) -> float:
+    """Of the steps after the warm-up; 0 if there were none."""
+    return median([step.cost for step in steps if step.at_s >= begin_s] or [0.0])
 
 
 def worst_hour(steps: Sequence[StepTaken], train_step_s: float, *, begin_s: float) -> float:

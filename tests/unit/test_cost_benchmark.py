@@ -31,6 +31,7 @@ from benchmarks.cost_rows import (
     Row,
     hand_of,
     hours_of,
+    median_cost,
     savings,
     start_cost,
     worst_hour,
@@ -82,6 +83,7 @@ MEASURED = Measured(
     broadcast_s=4.0,
     cost_per_hour=16.0,
     cost_per_step=0.444,
+    median_step_cost=0.444,
     start_cost=0.0,
     broadcast_gb_per_hour=1.0,
     join_gb_per_hour=0.0,
@@ -190,6 +192,12 @@ def test_what_a_start_costs() -> None:
     steps = [step(900, 0, 15), step(1800, 0, 25), step(3600, 0, 5)]
     assert start_cost(steps, 10.0, until_s=2000.0) == pytest.approx(35)
     assert start_cost(steps, 10.0, until_s=100.0) == 0
+
+
+def test_the_median_step_forgets_an_unusual_hour() -> None:
+    steps = [step(100, 0, 50), step(3700, 0, 3), step(3800, 0, 4), step(7300, 0, 90)]
+    assert median_cost(steps, begin_s=3600.0) == 4
+    assert median_cost(steps, begin_s=9000.0) == 0
 
 
 def test_the_worst_hour() -> None:
