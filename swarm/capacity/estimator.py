@@ -4,9 +4,9 @@ Every figure is a median over a bounded window, so that one stall moves nothing.
 words: its own, in every beat, and the rollouts that were accepted from it while it was active. The second is less than
 it could do, since pacing lets samplers wait; but it is so for all alike. So a claim is believed up to CLAIM_FACTOR
 times what the sampler's accepted rollouts say when scaled as they are for the others, and before it has proven anything
-up to what proven samplers of its class do, or did before they left. Of a class of which nobody has proven anything yet
-a claim counts up to CLAIM_FACTOR times what the best class does, and is passed on as it is: whoever chooses may try one.
-Who claims 1e9 rollouts a second gains nothing by it, and who gives nothing for JUDGED_S counts for nothing.
+up to what proven samplers of its class do, or did before they left. Of a class of which nobody has proven anything
+a claim counts up to CLAIM_FACTOR times what the best class does, and is passed on as it is: one of them may be tried.
+Who claims 1e9 gains nothing by it, and who gives nothing for JUDGED_S counts for nothing.
 
 Nothing here is a fault of this side: figures that make no sense are counted in `ignored` and change nothing.
 """

@@ -11,6 +11,7 @@ from swarm.capacity.activation import (
     DWELL_DECISIONS,
     LITTLE_DECISIONS,
     PROBE_S,
+    QUICKEST_DECISIONS,
     Activated,
     Activation,
     Change,
@@ -82,8 +83,8 @@ def test_once_rates_are_known_the_set_shrinks_after_its_dwell_and_not_before() -
     run = Run(cards(40, 0.0, 0.2))
     run.step()
     run.workers = cards(40, 0.3, 0.2)
-    changes = run.steps(DWELL_DECISIONS)
-    assert changes[:-1] == [[]] * (DWELL_DECISIONS - 1)
+    changes = run.steps(QUICKEST_DECISIONS)
+    assert changes[:-1] == [[]] * (QUICKEST_DECISIONS - 1)
     assert len(stood_by(changes[-1])) == 25
     assert run.steps(5) == [[]] * 5
 
@@ -122,8 +123,8 @@ def test_a_standby_sampler_that_leaves_changes_nothing() -> None:
 def test_cheaper_samplers_replace_dear_ones_after_a_dwell() -> None:
     run = settled(cards(20, 0.3, 0.5, "dear"))
     run.workers = [*run.workers, *cards(20, 0.3, 0.2, "cheap")]
-    changes = run.steps(DWELL_DECISIONS)
-    assert changes[:-1] == [[]] * (DWELL_DECISIONS - 1)
+    changes = run.steps(QUICKEST_DECISIONS)
+    assert changes[:-1] == [[]] * (QUICKEST_DECISIONS - 1)
     assert {name[:4] for name in stood_by(changes[-1])} == {"dear"}
     assert {name[:4] for name in run.active} == {"chea"}
     assert "cost more" in run.activation.reason("dear0")
@@ -148,7 +149,7 @@ def test_a_saving_must_last() -> None:
     dear = run.workers
     for _ in range(5):
         run.workers = [*dear, *cards(20, 0.3, 0.2, "cheap")]
-        assert run.steps(DWELL_DECISIONS - 1) == [[]] * (DWELL_DECISIONS - 1)
+        assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
         run.workers = dear
         assert run.step() == []
 
@@ -158,7 +159,7 @@ def test_who_was_just_activated_stays_for_a_dwell() -> None:
     run.workers = [*run.workers[:10], *cards(20, 0.3, 0.5, "dear")]
     assert activated(run.step())
     run.workers = [*run.workers, *cards(20, 0.3, 0.1, "cheap")]
-    assert run.steps(DWELL_DECISIONS - 1) == [[]] * (DWELL_DECISIONS - 1)
+    assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
 
 
 def test_a_shorter_step_is_answered_when_it_was_seen_again_and_again() -> None:
@@ -187,8 +188,8 @@ def test_what_it_shrinks_to_would_have_been_enough_at_every_decision() -> None:
     run.demand = None
     run.step()
     usual = demand()
-    for number in range(DWELL_DECISIONS):
-        run.demand = replace(usual, train_step_s=100.0) if number == 7 else usual
+    for number in range(QUICKEST_DECISIONS):
+        run.demand = replace(usual, train_step_s=100.0) if number == 2 else usual
         run.step()
     assert len(run.active) == math.ceil(512 / 100 * 0.98 * 1.05 / 0.3)
 
