@@ -154,8 +154,10 @@ class Estimator:
             return
         self._lengths.extend(tokens[:LENGTHS_A_CALL])
         if sampler.began_at is not None and tokens:
+            # What it did while it started says nothing of its rate: that is counted from here on.
             self._classes[sampler.device_class].starts.add(now - sampler.began_at)
-            sampler.began_at = None
+            sampler.began_at, sampler.active_since = None, now
+            return
         self._count_active(sampler, now)
         sampler.accepted += len(tokens)
         sampler.proven = sampler.proven or sampler.accepted >= PROVEN_ROLLOUTS
@@ -230,7 +232,8 @@ class Estimator:
     def stood_by(self, node: str, *, now: float) -> None:
         sampler = self._samplers.get(node)
         if sampler is not None and sampler.active_since is not None:
-            self._count_active(sampler, now)
+            if sampler.began_at is None:
+                self._count_active(sampler, now)
             sampler.active_since = sampler.began_at = None
 
     def left(self, node: str, *, vanished: bool, now: float) -> None:

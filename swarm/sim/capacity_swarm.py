@@ -283,6 +283,7 @@ class CapacitySimulation:
         self._give_back(node)
 
     def _handed_in(self, node: Node) -> None:
+        self._account(node)
         if not node.wanted:
             self._give_back(node)
         self.learner.look()
@@ -316,17 +317,15 @@ class CapacitySimulation:
         )
         self.timeline.steps.append(taken)
         self._say(f"batch {step} taken after {waited_s:.0f} s, staleness {taken.mean_staleness:.2f}")
-        self._account()
         self._choice.stepped(self._demand.train_step_s, waited_s, now=now)
         self._decide()
 
-    def _account(self) -> None:
-        """Tell estimator and costs what was generated since the last batch."""
-        for node in self.nodes.values():
-            if node.sampler is not None and (tokens := node.sampler.tokens):
-                node.sampler.tokens = []
-                self._choice.generated(node.name, tokens, now=self.world.now)
-                self.costs.generated(node, tokens)
+    def _account(self, node: Node) -> None:
+        """Tell estimator and costs what it has handed in."""
+        if node.sampler is not None and (tokens := node.sampler.tokens):
+            node.sampler.tokens = []
+            self._choice.generated(node.name, tokens, now=self.world.now)
+            self.costs.generated(node, tokens)
 
     # -- what is seen ----------------------------------------------------------------------------------------
 
@@ -358,7 +357,6 @@ class CapacitySimulation:
             self._tell(f"{minutes // 60:3d}:{minutes % 60:02d}:{seconds:02d} {text}")
 
     def _sums(self) -> Sums:
-        self._account()
         return Sums(
             tally=tally_of(self.learner, self.desk, self.occupancy, now=self.world.now),
             costs=self.costs.sums(now=self.world.now),
