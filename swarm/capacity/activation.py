@@ -57,6 +57,9 @@ learner's step time. What is chosen is always within the budget."""
 EFFORT_DECISIONS = 8
 """Decisions after which the model is asked again what a rollout's worth of samplers is; between them it only checks."""
 
+MORE_PART = 0.1
+"""Of those who were there when the model was asked last: so many newcomers, and what could not be met then may be."""
+
 MEASURED_STEP = 0.05
 """By how much the margin grows when the learner is idle although the model says that it is not."""
 
@@ -147,6 +150,7 @@ class Activation:
         self._measured = 0.0
         self._decisions = 0
         self._asked: tuple[object, ...] = ()
+        self._asked_of: frozenset[str] = frozenset()
         self._best: Selection | None = None
         self.selection: Selection | None = None
 
@@ -228,7 +232,7 @@ class Activation:
         present = {worker.name for worker in workers}
         active = frozenset(self._active & present) - self._probes
         search = Search(demand, workers, disseminate, rules, kept=active, model=self._model)
-        best = self._cheapest(search, (demand, tuple(workers), rules, active))
+        best = self._cheapest(search, (demand, tuple(workers), rules, active), present=frozenset(present))
         held = search.assess(active, after=best)
         if rules.activate == "all":
             return self._settled(best, "all samplers are wanted")
@@ -256,11 +260,13 @@ class Activation:
         )
         return self.selection, ""
 
-    def _cheapest(self, search: Search, question: tuple[object, ...]) -> Selection:
+    def _cheapest(self, search: Search, question: tuple[object, ...], *, present: frozenset[str]) -> Selection:
         """The best set; not searched for again while nothing has changed, and the model asked now and then."""
         self._decisions += 1
         if self._best is None or question != self._asked:
-            fresh = self._decisions % EFFORT_DECISIONS == 0
+            more = len(present - self._asked_of) > MORE_PART * len(self._asked_of)
+            fresh = self._best is None or self._decisions % EFFORT_DECISIONS == 0 or (more and not self._best.feasible)
+            self._asked_of = present if fresh else self._asked_of
             self._best = search.select(after=None if fresh else self._best)
             self._asked = question
         return self._best
