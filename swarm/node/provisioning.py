@@ -331,7 +331,8 @@ class Provisioning(SamplerWatch):
     def status(self) -> dict[str, Any]:
         """The keys are described in docs/protocol.md."""
         selection = self._activation.selection
-        figures = self._book.figures(self._clock())
+        now = self._clock()
+        figures = self._book.figures(now)
         idle = self._estimator.idle_share()
         chosen = {} if selection is None else _said_of(selection.prediction.binds, selection)
         capacity = {
@@ -346,7 +347,7 @@ class Provisioning(SamplerWatch):
             **self._costs(figures),
             "cost_per_hour": figures.rate_per_hour,
             "by_class": {name: asdict(tally) | {"cost": tally.cost} for name, tally in figures.by_class.items()},
-            "by_node": {node: round(tally.cost, 6) for node, tally in figures.by_node.items()},
+            "by_node": {node: round(tally.cost, 6) for node, tally in self._book.by_node(now).items()},
         }
         return {"capacity": capacity, "cost": cost}
 
