@@ -241,8 +241,11 @@ class Estimator:
         can be believed."""
         rates = self._rates()
         present = self._present_hours(now)
-        departures = {name: self._departures(name, present) for name in self._classes}
-        return [self._worker(node, sampler, rates[node], departures) for node, sampler in self._samplers.items()]
+        habits = {name: (self.start_s(name).value, self._departures(name, present)) for name in self._classes}
+        return [
+            self._worker(node, sampler, rates[node], *habits[sampler.device_class])
+            for node, sampler in self._samplers.items()
+        ]
 
     def demand(
         self, *, groups_per_step: int, group_size: int, publish_every_steps: int, max_staleness: int
@@ -355,7 +358,7 @@ class Estimator:
         if sampler.active_s > PROVEN_HALF_S:
             sampler.active_s, sampler.accepted = sampler.active_s / 2, sampler.accepted / 2
 
-    def _worker(self, node: str, sampler: _Sampler, rate: float, departures: dict[str, float]) -> Worker:
+    def _worker(self, node: str, sampler: _Sampler, rate: float, start_s: float, departures_per_hour: float) -> Worker:
         return Worker(
             name=node,
             device_class=sampler.device_class,
@@ -368,8 +371,8 @@ class Estimator:
             uplink_bytes_per_s=sampler.uplink_bytes_per_s,
             downlink_bytes_per_s=sampler.downlink_bytes_per_s,
             public=sampler.public,
-            start_s=self.start_s(sampler.device_class).value,
-            departures_per_hour=departures[sampler.device_class],
+            start_s=start_s,
+            departures_per_hour=departures_per_hour,
         )
 
     # -- tables -----------------------------------------------------------------------------------------------
