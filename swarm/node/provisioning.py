@@ -43,6 +43,10 @@ WATCHING_SHARE = 0.02
 where all are active in any case, and a decision only says what is predicted."""
 
 
+BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so the learner waits: resume it with more"
+"""Said where no rate is known yet, and nobody is active."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What is asked of the learner's other parts. `version_bytes` are those of the newest version as it is sent,
@@ -158,6 +162,8 @@ class Provisioning(SamplerWatch):
         self._held.pop(node, None)
         self._installs_s.pop(node, None)
         self._lags_s.pop(node, None)
+        # It may be back before the next decision: then it is activated anew.
+        self._active -= {node}
         if self._offers.pop(node, None) is not None:
             self._due.set()
 
@@ -253,8 +259,9 @@ class Provisioning(SamplerWatch):
         if standby != self._standby:
             self._standby = standby
             self._around.set_standby(standby)
-        if changed and activation.selection is not None:
-            self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {activation.selection.why}")
+        if changed and (activation.selection is not None or (standby and not self._active)):
+            why = activation.selection.why if activation.selection is not None else BUDGET_TRIES_NOBODY
+            self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {why}")
 
     def _follow_prices(self) -> None:
         """Once anybody has a price, `activate` that was not set is `cheapest`, and stays so."""

@@ -241,3 +241,23 @@ def test_measured_installs_stand_for_their_class_and_for_all() -> None:
     assert measured_first(planned, {"a1": 2.0})(workers).install_s == (2.0, 2.0, 2.0, 2.0)
     assert measured_first(planned, {})(workers).install_s == (99.0,) * 4
     assert found.learner_up_bytes == 4.0
+
+
+async def test_who_is_back_before_it_was_missed_is_paid_and_measured_again() -> None:
+    swarm = await settled(*PRICED)
+    node = NodeId("a1")
+    swarm.provisioning.gone(node, vanished=False)
+    swarm.provisioning.offered(node, swarm.offers[node])
+    await swarm.provisioning.decide()
+    assert swarm.active() == {"a1", "a2"}
+    assert swarm.provisioning.status()["cost"]["cost_per_hour"] == 2.0
+    assert swarm.events[-1] == ("activated", node)
+
+
+async def test_a_budget_that_tries_nobody_is_told_to_both_sides() -> None:
+    swarm = Swarm(budget_per_hour=0.5)
+    swarm.offer("a1", 1.0)
+    await swarm.provisioning.decide()
+    assert swarm.active() == set()
+    assert swarm.standby == {"a1": "your price is more than the whole budget per hour"}
+    assert swarm.said[-1].startswith("0 samplers active, 1 on standby: to try any of them costs more than")
