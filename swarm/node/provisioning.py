@@ -180,7 +180,6 @@ class Provisioning(SamplerWatch):
             self._estimator.idle(idle_share, now=now)
         self._steps += 1
         self._book.stepped()
-        self._count_egress()
         period = self._around.bound().publish_every_steps
         if self._steps - self._steps_decided >= period and now >= self._not_before:
             self._due.set()
@@ -309,6 +308,7 @@ class Provisioning(SamplerWatch):
 
     def _check_cost(self) -> CostFigures:
         """What it has cost in this life; the first time that it is too much it is said."""
+        self._count_egress()
         figures = self._book.figures(self._clock())
         total, most = self._before.total + figures.total, self._config.max_cost
         if most is not None and total >= most and not self.spent.is_set():
@@ -318,6 +318,11 @@ class Provisioning(SamplerWatch):
                 f"the run has cost {total:.2f} and --max-cost is {most:g}: it ends here; to go on, resume it with more"
             )
         return figures
+
+    def account(self) -> dict[str, Any]:
+        """What the run has cost in all its lives, for the next one to go on from."""
+        self._count_egress()
+        return self._costs(self._book.figures(self._clock()))
 
     def _costs(self, figures: CostFigures) -> dict[str, Any]:
         """Of the run in all its lives."""
