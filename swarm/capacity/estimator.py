@@ -102,6 +102,10 @@ class _Sampler:
     accepted: float = 0.0
     proven: bool = False
 
+    def active_until(self, now: float) -> float:
+        """Seconds in all."""
+        return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
+
 
 @dataclass(slots=True, kw_only=True)
 class _Class:
@@ -239,7 +243,7 @@ class Estimator:
     def workers(self, now: float) -> list[Worker]:
         """All samplers. A rate of 0 is unknown: neither the sampler nor a proven one of its class has said one that
         can be believed."""
-        rates = self._rates()
+        rates = self._rates(now)
         present = self._present_hours(now)
         habits = {name: (self.start_s(name).value, self._departures(name, present)) for name in self._classes}
         return [
@@ -286,13 +290,13 @@ class Estimator:
         ]
         return Estimate(value=median(alike) if alike else self._start.install_s, confidence=0.0, samples=0)
 
-    def rollouts_per_s(self, node: str) -> Estimate:
+    def rollouts_per_s(self, node: str, *, now: float) -> Estimate:
         """The rate that is reckoned with: 0 is unknown. The confidence is that of the sampler's own claims once it has
         proven itself, else 0."""
         sampler = self._samplers.get(node)
         if sampler is None:
             return Estimate(value=0.0, confidence=0.0, samples=0)
-        value, own = self._rates()[node], sampler.claims.estimate(0.0)
+        value, own = self._rates(now)[node], sampler.claims.estimate(0.0)
         return Estimate(value=value, confidence=own.confidence if sampler.proven else 0.0, samples=own.samples)
 
     def start_s(self, device_class: str) -> Estimate:
@@ -320,9 +324,9 @@ class Estimator:
 
     # -- rates ------------------------------------------------------------------------------------------------
 
-    def _rates(self) -> dict[str, float]:
+    def _rates(self, now: float) -> dict[str, float]:
         """Of each sampler, from its claims within what was accepted; see the head of this file."""
-        believed = self._believed()
+        believed = self._believed(now)
         by_class: dict[str, list[float]] = {}
         for node, rate in believed.items():
             by_class.setdefault(self._samplers[node].device_class, []).append(rate)
@@ -339,11 +343,12 @@ class Estimator:
                 rates[node] = min(claim, usual.get(sampler.device_class, everybody))
         return rates
 
-    def _believed(self) -> dict[str, float]:
-        """Claims of samplers that have proven themselves, each limited by its own accepted rollouts."""
-        claims = {n: s.claims.median for n, s in self._samplers.items() if s.proven and s.active_s > 0}
+    def _believed(self, now: float) -> dict[str, float]:
+        """Claims of samplers that have proven themselves, each limited by its own accepted rollouts. The time in which
+        it gave none counts too: who stopped would be believed for ever."""
+        claims = {n: s.claims.median for n, s in self._samplers.items() if s.proven and s.active_until(now) > 0}
         excess = {
-            node: claim * self._samplers[node].active_s / self._samplers[node].accepted
+            node: claim * self._samplers[node].active_until(now) / self._samplers[node].accepted
             for node, claim in claims.items()
             if claim is not None
         }
@@ -353,8 +358,7 @@ class Estimator:
     def _count_active(self, sampler: _Sampler, now: float) -> None:
         if sampler.active_since is None:
             return
-        sampler.active_s += max(0.0, now - sampler.active_since)
-        sampler.active_since = now
+        sampler.active_s, sampler.active_since = sampler.active_until(now), now
         if sampler.active_s > PROVEN_HALF_S:
             sampler.active_s, sampler.accepted = sampler.active_s / 2, sampler.accepted / 2
 
