@@ -54,6 +54,9 @@ PROVEN_ROLLOUTS = 16
 PROVEN_HALF_S = 3600.0
 """Active seconds after which what was accepted counts half: a card that grew slower shows within an hour or two."""
 
+LEAST_RATE = 1e-6
+"""Rollouts per second below which a claim is none: one in eleven days. The model can not divide by less."""
+
 CLAIM_FACTOR = 2.0
 """How much better than others' a sampler's claim over its accepted rollouts may be: places, lengths and luck differ by
 less."""
@@ -190,7 +193,8 @@ class Estimator:
     def rate(self, node: str, rollouts_per_s: float, samples_at_once: int, lockstep: bool, *, now: float) -> None:
         """What a sampler says that it does at full load, in places that are filled together or one by one."""
         sampler = self._samplers.get(node)
-        if sampler is None or not self._sane("rate", rollouts_per_s, positive=True) or samples_at_once < 1:
+        sane = self._sane("rate", rollouts_per_s, positive=True) and rollouts_per_s >= LEAST_RATE
+        if sampler is None or not sane or samples_at_once < 1:
             self.ignored["rate"] += 1
             return
         sampler.claims.add(rollouts_per_s)
@@ -353,7 +357,10 @@ class Estimator:
             if claim is not None
         }
         usual = median_low(excess.values()) if excess else 1.0
-        return {node: (claims[node] or 0.0) * min(1.0, CLAIM_FACTOR * usual / ratio) for node, ratio in excess.items()}
+        return {
+            node: max(LEAST_RATE, (claims[node] or 0.0) * min(1.0, CLAIM_FACTOR * usual / ratio))
+            for node, ratio in excess.items()
+        }
 
     def _count_active(self, sampler: _Sampler, now: float) -> None:
         if sampler.active_since is None:

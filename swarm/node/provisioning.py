@@ -234,7 +234,13 @@ class Provisioning(SamplerWatch):
             now=now,
             idle_share=idle.value if idle is not None else None,
         )
-        took_s = await asyncio.to_thread(_cpu_time_of, choose)
+        try:
+            took_s = await asyncio.to_thread(_cpu_time_of, choose)
+        except (ArithmeticError, ValueError) as fault:
+            # Samplers' own words went into it: a figure that nobody thought of must not end the run.
+            self._emit("decision_failed", reason=repr(fault), step=self._step)
+            self._say(f"who is active stays as it is: the choice failed with {fault!r}; please report it")
+            return
         share = DECIDING_SHARE if self._rules.activate == "cheapest" else WATCHING_SHARE
         self._not_before = self._clock() + took_s / share
         self._carry_out({NodeId(worker.name) for worker in workers})
