@@ -356,9 +356,9 @@ class Estimator:
         """What those of each class do who have proven it: who is there, else who was. One that gives nothing says
         nothing of its class: it may still be fetching its first version."""
         by_class: dict[str, list[float]] = {}
-        for node, rate in believed.items():
+        for node, own in believed.items():
             if self._samplers[node].proven:
-                by_class.setdefault(self._samplers[node].device_class, []).append(rate)
+                by_class.setdefault(self._samplers[node].device_class, []).append(own)
         gone = {name: rate for name, group in self._classes.items() if (rate := group.proven.median) is not None}
         return gone | {name: median_low(rates) for name, rates in by_class.items()}
 
