@@ -178,7 +178,8 @@ async def test_who_needs_more_than_a_period_for_a_version_is_reckoned_to_skip_so
     swarm.provisioning._installs_s.update(a1=1.5 * STEP_S)
     workers = [Worker(name=name, device_class="a", rollouts_per_s=1.0) for name in ("a1", "a2")]
     plan = swarm.provisioning._disseminate()(workers)
-    assert plan.install_s == (pytest.approx(2.5 * STEP_S), pytest.approx(0.2 + 0.1, abs=0.2))
+    assert plan.install_s[0] == pytest.approx(2.5 * STEP_S)
+    assert plan.install_s[1] < STEP_S
     assert plan.down_bytes[0] == pytest.approx(plan.down_bytes[1] / 2)
 
 
