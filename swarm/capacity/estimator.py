@@ -4,7 +4,9 @@ Every figure is a median over a bounded window, so that one stall moves nothing.
 words: its own, in every beat, and the rollouts that were accepted from it while it was active. The second is less than
 it could do, since pacing lets samplers wait; but it is so for all alike. So a claim is believed up to CLAIM_FACTOR
 times what the sampler's accepted rollouts say when scaled as they are for the others, and before it has proven anything
-up to what proven samplers of its class do. Who claims 1e9 rollouts a second gains nothing by it.
+up to what proven samplers of its class do, or did before they left. Of a class of which nobody has proven anything
+a claim counts up to CLAIM_FACTOR times what the best class does, and is passed on as it is: one of them may be tried.
+Who claims 1e9 gains nothing by it, and who gives nothing for JUDGED_S counts for nothing.
 
 Nothing here is a fault of this side: figures that make no sense are counted in `ignored` and change nothing.
 """
@@ -60,6 +62,13 @@ LEAST_RATE = 1e-6
 CLAIM_FACTOR = 2.0
 """How much better than others' a sampler's claim over its accepted rollouts may be: places, lengths and luck differ by
 less."""
+
+JUDGED_S = 3600.0
+"""Active seconds after which a sampler may be judged though it never gave PROVEN_ROLLOUTS: if others of its claim would
+have. A cold start takes a quarter of it."""
+
+PROVEN_RATES = 33
+"""Rates of a class that are remembered of samplers that left."""
 
 PRIOR_HOURS = 24.0
 """Sampler-hours for which the start value of departures stands: a class nobody left for a day counts half."""
@@ -117,6 +126,7 @@ class _Class:
     hours: float = 0.0
     vanished: float = 0.0
     starts: Window = field(default_factory=lambda: Window(STARTS))
+    proven: Window = field(default_factory=lambda: Window(PROVEN_RATES))
 
 
 class Estimator:
@@ -151,8 +161,10 @@ class Estimator:
             return
         self._lengths.extend(tokens[:LENGTHS_A_CALL])
         if sampler.began_at is not None and tokens:
+            # What it did while it started says nothing of its rate: that is counted from here on.
             self._classes[sampler.device_class].starts.add(now - sampler.began_at)
-            sampler.began_at = None
+            sampler.began_at, sampler.active_since = None, now
+            return
         self._count_active(sampler, now)
         sampler.accepted += len(tokens)
         sampler.proven = sampler.proven or sampler.accepted >= PROVEN_ROLLOUTS
@@ -228,15 +240,19 @@ class Estimator:
     def stood_by(self, node: str, *, now: float) -> None:
         sampler = self._samplers.get(node)
         if sampler is not None and sampler.active_since is not None:
-            self._count_active(sampler, now)
+            if sampler.began_at is None:
+                self._count_active(sampler, now)
             sampler.active_since = sampler.began_at = None
 
     def left(self, node: str, *, vanished: bool, now: float) -> None:
         """It is gone; `vanished`: without a word."""
-        sampler = self._samplers.pop(node, None)
+        sampler = self._samplers.get(node)
         if sampler is None:
             return
         group = self._classes[sampler.device_class]
+        if sampler.proven and (rate := self._believed(now).get(node)):
+            group.proven.add(rate)
+        del self._samplers[node]
         group.hours += max(0.0, now - sampler.joined_at) / HOUR_S
         group.vanished += vanished
         if group.hours > REMEMBERED_HOURS:
@@ -247,11 +263,17 @@ class Estimator:
     def workers(self, now: float) -> list[Worker]:
         """All samplers. A rate of 0 is unknown: neither the sampler nor a proven one of its class has said one that
         can be believed."""
-        rates = self._rates(now)
+        rates, proven = self._rates(now), self._proven_classes(self._believed(now))
         present = self._present_hours(now)
         habits = {name: (self.start_s(name).value, self._departures(name, present)) for name in self._classes}
         return [
-            self._worker(node, sampler, rates[node], *habits[sampler.device_class])
+            self._worker(
+                node,
+                sampler,
+                rates[node],
+                *habits[sampler.device_class],
+                is_proven=not proven or sampler.device_class in proven,
+            )
             for node, sampler in self._samplers.items()
         ]
 
@@ -331,11 +353,8 @@ class Estimator:
     def _rates(self, now: float) -> dict[str, float]:
         """Of each sampler, from its claims within what was accepted; see the head of this file."""
         believed = self._believed(now)
-        by_class: dict[str, list[float]] = {}
-        for node, rate in believed.items():
-            by_class.setdefault(self._samplers[node].device_class, []).append(rate)
-        usual = {name: median_low(rates) for name, rates in by_class.items()}
-        everybody = median_low(believed.values()) if believed else math.inf
+        usual = self._proven_classes(believed)
+        most = CLAIM_FACTOR * max(usual.values()) if usual else math.inf
         rates = {}
         for node, sampler in self._samplers.items():
             claim = sampler.claims.median
@@ -344,36 +363,60 @@ class Estimator:
             elif claim is None:
                 rates[node] = usual.get(sampler.device_class, 0.0)
             else:
-                rates[node] = min(claim, usual.get(sampler.device_class, everybody))
+                rates[node] = min(claim, usual.get(sampler.device_class, most))
         return rates
 
+    def _proven_classes(self, believed: Mapping[str, float]) -> dict[str, float]:
+        """What those of each class do who have proven it: who is there, else who was. One that gives nothing says
+        nothing of its class: it may still be fetching its first version."""
+        by_class: dict[str, list[float]] = {}
+        for node, own in believed.items():
+            if self._samplers[node].proven:
+                by_class.setdefault(self._samplers[node].device_class, []).append(own)
+        gone = {name: rate for name, group in self._classes.items() if (rate := group.proven.median) is not None}
+        return gone | {name: median_low(rates) for name, rates in by_class.items()}
+
     def _believed(self, now: float) -> dict[str, float]:
-        """Claims of samplers that have proven themselves, each limited by its own accepted rollouts. The time in which
-        it gave none counts too: who stopped would be believed for ever."""
-        claims = {n: s.claims.median for n, s in self._samplers.items() if s.proven and s.active_until(now) > 0}
-        excess = {
-            node: claim * self._samplers[node].active_until(now) / self._samplers[node].accepted
-            for node, claim in claims.items()
-            if claim is not None
-        }
-        usual = median_low(excess.values()) if excess else 1.0
-        return {
-            node: max(LEAST_RATE, (claims[node] or 0.0) * min(1.0, CLAIM_FACTOR * usual / ratio))
-            for node, ratio in excess.items()
-        }
+        """Claims of samplers that can be judged, each limited by its own accepted rollouts: those that have proven
+        themselves, and those that would have by now if they were like these."""
+        claims = {node: sampler.claims.median or 0.0 for node, sampler in self._samplers.items() if sampler.claims}
+        # The time in which it gave none counts too: who stopped would be believed for ever.
+        active = {node: self._samplers[node].active_until(now) for node in claims}
+        proven = {node: self._samplers[node] for node in claims if self._samplers[node].proven and active[node] > 0}
+        if not proven:
+            return {}
+        usual = median_low(claims[node] * active[node] / sampler.accepted for node, sampler in proven.items())
+        believed = {}
+        for node, claim in claims.items():
+            late = active[node] >= JUDGED_S and claim * active[node] / usual >= PROVEN_ROLLOUTS
+            if node in proven or late:
+                least = LEAST_RATE if node in proven else 0.0
+                accepted_per_s = self._samplers[node].accepted / active[node]
+                believed[node] = max(least, min(claim, CLAIM_FACTOR * usual * accepted_per_s))
+        return believed
 
     def _count_active(self, sampler: _Sampler, now: float) -> None:
         if sampler.active_since is None:
             return
         sampler.active_s, sampler.active_since = sampler.active_until(now), now
-        if sampler.active_s > PROVEN_HALF_S:
+        if sampler.proven and sampler.active_s > PROVEN_HALF_S:
             sampler.active_s, sampler.accepted = sampler.active_s / 2, sampler.accepted / 2
 
-    def _worker(self, node: str, sampler: _Sampler, rate: float, start_s: float, departures_per_hour: float) -> Worker:
+    def _worker(
+        self,
+        node: str,
+        sampler: _Sampler,
+        rate: float,
+        start_s: float,
+        departures_per_hour: float,
+        *,
+        is_proven: bool,
+    ) -> Worker:
         return Worker(
             name=node,
             device_class=sampler.device_class,
             rollouts_per_s=rate,
+            claimed_rollouts_per_s=0.0 if is_proven else sampler.claims.median or 0.0,
             samples_at_once=sampler.samples_at_once,
             lockstep=sampler.lockstep,
             cost_per_hour=sampler.cost_per_hour,

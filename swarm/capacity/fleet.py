@@ -53,7 +53,8 @@ class Lengths:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """One sampler. `rollouts_per_s` is what it measured with this model, at full load: the room that the weights leave
-    for the KV cache decides it, not the card's name.
+    for the KV cache decides it, not the card's name. `claimed_rollouts_per_s` is 0, except where nobody of its class
+    has shown yet what it can do: then it is what the sampler says, and `rollouts_per_s` how much of that is counted on.
 
     Its engine has `samples_at_once` places; `lockstep`: they are filled together and end together (transformers), else
     each goes on alone (vLLM). 0 is unknown for links, free for prices. `start_s` is from a decision to its first sample
@@ -63,6 +64,7 @@ class Worker:
     name: str
     device_class: str = ""
     rollouts_per_s: float
+    claimed_rollouts_per_s: float = 0.0
     samples_at_once: int = 1
     lockstep: bool = False
     cost_per_hour: float = 0.0

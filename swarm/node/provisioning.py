@@ -2,7 +2,7 @@
 
 Order of a decision: what the swarm measured is read on the event loop, the choice is made in a thread, its outcome is
 carried out on the loop again. One decision at a time: after each period of publications (less often where that would
-take more than a fifth of a core), and at once when a sampler offers itself or is gone.
+take more than a fifth of a core), and in between when the activation says that who came and went calls for it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Any, Literal
 
 from swarm.broadcast.tracker import InstallTracker
-from swarm.capacity.activation import Activation
+from swarm.capacity.activation import LATE_PERIODS, Activation, gather_s
 from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
 from swarm.capacity.estimator import Estimator, StartValues
-from swarm.capacity.fleet import Disseminate, Dissemination, Worker
+from swarm.capacity.fleet import Disseminate
+from swarm.capacity.measured import measured_first
+from swarm.capacity.overlap import sustained
 from swarm.capacity.selection import Rules
 from swarm.config import LeadConfig
 from swarm.dissemination import disseminate_by
@@ -105,6 +106,10 @@ class Provisioning(SamplerWatch):
         self._steps = 0
         self._steps_decided = 0
         self._not_before = 0.0
+        self._decided_at = clock()
+        self._deciding = False
+        self._gone: set[NodeId] = set()
+        self._came = 0
         self._due = asyncio.Event()
         self._opened = asyncio.Event()
         self.spent = asyncio.Event()
@@ -124,7 +129,8 @@ class Provisioning(SamplerWatch):
             self._estimator.rate(node, offer.full_rollouts_per_s, offer.samples_at_once, offer.lockstep, now=now)
         self._count_traffic(node, offer)
         if before is None:
-            self._due.set()
+            self._came += 1
+            self._hurry()
 
     def installed(self, node: NodeId, version: VersionId) -> None:
         now = self._clock()
@@ -165,7 +171,8 @@ class Provisioning(SamplerWatch):
         # It may be back before the next decision: then it is activated anew.
         self._active -= {node}
         if self._offers.pop(node, None) is not None:
-            self._due.set()
+            self._gone.add(node)
+            self._hurry()
 
     # -- what is heard of steps ------------------------------------------------------------------------------
 
@@ -204,17 +211,44 @@ class Provisioning(SamplerWatch):
                     await self._due.wait()
             except TimeoutError:
                 self._check_cost()
+                if self._period_s and self._clock() - self._decided_at > LATE_PERIODS * self._period_s:
+                    await self.decide()
             else:
+                if self._is_urgent:
+                    await asyncio.sleep(gather_s(self._period_s))
                 await self.decide()
 
     def open(self) -> None:
         """Samplers are answered from now on."""
         self._opened.set()
 
+    @property
+    def _period_s(self) -> float:
+        """From one publication to the next, without waiting; 0 before any step."""
+        step = self._estimator.train_step_s()
+        return 0.0 if step is None else step.value * self._around.bound().publish_every_steps
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether who came and went since the last decision calls for another one."""
+        return self._activation.calls_for_decision(gone=self._gone, came=self._came)
+
+    def _hurry(self) -> None:
+        """What is new while it is being decided is looked at when that is done."""
+        if not self._deciding and self._is_urgent:
+            self._due.set()
+
     async def decide(self) -> None:
         """Choose who is active, by what is known now."""
         self._due.clear()
+        self._deciding, self._gone, self._came = True, set(), 0
         self._steps_decided = self._steps
+        self._decided_at = self._clock()
+        await self._choose()
+        self._deciding = False
+        self._hurry()
+
+    async def _choose(self) -> None:
         now, bound = self._clock(), self._around.bound()
         self._follow_prices()
         demand = self._estimator.demand(
@@ -287,7 +321,8 @@ class Provisioning(SamplerWatch):
             encoded_bytes=self._around.version_bytes(),
             apply_s=0.0,
         )
-        return measured_first(planned, dict(self._installs_s))
+        once = measured_first(planned, dict(self._installs_s))
+        return sustained(once, period_s=self._period_s) if self._period_s else once
 
     # -- costs -----------------------------------------------------------------------------------------------
 
@@ -392,35 +427,3 @@ def _said_of(binds: str, selection: Any) -> dict[str, Any]:
 def _terms(offer: Offer) -> tuple[str, float, float, float]:
     """Device class and prices."""
     return offer.device_class, offer.cost_per_hour, offer.down_cost_per_gb, offer.up_cost_per_gb
-
-
-def measured_first(planned: Disseminate, installs_s: Mapping[str, float]) -> Disseminate:
-    """`planned`, with the install times that were measured in place of planned ones. Who is on standby gets every
-    version too, so a measured time holds for any set. Where it was not measured the median of its class stands, or of
-    all; a plan on unknown uplinks is believed only where nothing was measured at all."""
-
-    def disseminate(workers: Sequence[Worker]) -> Dissemination:
-        plan = planned(workers)
-        usual: dict[str | None, list[float]] = {}
-        for worker in workers:
-            if (measured := installs_s.get(worker.name)) is not None:
-                usual.setdefault(worker.device_class, []).append(measured)
-        everybody = median(installs_s.values()) if installs_s else None
-        return replace(
-            plan,
-            install_s=tuple(
-                _first(
-                    installs_s.get(worker.name),
-                    median(usual[worker.device_class]) if worker.device_class in usual else None,
-                    everybody,
-                    install_s if math.isfinite(install_s) else None,
-                )
-                for worker, install_s in zip(workers, plan.install_s, strict=True)
-            ),
-        )
-
-    return disseminate
-
-
-def _first(*values: float | None) -> float:
-    return next((value for value in values if value is not None), 0.0)

@@ -28,6 +28,8 @@ class Choice:
         self._activation = Activation(rules)
         self._everybody = rules.activate == "all" and rules.budget_per_hour is None
         self._changed = True
+        self._gone: set[str] = set()
+        self._came = 0
         self.disseminate_by = lru_cache(maxsize=16)(self._disseminate_by)
         period_s = settings.publish_every_steps * scenario.learner.train_step_s
         self._sustained = sustained(self.disseminate_by(self._version_bytes), period_s=period_s)
@@ -39,12 +41,14 @@ class Choice:
         fault = estimator.joined(name, worker.device_class, *prices, now=now)
         assert fault is None, fault
         self._changed = True
+        self._came += 1
         estimator.rate(name, worker.rollouts_per_s, worker.samples_at_once, worker.lockstep, now=now)
         estimator.link(name, worker.uplink_bytes_per_s, worker.downlink_bytes_per_s, worker.public, now=now)
 
     def left(self, name: str, *, vanished: bool, now: float) -> None:
         self._estimator.left(name, vanished=vanished, now=now)
         self._changed = True
+        self._gone.add(name)
 
     def generated(self, name: str, tokens: Sequence[float], *, now: float) -> None:
         """Rollouts of these lengths were accepted."""
@@ -58,11 +62,17 @@ class Choice:
         self._estimator.trained(train_step_s, now=now)
         self._estimator.idle(waited_s / (waited_s + train_step_s), now=now)
 
+    @property
+    def calls_for_decision(self) -> bool:
+        """Whether what happened since the last decision calls for another one soon."""
+        return self._activation.calls_for_decision(gone=self._gone, came=self._came)
+
     def decide(self, *, now: float) -> tuple[list[str], list[str]]:
         """Who is to be active from now on, and who on standby, of those for whom that changes."""
         if self._everybody and not self._changed:
             return [], []  # It asks the model all the same, which takes long.
         self._changed = False
+        self._gone, self._came = set(), 0
         settings, learner = self._settings, self._scenario.learner
         demand = self._estimator.demand(
             groups_per_step=learner.rollouts_per_step // learner.group_size,

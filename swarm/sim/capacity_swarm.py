@@ -6,7 +6,7 @@ the lives of nodes (capacity_fleet). The rules of the house:
 - A volunteer that is there fetches weights, stays warm, and is paid while it is active. A rented machine is started
   when it is activated, paid from then on, and given back once it is on standby and has handed in what it had begun.
 - What the learner knows is late: a sampler that vanishes is noticed after three missed beats, a node without an engine
-  by gossip. Activation is asked at every batch, and DECIDE_S after LOST_SHARE of the active samplers were found gone.
+  by gossip. Activation is asked at every batch, and in between where it says that news call for it.
 - FAILED_SHARE of all generations fail; their samples are leased again.
 All that happens depends on the scenario, the settings and the seed.
 """
@@ -20,6 +20,7 @@ from functools import partial
 from random import Random
 from statistics import fmean
 
+from swarm.capacity.activation import LATE_PERIODS, gather_s
 from swarm.capacity.scenario import Departure, Scenario, demand_of
 from swarm.rollout.leases import MISSED_BEATS
 from swarm.sim.capacity import Learner, figures_between, tally_of
@@ -41,13 +42,6 @@ one in a thousand is visible and decides nothing."""
 
 NOTICE_S = MISSED_BEATS * BEAT_S + 0.01
 """Until the watch of silence has noticed a sampler that vanished."""
-
-DECIDE_S = 2 * BEAT_S
-"""From the news that an active sampler is gone to a decision: of a class that vanishes many are gone by then."""
-
-LOST_SHARE = 0.02
-"""Of the active samplers, gone since the last decision, for which another one does not wait for the next batch: less
-than the least margin that is kept. A decision about a thousand samplers takes half a second of computing."""
 
 WARMUP_SHARE, WARMUP_STEPS = 0.25, 10
 """Before figures count: ten steps, or a quarter of the time if that is less. Engines start, places are empty."""
@@ -90,9 +84,10 @@ class CapacitySimulation:
             self._demand, world=self.world, desk=self.desk, publish=self.weights.publish, taken=self._taken
         )
         self._end_s = settings.hours * HOUR_S
+        self._period_s = settings.publish_every_steps * scenario.learner.train_step_s
         self._places = 0.0, 0.0
         self._deciding = False
-        self._lost = 0
+        self._decided_at = 0.0
 
     def run(self) -> SwarmFigures:
         """From an empty swarm to the end."""
@@ -150,6 +145,7 @@ class CapacitySimulation:
     def _meet(self, node: Node) -> None:
         node.known = True
         self._choice.joined(node.worker, now=self.world.now)
+        self._hurry()
 
     def _later(self, node: Node, delay_s: float, label: str, action: Callable[[Node], None]) -> None:
         """Unless the node has gone, or come back, by then."""
@@ -214,14 +210,10 @@ class CapacitySimulation:
 
     def _forgotten(self, node: Node, *, vanished: bool) -> None:
         """The learner knows that `node` is gone."""
-        was_wanted, node.wanted, node.known = node.wanted, False, False
+        node.wanted = node.known = False
         self.weights.forget(node)
         self._choice.left(node.name, vanished=vanished, now=self.world.now)
-        self._lost += was_wanted
-        enough = self._lost >= LOST_SHARE * sum(other.wanted for other in self.nodes.values())
-        if was_wanted and enough and not self._deciding:
-            self._deciding = True
-            self.world.schedule(DECIDE_S, "decide", self._decide)
+        self._hurry()
 
     # -- weights ---------------------------------------------------------------------------------------------
 
@@ -250,8 +242,20 @@ class CapacitySimulation:
 
     # -- active and standby ----------------------------------------------------------------------------------
 
+    def _hurry(self) -> None:
+        """Decide soon if what is new calls for it."""
+        if self.world.now and not self._deciding and self._choice.calls_for_decision:
+            self._deciding = True
+            self.world.schedule(gather_s(self._period_s), "decide", self._decide)
+
+    def _decide_late(self, decided_at: float) -> None:
+        if self._decided_at == decided_at:
+            self._decide()
+
     def _decide(self) -> None:
-        self._deciding, self._lost = False, 0
+        now = self._decided_at = self.world.now
+        self._deciding = False
+        self.world.schedule(LATE_PERIODS * self._period_s, "decide late", lambda: self._decide_late(now))
         activated, stood_by = self._choice.decide(now=self.world.now)
         for name in stood_by:
             self._stand_by(self.nodes[name])
@@ -279,6 +283,7 @@ class CapacitySimulation:
         self._give_back(node)
 
     def _handed_in(self, node: Node) -> None:
+        self._account(node)
         if not node.wanted:
             self._give_back(node)
         self.learner.look()
@@ -312,17 +317,15 @@ class CapacitySimulation:
         )
         self.timeline.steps.append(taken)
         self._say(f"batch {step} taken after {waited_s:.0f} s, staleness {taken.mean_staleness:.2f}")
-        self._account()
         self._choice.stepped(self._demand.train_step_s, waited_s, now=now)
         self._decide()
 
-    def _account(self) -> None:
-        """Tell estimator and costs what was generated since the last batch."""
-        for node in self.nodes.values():
-            if node.sampler is not None and (tokens := node.sampler.tokens):
-                node.sampler.tokens = []
-                self._choice.generated(node.name, tokens, now=self.world.now)
-                self.costs.generated(node, tokens)
+    def _account(self, node: Node) -> None:
+        """Tell estimator and costs what it has handed in."""
+        if node.sampler is not None and (tokens := node.sampler.tokens):
+            node.sampler.tokens = []
+            self._choice.generated(node.name, tokens, now=self.world.now)
+            self.costs.generated(node, tokens)
 
     # -- what is seen ----------------------------------------------------------------------------------------
 
@@ -354,7 +357,6 @@ class CapacitySimulation:
             self._tell(f"{minutes // 60:3d}:{minutes % 60:02d}:{seconds:02d} {text}")
 
     def _sums(self) -> Sums:
-        self._account()
         return Sums(
             tally=tally_of(self.learner, self.desk, self.occupancy, now=self.world.now),
             costs=self.costs.sums(now=self.world.now),

@@ -156,3 +156,60 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     first, again, other = (simulation(of, settings=short, seed=seed).run() for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_a_third_of_the_active_killed_is_made_up_for_within_three_periods_and_by_no_more_than_it_takes() -> None:
+    of = scenario(
+        machines("cheap", 0.1, count=40, tokens_per_s=50.0, volunteer=True),
+        machines("dear", 0.2, count=40, tokens_per_s=50.0, volunteer=True),
+    )
+    run = simulation(of)
+    planned: list[int] = []
+
+    def kill() -> None:
+        active = [node for node in run.nodes.values() if node.wanted]
+        planned.append(len(active))
+        for node in active[::3]:
+            run._vanish(node)
+
+    run.world.schedule(3600.0, "kill", kill)
+    run.run()
+    later = [step.waited_s for step in run.timeline.steps if step.at_s > 3600 + 3 * TRAIN_STEP_S]
+    assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
+    active = [moment.active for moment in run.timeline.moments if moment.at_s > 3600 + 3 * TRAIN_STEP_S]
+    assert max(active) <= 1.15 * planned[0]
+    assert min(active) >= 0.85 * planned[0]
+
+
+def test_those_who_step_in_for_a_class_that_vanished_count_for_what_they_can_do() -> None:
+    """Only the slowest class is left of those that have shown anything: others are not taken for as slow."""
+    of = scenario(
+        machines("slow", 0.01, count=4, tokens_per_s=60.0, volunteer=True),
+        machines("usual", 0.1, count=12, duty=0.8, tokens_per_s=100.0, volunteer=True),
+        machines("fast", 1.5, tokens_per_s=500.0),
+        departures=[{"fleet": "usual", "at_h": 1.0, "within_s": 180.0}],
+    )
+    run = simulation(of, settings=replace(SETTINGS, hours=2.5))
+    run.run()
+    after = [moment.active for moment in run.timeline.moments if moment.at_s > 3600 + 240]
+    assert max(after) <= 4 + 3
+    later = [step.waited_s for step in run.timeline.steps if step.at_s > 3600 + 180 + 3 * TRAIN_STEP_S]
+    assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
+
+
+def test_a_learner_that_waits_decides_again_though_no_step_ends() -> None:
+    """The only one that was known gives nothing; whoever comes later would never be asked."""
+    of = scenario(machines("cheap", 0.1))
+    run = simulation(of)
+    decisions: list[float] = []
+    decide = run._choice.decide
+
+    def counted(*, now: float) -> tuple[list[str], list[str]]:
+        decisions.append(now)
+        decide(now=now)
+        return [], []
+
+    run._choice.decide = counted  # type: ignore[method-assign]
+    run.run()
+    assert not run.timeline.steps
+    assert len(decisions) >= SETTINGS.hours * 3600 / (2 * TRAIN_STEP_S) - 1

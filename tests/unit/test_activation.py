@@ -11,10 +11,14 @@ from swarm.capacity.activation import (
     DWELL_DECISIONS,
     LITTLE_DECISIONS,
     PROBE_S,
+    PROBES,
+    QUICKEST_DECISIONS,
     Activated,
     Activation,
     Change,
     StoodBy,
+    dwell_decisions,
+    gather_s,
 )
 from swarm.capacity.fleet import Demand, Worker
 from swarm.capacity.selection import Rules
@@ -82,8 +86,8 @@ def test_once_rates_are_known_the_set_shrinks_after_its_dwell_and_not_before() -
     run = Run(cards(40, 0.0, 0.2))
     run.step()
     run.workers = cards(40, 0.3, 0.2)
-    changes = run.steps(DWELL_DECISIONS)
-    assert changes[:-1] == [[]] * (DWELL_DECISIONS - 1)
+    changes = run.steps(QUICKEST_DECISIONS)
+    assert changes[:-1] == [[]] * (QUICKEST_DECISIONS - 1)
     assert len(stood_by(changes[-1])) == 25
     assert run.steps(5) == [[]] * 5
 
@@ -122,8 +126,8 @@ def test_a_standby_sampler_that_leaves_changes_nothing() -> None:
 def test_cheaper_samplers_replace_dear_ones_after_a_dwell() -> None:
     run = settled(cards(20, 0.3, 0.5, "dear"))
     run.workers = [*run.workers, *cards(20, 0.3, 0.2, "cheap")]
-    changes = run.steps(DWELL_DECISIONS)
-    assert changes[:-1] == [[]] * (DWELL_DECISIONS - 1)
+    changes = run.steps(QUICKEST_DECISIONS)
+    assert changes[:-1] == [[]] * (QUICKEST_DECISIONS - 1)
     assert {name[:4] for name in stood_by(changes[-1])} == {"dear"}
     assert {name[:4] for name in run.active} == {"chea"}
     assert "cost more" in run.activation.reason("dear0")
@@ -148,7 +152,7 @@ def test_a_saving_must_last() -> None:
     dear = run.workers
     for _ in range(5):
         run.workers = [*dear, *cards(20, 0.3, 0.2, "cheap")]
-        assert run.steps(DWELL_DECISIONS - 1) == [[]] * (DWELL_DECISIONS - 1)
+        assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
         run.workers = dear
         assert run.step() == []
 
@@ -158,7 +162,7 @@ def test_who_was_just_activated_stays_for_a_dwell() -> None:
     run.workers = [*run.workers[:10], *cards(20, 0.3, 0.5, "dear")]
     assert activated(run.step())
     run.workers = [*run.workers, *cards(20, 0.3, 0.1, "cheap")]
-    assert run.steps(DWELL_DECISIONS - 1) == [[]] * (DWELL_DECISIONS - 1)
+    assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
 
 
 def test_a_shorter_step_is_answered_when_it_was_seen_again_and_again() -> None:
@@ -187,8 +191,8 @@ def test_what_it_shrinks_to_would_have_been_enough_at_every_decision() -> None:
     run.demand = None
     run.step()
     usual = demand()
-    for number in range(DWELL_DECISIONS):
-        run.demand = replace(usual, train_step_s=100.0) if number == 7 else usual
+    for number in range(QUICKEST_DECISIONS):
+        run.demand = replace(usual, train_step_s=100.0) if number == 2 else usual
         run.step()
     assert len(run.active) == math.ceil(512 / 100 * 0.98 * 1.05 / 0.3)
 
@@ -290,3 +294,112 @@ def test_nobody_left_is_no_error() -> None:
     run.workers = []
     assert run.step() == []
     assert run.active == frozenset()
+
+
+# -- classes of which there are only claims ------------------------------------------------------------------------
+
+
+def claiming(count: int, claim: float, cost: float, name: str, *, counted: float = 0.1) -> list[Worker]:
+    """Of a class that nobody has proven."""
+    return [replace(one, claimed_rollouts_per_s=claim) for one in cards(count, counted, cost, name)]
+
+
+def test_of_a_class_that_is_only_claimed_one_is_tried_and_then_another() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    before = run.active
+    run.workers = [*run.workers, *claiming(3, 3.0, 1.0, "new")]
+    (change,) = run.step()
+    assert "nobody of your class has shown" in change.reason
+    first = change.node
+    assert run.step() == []
+    run.now += PROBE_S
+    changes = run.step()
+    assert stood_by(changes) == {first}
+    assert len(activated(changes)) == 1
+    assert before < run.active
+
+
+def test_one_that_would_be_dearer_even_by_its_claim_is_not_tried() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    run.workers = [*run.workers, *claiming(3, 3.0, 2.1, "new")]
+    assert run.steps(5) == [[]] * 5
+
+
+def test_what_is_tried_for_its_claims_stands_by_as_soon_as_it_proves_dear_and_stays_out_of_the_set_till_then() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    before = run.active
+    run.workers = [*run.workers, *claiming(3, 3.0, 1.0, "new")]
+    run.step()
+    assert run.activation.selection is not None
+    assert set(run.activation.selection.active) == before
+    run.workers = [*run.workers[:20], *cards(3, 0.4, 1.0, "new")]
+    assert {name[:3] for name in stood_by(run.step())} == {"new"}
+    assert run.active == before
+
+
+def test_the_cheapest_class_is_found_though_it_is_ten_times_as_fast_as_any_that_is_known() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    run.workers = [*run.workers, *claiming(6, 3.0, 0.3, "new", counted=0.05)]
+    run.step()
+    run.workers = [*run.workers[:20], *cards(6, 3.0, 0.3, "new")]
+    run.steps(DWELL_DECISIONS)
+    assert {name[:3] for name in run.active} == {"new"}
+
+
+def test_classes_that_are_tried_share_the_room_of_the_unknown() -> None:
+    run = settled(cards(20, 0.3, 0.2))
+    many = [one for number in range(9) for one in claiming(2, 3.0, 1.0, f"new{number}-")]
+    run.workers = [*run.workers, *many]
+    assert len(activated(run.step())) == PROBES
+
+
+# -- when a decision does not wait ---------------------------------------------------------------------------------
+
+
+def test_two_percent_of_the_active_gone_call_for_a_decision() -> None:
+    run = settled(cards(300, 0.06, 0.2))
+    active = sorted(run.active)
+    assert 50 < len(active) <= 100
+    waiting = next(one.name for one in run.workers if one.name not in run.active)
+    assert not run.activation.calls_for_decision(gone=active[:1], came=0)
+    assert not run.activation.calls_for_decision(gone=[active[0], waiting], came=9)
+    assert run.activation.calls_for_decision(gone=active[:2], came=0)
+
+
+def test_newcomers_call_for_a_decision_where_somebody_is_missing() -> None:
+    run = Run(cards(5, 0.3, 0.2))
+    assert not run.activation.calls_for_decision(gone=(), came=0)
+    assert run.activation.calls_for_decision(gone=(), came=1)
+    run.step()
+    assert run.activation.calls_for_decision(gone=(), came=1)
+    run.workers = cards(20, 0.3, 0.2)
+    run.steps(LITTLE_DECISIONS)
+    assert not run.activation.calls_for_decision(gone=(), came=1)
+
+
+@pytest.mark.parametrize(("period_s", "wait_s"), [(0.0, 0.0), (1.0, 0.05), (100.0, 5.0), (200.0, 10.0), (900.0, 10.0)])
+def test_news_are_gathered_for_a_part_of_a_period_and_not_for_long(period_s: float, wait_s: float) -> None:
+    assert gather_s(period_s) == pytest.approx(wait_s)
+
+
+@pytest.mark.parametrize(("saving", "decisions"), [(0.05, 20.0), (0.15, 20.0), (0.3, 5.0), (0.34, 4.0), (1.0, 4.0)])
+def test_what_saves_much_has_to_last_less(saving: float, decisions: float) -> None:
+    assert dwell_decisions(saving) == pytest.approx(decisions, abs=0.11)
+
+
+def test_a_saving_within_noise_must_last_for_a_whole_dwell() -> None:
+    run = settled(cards(20, 0.3, 0.2, "dear"))
+    run.workers = [*run.workers, *cards(20, 0.3, 0.18, "cheap")]
+    changes = run.steps(DWELL_DECISIONS)
+    assert changes[:-1] == [[]] * (DWELL_DECISIONS - 1)
+    assert changes[-1]
+
+
+def test_while_those_that_stepped_in_are_starting_no_margin_is_added_for_what_they_do_not_give_yet() -> None:
+    slow_start = [replace(one, start_s=20 * PERIOD_S) for one in cards(40, 0.3, 0.2)]
+    run = settled(slow_start)
+    lost = sorted(run.active)[:5]
+    run.workers = [one for one in run.workers if one.name not in lost]
+    assert activated(run.step())
+    assert [run.step(idle_share=0.3) for _ in range(20)] == [[]] * 20
+    assert any(run.step(idle_share=0.3) for _ in range(12))

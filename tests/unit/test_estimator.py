@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swarm.capacity.estimator import MAX_CLASSES, MAX_NODES, OTHER, PROVEN_ROLLOUTS, Estimator, StartValues
+from swarm.capacity.estimator import JUDGED_S, MAX_CLASSES, MAX_NODES, OTHER, PROVEN_ROLLOUTS, Estimator, StartValues
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.windows import confidence
 
@@ -171,9 +171,62 @@ def test_a_claim_that_is_not_proven_is_held_to_what_others_of_its_class_do() -> 
     estimator.rate("new", 1e9, 8, False, now=1000.0)
     assert worker_of(estimator, "new").rollouts_per_s == pytest.approx(0.4)
     assert estimator.rollouts_per_s("new", now=1000.0).confidence == 0.0
-    estimator.joined("stranger", "other card", 0.0, 0.0, 0.0, now=0.0)
-    estimator.rate("stranger", 1e9, 8, False, now=1000.0)
-    assert worker_of(estimator, "stranger").rollouts_per_s == pytest.approx(0.4)
+    assert worker_of(estimator, "new").claimed_rollouts_per_s == 0.0
+
+
+def test_of_a_class_that_nobody_has_proven_twice_what_the_best_does_is_counted_on_and_the_claim_passed_on() -> None:
+    estimator = joined("a", "b")
+    works(estimator, "a", rate=0.3, claim=0.4)
+    works(estimator, "b", rate=0.3, claim=0.5)
+    for stranger, claim in (("modest", 0.7), ("fast", 1e9)):
+        estimator.joined(stranger, "other card", 0.0, 0.0, 0.0, now=0.0)
+        estimator.rate(stranger, claim, 8, False, now=1000.0)
+    modest, fast = worker_of(estimator, "modest"), worker_of(estimator, "fast")
+    assert (modest.rollouts_per_s, modest.claimed_rollouts_per_s) == (0.7, 0.7)
+    assert fast.rollouts_per_s == pytest.approx(2 * 0.4)
+    assert fast.claimed_rollouts_per_s == 1e9
+
+
+def test_while_nobody_has_proven_anything_claims_are_all_that_is_known() -> None:
+    estimator = joined("a")
+    estimator.rate("a", 7.0, 8, False, now=0.0)
+    assert (worker_of(estimator, "a").rollouts_per_s, worker_of(estimator, "a").claimed_rollouts_per_s) == (7.0, 0.0)
+
+
+def test_what_a_class_has_proven_is_remembered_when_all_of_it_are_gone() -> None:
+    estimator = joined("a", "b")
+    estimator.joined("slow", "slow card", 0.2, 0.0, 0.0, now=0.0)
+    estimator.activated("slow", now=0.0)
+    works(estimator, "slow", rate=0.03, claim=0.04)
+    for node in ("a", "b"):
+        works(estimator, node, rate=0.3, claim=0.4)
+        estimator.left(node, vanished=True, now=1000.0)
+    estimator.joined("back", "card", 0.2, 0.0, 0.0, now=2000.0)
+    estimator.rate("back", 0.4, 8, False, now=2000.0)
+    back = worker_of(estimator, "back", now=2000.0)
+    assert back.rollouts_per_s == pytest.approx(0.4)
+    assert back.claimed_rollouts_per_s == 0.0
+
+
+def test_one_that_gives_nothing_for_as_long_as_others_prove_themselves_counts_for_nothing() -> None:
+    estimator = joined("a", "b")
+    for node in ("mute", "waits"):
+        estimator.joined(node, "slow starter", 0.2, 0.0, 0.0, now=0.0)
+        estimator.rate(node, 0.4, 8, False, now=0.0)
+    estimator.activated("mute", now=0.0)
+    for node in ("a", "b"):
+        works(estimator, node, rate=0.3, claim=0.4, until_s=JUDGED_S)
+    assert worker_of(estimator, "mute", now=0.9 * JUDGED_S).rollouts_per_s == pytest.approx(0.4)
+    assert worker_of(estimator, "mute", now=JUDGED_S).rollouts_per_s == 0.0
+    assert worker_of(estimator, "waits", now=JUDGED_S).rollouts_per_s == pytest.approx(0.4)
+
+
+def test_nobody_is_judged_before_others_like_it_would_have_proven_themselves() -> None:
+    """Where a learner wants little, an hour brings each of many samplers a rollout or none."""
+    estimator = joined("a", "unlucky")
+    estimator.rate("unlucky", 0.004, 8, False, now=0.0)
+    works(estimator, "a", rate=0.1, claim=0.4, until_s=JUDGED_S)
+    assert worker_of(estimator, "unlucky", now=JUDGED_S).rollouts_per_s == pytest.approx(0.004)
 
 
 def test_one_without_a_claim_has_its_class_s_rate_or_none() -> None:

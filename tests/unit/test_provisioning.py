@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 
 from swarm.broadcast.tracker import InstallTracker
 from swarm.capacity.fleet import Dissemination, Worker
+from swarm.capacity.measured import measured_first
 from swarm.config import LeadConfig
 from swarm.node.metrics import Spent
-from swarm.node.provisioning import Provisioning, Surroundings, measured_first
+from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.rollout.entries import BoundSet
 from swarm.rollout.messages import Offer
 from swarm.types import NodeId
@@ -149,6 +151,38 @@ async def test_a_standby_steps_in_at_the_first_decision_after_a_loss() -> None:
     await swarm.provisioning.decide()
     assert "a2" in swarm.active()
     assert len(swarm.active() & {"b1", "b2", "b3"}) == 1
+
+
+async def test_a_newcomer_waits_for_the_next_version_where_those_that_are_there_suffice() -> None:
+    swarm = await settled(*PRICED)
+    swarm.offer("c1", 1.0)
+    assert not swarm.provisioning._due.is_set()
+
+
+async def test_a_newcomer_is_asked_about_at_once_where_somebody_is_missing() -> None:
+    swarm = await settled(("a1", 1.0))
+    swarm.offer("a2", 1.0)
+    assert swarm.provisioning._due.is_set()
+
+
+async def test_a_loss_while_it_is_decided_is_answered_by_the_next_decision() -> None:
+    swarm = await settled(*PRICED)
+    deciding = asyncio.create_task(swarm.provisioning.decide())
+    await asyncio.sleep(0)
+    swarm.provisioning.gone(NodeId("a1"), vanished=True)
+    assert not swarm.provisioning._due.is_set()
+    await deciding
+    assert swarm.provisioning._due.is_set()
+
+
+async def test_who_needs_more_than_a_period_for_a_version_is_reckoned_to_skip_some() -> None:
+    swarm = await settled(*PRICED)
+    swarm.provisioning._installs_s.update(a1=1.5 * STEP_S)
+    workers = [Worker(name=name, device_class="a", rollouts_per_s=1.0) for name in ("a1", "a2")]
+    plan = swarm.provisioning._disseminate()(workers)
+    assert plan.install_s[0] == pytest.approx(2.5 * STEP_S)
+    assert plan.install_s[1] < STEP_S
+    assert plan.down_bytes[0] == pytest.approx(plan.down_bytes[1] / 2)
 
 
 async def test_one_that_came_while_it_was_decided_is_not_judged() -> None:
