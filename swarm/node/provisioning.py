@@ -341,6 +341,7 @@ class Provisioning(SamplerWatch):
             "idle_target": self._config.idle_target,
             "idle_share": round(idle.value, 4) if idle is not None else None,
             **chosen,
+            "inputs": self._inputs(),
         }
         cost = {
             **self._costs(figures),
@@ -349,6 +350,23 @@ class Provisioning(SamplerWatch):
             "by_node": {node: round(tally.cost, 6) for node, tally in figures.by_node.items()},
         }
         return {"capacity": capacity, "cost": cost}
+
+    def _inputs(self) -> dict[str, Any]:
+        """What a prediction is made from, all of it measured."""
+        train_step_s, lengths = self._estimator.train_step_s(), self._estimator.lengths()
+        return {
+            "train_step_s": round(train_step_s.value, 4) if train_step_s is not None else None,
+            "lengths": list(lengths.tokens) if lengths is not None else [],
+            "by_node": {
+                worker.name: {
+                    "rollouts_per_s": worker.rollouts_per_s,
+                    "samples_at_once": worker.samples_at_once,
+                    "lockstep": worker.lockstep,
+                    "install_s": self._installs_s.get(worker.name),
+                }
+                for worker in self._estimator.workers(self._clock())
+            },
+        }
 
 
 def _cpu_time_of(work: Callable[[], object]) -> float:

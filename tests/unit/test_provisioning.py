@@ -241,3 +241,20 @@ def test_measured_installs_stand_for_their_class_and_for_all() -> None:
     assert measured_first(planned, {"a1": 2.0})(workers).install_s == (2.0, 2.0, 2.0, 2.0)
     assert measured_first(planned, {})(workers).install_s == (99.0,) * 4
     assert found.learner_up_bytes == 4.0
+
+
+async def test_status_tells_what_predictions_are_made_from() -> None:
+    swarm = await settled(("a1", 0.0), ("a2", 0.0))
+    inputs = swarm.provisioning.status()["capacity"]["inputs"]
+    assert inputs["train_step_s"] == STEP_S
+    assert set(inputs["lengths"]) == {10}
+    said = {"rollouts_per_s": RATE, "samples_at_once": 8, "lockstep": True, "install_s": pytest.approx(0.3)}
+    assert inputs["by_node"] == {"a1": said, "a2": said}
+
+
+def test_before_anything_was_measured_status_says_so() -> None:
+    swarm = Swarm()
+    swarm.offer("a1")
+    inputs = swarm.provisioning.status()["capacity"]["inputs"]
+    assert (inputs["train_step_s"], inputs["lengths"]) == (None, [])
+    assert inputs["by_node"]["a1"]["install_s"] is None
