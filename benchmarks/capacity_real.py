@@ -29,22 +29,26 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-import torch
-from transformers import Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
-from swarm.capacity.fleet import Demand, Lengths, Worker
+from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
 from swarm.capacity.model import Prediction, mu_min, predict
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 
-TRAIN_STEP_S = 2.0
-"""Scoring, staging and questions take some 0.02 s of two shared cores: one point of this."""
+TRAIN_STEP_S = 4.0
+"""Questions, scoring and records, which the model knows nothing of, take 0.1 to 0.3 s of two busy cores."""
+
+SWARMS = 3
+"""Points that are measured at once: most processes of a rehearsal sleep most of the time."""
 
 SAMPLERS = 4
 AT_ONCE = 8
@@ -59,7 +63,7 @@ MOST_TOKENS = 32
 STEPS = 25
 """Measured at each point: what comes of chance in a hundred batches is 1 or 2 points."""
 
-LIMIT_S = 300.0
+LIMIT_S = 450.0
 """For one point: twice what the slowest takes."""
 
 HANDLING_S = 0.1
@@ -165,14 +169,9 @@ def pace_of(point: Point, version_bytes: float) -> Pace:
     bytes_s = max(HANDLING_S / 2, broadcast_s - HANDLING_S)
     return Pace(
         unit=unit,
-        tokens_per_s=mean_longest(MOST_TOKENS, AT_ONCE) / batch_s,
+        tokens_per_s=mean_longest(lengths.tokens, AT_ONCE) / batch_s,
         max_upload_mbit=version_bytes * BITS / bytes_s,
     )
-
-
-def mean_longest(most: int, count: int) -> float:
-    """Mean of the longest of `count` lengths, each uniform from 1 to `most`."""
-    return most - sum((i / most) ** count for i in range(1, most))
 
 
 # -- a run -----------------------------------------------------------------------------------------------------
@@ -180,18 +179,19 @@ def mean_longest(most: int, count: int) -> float:
 
 def make_model(directory: Path) -> str:
     """Write a larger sister of the embedded model, whose versions are of some 100 kB: a cap lets 64 kB pass at once."""
-    torch.manual_seed(0)
     config = tiny_model(0).config
     config.update({"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "layer_types": None})
-    Qwen3ForCausalLM(type(config)(**config.to_dict())).save_pretrained(directory)
+    model: Any = Qwen3ForCausalLM
+    model(Qwen3Config(**config.to_dict())).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return str(directory)
 
 
-def run_point(model: str, point: Point, pace: Pace, *, steps: int = STEPS) -> Measured:
-    """A swarm at that pace, until so many steps were measured. RunFailed if it does not come so far."""
+def run_point(model: str, point: Point, pace: Pace, stop: Event, *, steps: int = STEPS) -> Measured:
+    """A swarm at that pace, until so many steps were measured. RunFailed if it does not come so far, or if `stop` is
+    set."""
     with tempfile.TemporaryDirectory(prefix="capacity-real-") as directory, nodes_in(Path(directory)) as nodes:
-        swarm = _Swarm(nodes, Path(directory), model, point, pace)
+        swarm = _Swarm(nodes, Path(directory), model, point, pace, stop)
         swarm.start()
         swarm.until("every sampler has a rate and an install", swarm.is_measured)
         first = swarm.step() + 2 * (point.max_staleness + 2)
@@ -207,20 +207,29 @@ def version_bytes(model: str) -> float:
     point = Point(max_staleness=2, broadcast_steps=0.0, ratio=1.0)
     pace = Pace(unit="", tokens_per_s=SAMPLERS * AT_ONCE, max_upload_mbit=None)
     with tempfile.TemporaryDirectory(prefix="capacity-real-") as directory, nodes_in(Path(directory)) as nodes:
-        swarm = _Swarm(nodes, Path(directory), model, point, pace, train_step_s=1.0)
+        swarm = _Swarm(nodes, Path(directory), model, point, pace, Event(), train_step_s=1.0)
         swarm.start()
         swarm.until("sixteen steps", partial(swarm.has_taken, 16))
         spread = swarm.status()["broadcasts"].values()
-        return statistics.median(one["encoded_bytes"] for one in spread)
+        return statistics.median(float(one["encoded_bytes"]) for one in spread)
 
 
 class _Swarm:
     """The processes of one point."""
 
     def __init__(
-        self, nodes: Nodes, directory: Path, model: str, point: Point, pace: Pace, *, train_step_s: float = TRAIN_STEP_S
+        self,
+        nodes: Nodes,
+        directory: Path,
+        model: str,
+        point: Point,
+        pace: Pace,
+        stop: Event,
+        *,
+        train_step_s: float = TRAIN_STEP_S,
     ) -> None:
         self._nodes = nodes
+        self._stop = stop
         self._directory = directory
         self._run_dir = directory / "run"
         self._lead = {
@@ -261,7 +270,8 @@ class _Swarm:
             self._nodes.check()
             if time.monotonic() > self._until:
                 raise RunFailed(f"not within {LIMIT_S:g} s: {what}")
-            time.sleep(POLL_S)
+            if self._stop.wait(POLL_S):
+                raise RunFailed("another point failed, or the benchmark was stopped")
 
     def status(self) -> dict[str, Any]:
         with urllib.request.urlopen(self._url + "/v1/status", timeout=10) as answer:
@@ -304,7 +314,7 @@ def measured_of(rows: Sequence[dict[str, Any]], inputs: Sequence[dict[str, Any]]
     names = sorted(inputs[-1]["by_node"])
 
     def usual(name: str, figure: str) -> float:
-        return statistics.median(one["by_node"][name][figure] for one in inputs)
+        return statistics.median(float(one["by_node"][name][figure]) for one in inputs)
 
     def worker(name: str) -> Worker:
         said = inputs[-1]["by_node"][name]
@@ -371,7 +381,7 @@ def summary(found: Sequence[Found]) -> dict[str, Any]:
 
 
 def run(points: Sequence[Point] = GRID, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """All points, one after another, with a row of the table as each is done. RunFailed if a swarm fails."""
+    """All points, SWARMS at once, with a row of the table as each is done. RunFailed if a swarm fails."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="capacity-model-") as directory:
         found = _points(make_model(Path(directory)), points, say)
@@ -387,9 +397,18 @@ def run(points: Sequence[Point] = GRID, *, say: Callable[[str], None]) -> dict[s
 def _points(model: str, points: Sequence[Point], say: Callable[[str], None]) -> list[Found]:
     nbytes = version_bytes(model)
     say(f"a version has {nbytes / 1e3:.0f} kB; {len(points)} points of {STEPS} steps of {TRAIN_STEP_S:g} s\n{HEADER}")
-    found = []
-    for point in points:
+    stop = Event()
+
+    def found(point: Point) -> Found:
         pace = pace_of(point, nbytes)
-        found.append(found_of(point, pace, run_point(model, point, pace)))
-        say(line(found[-1]))
-    return found
+        one = found_of(point, pace, run_point(model, point, pace, stop))
+        say(line(one))
+        return one
+
+    with ThreadPoolExecutor(SWARMS) as pool:
+        try:
+            return list(pool.map(found, points))
+        finally:
+            # Else a fault of one point, or Ctrl-C, would wait for the others to come to their ends.
+            stop.set()
+            pool.shutdown(cancel_futures=True)

@@ -135,16 +135,16 @@ class Provisioning(SamplerWatch):
             self._installs_s[node] = self._estimator.install_s(node).value
 
     def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:
-        """Seconds until `node` could have begun with `version`: an engine installs between two batches, and the model
-        counts the wait for that itself. So of what lay between holding and installing it only the least counts that
-        there was lately."""
+        """Seconds from the step that made `version` until `node` could have begun with it, encoding included. An engine
+        installs between two batches, and the model counts the wait for that itself: so of what lay between holding and
+        installing it only the least counts that there was lately."""
         installed_s = self._tracker.install_s(node, version)
         complete_s = self._around.complete_s(node, version)
         if installed_s is None or complete_s is None:
             return None
         lags = self._lags_s.setdefault(node, deque(maxlen=LAGS))
         lags.append(max(0.0, installed_s - complete_s))
-        return complete_s + min(lags)
+        return self._tracker.prepared_s(version) + complete_s + min(lags)
 
     def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
         self._estimator.generated(node, tokens, now=self._clock())

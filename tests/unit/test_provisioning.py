@@ -231,6 +231,17 @@ async def test_the_wait_for_a_batch_is_no_part_of_an_install() -> None:
     assert swarm.provisioning._without_waiting(node, v(3)) == pytest.approx(0.5)
 
 
+def test_what_a_version_takes_begins_with_the_step_that_made_it() -> None:
+    swarm = Swarm()
+    node = swarm.offer("a1")
+    for number in range(3):
+        swarm.tracker.published(v(number), now=swarm.now, prepared_s=2.0)
+        swarm.now += 0.5
+        swarm.provisioning.installed(node, v(number))
+    inputs = swarm.provisioning.status()["capacity"]["inputs"]
+    assert inputs["by_node"][node]["install_s"] == pytest.approx(2.5)
+
+
 def test_measured_installs_stand_for_their_class_and_for_all() -> None:
     def planned(workers: object) -> Dissemination:
         return Dissemination(install_s=(99.0,) * 4, down_bytes=(1.0,) * 4, up_bytes=(0.0,) * 4, learner_up_bytes=4.0)
