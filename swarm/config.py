@@ -35,6 +35,9 @@ Mbit = Annotated[float, Field(gt=0, le=1e6)]
 Price = Annotated[float, Field(ge=0, le=1e6)]
 """By the hour or by 1e9 bytes, in one currency that the whole swarm means; 0 is free."""
 
+Noise = Annotated[float, Field(ge=0, le=0.5)]
+"""By which share a rehearsed time is longer or shorter than it should be, drawn anew each time."""
+
 Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
 """Places to begin: host, host:port, URL or join line."""
 
@@ -85,6 +88,7 @@ class LeadConfig(BaseModel):
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     trainer_hang_s: Annotated[float, Field(ge=10)] = 600.0
     rehearse_step_s: Annotated[float, Field(gt=0, le=3600)] | None = None
+    rehearse_noise: Noise = 0.0
 
     activate: Literal["all", "cheapest"] | None = None
     idle_target: Annotated[float, Field(gt=0, lt=1)] = 0.02
@@ -129,6 +133,7 @@ class JoinConfig(BaseModel):
     batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
     rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    rehearse_noise: Noise = 0.0
     device_class: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     cost_per_hour: Price = 0.0
     down_cost_per_gb: Price = 0.0

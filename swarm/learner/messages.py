@@ -11,7 +11,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
     `model` is a directory, a Hugging Face id, or "tiny". `minibatches` optimiser steps are made per learner step.
-    `resume` is the checkpoint directory to go on from; "" begins anew. A step takes at least `rehearse_step_s`.
+    `resume` is the checkpoint directory to go on from; "" begins anew. A step takes at least `rehearse_step_s`, more or
+    less by up to the share `rehearse_noise`.
     """
 
     model: str
@@ -25,6 +26,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     temperature: float
     resume: str = ""
     rehearse_step_s: float = 0.0
+    rehearse_noise: float = 0.0
 
 
 class Prepared(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ class TrainerProcess:
             temperature=config.temperature,
             resume=str(resume) if resume else "",
             rehearse_step_s=config.rehearse_step_s or 0.0,
+            rehearse_noise=config.rehearse_noise,
         )
         return await self._child.call(command, Prepared)
 

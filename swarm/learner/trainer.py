@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -108,13 +109,14 @@ class Trainer:
             figures["mismatch_kl"] = sums["kl"] / sums["kl_tokens"]
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
-        self._rehearse(began)
+        self._rehearse(began, command.step)
         saved = self._saver.report()
         return Trained(metrics=figures, seconds=time.monotonic() - began, saved_step=saved.step, save_fault=saved.fault)
 
-    def _rehearse(self, began: float) -> None:
+    def _rehearse(self, began: float, step: int) -> None:
         """Take as long as a large model would: a rehearsal of its swarm with a small one."""
-        left_s = began + self._command.rehearse_step_s - time.monotonic()
+        noise = self._command.rehearse_noise * Random(f"step {self._command.seed} {step}").uniform(-1, 1)
+        left_s = began + self._command.rehearse_step_s * (1 + noise) - time.monotonic()
         if left_s > 0:
             with self._channel.alive():
                 time.sleep(left_s)

@@ -38,6 +38,7 @@ CHANGEABLE = frozenset(
         "keep_rollouts",
         "trainer_hang_s",
         "rehearse_step_s",
+        "rehearse_noise",
         "activate",
         "idle_target",
         "budget_per_hour",

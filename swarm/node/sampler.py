@@ -130,6 +130,7 @@ class SamplerNode:
             hang_s=self._config.engine_hang_s,
             batch_samples=self._config.batch_samples,
             rehearse_tokens_per_s=self._config.rehearse_tokens_per_s,
+            rehearse_noise=self._config.rehearse_noise,
         )
         launch = asyncio.create_task(engine.launch())
         try:

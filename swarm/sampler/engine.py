@@ -17,13 +17,15 @@ from swarm.types import Finish, SamplingRules, Span, VersionId
 class Start(msgspec.Struct, frozen=True, tag=True):
     """Build the model that `directory` configures and `layout` describes; no weights yet.
 
-    `rehearse_tokens_per_s` above 0: an engine without a model takes as long as one in which each sample grows so fast.
+    `rehearse_tokens_per_s` above 0: an engine without a model takes as long as one in which each sample grows so fast,
+    faster or slower by up to the share `rehearse_noise` from one batch to the next.
     """
 
     directory: str
     layout: Layout
     device: str
     rehearse_tokens_per_s: float = 0.0
+    rehearse_noise: float = 0.0
 
 
 class Started(msgspec.Struct, frozen=True):

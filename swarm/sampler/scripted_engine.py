@@ -34,11 +34,11 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._version: VersionId | None = None
-        self._tokens_per_s = 0.0
+        self._tokens_per_s = self._noise = 0.0
 
     def start(self, command: Start) -> Started:
         self._layout = command.layout
-        self._tokens_per_s = command.rehearse_tokens_per_s
+        self._tokens_per_s, self._noise = command.rehearse_tokens_per_s, command.rehearse_noise
         return Started(engine="scripted", device="none", dtype="none")
 
     def install(self, command: Install, progress: Callable[[], None]) -> Installed:
@@ -58,20 +58,23 @@ class ScriptedEngine:
         assert self._version is not None
         began = time.perf_counter()
         drawn = [_draw(job, self._version) for job in command.jobs]
-        took_s = [self._took_s(one) for one in drawn]
+        tokens_per_s = self._pace(command)
+        took_s = [len(one.token_ids) / 4 / tokens_per_s if tokens_per_s else 0.0 for one in drawn]
         limits_s = [job.time_limit_s for job in command.jobs]
         samples = tuple(
             one if took <= limit else TOO_SLOW for one, took, limit in zip(drawn, took_s, limits_s, strict=True)
         )
         batch_s = max((min(took, limit) for took, limit in zip(took_s, limits_s, strict=True)), default=0.0)
-        steps = int(self._tokens_per_s * batch_s) or max((len(one.token_ids) // 4 for one in drawn), default=0)
+        steps = int(tokens_per_s * batch_s) or max((len(one.token_ids) // 4 for one in drawn), default=0)
         while (left_s := began + batch_s - time.perf_counter()) > 0:
             time.sleep(min(left_s, PROGRESS_S))
             progress()
         return Generated(samples=samples, seconds=time.perf_counter() - began, steps=steps)
 
-    def _took_s(self, sampled: Sampled) -> float:
-        return len(sampled.token_ids) / 4 / self._tokens_per_s if self._tokens_per_s else 0.0
+    def _pace(self, command: Generate) -> float:
+        """Tokens per second of each sample of this batch; 0 is as fast as it goes."""
+        drawn = Random(f"pace {[job.seed for job in command.jobs]}").uniform(-1, 1)
+        return self._tokens_per_s / (1 + self._noise * drawn)
 
 
 def _draw(job: Job, version: VersionId) -> Sampled:

@@ -51,10 +51,12 @@ class EngineWorker:
         hang_s: float,
         batch_samples: int = 1,
         rehearse_tokens_per_s: float | None = None,
+        rehearse_noise: float = 0.0,
     ) -> None:
         self._kind: EngineKind = kind
         self._batch_samples = batch_samples
         self._rehearse_tokens_per_s = rehearse_tokens_per_s or 0.0
+        self._rehearse_noise = rehearse_noise
         self._files_dir = directory / "model"
         self._device = device
         self._child = Child("engine", ENGINE_MODULES[kind], log=directory / "engine.log", hang_s=hang_s)
@@ -82,6 +84,7 @@ class EngineWorker:
             layout=layout,
             device=self._device,
             rehearse_tokens_per_s=self._rehearse_tokens_per_s,
+            rehearse_noise=self._rehearse_noise,
         )
         started = await self._child.call(command, Started)
         self.device_class = started.device_name or self._kind

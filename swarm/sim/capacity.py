@@ -114,11 +114,12 @@ def run_fixed(
     steps: int,
     seed: int,
     warmup_steps: int = WARMUP_STEPS,
+    pausing: bool = False,
 ) -> CapacityFigures:
     """`steps` learner steps after the warm-up with a fleet that stays. `install_s[i]`: from the publication of a
-    version to its install by worker i."""
+    version to its install by worker i, which stands still for so long if it is `pausing` to fetch."""
     assert len(workers) == len(install_s)
-    run = FixedRun(demand, workers, install_s, seed=seed)
+    run = FixedRun(demand, workers, install_s, seed=seed, pausing=pausing)
     run.until(warmup_steps)
     before = run.tally()
     run.until(warmup_steps + steps)
@@ -128,7 +129,10 @@ def run_fixed(
 class FixedRun:
     """A learner and a fleet that stays."""
 
-    def __init__(self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, seed: int) -> None:
+    def __init__(
+        self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, seed: int, pausing: bool
+    ) -> None:
+        self._pausing = pausing
         self.world = World(Random(seed))
         self.desk = Desk(demand, seed=seed)
         self.occupancy = Occupancy()
@@ -161,6 +165,8 @@ class FixedRun:
             if version == 0:
                 sampler.install(0)
             else:
+                if self._pausing:
+                    sampler.stand_still(delay_s)
                 self.world.schedule(delay_s, "install", partial(sampler.install, version))
 
 

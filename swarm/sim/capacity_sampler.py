@@ -86,6 +86,8 @@ class Sampler:
         self._failing = failing
         self._fates = fates or Random(0)
         self._question: Question | None = None
+        self._stood_s = 0.0
+        self._stands_until = 0.0
         self._running = 0
         self._queued: list[Job] = []
 
@@ -127,12 +129,20 @@ class Sampler:
             self.installed = version
             if self._question is not None:
                 self._withdraw()
+            self._begin_batch()
             self._ask()
+
+    def stand_still(self, duration_s: float) -> None:
+        """As samplers that pause to fetch: begin nothing for so long, and end what runs by so much later."""
+        until = max(self._stands_until, self._world.now + duration_s)
+        self._stood_s += until - max(self._stands_until, self._world.now)
+        self._stands_until = until
+        self._withdraw()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        if not self.active or self.installed is None:
+        if not self.active or self.installed is None or self._stands:
             return
         places = self.worker.samples_at_once
         if self.worker.lockstep:
@@ -169,7 +179,7 @@ class Sampler:
         self._ask()
 
     def _begin_batch(self) -> None:
-        if not self._running and self._queued:
+        if not self._running and self._queued and not self._stands:
             jobs, self._queued = self._queued, []
             self._use(len(jobs))
             self._later(max(self._length(job) for job in jobs) * self._token_s, jobs)
@@ -180,10 +190,21 @@ class Sampler:
         failed = self._failing > 0 and self._fates.random() < self._failing
         if failed:
             duration_s *= self._fates.random()
-        self._world.schedule(duration_s, "rollout", lambda: self._finish(jobs, version, failed))
+        left_s = max(0.0, self._stands_until - self._world.now)
+        stood_s = self._stood_s - left_s
+        self._world.schedule(duration_s, "rollout", lambda: self._finish(jobs, version, failed, stood_s))
 
-    def _finish(self, jobs: list[Job], version: int, failed: bool) -> None:
+    @property
+    def _stands(self) -> bool:
+        return self._world.now < self._stands_until
+
+    def _finish(self, jobs: list[Job], version: int, failed: bool, stood_s: float) -> None:
+        """`stood_s`: how long this sampler had stood still when these began, or were last put off."""
         if not self.alive:
+            return
+        if self._stood_s > stood_s:
+            later_s, now_stood_s = self._stood_s - stood_s, self._stood_s
+            self._world.schedule(later_s, "rollout", lambda: self._finish(jobs, version, failed, now_stood_s))
             return
         self._use(-len(jobs))
         if self.worker.lockstep:

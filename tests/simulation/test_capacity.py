@@ -25,7 +25,14 @@ def demand(max_staleness: int = 4, publish_every_steps: int = 1) -> Demand:
 
 
 def run(
-    rate: float, *, workers: int = 8, places: int = 4, lockstep: bool = False, install_s: float = 60.0, seed: int = 1
+    rate: float,
+    *,
+    workers: int = 8,
+    places: int = 4,
+    lockstep: bool = False,
+    install_s: float = 60.0,
+    seed: int = 1,
+    pausing: bool = False,
 ) -> CapacityFigures:
     """A fleet of `rate` times what the learner consumes."""
     wanted = demand()
@@ -33,7 +40,7 @@ def run(
     fleet = [
         Worker(name=f"w{i}", rollouts_per_s=each, samples_at_once=places, lockstep=lockstep) for i in range(workers)
     ]
-    return run_fixed(wanted, fleet, [install_s] * workers, steps=60, seed=seed)
+    return run_fixed(wanted, fleet, [install_s] * workers, steps=60, seed=seed, pausing=pausing)
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
@@ -50,6 +57,14 @@ def test_a_fleet_of_half_the_rate_leaves_half_of_the_learners_time(lockstep: boo
     assert figures.idle_share == pytest.approx(0.5, abs=0.02)
     assert figures.samplers_idle_share < 0.02
     assert figures.rollouts_per_s == pytest.approx(0.5 * demand().rollouts_per_step / 700.0, rel=0.05)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_samplers_that_pause_to_fetch_stand_still_for_that_part_of_each_period(lockstep: bool) -> None:
+    """T_b + R/mu <= T (docs/capacity.md): with T_b = 0.3 T and mu = 1.2 R/T a step takes (0.3 + 1/1.2) T."""
+    figures = run(1.2, install_s=210.0, lockstep=lockstep, pausing=True)
+    assert figures.step_s == pytest.approx(700.0 * (0.3 + 1 / 1.2), rel=0.02)
+    assert run(1.2, install_s=210.0, lockstep=lockstep).idle_share < 0.01
 
 
 def test_versions_that_come_late_make_rollouts_older() -> None:

@@ -104,6 +104,16 @@ def test_in_a_rehearsal_a_batch_takes_as_long_as_its_longest_sample(tmp_path: Pa
     assert said >= int(done.seconds)
 
 
+def test_in_a_noisy_rehearsal_batches_take_longer_or_shorter_by_up_to_that_share(tmp_path: Path, clock: Clock) -> None:
+    rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
+    engine = installed(tmp_path)
+    engine._tokens_per_s, engine._noise = 4.0, 0.1
+    jobs = [Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=600.0) for seed in range(50)]
+    took_s = [engine.generate(Generate(jobs=(job,)), lambda: None).seconds for job in jobs]
+    assert 9.0 <= min(took_s) < 9.3
+    assert 10.7 < max(took_s) <= 11.0
+
+
 def test_in_a_rehearsal_what_takes_too_long_fails_at_its_limit(tmp_path: Path, clock: Clock) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
     limits = (20.0, 5.0)
