@@ -248,7 +248,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--broadcast", type=_list(float), default=[0.05, 0.3, 0.6, 1.0, 1.5, 2.0], help="in steps")
     parser.add_argument("--ratios", type=_list(float), default=[0.7, 0.85, 1.0, 1.15, 1.3, 1.5], help="of mu_min")
     parser.add_argument("--pausing", action="store_true", help="samplers that stand still while they fetch a version")
-    parser.add_argument("--real", action="store_true", help="nine points against real processes instead, 15 minutes")
+    parser.add_argument("--real", action="store_true", help="nine points against real processes instead, 12 minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)
     if min(options.steps, *options.ratios) <= 0 or min(*options.broadcast, *options.staleness, 0) < 0:
