@@ -75,6 +75,8 @@ TRIED = "your rate is not known yet: it is being measured"
 
 UNMEASURED = "your rate is not known yet: you are tried when others have been"
 
+DEAR = "your price is more than the whole budget per hour"
+
 SUFFICE = "the active samplers suffice"
 
 RESUMED = "you were active before the learner was restarted"
@@ -152,7 +154,7 @@ class Activation:
         measured = [worker for worker in workers if worker.rollouts_per_s != 0]
         if demand is None or not measured:
             tried = self._tried(workers, len(workers), self._budget, now=now)
-            return self._become(names, dict.fromkeys(tried, NOTHING_KNOWN), dict.fromkeys(names, UNMEASURED))
+            return self._become(names, dict.fromkeys(tried, NOTHING_KNOWN), {w.name: self._untried(w) for w in workers})
         rules = replace(self._rules, least_margin=self._rules.least_margin + self._measured)
         chosen, reason = self._choose(demand, measured, disseminate, rules, lost=bool(lost), idle_share=idle_share)
         unknown = [worker for worker in workers if worker.rollouts_per_s == 0]
@@ -161,7 +163,7 @@ class Activation:
             room = len(unknown)
         tried = self._tried(unknown, room, self._budget - chosen.cost_per_hour, now=now)
         wanted = {**dict.fromkeys(chosen.active, reason), **dict.fromkeys(tried, TRIED)}
-        waiting = {worker.name: UNMEASURED if worker.rollouts_per_s == 0 else SUFFICE for worker in workers}
+        waiting = {w.name: self._untried(w) if w.rollouts_per_s == 0 else SUFFICE for w in workers}
         return self._become(names, wanted, {**waiting, **chosen.standby})
 
     # -- the choice ------------------------------------------------------------------------------------------
@@ -279,6 +281,10 @@ class Activation:
             if self._turn(node, now=now)[0] > 0:
                 self._tried_at[node] = now
         return tried
+
+    def _untried(self, worker: Worker) -> str:
+        """Why one whose rate is unknown waits."""
+        return fault_of(worker) or (DEAR if worker.cost_per_hour > self._budget else UNMEASURED)
 
     def _turn(self, node: str, *, now: float) -> tuple[int, float]:
         """Who is being tried, who is new, and then the others by when they were: a pair that ascends."""

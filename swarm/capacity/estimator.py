@@ -54,6 +54,9 @@ PROVEN_ROLLOUTS = 16
 PROVEN_HALF_S = 3600.0
 """Active seconds after which what was accepted counts half: a card that grew slower shows within an hour or two."""
 
+LEAST_RATE = 1e-6
+"""Rollouts per second below which a claim is none: one in eleven days. The model can not divide by less."""
+
 CLAIM_FACTOR = 2.0
 """How much better than others' a sampler's claim over its accepted rollouts may be: places, lengths and luck differ by
 less."""
@@ -101,6 +104,10 @@ class _Sampler:
     active_s: float = 0.0
     accepted: float = 0.0
     proven: bool = False
+
+    def active_until(self, now: float) -> float:
+        """Seconds in all."""
+        return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,7 +193,8 @@ class Estimator:
     def rate(self, node: str, rollouts_per_s: float, samples_at_once: int, lockstep: bool, *, now: float) -> None:
         """What a sampler says that it does at full load, in places that are filled together or one by one."""
         sampler = self._samplers.get(node)
-        if sampler is None or not self._sane("rate", rollouts_per_s, positive=True) or samples_at_once < 1:
+        sane = self._sane("rate", rollouts_per_s, positive=True) and rollouts_per_s >= LEAST_RATE
+        if sampler is None or not sane or samples_at_once < 1:
             self.ignored["rate"] += 1
             return
         sampler.claims.add(rollouts_per_s)
@@ -239,10 +247,13 @@ class Estimator:
     def workers(self, now: float) -> list[Worker]:
         """All samplers. A rate of 0 is unknown: neither the sampler nor a proven one of its class has said one that
         can be believed."""
-        rates = self._rates()
+        rates = self._rates(now)
         present = self._present_hours(now)
-        departures = {name: self._departures(name, present) for name in self._classes}
-        return [self._worker(node, sampler, rates[node], departures) for node, sampler in self._samplers.items()]
+        habits = {name: (self.start_s(name).value, self._departures(name, present)) for name in self._classes}
+        return [
+            self._worker(node, sampler, rates[node], *habits[sampler.device_class])
+            for node, sampler in self._samplers.items()
+        ]
 
     def demand(
         self, *, groups_per_step: int, group_size: int, publish_every_steps: int, max_staleness: int
@@ -287,13 +298,13 @@ class Estimator:
         ]
         return Estimate(value=median(alike) if alike else self._start.install_s, confidence=0.0, samples=0)
 
-    def rollouts_per_s(self, node: str) -> Estimate:
+    def rollouts_per_s(self, node: str, *, now: float) -> Estimate:
         """The rate that is reckoned with: 0 is unknown. The confidence is that of the sampler's own claims once it has
         proven itself, else 0."""
         sampler = self._samplers.get(node)
         if sampler is None:
             return Estimate(value=0.0, confidence=0.0, samples=0)
-        value, own = self._rates()[node], sampler.claims.estimate(0.0)
+        value, own = self._rates(now)[node], sampler.claims.estimate(0.0)
         return Estimate(value=value, confidence=own.confidence if sampler.proven else 0.0, samples=own.samples)
 
     def start_s(self, device_class: str) -> Estimate:
@@ -321,9 +332,9 @@ class Estimator:
 
     # -- rates ------------------------------------------------------------------------------------------------
 
-    def _rates(self) -> dict[str, float]:
+    def _rates(self, now: float) -> dict[str, float]:
         """Of each sampler, from its claims within what was accepted; see the head of this file."""
-        believed = self._believed()
+        believed = self._believed(now)
         by_class: dict[str, list[float]] = {}
         for node, rate in believed.items():
             by_class.setdefault(self._samplers[node].device_class, []).append(rate)
@@ -340,26 +351,29 @@ class Estimator:
                 rates[node] = min(claim, usual.get(sampler.device_class, everybody))
         return rates
 
-    def _believed(self) -> dict[str, float]:
-        """Claims of samplers that have proven themselves, each limited by its own accepted rollouts."""
-        claims = {n: s.claims.median for n, s in self._samplers.items() if s.proven and s.active_s > 0}
+    def _believed(self, now: float) -> dict[str, float]:
+        """Claims of samplers that have proven themselves, each limited by its own accepted rollouts. The time in which
+        it gave none counts too: who stopped would be believed for ever."""
+        claims = {n: s.claims.median for n, s in self._samplers.items() if s.proven and s.active_until(now) > 0}
         excess = {
-            node: claim * self._samplers[node].active_s / self._samplers[node].accepted
+            node: claim * self._samplers[node].active_until(now) / self._samplers[node].accepted
             for node, claim in claims.items()
             if claim is not None
         }
         usual = median_low(excess.values()) if excess else 1.0
-        return {node: (claims[node] or 0.0) * min(1.0, CLAIM_FACTOR * usual / ratio) for node, ratio in excess.items()}
+        return {
+            node: max(LEAST_RATE, (claims[node] or 0.0) * min(1.0, CLAIM_FACTOR * usual / ratio))
+            for node, ratio in excess.items()
+        }
 
     def _count_active(self, sampler: _Sampler, now: float) -> None:
         if sampler.active_since is None:
             return
-        sampler.active_s += max(0.0, now - sampler.active_since)
-        sampler.active_since = now
+        sampler.active_s, sampler.active_since = sampler.active_until(now), now
         if sampler.active_s > PROVEN_HALF_S:
             sampler.active_s, sampler.accepted = sampler.active_s / 2, sampler.accepted / 2
 
-    def _worker(self, node: str, sampler: _Sampler, rate: float, departures: dict[str, float]) -> Worker:
+    def _worker(self, node: str, sampler: _Sampler, rate: float, start_s: float, departures_per_hour: float) -> Worker:
         return Worker(
             name=node,
             device_class=sampler.device_class,
@@ -372,8 +386,8 @@ class Estimator:
             uplink_bytes_per_s=sampler.uplink_bytes_per_s,
             downlink_bytes_per_s=sampler.downlink_bytes_per_s,
             public=sampler.public,
-            start_s=self.start_s(sampler.device_class).value,
-            departures_per_hour=departures[sampler.device_class],
+            start_s=start_s,
+            departures_per_hour=departures_per_hour,
         )
 
     # -- tables -----------------------------------------------------------------------------------------------

@@ -43,6 +43,10 @@ WATCHING_SHARE = 0.02
 where all are active in any case, and a decision only says what is predicted."""
 
 
+BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so the learner waits: resume it with more"
+"""Said where no rate is known yet, and nobody is active."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What is asked of the learner's other parts. `version_bytes` are those of the newest version as it is sent,
@@ -158,6 +162,8 @@ class Provisioning(SamplerWatch):
         self._held.pop(node, None)
         self._installs_s.pop(node, None)
         self._lags_s.pop(node, None)
+        # It may be back before the next decision: then it is activated anew.
+        self._active -= {node}
         if self._offers.pop(node, None) is not None:
             self._due.set()
 
@@ -174,7 +180,6 @@ class Provisioning(SamplerWatch):
             self._estimator.idle(idle_share, now=now)
         self._steps += 1
         self._book.stepped()
-        self._count_egress()
         period = self._around.bound().publish_every_steps
         if self._steps - self._steps_decided >= period and now >= self._not_before:
             self._due.set()
@@ -229,7 +234,13 @@ class Provisioning(SamplerWatch):
             now=now,
             idle_share=idle.value if idle is not None else None,
         )
-        took_s = await asyncio.to_thread(_cpu_time_of, choose)
+        try:
+            took_s = await asyncio.to_thread(_cpu_time_of, choose)
+        except (ArithmeticError, ValueError) as fault:
+            # Samplers' own words went into it: a figure that nobody thought of must not end the run.
+            self._emit("decision_failed", reason=repr(fault), step=self._step)
+            self._say(f"who is active stays as it is: the choice failed with {fault!r}; please report it")
+            return
         share = DECIDING_SHARE if self._rules.activate == "cheapest" else WATCHING_SHARE
         self._not_before = self._clock() + took_s / share
         self._carry_out({NodeId(worker.name) for worker in workers})
@@ -253,8 +264,9 @@ class Provisioning(SamplerWatch):
         if standby != self._standby:
             self._standby = standby
             self._around.set_standby(standby)
-        if changed and activation.selection is not None:
-            self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {activation.selection.why}")
+        if changed and (activation.selection is not None or (standby and not self._active)):
+            why = activation.selection.why if activation.selection is not None else BUDGET_TRIES_NOBODY
+            self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {why}")
 
     def _follow_prices(self) -> None:
         """Once anybody has a price, `activate` that was not set is `cheapest`, and stays so."""
@@ -302,6 +314,7 @@ class Provisioning(SamplerWatch):
 
     def _check_cost(self) -> CostFigures:
         """What it has cost in this life; the first time that it is too much it is said."""
+        self._count_egress()
         figures = self._book.figures(self._clock())
         total, most = self._before.total + figures.total, self._config.max_cost
         if most is not None and total >= most and not self.spent.is_set():
@@ -311,6 +324,11 @@ class Provisioning(SamplerWatch):
                 f"the run has cost {total:.2f} and --max-cost is {most:g}: it ends here; to go on, resume it with more"
             )
         return figures
+
+    def account(self) -> dict[str, Any]:
+        """What the run has cost in all its lives, for the next one to go on from."""
+        self._count_egress()
+        return self._costs(self._book.figures(self._clock()))
 
     def _costs(self, figures: CostFigures) -> dict[str, Any]:
         """Of the run in all its lives."""
@@ -331,7 +349,8 @@ class Provisioning(SamplerWatch):
     def status(self) -> dict[str, Any]:
         """The keys are described in docs/protocol.md."""
         selection = self._activation.selection
-        figures = self._book.figures(self._clock())
+        now = self._clock()
+        figures = self._book.figures(now)
         idle = self._estimator.idle_share()
         chosen = {} if selection is None else _said_of(selection.prediction.binds, selection)
         capacity = {
@@ -347,7 +366,7 @@ class Provisioning(SamplerWatch):
             **self._costs(figures),
             "cost_per_hour": figures.rate_per_hour,
             "by_class": {name: asdict(tally) | {"cost": tally.cost} for name, tally in figures.by_class.items()},
-            "by_node": {node: round(tally.cost, 6) for node, tally in figures.by_node.items()},
+            "by_node": {node: round(tally.cost, 6) for node, tally in self._book.by_node(now).items()},
         }
         return {"capacity": capacity, "cost": cost}
 

@@ -59,13 +59,13 @@ def test_start_values_are_a_demand() -> None:
 def test_without_samples_every_figure_has_its_start_value_and_no_confidence() -> None:
     estimator = joined("a", start=StartValues(install_s=12.0, start_s=34.0))
     assert estimator.workers(0.0)[0].rollouts_per_s == 0.0
-    assert estimator.rollouts_per_s("a").confidence == 0.0
+    assert estimator.rollouts_per_s("a", now=0.0).confidence == 0.0
     assert (estimator.install_s("a").value, estimator.install_s("a").samples) == (12.0, 0)
     assert estimator.start_s("card").value == 34.0
     assert estimator.train_step_s() is None
     assert estimator.idle_share() is None
     assert Estimator(StartValues()).workers(0.0) == []
-    assert estimator.rollouts_per_s("nobody").value == 0.0
+    assert estimator.rollouts_per_s("nobody", now=0.0).value == 0.0
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,25 @@ def test_a_liar_is_held_to_twice_what_others_would_claim_for_the_same_work() -> 
     assert worker_of(estimator, "a").rollouts_per_s == pytest.approx(0.4)
 
 
+def test_who_stopped_to_give_is_not_believed_for_ever() -> None:
+    estimator = joined("a", "b", "hung")
+    for node in ("a", "b", "hung"):
+        works(estimator, node, rate=0.3, claim=0.4)
+    assert worker_of(estimator, "hung").rollouts_per_s == pytest.approx(0.4)
+    for minute in range(1, 61):
+        for node in ("a", "b"):
+            estimator.generated(node, [100] * 18, now=1000.0 + 60.0 * minute)
+    assert worker_of(estimator, "hung", now=4600.0).rollouts_per_s < 0.2
+    assert worker_of(estimator, "a", now=4600.0).rollouts_per_s == pytest.approx(0.4)
+
+
 def test_a_claim_that_is_not_proven_is_held_to_what_others_of_its_class_do() -> None:
     estimator = joined("a", "b", "new")
     works(estimator, "a", rate=0.3, claim=0.4)
     works(estimator, "b", rate=0.3, claim=0.5)
     estimator.rate("new", 1e9, 8, False, now=1000.0)
     assert worker_of(estimator, "new").rollouts_per_s == pytest.approx(0.4)
-    assert estimator.rollouts_per_s("new").confidence == 0.0
+    assert estimator.rollouts_per_s("new", now=1000.0).confidence == 0.0
     estimator.joined("stranger", "other card", 0.0, 0.0, 0.0, now=0.0)
     estimator.rate("stranger", 1e9, 8, False, now=1000.0)
     assert worker_of(estimator, "stranger").rollouts_per_s == pytest.approx(0.4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -269,3 +270,44 @@ def test_before_anything_was_measured_status_says_so() -> None:
     inputs = swarm.provisioning.status()["capacity"]["inputs"]
     assert (inputs["train_step_s"], inputs["lengths"]) == (None, [])
     assert inputs["by_node"]["a1"]["install_s"] is None
+
+
+async def test_who_is_back_before_it_was_missed_is_paid_and_measured_again() -> None:
+    swarm = await settled(*PRICED)
+    node = NodeId("a1")
+    swarm.provisioning.gone(node, vanished=False)
+    swarm.provisioning.offered(node, swarm.offers[node])
+    await swarm.provisioning.decide()
+    assert swarm.active() == {"a1", "a2"}
+    assert swarm.provisioning.status()["cost"]["cost_per_hour"] == 2.0
+    assert swarm.events[-1] == ("activated", node)
+
+
+async def test_a_budget_that_tries_nobody_is_told_to_both_sides() -> None:
+    swarm = Swarm(budget_per_hour=0.5)
+    swarm.offer("a1", 1.0)
+    await swarm.provisioning.decide()
+    assert swarm.active() == set()
+    assert swarm.standby == {"a1": "your price is more than the whole budget per hour"}
+    assert swarm.said[-1].startswith("0 samplers active, 1 on standby: to try any of them costs more than")
+
+
+@pytest.mark.parametrize(("rate", "activate"), [(5e-324, "all"), (5e-324, "cheapest"), (1e-6, "all")])
+async def test_no_claim_of_a_rate_ends_the_run(rate: float, activate: str) -> None:
+    swarm = await settled(*PRICED, activate=activate)
+    node = NodeId("z")
+    swarm.provisioning.offered(node, Offer(device_class="z", samples_at_once=4096, full_rollouts_per_s=rate))
+    await swarm.provisioning.decide()
+    assert {"a1", "a2"} <= swarm.active()
+
+
+async def test_a_choice_that_fails_leaves_everything_as_it_is() -> None:
+    swarm = await settled(*PRICED)
+    provisioning = swarm.provisioning
+    provisioning._around = replace(provisioning._around, version_bytes=lambda: 0.0)
+    swarm.offer("c1", 0.1)
+    before = swarm.active()
+    await provisioning.decide()
+    assert swarm.active() == before
+    assert swarm.events[-1] == ("decision_failed", "")
+    assert "who is active stays as it is" in swarm.said[-1]
