@@ -281,7 +281,7 @@ class Estimator:
         self, *, groups_per_step: int, group_size: int, publish_every_steps: int, max_staleness: int
     ) -> Demand | None:
         """What the learner needs; None while no step or no length is known."""
-        lengths = Lengths.of(self._lengths) if self._lengths else self._start.lengths
+        lengths = self.lengths()
         train_step_s = self._train.median or self._start.train_step_s
         if lengths is None or train_step_s is None:
             return None
@@ -293,6 +293,10 @@ class Estimator:
             max_staleness=max_staleness,
             lengths=lengths,
         )
+
+    def lengths(self) -> Lengths | None:
+        """Of accepted completions; None where they are neither observed nor supposed."""
+        return Lengths.of(self._lengths) if self._lengths else self._start.lengths
 
     def train_step_s(self) -> Estimate | None:
         """None where it is neither observed nor supposed."""

@@ -145,16 +145,16 @@ class Provisioning(SamplerWatch):
             self._installs_s[node] = self._estimator.install_s(node).value
 
     def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:
-        """Seconds until `node` could have begun with `version`: an engine installs between two batches, and the model
-        counts the wait for that itself. So of what lay between holding and installing it only the least counts that
-        there was lately."""
+        """Seconds from the step that made `version` until `node` could have begun with it, encoding included. An engine
+        installs between two batches, and the model counts the wait for that itself: so of what lay between holding and
+        installing it only the least counts that there was lately."""
         installed_s = self._tracker.install_s(node, version)
         complete_s = self._around.complete_s(node, version)
         if installed_s is None or complete_s is None:
             return None
         lags = self._lags_s.setdefault(node, deque(maxlen=LAGS))
         lags.append(max(0.0, installed_s - complete_s))
-        return complete_s + min(lags)
+        return self._tracker.prepared_s(version) + complete_s + min(lags)
 
     def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
         self._estimator.generated(node, tokens, now=self._clock())
@@ -395,6 +395,7 @@ class Provisioning(SamplerWatch):
             "idle_target": self._config.idle_target,
             "idle_share": round(idle.value, 4) if idle is not None else None,
             **chosen,
+            "inputs": self._inputs(),
         }
         cost = {
             **self._costs(figures),
@@ -403,6 +404,23 @@ class Provisioning(SamplerWatch):
             "by_node": {node: round(tally.cost, 6) for node, tally in self._book.by_node(now).items()},
         }
         return {"capacity": capacity, "cost": cost}
+
+    def _inputs(self) -> dict[str, Any]:
+        """What a prediction is made from, all of it measured."""
+        train_step_s, lengths = self._estimator.train_step_s(), self._estimator.lengths()
+        return {
+            "train_step_s": round(train_step_s.value, 4) if train_step_s is not None else None,
+            "lengths": list(lengths.tokens) if lengths is not None else [],
+            "by_node": {
+                worker.name: {
+                    "rollouts_per_s": worker.rollouts_per_s,
+                    "samples_at_once": worker.samples_at_once,
+                    "lockstep": worker.lockstep,
+                    "install_s": self._installs_s.get(worker.name),
+                }
+                for worker in self._estimator.workers(self._clock())
+            },
+        }
 
 
 def _cpu_time_of(work: Callable[[], object]) -> float:

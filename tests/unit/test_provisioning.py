@@ -266,6 +266,17 @@ async def test_the_wait_for_a_batch_is_no_part_of_an_install() -> None:
     assert swarm.provisioning._without_waiting(node, v(3)) == pytest.approx(0.5)
 
 
+def test_what_a_version_takes_begins_with_the_step_that_made_it() -> None:
+    swarm = Swarm()
+    node = swarm.offer("a1")
+    for number in range(3):
+        swarm.tracker.published(v(number), now=swarm.now, prepared_s=2.0)
+        swarm.now += 0.5
+        swarm.provisioning.installed(node, v(number))
+    inputs = swarm.provisioning.status()["capacity"]["inputs"]
+    assert inputs["by_node"][node]["install_s"] == pytest.approx(2.5)
+
+
 def test_measured_installs_stand_for_their_class_and_for_all() -> None:
     def planned(workers: object) -> Dissemination:
         return Dissemination(install_s=(99.0,) * 4, down_bytes=(1.0,) * 4, up_bytes=(0.0,) * 4, learner_up_bytes=4.0)
@@ -276,6 +287,23 @@ def test_measured_installs_stand_for_their_class_and_for_all() -> None:
     assert measured_first(planned, {"a1": 2.0})(workers).install_s == (2.0, 2.0, 2.0, 2.0)
     assert measured_first(planned, {})(workers).install_s == (99.0,) * 4
     assert found.learner_up_bytes == 4.0
+
+
+async def test_status_tells_what_predictions_are_made_from() -> None:
+    swarm = await settled(("a1", 0.0), ("a2", 0.0))
+    inputs = swarm.provisioning.status()["capacity"]["inputs"]
+    assert inputs["train_step_s"] == STEP_S
+    assert set(inputs["lengths"]) == {10}
+    said = {"rollouts_per_s": RATE, "samples_at_once": 8, "lockstep": True, "install_s": pytest.approx(0.3)}
+    assert inputs["by_node"] == {"a1": said, "a2": said}
+
+
+def test_before_anything_was_measured_status_says_so() -> None:
+    swarm = Swarm()
+    swarm.offer("a1")
+    inputs = swarm.provisioning.status()["capacity"]["inputs"]
+    assert (inputs["train_step_s"], inputs["lengths"]) == (None, [])
+    assert inputs["by_node"]["a1"]["install_s"] is None
 
 
 async def test_who_is_back_before_it_was_missed_is_paid_and_measured_again() -> None:
