@@ -6,7 +6,7 @@ the lives of nodes (capacity_fleet). The rules of the house:
 - A volunteer that is there fetches weights, stays warm, and is paid while it is active. A rented machine is started
   when it is activated, paid from then on, and given back once it is on standby and has handed in what it had begun.
 - What the learner knows is late: a sampler that vanishes is noticed after three missed beats, a node without an engine
-  by gossip. Activation is asked at every batch, and in between where it says that news call for it.
+  by gossip. Activation is asked once a publication period, and in between where it says that news call for it.
 - FAILED_SHARE of all generations fail; their samples are leased again.
 All that happens depends on the scenario, the settings and the seed.
 """
@@ -47,6 +47,12 @@ WARMUP_SHARE, WARMUP_STEPS = 0.25, 10
 """Before figures count: ten steps, or a quarter of the time if that is less. Engines start, places are empty."""
 
 
+def warmup_steps(*, max_staleness: int, publish_every_steps: int) -> int:
+    """As many as the model leaves out, 2 (S + 1 + kappa): until then the first version is fresh enough, and a fleet
+    that is too slow lives on what it made before it was asked for."""
+    return max(WARMUP_STEPS, 2 * (max_staleness + 1 + publish_every_steps))
+
+
 class CapacitySimulation:
     """One run. `tell` gets a line for each event of interest, `progress` the share of the time that is over."""
 
@@ -78,7 +84,12 @@ class CapacitySimulation:
         self.costs = Costs(scenario, self.nodes.values())
         ports = Ports(disseminate_by=choice.disseminate_by, moved=self._moved, installed=self._installed)
         self.weights = Weights(
-            scenario, deltas=settings.deltas, world=self.world, random=Random(f"weights {seed}"), ports=ports
+            scenario,
+            deltas=settings.deltas,
+            star=settings.scheme == "star",
+            world=self.world,
+            random=Random(f"weights {seed}"),
+            ports=ports,
         )
         self.learner = Learner(
             self._demand, world=self.world, desk=self.desk, publish=self.weights.publish, taken=self._taken
@@ -87,6 +98,7 @@ class CapacitySimulation:
         self._period_s = settings.publish_every_steps * scenario.learner.train_step_s
         self._places = 0.0, 0.0
         self._deciding = False
+        self._since_decided = 0
         self._decided_at = 0.0
 
     def run(self) -> SwarmFigures:
@@ -101,12 +113,18 @@ class CapacitySimulation:
             self.world.schedule(departure.at_h * HOUR_S, "departure", partial(self._depart, departure))
         self._watch()
         self._decide()
-        self._run_until(min(WARMUP_SHARE * self._end_s, WARMUP_STEPS * self.scenario.learner.train_step_s))
+        self._run_until(self._warmup_s())
         before = self._sums()
         self._run_until(self._end_s)
         self.timeline.waiting_since_s = self.learner.waiting_since
         self.timeline.versions = self.weights.carried_to_active
         return self._figures(before, self._sums())
+
+    def _warmup_s(self) -> float:
+        steps = warmup_steps(
+            max_staleness=self.settings.max_staleness, publish_every_steps=self.settings.publish_every_steps
+        )
+        return min(WARMUP_SHARE * self._end_s, steps * self.scenario.learner.train_step_s)
 
     def _run_until(self, at_s: float) -> None:
         over = False
@@ -254,7 +272,7 @@ class CapacitySimulation:
 
     def _decide(self) -> None:
         now = self._decided_at = self.world.now
-        self._deciding = False
+        self._deciding, self._since_decided = False, 0
         self.world.schedule(LATE_PERIODS * self._period_s, "decide late", lambda: self._decide_late(now))
         activated, stood_by = self._choice.decide(now=self.world.now)
         for name in stood_by:
@@ -318,7 +336,9 @@ class CapacitySimulation:
         self.timeline.steps.append(taken)
         self._say(f"batch {step} taken after {waited_s:.0f} s, staleness {taken.mean_staleness:.2f}")
         self._choice.stepped(self._demand.train_step_s, waited_s, now=now)
-        self._decide()
+        self._since_decided += 1
+        if self._since_decided >= self.settings.publish_every_steps:
+            self._decide()
 
     def _account(self, node: Node) -> None:
         """Tell estimator and costs what it has handed in."""

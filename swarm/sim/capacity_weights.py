@@ -8,7 +8,8 @@ STALL_S: the part of the forest below it looks for other parents.
 
 Who starts, returns, or was not done with one version when the next one went out, fetches alone: a patch over all the
 versions that it missed, or everything if its disk is empty. It receives at its own downlink, at most its part of what
-the publics and the learner can send to all that fetch; who sends is drawn by uplink.
+the publics and the learner can send to all that fetch; who sends is drawn by uplink. In a star the learner alone sends,
+and those who fetch share its uplink with those who still wait for a broadcast.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ STALL_S = 8.0
 @dataclass(slots=True, kw_only=True)
 class Flight:
     """One version on its way to the roster. `stalls` counts those who vanished meanwhile; `done_at` is when the last
-    one had it, as planned."""
+    one had it, as planned, `due_at` when each."""
 
     version: int
     began_at: float
     done_at: float
+    due_at: tuple[float, ...]
     members: frozenset[str]
     stalls: int = 0
 
@@ -60,9 +62,11 @@ class Ports:
 
 
 class Weights:
-    """`deltas`: patches are sent, else every version is whole."""
+    """`deltas`: patches are sent, else every version is whole. `star`: by the learner alone."""
 
-    def __init__(self, scenario: Scenario, *, deltas: bool, world: World, random: Random, ports: Ports) -> None:
+    def __init__(
+        self, scenario: Scenario, *, deltas: bool, star: bool, world: World, random: Random, ports: Ports
+    ) -> None:
         self.newest = 0
         self.carried = 0
         self.traffic = Traffic()
@@ -71,6 +75,7 @@ class Weights:
         self._roster: dict[str, Node] = {}
         self._scenario = scenario
         self._deltas = deltas
+        self._star = star
         self._world = world
         self._random = random
         self._ports = ports
@@ -93,11 +98,14 @@ class Weights:
 
     def vanished(self, node: Node) -> None:
         """`node` is gone; whoever it would have fed waits until that is noticed."""
-        self.flights = [flight for flight in self.flights if flight.done_at > self._world.now]
-        for flight in self.flights:
+        for flight in self._under_way():
             if node.name in flight.members:
                 flight.stalls += 1
                 flight.done_at += STALL_S
+
+    def _under_way(self) -> list[Flight]:
+        self.flights = [flight for flight in self.flights if flight.done_at > self._world.now]
+        return self.flights
 
     def _carry(self, version: int) -> None:
         if version != self.newest:
@@ -112,6 +120,7 @@ class Weights:
             version=version,
             began_at=now,
             done_at=now + found.broadcast_s,
+            due_at=tuple(now + install_s for install_s in found.install_s),
             members=frozenset(node.name for node in members),
             stalls=sum(not node.there for node in members),
         )
@@ -155,9 +164,7 @@ class Weights:
         missing = self._missing_bytes(node, target)
         node.busy = True
         self._fetching += missing > 0
-        duration_s = missing / min(
-            node.worker.downlink_bytes_per_s or self._uplink, self._pool() / (self._fetching or 1)
-        )
+        duration_s = missing / min(node.worker.downlink_bytes_per_s or self._uplink, self._part())
         duration_s += 0.0 if node.ready else self._scenario.model.load_s
         duration_s += self._scenario.delta.apply_s if node.disk is not None and missing else 0.0
         if missing:
@@ -187,19 +194,25 @@ class Weights:
     def _bytes(self, steps_apart: int) -> float:
         return delta_bytes(self._scenario, steps_apart) if self._deltas else self._scenario.model.bytes_bf16
 
-    def _pool(self) -> float:
-        """Bytes/s that the learner and all publics with weights can send."""
-        return self._uplink + sum(
-            n.worker.uplink_bytes_per_s for n in self._roster.values() if n.there and n.worker.public
-        )
+    def _part(self) -> float:
+        """Bytes/s for each of those who fetch."""
+        if self._star:
+            waiting = sum(at > self._world.now for flight in self._under_way() for at in flight.due_at)
+            return self._uplink / max(1, self._fetching + waiting)
+        pool = self._uplink + sum(sender.worker.uplink_bytes_per_s for sender in self._senders())
+        return pool / max(1, self._fetching)
+
+    def _senders(self) -> list[Node]:
+        """Nodes with weights that others can dial; in a star they send nothing."""
+        if self._star:
+            return []
+        return [node for node in self._roster.values() if node.there and node.worker.public]
 
     def _count_join(self, node: Node, nbytes: float) -> None:
         self.traffic.join_bytes += nbytes
         self.traffic.joins += 1
         self._ports.moved(node, nbytes, 0.0)
-        senders = [
-            other for other in self._roster.values() if other.there and other.worker.public and other is not node
-        ]
+        senders = [other for other in self._senders() if other is not node]
         uplinks = [self._uplink, *(other.worker.uplink_bytes_per_s for other in senders)]
         (sender,) = self._random.choices([None, *senders], uplinks)
         if sender is None:

@@ -12,7 +12,7 @@ from swarm.capacity.advice import advice_for, fewest
 from swarm.capacity.arms import Arms, Setting, settings_of
 from swarm.capacity.baselines import Reference, colocated_step_s, references_of, saving, whole_gpus
 from swarm.capacity.fleet import Disseminate, Dissemination, Worker
-from swarm.capacity.overlap import sustained, versions_apart
+from swarm.capacity.overlap import sustained, versions_apart, versions_taken
 from swarm.capacity.plan import NoFeasibleSet, plan_for
 from swarm.capacity.scenario import Scenario, online_of
 from swarm.cli_capacity import ways_of
@@ -68,15 +68,20 @@ def test_who_needs_longer_than_a_period_takes_every_so_manyth_version(install_s:
     assert versions_apart(install_s=install_s, period_s=10.0) == apart
 
 
+@pytest.mark.parametrize(("install_s", "share"), [(0.0, 1.0), (10.0, 1.0), (12.5, 0.8), (40.0, 0.25)])
+def test_a_line_that_is_never_idle_carries_a_version_in_each_install(install_s: float, share: float) -> None:
+    assert versions_taken(install_s=install_s, period_s=10.0) == share
+
+
 def test_versions_that_are_skipped_make_others_older_and_move_no_bytes() -> None:
     def once(workers: Sequence[Worker]) -> Dissemination:
         return Dissemination(install_s=(5.0, 25.0), down_bytes=(9.0, 9.0), up_bytes=(6.0, 3.0), learner_up_bytes=12.0)
 
     plan = sustained(once, period_s=10.0)([])
     assert plan.install_s == (5.0, 45.0)
-    assert plan.down_bytes == (9.0, 3.0)
-    assert plan.up_bytes == (6.0, 1.0)
-    assert plan.learner_up_bytes == 12.0 * 12.0 / 18.0
+    assert plan.down_bytes == pytest.approx((9.0, 3.6))
+    assert plan.up_bytes == pytest.approx((6.0, 1.2))
+    assert plan.learner_up_bytes == pytest.approx(12.0 * 12.6 / 18.0)
 
 
 def test_settings_are_every_period_that_a_bound_allows() -> None:
