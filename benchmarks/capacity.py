@@ -3,6 +3,7 @@
 python -m benchmarks.capacity --json
 python -m benchmarks.capacity --staleness 2 --broadcast 0.3,1 --steps 100
 python -m benchmarks.capacity --pausing --broadcast 0.05,0.3,0.6
+python -m benchmarks.capacity --real --json      nine points of a real swarm instead, see capacity_real.py
 
 A grid of max_staleness, broadcast_s / train_step_s and the fleet's rate over the model's own mu_min (idle target 2 %)
 for its kind of fleet. Where no rate is enough the rate is over R / train_step_s instead, and the row says so. A cell
@@ -30,8 +31,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from benchmarks.learning_swarm import RunFailed
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.model import Prediction, mu_min, predict
 from swarm.sim.capacity import CapacityFigures, run_fixed
@@ -245,6 +248,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--broadcast", type=_list(float), default=[0.05, 0.3, 0.6, 1.0, 1.5, 2.0], help="in steps")
     parser.add_argument("--ratios", type=_list(float), default=[0.7, 0.85, 1.0, 1.15, 1.3, 1.5], help="of mu_min")
     parser.add_argument("--pausing", action="store_true", help="samplers that stand still while they fetch a version")
+    parser.add_argument("--real", action="store_true", help="nine points against real processes instead, 12 minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)
     if min(options.steps, *options.ratios) <= 0 or min(*options.broadcast, *options.staleness, 0) < 0:
@@ -256,8 +260,24 @@ def _list(of: type) -> Any:
     return lambda text: [of(one) for one in text.split(",")]
 
 
+def _real(*, as_json: bool) -> int:
+    # Here, since the simulated grid needs no torch.
+    from benchmarks import capacity_real
+
+    try:
+        whole = capacity_real.run(say=partial(print, flush=True))
+    except RunFailed as fault:
+        print(fault, file=sys.stderr)
+        return 1
+    if as_json:
+        print(json.dumps(whole))
+    return 0 if whole["real_met"] else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.real:
+        return _real(as_json=options.json)
     began = time.process_time()
     print(HEADER)
     found = []

@@ -102,7 +102,7 @@ def run(config: LeadConfig, samplers: int, directory: Path) -> Run:
         learner = nodes.start(
             "learner", "lead", "--lan", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir)
         )
-        url = _url(nodes, run_dir / "node.json")
+        url = url_of(nodes, run_dir / "node.json")
         for number in range(samplers):
             state = str(directory / f"sampler-{number}")
             nodes.start(f"sampler-{number}", "join", "--lan", "--bootstrap", url, "--state-dir", state)
@@ -126,7 +126,7 @@ def read_run(run_dir: Path, steps: int) -> Run:
     return Run(steps=[step_of(line, line["time"]) for line in lines], accuracy=last["exact_match"])
 
 
-def _url(nodes: Nodes, path: Path) -> str:
+def url_of(nodes: Nodes, path: Path) -> str:
     """Where the learner listens."""
     until = time.monotonic() + START_S
     while not path.exists():

@@ -23,13 +23,16 @@ class InstallTracker:
         self._published_at: dict[VersionId, float] = {}
         self._installed: dict[NodeId, VersionId] = {}
         self._spread: dict[VersionId, tuple[float, dict[NodeId, float]]] = {}
+        self._prepared_s: dict[VersionId, float] = {}
         self.last_broadcast_s: float | None = None
 
-    def published(self, version: VersionId, *, now: float) -> None:
+    def published(self, version: VersionId, *, now: float, prepared_s: float = 0.0) -> None:
+        """`prepared_s`: how long before its weights were there, which were encoded and written down since."""
         self._published_at[version] = now
         self._spread[version] = (now, {})
+        self._prepared_s[version] = prepared_s
         while len(self._spread) > MAX_SHOWN:
-            del self._spread[min(self._spread)]
+            del self._prepared_s[min(self._spread)], self._spread[min(self._spread)]
         while len(self._published_at) > MAX_OPEN:
             del self._published_at[min(self._published_at)]
 
@@ -51,6 +54,10 @@ class InstallTracker:
     def install_s(self, node: NodeId, version: VersionId) -> float | None:
         """Seconds from the publication of `version`, one of the last few, until `node` held it or a newer one."""
         return self._spread[version][1].get(node) if version in self._spread else None
+
+    def prepared_s(self, version: VersionId) -> float:
+        """Seconds from the weights of `version`, one of the last few, to its publication; 0 for others."""
+        return self._prepared_s.get(version, 0.0)
 
     def spread_s(self, version: VersionId) -> dict[str, float | None]:
         """Seconds until so many percent of today's samplers held `version`; None for what has not come true."""

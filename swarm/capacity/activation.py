@@ -7,7 +7,7 @@ decide() is called once a publication period, and in between where calls_for_dec
     the active ones are predicted to leave the learner idle beyond the goal, LITTLE_DECISIONS times in a row; or it is
     measured to wait although they should suffice, and a larger margin is set
                                                                        -> others step in; nobody is stood by
-    a set costs less by SAVING, for as many decisions in a row as dwell_decisions() says
+    a set costs less by SAVING, for as many decisions in a row as dwell_decisions() says of the least of them
                                                                        -> it is exchanged for that
 
 So a set grows at once and shrinks slowly, the slower the less there is to save, and what it shrinks to would have been
@@ -35,13 +35,10 @@ DWELL_DECISIONS = 20
 hardly ever exceeds later."""
 
 NOISE_SAVING = 0.15
-"""Saving up to which that may be noise: what is larger needs fewer decisions, by the square of it."""
+"""Least saving in a row up to which that may be noise: what is larger needs fewer decisions, by the square of it."""
 
 QUICKEST_DECISIONS = 4
 """However large: figures of a sampler that just came are of its first beats."""
-
-LASTED = 1.0 - 1e-9
-"""Sum of the shares of a dwell that decisions are; less what twenty twentieths lack of one."""
 
 LITTLE_DECISIONS = 3
 """Decisions in a row that must find the learner idle for want of samplers, where none was lost: noise gives two."""
@@ -106,6 +103,8 @@ PROVES = "nobody of your class has shown yet what it can do: you are tried"
 
 UNMEASURED = "your rate is not known yet: you are tried when others have been"
 
+DEAR = "your price is more than the whole budget per hour"
+
 SUFFICE = "the active samplers suffice"
 
 RESUMED = "you were active before the learner was restarted"
@@ -143,7 +142,8 @@ class Activation:
         self._tried_at: dict[str, float] = {}
         self._probes: frozenset[str] = frozenset()
         self._cheaper_set: tuple[str, ...] | None = None
-        self._saved = 0.0
+        self._saved = 0
+        self._least_saving = math.inf
         self._little = 0
         self._unchanged = 0
         self._started_at = 0.0
@@ -194,7 +194,7 @@ class Activation:
         measured = [worker for worker in workers if worker.rollouts_per_s != 0]
         if demand is None or not measured:
             tried = self._tried(workers, len(workers), self._budget, now=now)
-            return self._become(names, dict.fromkeys(tried, NOTHING_KNOWN), dict.fromkeys(names, UNMEASURED))
+            return self._become(names, dict.fromkeys(tried, NOTHING_KNOWN), {w.name: self._untried(w) for w in workers})
         rules = replace(self._rules, least_margin=self._rules.least_margin + self._measured)
         chosen, reason = self._choose(
             demand, measured, disseminate, rules, now=now, lost=bool(lost), idle_share=idle_share
@@ -208,7 +208,7 @@ class Activation:
         self._tried_at = {node: at for node, at in self._tried_at.items() if node in names}
         self._probes = frozenset(tried).intersection(worker.name for worker in unproven)
         why = {name: PROVES if name in self._probes else TRIED for name in tried}
-        waiting = {worker.name: UNMEASURED if worker.rollouts_per_s == 0 else SUFFICE for worker in workers}
+        waiting = {w.name: self._untried(w) if w.rollouts_per_s == 0 else SUFFICE for w in workers}
         changes = self._become(names, {**dict.fromkeys(chosen.active, reason), **why}, {**waiting, **chosen.standby})
         new = {change.node for change in changes if isinstance(change, Activated)}.intersection(chosen.active)
         starts_s = (worker.start_s for worker in workers if worker.name in new)
@@ -298,13 +298,15 @@ class Activation:
         saving = relative_saving(tried.cost_per_hour, held.cost_per_hour)
         worse = held.feasible and not tried.feasible
         if worse or saving <= SAVING or not tried.active:
-            self._cheaper_set, self._saved = None, 0.0
+            self._cheaper_set, self._saved, self._least_saving = None, 0, math.inf
             return None
-        self._cheaper_set, self._saved = tried.active, self._saved + 1.0 / dwell_decisions(saving)
-        return tried if self._saved >= LASTED else None
+        self._cheaper_set, self._saved = tried.active, self._saved + 1
+        self._least_saving = min(self._least_saving, saving)
+        return tried if self._saved >= dwell_decisions(self._least_saving) else None
 
     def _settled(self, selection: Selection, reason: str) -> tuple[Selection, str]:
-        self._cheaper_set, self._saved, self._little, self._unchanged = None, 0.0, 0, 0
+        self._cheaper_set, self._saved, self._little, self._unchanged = None, 0, 0, 0
+        self._least_saving = math.inf
         self.selection = selection
         return selection, reason
 
@@ -346,6 +348,10 @@ class Activation:
                 self._tried_at[node] = now
         return tried
 
+    def _untried(self, worker: Worker) -> str:
+        """Why one whose rate is unknown waits."""
+        return fault_of(worker) or (DEAR if worker.cost_per_hour > self._budget else UNMEASURED)
+
     def _turn(self, node: str, *, now: float) -> tuple[int, float]:
         """Who is being tried, who is new, and then the others by when they were: a pair that ascends."""
         at = self._tried_at.get(node)
@@ -379,7 +385,7 @@ def relative_saving(cost: float, before: float) -> float:
 
 
 def dwell_decisions(saving: float) -> float:
-    """Decisions in a row for which a set must save so much: DWELL_DECISIONS (NOISE_SAVING / saving)^2, at most
+    """Decisions in a row for which a set must save at least so much: DWELL_DECISIONS (NOISE_SAVING / saving)^2, at most
     DWELL_DECISIONS and at least QUICKEST_DECISIONS."""
     return max(QUICKEST_DECISIONS, DWELL_DECISIONS * min(1.0, NOISE_SAVING / saving) ** 2)
 

@@ -26,11 +26,11 @@ OTHER = "other"
 class Tally:
     """What one node or class has cost and given."""
 
-    rent: float = 0.0
-    traffic: float = 0.0
-    active_s: float = 0.0
-    rollouts: int = 0
-    tokens: int = 0
+    rent: float
+    traffic: float
+    active_s: float
+    rollouts: int
+    tokens: int
 
     @property
     def cost(self) -> float:
@@ -40,15 +40,6 @@ class Tally:
     def per_rollout(self) -> float | None:
         """None before the first accepted rollout."""
         return self.cost / self.rollouts if self.rollouts else None
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            rent=self.rent + other.rent,
-            traffic=self.traffic + other.traffic,
-            active_s=self.active_s + other.active_s,
-            rollouts=self.rollouts + other.rollouts,
-            tokens=self.tokens + other.tokens,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +60,66 @@ class CostFigures:
     per_token: float | None
     per_hour: float | None
     rate_per_hour: float
-    by_node: dict[str, Tally]
     by_class: dict[str, Tally]
 
 
 @dataclass(slots=True, kw_only=True)
+class _Sums:
+    """Of one node or class, rent up to `charged_at`. `price_per_hour` is that of the `active` ones together."""
+
+    charged_at: float
+    price_per_hour: float = 0.0
+    active: int = 0
+    rent: float = 0.0
+    traffic: float = 0.0
+    active_s: float = 0.0
+    rollouts: int = 0
+    tokens: int = 0
+
+    def change(self, *, active: int, price_per_hour: float, now: float) -> None:
+        """So many more are active from now on, at so much more."""
+        self.charge(now)
+        self.active += active
+        # Exactly nothing where nobody is: sums of what came and went are off in the last digit.
+        self.price_per_hour = self.price_per_hour + price_per_hour if self.active else 0.0
+
+    def charge(self, now: float) -> None:
+        """Charge what time has cost since it was last charged."""
+        elapsed_s = now - self.charged_at
+        assert elapsed_s >= 0
+        self.charged_at = now
+        self.rent += self.price_per_hour * elapsed_s / HOUR_S
+        self.active_s += self.active * elapsed_s
+
+    def tally(self, now: float) -> Tally:
+        self.charge(now)
+        return Tally(
+            rent=self.rent,
+            traffic=self.traffic,
+            active_s=self.active_s,
+            rollouts=self.rollouts,
+            tokens=self.tokens,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
 class _Account:
-    """One sampler. `tally` was added to its class already."""
+    """One sampler."""
 
     device_class: str
-    cost_per_hour: float
-    down_cost_per_gb: float
-    up_cost_per_gb: float
-    active: bool = False
-    tally: Tally = Tally()
+    sums: _Sums
+    cost_per_hour: float = 0.0
+    down_cost_per_gb: float = 0.0
+    up_cost_per_gb: float = 0.0
 
 
 class CostBook:
     """Times are monotonic seconds and never go back. What is said of a node without an account is counted in the totals
-    of work, since it was done, and costs nothing."""
+    of work, since it was done, and costs nothing.
+
+    Classes are charged by the summed price of their active ones, so an event takes no time that grows with the swarm:
+    thousands may leave at once.
+    """
 
     def __init__(
         self,
@@ -100,14 +132,13 @@ class CostBook:
         self._learner_price = _price(learner_cost_per_hour)
         self._learner_down_price = _price(learner_down_cost_per_gb)
         self._learner_up_price = _price(learner_up_cost_per_gb)
-        self._opened_at = self._accrued_at = now
-        self._learner = 0.0
+        self._opened_at = now
         self._learner_traffic = 0.0
         self._steps = 0
-        self._strangers = Tally()
+        self._strangers = _Sums(charged_at=now)
         self._accounts: dict[str, _Account] = {}
         self._left: dict[str, None] = {}
-        self._classes: dict[str, Tally] = {}
+        self._classes: dict[str, _Sums] = {}
 
     # -- what happens -----------------------------------------------------------------------------------------
 
@@ -122,16 +153,15 @@ class CostBook:
         now: float,
     ) -> None:
         """Open an account, on standby; of one that is there already only the prices change, from now on."""
-        self.accrue(now)
         prices = (_price(cost_per_hour), _price(down_cost_per_gb), _price(up_cost_per_gb))
         self._left.pop(node, None)
         account = self._accounts.get(node)
         if account is None:
             self._make_room()
-            name = self._class_name(device_class)
-            account = self._accounts[node] = _Account(
-                device_class=name, cost_per_hour=0.0, down_cost_per_gb=0.0, up_cost_per_gb=0.0
-            )
+            name = self._class_name(device_class, now)
+            account = self._accounts[node] = _Account(device_class=name, sums=_Sums(charged_at=now))
+        if account.sums.active:
+            self._change(account, active=0, price_per_hour=cost_per_hour - account.cost_per_hour, now=now)
         account.cost_per_hour, account.down_cost_per_gb, account.up_cost_per_gb = prices
 
     def activated(self, node: str, *, now: float) -> None:
@@ -152,8 +182,9 @@ class CostBook:
         assert down_bytes >= 0
         assert up_bytes >= 0
         if (account := self._accounts.get(node)) is not None:
-            price = down_bytes * account.down_cost_per_gb + up_bytes * account.up_cost_per_gb
-            self._add(account, Tally(traffic=price / GB))
+            price = (down_bytes * account.down_cost_per_gb + up_bytes * account.up_cost_per_gb) / GB
+            for sums in self._sums_of(account):
+                sums.traffic += price
 
     def learner_traffic(self, *, down_bytes: float, up_bytes: float) -> None:
         assert down_bytes >= 0
@@ -164,66 +195,63 @@ class CostBook:
         """Rollouts of a sampler were accepted, with so many completion tokens in all."""
         assert rollouts >= 0
         assert tokens >= 0
-        work = Tally(rollouts=rollouts, tokens=tokens)
-        if (account := self._accounts.get(node)) is None:
-            self._strangers += work
-        else:
-            self._add(account, work)
+        account = self._accounts.get(node)
+        for sums in (self._strangers,) if account is None else self._sums_of(account):
+            sums.rollouts += rollouts
+            sums.tokens += tokens
 
     def stepped(self) -> None:
         """The learner made a step."""
         self._steps += 1
 
-    def accrue(self, now: float) -> None:
-        """Charge what time has cost since the last call. Everything that changes prices calls it first."""
-        elapsed_s = now - self._accrued_at
-        assert elapsed_s >= 0
-        if elapsed_s == 0:
-            return
-        self._accrued_at = now
-        self._learner += self._learner_price * elapsed_s / HOUR_S
-        for account in self._accounts.values():
-            if account.active:
-                rent = account.cost_per_hour * elapsed_s / HOUR_S
-                self._add(account, Tally(rent=rent, active_s=elapsed_s))
-
     # -- what it comes to -------------------------------------------------------------------------------------
 
     def figures(self, now: float) -> CostFigures:
         """Everything up to now."""
-        self.accrue(now)
-        sums = sum(self._classes.values(), self._strangers)
-        total = self._learner + self._learner_traffic + sums.cost
+        by_class = {name: sums.tally(now) for name, sums in self._classes.items()}
+        tallies = [*by_class.values(), self._strangers.tally(now)]
+        learner = self._learner_price * (now - self._opened_at) / HOUR_S
+        rent = sum(tally.rent for tally in tallies)
+        traffic = sum(tally.traffic for tally in tallies) + self._learner_traffic
+        rollouts, tokens = sum(tally.rollouts for tally in tallies), sum(tally.tokens for tally in tallies)
+        total = learner + rent + traffic
         hours = (now - self._opened_at) / HOUR_S
-        active = sum(account.cost_per_hour for account in self._accounts.values() if account.active)
         return CostFigures(
             total=total,
-            learner=self._learner,
-            rent=sums.rent,
-            traffic=sums.traffic + self._learner_traffic,
+            learner=learner,
+            rent=rent,
+            traffic=traffic,
             hours=hours,
             steps=self._steps,
-            rollouts=sums.rollouts,
-            tokens=sums.tokens,
+            rollouts=rollouts,
+            tokens=tokens,
             per_step=_over(total, self._steps),
-            per_rollout=_over(total, sums.rollouts),
-            per_token=_over(total, sums.tokens),
+            per_rollout=_over(total, rollouts),
+            per_token=_over(total, tokens),
             per_hour=_over(total, hours),
-            rate_per_hour=self._learner_price + active,
-            by_node={node: account.tally for node, account in self._accounts.items()},
-            by_class=dict(self._classes),
+            rate_per_hour=self._learner_price + sum(sums.price_per_hour for sums in self._classes.values()),
+            by_class=by_class,
         )
+
+    def by_node(self, now: float) -> dict[str, Tally]:
+        """The accounts up to now."""
+        return {node: account.sums.tally(now) for node, account in self._accounts.items()}
 
     # -- accounts ---------------------------------------------------------------------------------------------
 
     def _set_active(self, node: str, active: bool, now: float) -> None:
-        self.accrue(now)
-        if (account := self._accounts.get(node)) is not None:
-            account.active = active
+        account = self._accounts.get(node)
+        if account is not None and account.sums.active != active:
+            sign = 1 if active else -1
+            self._change(account, active=sign, price_per_hour=sign * account.cost_per_hour, now=now)
 
-    def _add(self, account: _Account, more: Tally) -> None:
-        account.tally += more
-        self._classes[account.device_class] += more
+    def _change(self, account: _Account, *, active: int, price_per_hour: float, now: float) -> None:
+        for sums in self._sums_of(account):
+            sums.change(active=active, price_per_hour=price_per_hour, now=now)
+
+    def _sums_of(self, account: _Account) -> tuple[_Sums, _Sums]:
+        """Of itself and its class."""
+        return account.sums, self._classes[account.device_class]
 
     def _make_room(self) -> None:
         """Close the account of the one that left first, if the book is full."""
@@ -232,11 +260,11 @@ class CostBook:
             oldest = next(iter(self._left))
             del self._left[oldest], self._accounts[oldest]
 
-    def _class_name(self, device_class: str) -> str:
+    def _class_name(self, device_class: str, now: float) -> str:
         name = device_class
         if name not in self._classes and len(self._classes) >= MAX_CLASSES - 1:
             name = OTHER
-        self._classes.setdefault(name, Tally())
+        self._classes.setdefault(name, _Sums(charged_at=now))
         return name
 
 

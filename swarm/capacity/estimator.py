@@ -56,6 +56,9 @@ PROVEN_ROLLOUTS = 16
 PROVEN_HALF_S = 3600.0
 """Active seconds after which what was accepted counts half: a card that grew slower shows within an hour or two."""
 
+LEAST_RATE = 1e-6
+"""Rollouts per second below which a claim is none: one in eleven days. The model can not divide by less."""
+
 CLAIM_FACTOR = 2.0
 """How much better than others' a sampler's claim over its accepted rollouts may be: places, lengths and luck differ by
 less."""
@@ -110,6 +113,10 @@ class _Sampler:
     active_s: float = 0.0
     accepted: float = 0.0
     proven: bool = False
+
+    def active_until(self, now: float) -> float:
+        """Seconds in all."""
+        return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -198,7 +205,8 @@ class Estimator:
     def rate(self, node: str, rollouts_per_s: float, samples_at_once: int, lockstep: bool, *, now: float) -> None:
         """What a sampler says that it does at full load, in places that are filled together or one by one."""
         sampler = self._samplers.get(node)
-        if sampler is None or not self._sane("rate", rollouts_per_s, positive=True) or samples_at_once < 1:
+        sane = self._sane("rate", rollouts_per_s, positive=True) and rollouts_per_s >= LEAST_RATE
+        if sampler is None or not sane or samples_at_once < 1:
             self.ignored["rate"] += 1
             return
         sampler.claims.add(rollouts_per_s)
@@ -257,9 +265,15 @@ class Estimator:
         can be believed."""
         rates, proven = self._rates(now), self._proven_classes(self._believed(now))
         present = self._present_hours(now)
-        departures = {name: self._departures(name, present) for name in self._classes}
+        habits = {name: (self.start_s(name).value, self._departures(name, present)) for name in self._classes}
         return [
-            self._worker(node, sampler, rates[node], departures, is_proven=not proven or sampler.device_class in proven)
+            self._worker(
+                node,
+                sampler,
+                rates[node],
+                *habits[sampler.device_class],
+                is_proven=not proven or sampler.device_class in proven,
+            )
             for node, sampler in self._samplers.items()
         ]
 
@@ -267,7 +281,7 @@ class Estimator:
         self, *, groups_per_step: int, group_size: int, publish_every_steps: int, max_staleness: int
     ) -> Demand | None:
         """What the learner needs; None while no step or no length is known."""
-        lengths = Lengths.of(self._lengths) if self._lengths else self._start.lengths
+        lengths = self.lengths()
         train_step_s = self._train.median or self._start.train_step_s
         if lengths is None or train_step_s is None:
             return None
@@ -279,6 +293,10 @@ class Estimator:
             max_staleness=max_staleness,
             lengths=lengths,
         )
+
+    def lengths(self) -> Lengths | None:
+        """Of accepted completions; None where they are neither observed nor supposed."""
+        return Lengths.of(self._lengths) if self._lengths else self._start.lengths
 
     def train_step_s(self) -> Estimate | None:
         """None where it is neither observed nor supposed."""
@@ -356,9 +374,9 @@ class Estimator:
         """What those of each class do who have proven it: who is there, else who was. One that gives nothing says
         nothing of its class: it may still be fetching its first version."""
         by_class: dict[str, list[float]] = {}
-        for node, rate in believed.items():
+        for node, own in believed.items():
             if self._samplers[node].proven:
-                by_class.setdefault(self._samplers[node].device_class, []).append(rate)
+                by_class.setdefault(self._samplers[node].device_class, []).append(own)
         gone = {name: rate for name, group in self._classes.items() if (rate := group.proven.median) is not None}
         return gone | {name: median_low(rates) for name, rates in by_class.items()}
 
@@ -366,29 +384,37 @@ class Estimator:
         """Claims of samplers that can be judged, each limited by its own accepted rollouts: those that have proven
         themselves, and those that would have by now if they were like these."""
         claims = {node: sampler.claims.median or 0.0 for node, sampler in self._samplers.items() if sampler.claims}
-        proven = {n: self._samplers[n] for n in claims if self._samplers[n].proven and self._samplers[n].active_s > 0}
+        # The time in which it gave none counts too: who stopped would be believed for ever.
+        active = {node: self._samplers[node].active_until(now) for node in claims}
+        proven = {node: self._samplers[node] for node in claims if self._samplers[node].proven and active[node] > 0}
         if not proven:
             return {}
-        usual = median_low(claims[node] * sampler.active_s / sampler.accepted for node, sampler in proven.items())
+        usual = median_low(claims[node] * active[node] / sampler.accepted for node, sampler in proven.items())
         believed = {}
         for node, claim in claims.items():
-            sampler = self._samplers[node]
-            active_s = sampler.active_s if sampler.proven else _active_s(sampler, now)
-            late = active_s >= JUDGED_S and claim * active_s / usual >= PROVEN_ROLLOUTS
+            late = active[node] >= JUDGED_S and claim * active[node] / usual >= PROVEN_ROLLOUTS
             if node in proven or late:
-                believed[node] = min(claim, CLAIM_FACTOR * usual * sampler.accepted / active_s)
+                least = LEAST_RATE if node in proven else 0.0
+                accepted_per_s = self._samplers[node].accepted / active[node]
+                believed[node] = max(least, min(claim, CLAIM_FACTOR * usual * accepted_per_s))
         return believed
 
     def _count_active(self, sampler: _Sampler, now: float) -> None:
         if sampler.active_since is None:
             return
-        sampler.active_s += max(0.0, now - sampler.active_since)
-        sampler.active_since = now
+        sampler.active_s, sampler.active_since = sampler.active_until(now), now
         if sampler.proven and sampler.active_s > PROVEN_HALF_S:
             sampler.active_s, sampler.accepted = sampler.active_s / 2, sampler.accepted / 2
 
     def _worker(
-        self, node: str, sampler: _Sampler, rate: float, departures: dict[str, float], *, is_proven: bool
+        self,
+        node: str,
+        sampler: _Sampler,
+        rate: float,
+        start_s: float,
+        departures_per_hour: float,
+        *,
+        is_proven: bool,
     ) -> Worker:
         return Worker(
             name=node,
@@ -403,8 +429,8 @@ class Estimator:
             uplink_bytes_per_s=sampler.uplink_bytes_per_s,
             downlink_bytes_per_s=sampler.downlink_bytes_per_s,
             public=sampler.public,
-            start_s=self.start_s(sampler.device_class).value,
-            departures_per_hour=departures[sampler.device_class],
+            start_s=start_s,
+            departures_per_hour=departures_per_hour,
         )
 
     # -- tables -----------------------------------------------------------------------------------------------
@@ -422,9 +448,3 @@ class Estimator:
             return True
         self.ignored[what] += 1
         return False
-
-
-def _active_s(sampler: _Sampler, now: float) -> float:
-    """Seconds for which it was given work, until now."""
-    since = now if sampler.active_since is None else sampler.active_since
-    return sampler.active_s + max(0.0, now - since)

@@ -50,6 +50,12 @@ class Lengths:
         return fmean(self.tokens)
 
 
+def mean_longest(lengths: Sequence[float], count: int) -> float:
+    """Mean of the longest of `count` lengths: the i-th of n ascending ones is it with (i/n)^count - ((i-1)/n)^count."""
+    most = len(lengths)
+    return sum(length * ((i / most) ** count - ((i - 1) / most) ** count) for i, length in enumerate(lengths, 1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """One sampler. `rollouts_per_s` is what it measured with this model, at full load: the room that the weights leave

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from swarm.capacity.fleet import mean_longest
+
 PACK = 1024
 """Lengths in a pack, at least: a group's are then nearly independent of one another, and the longest comes as often as
 it should."""
@@ -113,7 +115,7 @@ class Recursion:
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = 0
         self._deal = _dealt(course.lengths)
-        means = [_mean_longest(course.lengths, one.longest_of) for one in course.classes]
+        means = [mean_longest(course.lengths, one.longest_of) for one in course.classes]
         self._scale = [one.unit_s / mean for one, mean in zip(course.classes, means, strict=True)]
         self._rate = [one.samples / one.unit_s for one in course.classes]
         self._held = [0 for _ in course.classes]
@@ -364,9 +366,3 @@ def _dealt(lengths: Sequence[float]) -> Iterator[float]:
     while True:
         order.shuffle(pack)
         yield from pack
-
-
-def _mean_longest(lengths: Sequence[float], count: int) -> float:
-    """Mean of the longest of `count` lengths: the i-th of n ascending ones is it with (i/n)^count - ((i-1)/n)^count."""
-    most = len(lengths)
-    return sum(length * ((i / most) ** count - ((i - 1) / most) ** count) for i, length in enumerate(lengths, 1))

@@ -179,7 +179,7 @@ class LearnerNode:
         self._broadcast.close()
         await self._journal.close()
         step = self._steps.step if self._steps is not None else 0
-        self._log.event("stopped", state=self._state, step=step)
+        self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
         self._log.close()
         if self._keep_run_dir:
             self._say(f"{self._state} at step {step}; run directory {self._run_dir}")

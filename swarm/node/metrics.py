@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class RunLog:
         """Of all steps that a former life wrote down."""
         self.absent = _samplers(self._events.found)
         """Samplers that were there when a former life ended."""
-        self.spent = _spent(self._metrics.found)
+        self.spent = _spent([*self._metrics.found, *self._events.found])
         """By former lives."""
         self._metrics.found, self._events.found = [], []
 
@@ -78,17 +78,16 @@ class RunLog:
         self._events.close()
 
 
-def _spent(rows: Sequence[Mapping[str, Any]]) -> Spent:
-    """By the last row that says it: those of steps that were trained again do not."""
-    for row in reversed(rows):
-        if "cost_total" in row:
-            return Spent(
-                total=row["cost_total"],
-                steps=row["step"],
-                rollouts=row["rollouts_accepted"],
-                tokens=row["tokens_accepted"],
-            )
-    return Spent()
+def _spent(lines: Iterable[Mapping[str, Any]]) -> Spent:
+    """By the lines that say it, of steps and of ends of lives: it only grows. Those of steps that were trained again
+    do not."""
+    told = [line for line in lines if "cost_total" in line and "rollouts_accepted" in line]
+    return Spent(
+        total=max((line["cost_total"] for line in told), default=0.0),
+        steps=max((line["step"] for line in told), default=0),
+        rollouts=max((line["rollouts_accepted"] for line in told), default=0),
+        tokens=max((line["tokens_accepted"] for line in told), default=0),
+    )
 
 
 def _samplers(events: Iterable[Mapping[str, Any]]) -> set[NodeId]:

@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Any, Literal
 
 from swarm.broadcast.tracker import InstallTracker
 from swarm.capacity.activation import LATE_PERIODS, Activation, gather_s
 from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
 from swarm.capacity.estimator import Estimator, StartValues
-from swarm.capacity.fleet import Disseminate, Dissemination, Worker
+from swarm.capacity.fleet import Disseminate
+from swarm.capacity.measured import measured_first
 from swarm.capacity.overlap import sustained
 from swarm.capacity.selection import Rules
 from swarm.config import LeadConfig
@@ -42,6 +42,10 @@ DECIDING_SHARE = 0.2
 WATCHING_SHARE = 0.02
 """Most of a core that decisions after steps may take: they run beside the event loop, and share its core. The second
 where all are active in any case, and a decision only says what is predicted."""
+
+
+BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so the learner waits: resume it with more"
+"""Said where no rate is known yet, and nobody is active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +145,16 @@ class Provisioning(SamplerWatch):
             self._installs_s[node] = self._estimator.install_s(node).value
 
     def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:
-        """Seconds until `node` could have begun with `version`: an engine installs between two batches, and the model
-        counts the wait for that itself. So of what lay between holding and installing it only the least counts that
-        there was lately."""
+        """Seconds from the step that made `version` until `node` could have begun with it, encoding included. An engine
+        installs between two batches, and the model counts the wait for that itself: so of what lay between holding and
+        installing it only the least counts that there was lately."""
         installed_s = self._tracker.install_s(node, version)
         complete_s = self._around.complete_s(node, version)
         if installed_s is None or complete_s is None:
             return None
         lags = self._lags_s.setdefault(node, deque(maxlen=LAGS))
         lags.append(max(0.0, installed_s - complete_s))
-        return complete_s + min(lags)
+        return self._tracker.prepared_s(version) + complete_s + min(lags)
 
     def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
         self._estimator.generated(node, tokens, now=self._clock())
@@ -164,6 +168,8 @@ class Provisioning(SamplerWatch):
         self._held.pop(node, None)
         self._installs_s.pop(node, None)
         self._lags_s.pop(node, None)
+        # It may be back before the next decision: then it is activated anew.
+        self._active -= {node}
         if self._offers.pop(node, None) is not None:
             self._gone.add(node)
             self._hurry()
@@ -181,7 +187,6 @@ class Provisioning(SamplerWatch):
             self._estimator.idle(idle_share, now=now)
         self._steps += 1
         self._book.stepped()
-        self._count_egress()
         period = self._around.bound().publish_every_steps
         if self._steps - self._steps_decided >= period and now >= self._not_before:
             self._due.set()
@@ -263,7 +268,13 @@ class Provisioning(SamplerWatch):
             now=now,
             idle_share=idle.value if idle is not None else None,
         )
-        took_s = await asyncio.to_thread(_cpu_time_of, choose)
+        try:
+            took_s = await asyncio.to_thread(_cpu_time_of, choose)
+        except (ArithmeticError, ValueError) as fault:
+            # Samplers' own words went into it: a figure that nobody thought of must not end the run.
+            self._emit("decision_failed", reason=repr(fault), step=self._step)
+            self._say(f"who is active stays as it is: the choice failed with {fault!r}; please report it")
+            return
         share = DECIDING_SHARE if self._rules.activate == "cheapest" else WATCHING_SHARE
         self._not_before = self._clock() + took_s / share
         self._carry_out({NodeId(worker.name) for worker in workers})
@@ -287,8 +298,9 @@ class Provisioning(SamplerWatch):
         if standby != self._standby:
             self._standby = standby
             self._around.set_standby(standby)
-        if changed and activation.selection is not None:
-            self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {activation.selection.why}")
+        if changed and (activation.selection is not None or (standby and not self._active)):
+            why = activation.selection.why if activation.selection is not None else BUDGET_TRIES_NOBODY
+            self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {why}")
 
     def _follow_prices(self) -> None:
         """Once anybody has a price, `activate` that was not set is `cheapest`, and stays so."""
@@ -337,6 +349,7 @@ class Provisioning(SamplerWatch):
 
     def _check_cost(self) -> CostFigures:
         """What it has cost in this life; the first time that it is too much it is said."""
+        self._count_egress()
         figures = self._book.figures(self._clock())
         total, most = self._before.total + figures.total, self._config.max_cost
         if most is not None and total >= most and not self.spent.is_set():
@@ -346,6 +359,11 @@ class Provisioning(SamplerWatch):
                 f"the run has cost {total:.2f} and --max-cost is {most:g}: it ends here; to go on, resume it with more"
             )
         return figures
+
+    def account(self) -> dict[str, Any]:
+        """What the run has cost in all its lives, for the next one to go on from."""
+        self._count_egress()
+        return self._costs(self._book.figures(self._clock()))
 
     def _costs(self, figures: CostFigures) -> dict[str, Any]:
         """Of the run in all its lives."""
@@ -366,7 +384,8 @@ class Provisioning(SamplerWatch):
     def status(self) -> dict[str, Any]:
         """The keys are described in docs/protocol.md."""
         selection = self._activation.selection
-        figures = self._book.figures(self._clock())
+        now = self._clock()
+        figures = self._book.figures(now)
         idle = self._estimator.idle_share()
         chosen = {} if selection is None else _said_of(selection.prediction.binds, selection)
         capacity = {
@@ -376,14 +395,32 @@ class Provisioning(SamplerWatch):
             "idle_target": self._config.idle_target,
             "idle_share": round(idle.value, 4) if idle is not None else None,
             **chosen,
+            "inputs": self._inputs(),
         }
         cost = {
             **self._costs(figures),
             "cost_per_hour": figures.rate_per_hour,
             "by_class": {name: asdict(tally) | {"cost": tally.cost} for name, tally in figures.by_class.items()},
-            "by_node": {node: round(tally.cost, 6) for node, tally in figures.by_node.items()},
+            "by_node": {node: round(tally.cost, 6) for node, tally in self._book.by_node(now).items()},
         }
         return {"capacity": capacity, "cost": cost}
+
+    def _inputs(self) -> dict[str, Any]:
+        """What a prediction is made from, all of it measured."""
+        train_step_s, lengths = self._estimator.train_step_s(), self._estimator.lengths()
+        return {
+            "train_step_s": round(train_step_s.value, 4) if train_step_s is not None else None,
+            "lengths": list(lengths.tokens) if lengths is not None else [],
+            "by_node": {
+                worker.name: {
+                    "rollouts_per_s": worker.rollouts_per_s,
+                    "samples_at_once": worker.samples_at_once,
+                    "lockstep": worker.lockstep,
+                    "install_s": self._installs_s.get(worker.name),
+                }
+                for worker in self._estimator.workers(self._clock())
+            },
+        }
 
 
 def _cpu_time_of(work: Callable[[], object]) -> float:
@@ -408,35 +445,3 @@ def _said_of(binds: str, selection: Any) -> dict[str, Any]:
 def _terms(offer: Offer) -> tuple[str, float, float, float]:
     """Device class and prices."""
     return offer.device_class, offer.cost_per_hour, offer.down_cost_per_gb, offer.up_cost_per_gb
-
-
-def measured_first(planned: Disseminate, installs_s: Mapping[str, float]) -> Disseminate:
-    """`planned`, with the install times that were measured in place of planned ones. Who is on standby gets every
-    version too, so a measured time holds for any set. Where it was not measured the median of its class stands, or of
-    all; a plan on unknown uplinks is believed only where nothing was measured at all."""
-
-    def disseminate(workers: Sequence[Worker]) -> Dissemination:
-        plan = planned(workers)
-        usual: dict[str | None, list[float]] = {}
-        for worker in workers:
-            if (measured := installs_s.get(worker.name)) is not None:
-                usual.setdefault(worker.device_class, []).append(measured)
-        everybody = median(installs_s.values()) if installs_s else None
-        return replace(
-            plan,
-            install_s=tuple(
-                _first(
-                    installs_s.get(worker.name),
-                    median(usual[worker.device_class]) if worker.device_class in usual else None,
-                    everybody,
-                    install_s if math.isfinite(install_s) else None,
-                )
-                for worker, install_s in zip(workers, plan.install_s, strict=True)
-            ),
-        )
-
-    return disseminate
-
-
-def _first(*values: float | None) -> float:
-    return next((value for value in values if value is not None), 0.0)

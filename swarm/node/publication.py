@@ -99,6 +99,7 @@ class Publication:
 
     async def publish_staged(self, step: int) -> None:
         """Publish what was staged, the weights after `step` steps. Waits while the disk is full."""
+        staged_at = time.monotonic()
         async with self._publishing:
             version = VersionId(incarnation=self._network.incarnation, version=step)
             held = self._broadcast.newest
@@ -109,7 +110,7 @@ class Publication:
                 self.due.set()
                 return
             self._diverged = False
-            await self._announce(encoded)
+            await self._announce(encoded, staged_at=staged_at)
 
     async def watch(self) -> None:
         """Whenever what is published counts as older than what others hold, publish it anew; for ever."""
@@ -147,12 +148,12 @@ class Publication:
         version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
         return await self._broadcast.encode_again(version)
 
-    async def _announce(self, held: HeldVersion) -> None:
+    async def _announce(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version
         await self._record(held)
         self._broadcast.announce(held)
         self._network.published(held.sealed_head)
-        await self._told(held)
+        await self._told(held, staged_at=staged_at)
         if self._network.incarnation > version.incarnation:
             # Others spoke of a later life while this was being encoded.
             self._overtaken.set()
@@ -163,11 +164,12 @@ class Publication:
         await self._journal.write([VersionPublished(version=version, content=content)])
         self._training.published = PublishedStep(step=version.version, content=content)
 
-    async def _told(self, held: HeldVersion) -> None:
+    async def _told(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version
         self.count += 1
         self._network.set_profile(Profile(held=version, engine="learner"))
-        self._tracker.published(version, now=time.monotonic())
+        now = time.monotonic()
+        self._tracker.published(version, now=now, prepared_s=now - staged_at if staged_at is not None else 0.0)
         await self._rollouts.published(version)
 
     async def _with_room(self, work: Callable[[], Awaitable[R]]) -> R:

@@ -182,7 +182,9 @@ class Session:
                 self._status.state = "sampling"
                 return answer
             self._status.state = f"waiting ({answer.reason})"
-            self._hear_standby(answer.detail if answer.reason == "standby" else "")
+            # Other reasons say nothing of it: the next beat does.
+            if answer.reason in ("paced", "standby"):
+                self._hear_standby(answer.detail)
             if answer.reason == "finished":
                 self._over.set()
             # These two were held open.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from swarm.broadcast.tracker import InstallTracker
 from swarm.config import LeadConfig
@@ -25,8 +25,6 @@ from swarm.rollout.entries import BoundSet
 from swarm.rollout.journal import Journal
 from swarm.rollout.leases import Group
 from swarm.types import Prompt
-
-R = TypeVar("R")
 
 STALL_S = 30.0
 """After this long without a batch the learner says what it waits for."""
@@ -200,13 +198,20 @@ class Steps:
             batch.cancel()
             spent.cancel()
 
-    async def _patiently(self, task: asyncio.Task[R]) -> R:
-        """The result of what samplers have to bring about, with a word to the user when it takes long."""
-        while not task.done():
-            await asyncio.wait({task}, timeout=STALL_S)
-            if not task.done():
-                self._say_stall()
-        return task.result()
+    async def _patiently(self, task: asyncio.Task[None]) -> None:
+        """Wait for what samplers have to bring about, with a word to the user when it takes long; no longer than there
+        is money for."""
+        spent = asyncio.create_task(self._provisioning.spent.wait())
+        try:
+            while not (task.done() or spent.done()):
+                happened, _ = await asyncio.wait({task, spent}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
+                if not happened:
+                    self._say_stall()
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            spent.cancel()
 
     def _say_stall(self) -> None:
         counts = self._rollouts.status()

@@ -355,6 +355,14 @@ class LeaseTable:
         limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
         return min((*silences, *limits), default=None)
 
+    @property
+    def node_count(self) -> int:
+        return len(self._nodes)
+
+    def knows_only(self, nodes: Collection[NodeId]) -> bool:
+        """Whether nobody else was heard. Asked for each node on standby at every chance."""
+        return len(self._nodes) <= len(nodes) and all(node in nodes for node in self._nodes)
+
     def nodes(self) -> Iterator[NodeId]:
         return iter(self._nodes)
 

@@ -293,7 +293,7 @@ class RolloutPlane:
             "groups_open": len(self._table),
             "groups_ready": len(self._buffer),
             "samples_leased": sum(group.leased for group in self._table.groups()),
-            "nodes": sum(1 for _ in self._table.nodes()),
+            "nodes": self._table.node_count,
         }
 
     # -- decisions -------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class RolloutPlane:
     ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
         shares: list[Share] = []
         records: list[GroupOpened | SamplesLeased] = []
-        if node in self.standby and any(other not in self.standby for other in self._table.nodes()):
+        if node in self.standby and not (self._round.open and self._table.knows_only(self.standby)):
             return shares, records  # Held-out prompts alone, and only where nobody else is there to answer them.
         capacity = min(capacity, self._table.room(node))
         at_once = min(capacity, at_once or (0 if self._table.holds_any(node) else capacity))

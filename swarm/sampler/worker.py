@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, Literal
 
 from swarm.broadcast.manifest import ChunkTable, Head, Layout
+from swarm.capacity.fleet import Lengths, mean_longest
 from swarm.child import Child
 from swarm.rollout.client import Answer, SealedLease
 from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
@@ -22,6 +24,12 @@ ENGINE_MODULES: dict[EngineKind, str] = {
 
 MOST_PER_S = 1e9
 """What a beat may tell of; only an engine without a model comes near it."""
+
+LEAST_S = 1e-6
+"""What a clock may not see."""
+
+LENGTHS_KEPT = 512
+"""Lengths by which a batch with free places is compared with a full one: of four batches at least, with 128 places."""
 
 RATE_SMOOTHING = 0.3
 """Weight of the newest batch in the measured rate: three batches forget a slow start."""
@@ -59,6 +67,8 @@ class EngineWorker:
         self.device_class: str = kind
         """The maker's name of the device once it is known, else the kind of engine."""
         self._install_s = self._ended_at = 0.0
+        self._full_batch_s = 0.0
+        self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
 
     async def launch(self) -> None:
         """Start the process; it imports its libraries while the node looks for the learner."""
@@ -131,18 +141,33 @@ class EngineWorker:
 
     def _measure(self, generated: Generated, between_s: float) -> None:
         count = len(generated.samples)
-        self.rollouts_per_s = _smoothed(self.rollouts_per_s, count, generated.seconds)
-        # A batch of fewer takes about as long: what is at hand must not pass for what the engine could do, or a swarm
-        # with too many samplers would take each of them for slow.
-        full = max(count, self._batch_samples) if count else 0
-        self.full_rollouts_per_s = _smoothed(self.full_rollouts_per_s, full, generated.seconds + between_s)
-        self.tokens_per_s = _smoothed(self.tokens_per_s, generated.steps, generated.seconds)
+        self.rollouts_per_s = _smoothed_rate(self.rollouts_per_s, count, generated.seconds)
+        self._lengths.extend(length for one in generated.samples if (length := len(one.token_ids) // 4))
+        if count:
+            full = max(count, self._batch_samples)
+            took_s = generated.seconds * self._stretch(count, full) + between_s
+            # Times are averaged: the mean of rates would be more than what comes of them.
+            self._full_batch_s = _smoothed(self._full_batch_s, took_s)
+            self.full_rollouts_per_s = min(MOST_PER_S, full / max(self._full_batch_s, LEAST_S))
+        self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds)
+
+    def _stretch(self, count: int, full: int) -> float:
+        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. What is at hand
+        must not pass for what the engine could do: where samplers are too many, batches are small."""
+        if count == full or not self._lengths:
+            return 1.0
+        lengths = Lengths.of(self._lengths).tokens
+        return mean_longest(lengths, full) / mean_longest(lengths, count)
 
 
-def _smoothed(before: float, count: int, seconds: float) -> float:
-    """A mean rate that forgets; 0 is no measurement."""
-    rate = min(MOST_PER_S, count / max(seconds, 1e-6))
-    return before + RATE_SMOOTHING * (rate - before) if before and rate else rate or before
+def _smoothed_rate(before: float, count: int, seconds: float) -> float:
+    """A mean rate that forgets."""
+    return _smoothed(before, min(MOST_PER_S, count / max(seconds, LEAST_S)))
+
+
+def _smoothed(before: float, value: float) -> float:
+    """A mean that forgets; 0 is no measurement."""
+    return before + RATE_SMOOTHING * (value - before) if before and value else value or before
 
 
 def _rollout(group_id: str, index: int, sampled: Sampled) -> Rollout:

@@ -71,3 +71,15 @@ def test_the_rate_at_full_load_is_that_of_a_full_batch_and_of_what_lies_between(
     sampled = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed")
     engine._measure(Generated(samples=(sampled,) * 2, seconds=1.0, steps=5), 0.25)
     assert (engine.rollouts_per_s, engine.full_rollouts_per_s) == (2.0, 8.0)
+
+
+def test_a_batch_with_free_places_is_not_taken_for_a_fast_engine(tmp_path: Path) -> None:
+    engine = EngineWorker(tmp_path, kind="scripted", device="cpu", hang_s=1.0, batch_samples=2)
+
+    def sampled(tokens: int) -> Sampled:
+        return Sampled(token_ids=b"\0" * 4 * tokens, logprobs=b"", spans=(), finish="stop")
+
+    # Of lengths 1 and 3 the longest of two is 2.5 in the mean, that of one is 2: a full batch takes 1.25 times as long.
+    engine._measure(Generated(samples=(sampled(1), sampled(3)), seconds=1.0, steps=3), 0.0)
+    engine._measure(Generated(samples=(sampled(1),), seconds=0.8, steps=1), 0.0)
+    assert engine.full_rollouts_per_s == pytest.approx(2.0, rel=0.05)

@@ -288,3 +288,15 @@ async def test_beats_tell_how_fast_a_sample_grows_and_hear_what_was_dropped(samp
     assert told[-1].tokens_per_s > 0
     assert sampler.status.drops.counts == {"stale": 12}
     assert sampler.said.count("the learner dropped 12 of our rollouts: stale") == 1
+
+
+async def test_a_standby_says_so_once_however_the_run_ends(sampler: Sampler) -> None:
+    sampler.learner.service.set_standby({BOB: "the active samplers suffice"})
+    async with sampler.session():
+        await until(lambda: bool(sampler.status.standby))
+        await sampler.learner.service.end("draining")
+        beats, asks = (len(sampler.line.bodies(path)) for path in ("/v1/beat", "/v1/leases"))
+        await until(lambda: len(sampler.line.bodies("/v1/leases")) > asks + 1)
+        await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 1)
+    told = [line for line in sampler.said if "standby" in line or "active" in line]
+    assert told == ["standby: the active samplers suffice"]

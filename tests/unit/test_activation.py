@@ -382,9 +382,7 @@ def test_news_are_gathered_for_a_part_of_a_period_and_not_for_long(period_s: flo
     assert gather_s(period_s) == pytest.approx(wait_s)
 
 
-@pytest.mark.parametrize(
-    ("saving", "decisions"), [(0.05, 20.0), (0.1, 20.0), (0.15, 20.0), (0.3, 5.0), (0.34, 4.0), (1.0, 4.0)]
-)
+@pytest.mark.parametrize(("saving", "decisions"), [(0.05, 20.0), (0.15, 20.0), (0.3, 5.0), (0.34, 4.0), (1.0, 4.0)])
 def test_what_saves_much_has_to_last_less(saving: float, decisions: float) -> None:
     assert dwell_decisions(saving) == pytest.approx(decisions, abs=0.11)
 

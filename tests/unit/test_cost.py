@@ -45,10 +45,11 @@ def test_a_run_by_hand() -> None:
     assert figures.per_token == pytest.approx(figures.total / 80_000)
     assert figures.per_hour == pytest.approx(figures.total / 2)
     assert figures.rate_per_hour == pytest.approx(7.2)
-    assert figures.by_node["a"].cost == pytest.approx(0.67)
-    assert figures.by_node["a"].per_rollout == pytest.approx(0.67 / 300)
-    assert figures.by_node["a"].active_s == pytest.approx(1.5 * HOUR_S)
-    assert figures.by_class["3090"] == figures.by_node["b"]
+    nodes = costs.by_node(100.0 + 2 * HOUR_S)
+    assert nodes["a"].cost == pytest.approx(0.67)
+    assert nodes["a"].per_rollout == pytest.approx(0.67 / 300)
+    assert nodes["a"].active_s == pytest.approx(1.5 * HOUR_S)
+    assert figures.by_class["3090"] == nodes["b"]
 
 
 def test_standby_is_not_charged() -> None:
@@ -70,8 +71,7 @@ def test_who_left_costs_no_more_and_is_remembered() -> None:
     costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0)
     costs.activated("a", now=100.0)
     costs.left("a", now=100.0 + HOUR_S)
-    figures = costs.figures(100.0 + 5 * HOUR_S)
-    assert figures.by_node["a"].rent == pytest.approx(0.4)
+    assert costs.by_node(100.0 + 5 * HOUR_S)["a"].rent == pytest.approx(0.4)
     costs.joined("a", "4090", 0.4, 0.0, 0.0, now=100.0 + 5 * HOUR_S)
     assert costs.figures(100.0 + 6 * HOUR_S).rent == pytest.approx(0.4)
 
@@ -93,11 +93,12 @@ def test_the_book_is_bounded_and_no_cost_is_lost() -> None:
         costs.activated(node, now=100.0 + number)
         costs.left(node, now=101.0 + number)
     figures = costs.figures(101.0 + number)
-    assert len(figures.by_node) == MAX_NODES
+    nodes = costs.by_node(101.0 + number)
+    assert len(nodes) == MAX_NODES
     assert len(figures.by_class) == MAX_CLASSES
     assert figures.by_class[OTHER].rent > 0
     assert figures.rent == pytest.approx(MAX_NODES + 500)
-    assert "n0" not in figures.by_node
+    assert "n0" not in nodes
 
 
 @pytest.mark.parametrize("price", [math.nan, math.inf, -1.0])
@@ -106,3 +107,27 @@ def test_what_is_no_price_is_refused(price: float) -> None:
         CostBook(learner_cost_per_hour=price, now=0.0)
     with pytest.raises(ValueError, match="price must be"):
         book().joined("a", "4090", price, 0.0, 0.0, now=100.0)
+
+
+def test_an_event_of_one_sampler_reads_no_other() -> None:
+    """A class of thousands that leaves at once would stop the event loop for seconds otherwise."""
+    costs = book()
+    for number in range(100):
+        costs.joined(f"n{number}", "4090", 1.0, 0.0, 0.0, now=100.0)
+        costs.activated(f"n{number}", now=100.0)
+    others = [account.sums for name, account in costs._accounts.items() if name != "n0"]
+    costs.left("n0", now=100.0 + HOUR_S)
+    assert costs.figures(100.0 + HOUR_S).rent == pytest.approx(100.0)
+    assert all(sums.charged_at == 100.0 for sums in others)
+    assert sum(tally.rent for tally in costs.by_node(100.0 + 2 * HOUR_S).values()) == pytest.approx(199.0)
+
+
+def test_nothing_is_charged_once_all_are_gone() -> None:
+    costs = book()
+    for number in range(10):
+        costs.joined(f"n{number}", "4090", 0.1 * number, 0.0, 0.0, now=100.0)
+        costs.activated(f"n{number}", now=100.0)
+    for number in range(10):
+        costs.left(f"n{number}", now=100.0)
+    assert costs.figures(100.0 + HOUR_S).rent == 0.0
+    assert costs.figures(100.0 + HOUR_S).rate_per_hour == 7.0

@@ -52,8 +52,9 @@ class Life:
         network: Any = self.network
         rollouts: Any = SimpleNamespace(published=self._published)
         self.step = 0
+        self.tracker = InstallTracker()
         self.publication = Publication(
-            network, learner.service, rollouts, self.training, journal, InstallTracker(), say=self.said.append
+            network, learner.service, rollouts, self.training, journal, self.tracker, say=self.said.append
         )
 
     async def _published(self, version: VersionId) -> None:
@@ -101,6 +102,17 @@ async def test_what_was_published_and_recorded_stands(world: World) -> None:
         assert await second.resume_at(3) == v(3)
         assert second.told == [v(3)]
         assert second.training.published.step == 3
+
+
+async def test_what_a_version_took_from_its_weights_to_its_publication_is_told(world: World) -> None:
+    async with life(world, again=False) as first:
+        await first.resume_at(0)
+        first.step = 3
+        await first.publication.publish(3)
+        assert first.tracker.prepared_s(v(3)) > 0
+    async with life(world) as second:
+        await second.resume_at(3)
+        assert second.tracker.prepared_s(v(3)) == 0
 
 
 async def test_a_version_that_was_encoded_and_not_recorded_is_recorded_and_stands(world: World) -> None:

@@ -11,6 +11,7 @@ import pytest
 from swarm.errors import ProtocolError
 from swarm.rollout.messages import Beat, Offer
 from swarm.rollout.plane import RolloutPlane
+from swarm.types import NodeId
 from swarm.wire import CONTROL_BODY_BYTES, decode, encode
 from tests import learner_face
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
@@ -63,6 +64,25 @@ def test_held_out_prompts_are_for_standbys_where_nobody_else_is_there() -> None:
     granted = ask(plane, ALICE, 0, 4)
     assert [(one.purpose, len(one.samples)) for one in granted] == [("eval", 1), ("eval", 1)]
     assert refusal(plane, ALICE, 0, 4) == "standby"
+
+
+def test_a_question_of_a_standby_does_not_look_at_all_nodes() -> None:
+    """Thousands may wait, and all are asked again whenever a sample went back."""
+    looks: list[str] = []
+
+    class Counted(dict[NodeId, str]):
+        def __contains__(self, node: object) -> bool:
+            looks.append(str(node))
+            return super().__contains__(node)
+
+    plane = new_plane()
+    waiting = [NodeId(f"n{number}") for number in range(100)]
+    for node in (*waiting, BOB):
+        plane.beat(node, now=0.0)
+    plane.set_standby(Counted(dict.fromkeys(waiting, WHY)))
+    plane.evaluate(v(0), [prompt(0)])
+    assert refusal(plane, waiting[-1], 0, 4) == "standby"
+    assert len(looks) <= 3
 
 
 def test_at_the_end_a_node_on_standby_hears_of_the_end() -> None:

@@ -27,7 +27,7 @@ class Rollouts:
     def __init__(self) -> None:
         self.bounds: list[int] = []
         self.evaluations = 0
-        self.asked = asyncio.Event()
+        self.asked, self.evaluating = asyncio.Event(), asyncio.Event()
 
     async def set_bound(self, max_staleness: int) -> None:
         self.bounds.append(max_staleness)
@@ -40,6 +40,7 @@ class Rollouts:
 
     async def evaluate(self, version: object, prompts: object) -> Any:
         self.evaluations += 1
+        self.evaluating.set()
         return await asyncio.get_running_loop().create_future()
 
 
@@ -201,3 +202,14 @@ async def test_a_run_that_waits_for_a_batch_ends_when_its_money_is_spent(tmp_pat
     loop.spent.set()
     await asyncio.wait_for(running, 5)
     assert await asyncio.wait_for(loop.steps.finish(), 5)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_the_last_evaluation_is_not_waited_for_once_the_money_is_spent(tmp_path: Path, when: str) -> None:
+    loop = Loop(tmp_path, step=3, steps=3)
+    ending = asyncio.create_task(loop.steps.run() if when == "before" else loop.steps.finish())
+    await loop.rollouts.evaluating.wait()
+    loop.spent.set()
+    await asyncio.wait_for(ending, 5)
+    await asyncio.wait_for(loop.steps.finish(), 5)
+    assert loop.training.saved_step == 3

@@ -85,3 +85,12 @@ def test_how_long_an_install_took_at_one_sampler() -> None:
     assert tracker.install_s(ALICE, v(1)) == 2.5
     assert tracker.install_s(BOB, v(1)) is None
     assert tracker.install_s(ALICE, v(2)) is None
+
+
+def test_how_long_a_version_was_prepared_is_known_of_the_last_few() -> None:
+    tracker = InstallTracker()
+    for number in range(12):
+        tracker.published(v(number), now=float(number), prepared_s=0.5)
+    assert tracker.prepared_s(v(11)) == 0.5
+    assert tracker.prepared_s(v(0)) == tracker.prepared_s(v(12)) == 0.0
+    assert len(tracker._prepared_s) == 8

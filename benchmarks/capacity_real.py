@@ -1,0 +1,414 @@
+"""The learner's idle share in a real swarm on loopback: predicted from what the swarm measured, against what it was.
+
+python -m benchmarks.capacity --real --json
+
+Nine points, each a learner and SAMPLERS samplers in processes of their own (two each), everybody active. The trainer
+takes TRAIN_STEP_S for a step (`rehearse_step_s`), each sampler's engine without a model works at a set pace
+(`rehearse_tokens_per_s`), and the learner's uplink is capped so that a version, dealt once and passed on by the
+samplers, takes the wanted part of a step. What is wanted only places the point on the grid: S, T_b / T, and the rate
+over `mu_min` of such samplers, or over R / T where no rate is enough.
+
+A prediction is made from what was measured in the run itself after its warm-up, nothing else:
+
+    train_step_s        mean of a step less the wait for its batch (metrics.jsonl)
+    lengths             of accepted completions (`capacity.inputs` in `status`)
+    rollouts_per_s      of each sampler at full load, as it measured it (same), median over the steps
+    install_s           of each sampler, from a publication until it could begin with it (same), median over the steps
+    samples_at_once     as each sampler offers (same), in lockstep
+
+Measured is the sum of the waits over the sum of the periods of the same steps. The warm-up begins once every sampler
+has a rate and an install, so no import is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
+from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
+from swarm.capacity.model import Prediction, mu_min, predict
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
+
+TRAIN_STEP_S = 4.0
+"""Questions, scoring and records, which the model knows nothing of, take 0.1 to 0.3 s of two busy cores."""
+
+SWARMS = 3
+"""Points that are measured at once: most processes of a rehearsal sleep most of the time."""
+
+SAMPLERS = 4
+AT_ONCE = 8
+"""Samples in one batch of an engine."""
+
+GROUPS, GROUP_SIZE = 8, 4
+"""A step is one batch of every sampler."""
+
+MOST_TOKENS = 32
+"""Lengths are uniform from 1 to this."""
+
+STEPS = 25
+"""Measured at each point: what comes of chance in a hundred batches is 1 or 2 points."""
+
+LIMIT_S = 450.0
+"""For one point: twice what the slowest takes."""
+
+HANDLING_S = 0.1
+"""Of a version's way, what is not its bytes: encoding, checking, installing. Only to place a point."""
+
+POINT_POINTS = 5.0
+"""Most that one point may be off."""
+
+LEARNING_RATE = 1e-2
+"""Enough that versions go on changing."""
+
+BITS = 8e-6
+"""Megabits in a byte."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Where a run is wanted: `broadcast_steps` is T_b / T, `ratio` the rate over mu_min or R / T."""
+
+    max_staleness: int
+    broadcast_steps: float
+    ratio: float
+
+
+GRID = tuple(
+    Point(max_staleness=bound, broadcast_steps=broadcast, ratio=ratio)
+    for bound, broadcast, ratio in (
+        (1, 0.1, 1.0),
+        (1, 0.4, 1.3),
+        (1, 0.8, 0.7),
+        (2, 0.1, 1.3),
+        (2, 0.4, 0.7),
+        (2, 0.8, 1.0),
+        (3, 0.1, 0.7),
+        (3, 0.4, 1.0),
+        (3, 0.8, 1.3),
+    )
+)
+"""Each bound with each broadcast, and each ratio once with either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What the processes of a point are told. `unit` is what the ratio is over."""
+
+    unit: str
+    tokens_per_s: float
+    max_upload_mbit: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run said of itself: inputs of a prediction, and the share to compare it with."""
+
+    demand: Demand
+    workers: tuple[Worker, ...]
+    install_s: tuple[float, ...]
+    idle_share: float
+    trainer_s: float
+    live_prediction: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One row. Shares of 1; `error_points` is predicted minus measured."""
+
+    point: Point
+    pace: Pace
+    measured: Measured
+    predicted: Prediction
+    load: float
+
+    @property
+    def error_points(self) -> float:
+        return 100 * (self.predicted.idle_share - self.measured.idle_share)
+
+
+def demand_of(max_staleness: int, train_step_s: float, lengths: Lengths) -> Demand:
+    return Demand(
+        train_step_s=train_step_s,
+        groups_per_step=GROUPS,
+        group_size=GROUP_SIZE,
+        publish_every_steps=1,
+        max_staleness=max_staleness,
+        lengths=lengths,
+    )
+
+
+def pace_of(point: Point, version_bytes: float) -> Pace:
+    """How fast samplers and the learner's uplink are to be for a point."""
+    lengths = Lengths(tokens=tuple(float(n) for n in range(1, MOST_TOKENS + 1)))
+    demand = demand_of(point.max_staleness, TRAIN_STEP_S, lengths)
+    broadcast_s = point.broadcast_steps * TRAIN_STEP_S
+    once = demand.rollouts_per_step / TRAIN_STEP_S
+    fleet = [
+        Worker(name=f"w{n}", rollouts_per_s=once / SAMPLERS, samples_at_once=AT_ONCE, lockstep=True)
+        for n in range(SAMPLERS)
+    ]
+    least = mu_min(demand, fleet, [broadcast_s] * SAMPLERS)
+    unit, rate = ("mu_min", least) if least < float("inf") else ("R/T", once)
+    batch_s = SAMPLERS * AT_ONCE / (point.ratio * rate)
+    bytes_s = max(HANDLING_S / 2, broadcast_s - HANDLING_S)
+    return Pace(
+        unit=unit,
+        tokens_per_s=mean_longest(lengths.tokens, AT_ONCE) / batch_s,
+        max_upload_mbit=version_bytes * BITS / bytes_s,
+    )
+
+
+# -- a run -----------------------------------------------------------------------------------------------------
+
+
+def make_model(directory: Path) -> str:
+    """Write a larger sister of the embedded model, whose versions are of some 100 kB: a cap lets 64 kB pass at once."""
+    config = tiny_model(0).config
+    config.update({"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "layer_types": None})
+    model: Any = Qwen3ForCausalLM
+    model(Qwen3Config(**config.to_dict())).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return str(directory)
+
+
+def run_point(model: str, point: Point, pace: Pace, stop: Event, *, steps: int = STEPS) -> Measured:
+    """A swarm at that pace, until so many steps were measured. RunFailed if it does not come so far, or if `stop` is
+    set."""
+    with tempfile.TemporaryDirectory(prefix="capacity-real-") as directory, nodes_in(Path(directory)) as nodes:
+        swarm = _Swarm(nodes, Path(directory), model, point, pace, stop)
+        swarm.start()
+        swarm.until("every sampler has a rate and an install", swarm.is_measured)
+        first = swarm.step() + 2 * (point.max_staleness + 2)
+        inputs: list[dict[str, Any]] = []
+        for step in range(first, first + steps):
+            swarm.until(f"step {step}", partial(swarm.has_taken, step + 1))
+            inputs.append(swarm.inputs())
+        return measured_of(swarm.rows()[first - 1 : first + steps], inputs, point.max_staleness)
+
+
+def version_bytes(model: str) -> float:
+    """What a version of such a run takes on the wire: the median of a few, from a swarm without caps."""
+    point = Point(max_staleness=2, broadcast_steps=0.0, ratio=1.0)
+    pace = Pace(unit="", tokens_per_s=SAMPLERS * AT_ONCE, max_upload_mbit=None)
+    with tempfile.TemporaryDirectory(prefix="capacity-real-") as directory, nodes_in(Path(directory)) as nodes:
+        swarm = _Swarm(nodes, Path(directory), model, point, pace, Event(), train_step_s=1.0)
+        swarm.start()
+        swarm.until("sixteen steps", partial(swarm.has_taken, 16))
+        spread = swarm.status()["broadcasts"].values()
+        return statistics.median(float(one["encoded_bytes"]) for one in spread)
+
+
+class _Swarm:
+    """The processes of one point."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        directory: Path,
+        model: str,
+        point: Point,
+        pace: Pace,
+        stop: Event,
+        *,
+        train_step_s: float = TRAIN_STEP_S,
+    ) -> None:
+        self._nodes = nodes
+        self._stop = stop
+        self._directory = directory
+        self._run_dir = directory / "run"
+        self._lead = {
+            "model": model,
+            "learning_rate": LEARNING_RATE,
+            "rehearse_step_s": train_step_s,
+            "max_staleness": point.max_staleness,
+            "groups_per_step": GROUPS,
+            "group_size": GROUP_SIZE,
+            "max_new_tokens": MOST_TOKENS,
+            # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing.
+            "reward": "random",
+            "activate": "all",
+            "beat_s": 0.5,
+            "steps": 1_000_000,
+            "eval_prompts": 1,
+            "eval_every_steps": 1_000_000,
+            "checkpoint_every_steps": 1_000_000,
+        }
+        if pace.max_upload_mbit is not None:
+            self._lead["max_upload"] = pace.max_upload_mbit
+        self._join = {"engine": "scripted", "batch_samples": AT_ONCE, "rehearse_tokens_per_s": pace.tokens_per_s}
+        self._until = time.monotonic() + LIMIT_S
+
+    def start(self) -> None:
+        lead = self._write("lead.toml", self._lead)
+        given = ("--lan", "--port", "0", "--config", lead, "--run-dir", str(self._run_dir))
+        self._nodes.start("learner", "lead", *given)
+        self._url = url_of(self._nodes, self._run_dir / "node.json")
+        join = self._write("join.toml", self._join)
+        for number in range(SAMPLERS):
+            state = str(self._directory / f"sampler-{number}")
+            given = ("--lan", "--bootstrap", self._url, "--config", join, "--state-dir", state)
+            self._nodes.start(f"sampler-{number}", "join", *given)
+
+    def until(self, what: str, happened: Callable[[], bool]) -> None:
+        while not happened():
+            self._nodes.check()
+            if time.monotonic() > self._until:
+                raise RunFailed(f"not within {LIMIT_S:g} s: {what}")
+            if self._stop.wait(POLL_S):
+                raise RunFailed("another point failed, or the benchmark was stopped")
+
+    def status(self) -> dict[str, Any]:
+        with urllib.request.urlopen(self._url + "/v1/status", timeout=10) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+    def step(self) -> int:
+        return len(self.rows())
+
+    def has_taken(self, steps: int) -> bool:
+        return self.step() >= steps
+
+    def inputs(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.status()["capacity"]["inputs"]
+        return found
+
+    def is_measured(self) -> bool:
+        found = self.inputs()["by_node"].values()
+        return len(found) == SAMPLERS and all(one["rollouts_per_s"] and one["install_s"] is not None for one in found)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Whole lines of metrics.jsonl: one for each step."""
+        path = self._run_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def _write(self, name: str, settings: dict[str, Any]) -> str:
+        path = self._directory / name
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        return str(path)
+
+
+# -- figures ---------------------------------------------------------------------------------------------------
+
+
+def measured_of(rows: Sequence[dict[str, Any]], inputs: Sequence[dict[str, Any]], max_staleness: int) -> Measured:
+    """Of the rows after the first, whose time is where the measurement begins, and of `inputs` meanwhile."""
+    period_s = [after["time"] - before["time"] for before, after in pairwise(rows)]
+    waited_s = [row["idle_share"] * period for row, period in zip(rows[1:], period_s, strict=True)]
+    names = sorted(inputs[-1]["by_node"])
+
+    def usual(name: str, figure: str) -> float:
+        return statistics.median(float(one["by_node"][name][figure]) for one in inputs)
+
+    def worker(name: str) -> Worker:
+        said = inputs[-1]["by_node"][name]
+        return Worker(
+            name=name,
+            rollouts_per_s=usual(name, "rollouts_per_s"),
+            samples_at_once=said["samples_at_once"],
+            lockstep=said["lockstep"],
+        )
+
+    train_step_s = (sum(period_s) - sum(waited_s)) / len(period_s)
+    return Measured(
+        demand=demand_of(max_staleness, train_step_s, Lengths.of(inputs[-1]["lengths"])),
+        workers=tuple(worker(name) for name in names),
+        install_s=tuple(usual(name, "install_s") for name in names),
+        idle_share=sum(waited_s) / sum(period_s),
+        trainer_s=statistics.fmean(row["train_step_s"] for row in rows[1:]),
+        live_prediction=statistics.median(row["predicted_idle_share"] for row in rows[1:]),
+        steps=len(period_s),
+    )
+
+
+def found_of(point: Point, pace: Pace, measured: Measured) -> Found:
+    predicted = predict(measured.demand, measured.workers, measured.install_s)
+    return Found(point=point, pace=pace, measured=measured, predicted=predicted, load=os.getloadavg()[0])
+
+
+HEADER = (
+    "| S | T_b / T wanted | rate wanted | T | T_b / T | R/T | rate | idle, predicted | measured | error | live "
+    "| binds | load |\n" + "|---" * 13 + "|"
+)
+
+
+def line(found: Found) -> str:
+    """One row of the table: seconds, rollouts per second, shares in percent."""
+    point, measured = found.point, found.measured
+    train_step_s = measured.demand.train_step_s
+    columns = [
+        point.max_staleness,
+        f"{point.broadcast_steps:g}",
+        f"{point.ratio:g} {found.pace.unit}",
+        f"{train_step_s:.2f}",
+        f"{statistics.fmean(measured.install_s) / train_step_s:.2f}",
+        f"{measured.demand.rollouts_per_step / train_step_s:.1f}",
+        f"{sum(worker.rollouts_per_s for worker in measured.workers):.1f}",
+        f"{100 * found.predicted.idle_share:.1f}",
+        f"{100 * measured.idle_share:.1f}",
+        f"{found.error_points:+.1f}",
+        f"{100 * measured.live_prediction:.1f}",
+        found.predicted.binds,
+        f"{found.load:.1f}",
+    ]
+    return "| " + " | ".join(str(column) for column in columns) + " |"
+
+
+def summary(found: Sequence[Found]) -> dict[str, Any]:
+    errors = [abs(one.error_points) for one in found]
+    return {
+        "real_mean_abs_error_points": statistics.fmean(errors),
+        "real_max_abs_error_points": max(errors),
+        "real_met": max(errors) <= POINT_POINTS,
+        "real_points": [asdict(one) | {"error_points": one.error_points} for one in found],
+    }
+
+
+def run(points: Sequence[Point] = GRID, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """All points, SWARMS at once, with a row of the table as each is done. RunFailed if a swarm fails."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="capacity-model-") as directory:
+        found = _points(make_model(Path(directory)), points, say)
+    whole = summary(found)
+    say(
+        f"{len(found)} real points: mean error {whole['real_mean_abs_error_points']:.2f} points, largest "
+        f"{whole['real_max_abs_error_points']:.2f} (at most {POINT_POINTS:g}), target "
+        f"{'met' if whole['real_met'] else 'missed'}; {time.monotonic() - began:.0f} s"
+    )
+    return whole
+
+
+def _points(model: str, points: Sequence[Point], say: Callable[[str], None]) -> list[Found]:
+    nbytes = version_bytes(model)
+    say(f"a version has {nbytes / 1e3:.0f} kB; {len(points)} points of {STEPS} steps of {TRAIN_STEP_S:g} s\n{HEADER}")
+    stop = Event()
+
+    def found(point: Point) -> Found:
+        pace = pace_of(point, nbytes)
+        one = found_of(point, pace, run_point(model, point, pace, stop))
+        say(line(one))
+        return one
+
+    with ThreadPoolExecutor(SWARMS) as pool:
+        try:
+            return list(pool.map(found, points))
+        finally:
+            # Else a fault of one point, or Ctrl-C, would wait for the others to come to their ends.
+            stop.set()
+            pool.shutdown(cancel_futures=True)
