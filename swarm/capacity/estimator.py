@@ -16,11 +16,12 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median, median_low
 
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.prices import HOUR_S
+from swarm.capacity.seen import ClassSeen, SamplerSeen
 from swarm.capacity.windows import Estimate, Window
 
 MAX_NODES = 4096
@@ -31,18 +32,10 @@ MAX_CLASSES = 256
 
 OTHER = "other"
 
-CLAIMS = 9
-"""Beats whose claims are remembered: four may be nonsense."""
-
 STEPS = 15
 """Steps whose training time is remembered: seven may have been disturbed, and a new length of batches shows soon."""
 
-INSTALLS = 9
-
 IDLE_STEPS = 9
-
-STARTS = 33
-"""Starts of a class that are remembered."""
 
 LENGTHS = 4096
 """Completions whose lengths are remembered: the 99th percentile is among them forty times."""
@@ -67,9 +60,6 @@ JUDGED_S = 3600.0
 """Active seconds after which a sampler may be judged though it never gave PROVEN_ROLLOUTS: if others of its claim would
 have. A cold start takes a quarter of it."""
 
-PROVEN_RATES = 33
-"""Rates of a class that are remembered of samplers that left."""
-
 PRIOR_HOURS = 24.0
 """Sampler-hours for which the start value of departures stands: a class nobody left for a day counts half."""
 
@@ -92,50 +82,13 @@ class StartValues:
     departures_per_hour: float = 0.02
 
 
-@dataclass(slots=True, kw_only=True)
-class _Sampler:
-    """What is known of one sampler. `active_since` is None on standby, `began_at` is set until its first rollout."""
-
-    device_class: str
-    joined_at: float
-    cost_per_hour: float
-    down_cost_per_gb: float
-    up_cost_per_gb: float
-    samples_at_once: int = 1
-    lockstep: bool = False
-    uplink_bytes_per_s: float = 0.0
-    downlink_bytes_per_s: float = 0.0
-    public: bool = False
-    claims: Window = field(default_factory=lambda: Window(CLAIMS))
-    installs: Window = field(default_factory=lambda: Window(INSTALLS))
-    active_since: float | None = None
-    began_at: float | None = None
-    active_s: float = 0.0
-    accepted: float = 0.0
-    proven: bool = False
-
-    def active_until(self, now: float) -> float:
-        """Seconds in all."""
-        return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Class:
-    """What is known of a device class. `hours` of samplers that are gone; those present are added when asked."""
-
-    hours: float = 0.0
-    vanished: float = 0.0
-    starts: Window = field(default_factory=lambda: Window(STARTS))
-    proven: Window = field(default_factory=lambda: Window(PROVEN_RATES))
-
-
 class Estimator:
     """Times are monotonic seconds. A node that did not join, or has left, is unknown: what is said of it is ignored."""
 
     def __init__(self, start: StartValues) -> None:
         self._start = start
-        self._samplers: dict[str, _Sampler] = {}
-        self._classes: dict[str, _Class] = {}
+        self._samplers: dict[str, SamplerSeen] = {}
+        self._classes: dict[str, ClassSeen] = {}
         self._train = Window(STEPS)
         self._idle = Window(IDLE_STEPS)
         self._lengths: deque[int] = deque(maxlen=LENGTHS)
@@ -193,7 +146,7 @@ class Estimator:
         if known is not None:
             known.cost_per_hour, known.down_cost_per_gb, known.up_cost_per_gb = prices
             return None
-        self._samplers[node] = _Sampler(
+        self._samplers[node] = SamplerSeen(
             device_class=self._class_name(device_class),
             joined_at=now,
             cost_per_hour=cost_per_hour,
@@ -340,7 +293,7 @@ class Estimator:
         return self._departures(device_class, self._present_hours(now))
 
     def _departures(self, device_class: str, present_hours: Mapping[str, float]) -> float:
-        group = self._classes.get(device_class, _Class())
+        group = self._classes.get(device_class, ClassSeen())
         hours = group.hours + present_hours.get(device_class, 0.0)
         return (group.vanished + self._start.departures_per_hour * PRIOR_HOURS) / (hours + PRIOR_HOURS)
 
@@ -399,7 +352,7 @@ class Estimator:
                 believed[node] = max(least, min(claim, CLAIM_FACTOR * usual * accepted_per_s))
         return believed
 
-    def _count_active(self, sampler: _Sampler, now: float) -> None:
+    def _count_active(self, sampler: SamplerSeen, now: float) -> None:
         if sampler.active_since is None:
             return
         sampler.active_s, sampler.active_since = sampler.active_until(now), now
@@ -409,7 +362,7 @@ class Estimator:
     def _worker(
         self,
         node: str,
-        sampler: _Sampler,
+        sampler: SamplerSeen,
         rate: float,
         start_s: float,
         departures_per_hour: float,
@@ -440,7 +393,7 @@ class Estimator:
         name = device_class
         if name not in self._classes and len(self._classes) >= MAX_CLASSES - 1:
             name = OTHER
-        self._classes.setdefault(name, _Class())
+        self._classes.setdefault(name, ClassSeen())
         return name
 
     def _sane(self, what: str, value: float, *, positive: bool = False) -> bool:

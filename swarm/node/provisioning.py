@@ -1,8 +1,8 @@
 """Who of the samplers is active, and what the run costs: the shell around estimator, activation and cost book.
 
 Order of a decision: what the swarm measured is read on the event loop, the choice is made in a thread, its outcome is
-carried out on the loop again. One decision at a time: after each period of publications (less often where that would
-take more than a fifth of a core), and in between when the activation says that who came and went calls for it.
+carried out on the loop again. One decision at a time: after each period of publications, and in between when the
+activation says that who came and went calls for it; less often where that would take more than a fifth of a core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAGS = 9
 
 DECIDING_SHARE = 0.2
 WATCHING_SHARE = 0.02
-"""Most of a core that decisions after steps may take: they run beside the event loop, and share its core. The second
+"""Most of a core that decisions may take: they run beside the event loop, and share its core. The second
 where all are active in any case, and a decision only says what is predicted."""
 
 
@@ -214,8 +214,9 @@ class Provisioning(SamplerWatch):
                 if self._period_s and self._clock() - self._decided_at > LATE_PERIODS * self._period_s:
                     await self.decide()
             else:
-                if self._is_urgent:
-                    await asyncio.sleep(gather_s(self._period_s))
+                wait_s = gather_s(self._period_s) if self._is_urgent else 0.0
+                # Who comes and goes for ever would have the learner do nothing but decide.
+                await asyncio.sleep(max(wait_s, self._not_before - self._clock()))
                 await self.decide()
 
     def open(self) -> None:

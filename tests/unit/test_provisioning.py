@@ -182,7 +182,7 @@ async def test_who_needs_more_than_a_period_for_a_version_is_reckoned_to_skip_so
     plan = swarm.provisioning._disseminate()(workers)
     assert plan.install_s[0] == pytest.approx(2.5 * STEP_S)
     assert plan.install_s[1] < STEP_S
-    assert plan.down_bytes[0] == pytest.approx(plan.down_bytes[1] / 2)
+    assert plan.down_bytes[0] == pytest.approx(plan.down_bytes[1] / 1.5)
 
 
 async def test_one_that_came_while_it_was_decided_is_not_judged() -> None:
