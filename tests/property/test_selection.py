@@ -26,6 +26,14 @@ def cheapest(fleet: list[Worker], groups: int) -> float | None:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 11), share=st.floats(0.1, 1.1))
 def test_a_choice_costs_at_most_two_percent_more_than_the_best(seed: int, count: int, share: float) -> None:
+    check_choice(seed, count, share)
+
+
+def test_so_it_does_of_fourteen() -> None:
+    check_choice(seed=1, count=14, share=0.6)
+
+
+def check_choice(seed: int, count: int, share: float) -> None:
     fleet = random_fleet(count, Random(seed))
     groups = max(1, round(share * sum(one.rollouts_per_s for one in fleet) * 120 / 8))
     found = select(demand(groups=groups), fleet, by_downlink, Rules(), model=RateCondition())
