@@ -7,7 +7,8 @@ python -m benchmarks.capacity --real --json      nine points of a real swarm ins
 
 A grid of max_staleness, broadcast_s / train_step_s and the fleet's rate over the model's own mu_min (idle target 2 %)
 for its kind of fleet. Where no rate is enough the rate is over R / train_step_s instead, and the row says so. A cell
-simulates `--steps` steps after a warm-up of 20 (swarm/sim/capacity.run_fixed, which shares no code with the model).
+simulates `--steps` steps after a warm-up of 20 (swarm/sim/capacity.run_fixed, which shares no code with the model but
+the mean of the longest of a batch).
 
 Four kinds of fleet take turns, so that each meets every bound and most broadcasts; a version takes `broadcast` to the
 last of its workers. Lengths are lognormal with sigma 1 and clipped at 4.5 times the median, as in practice.

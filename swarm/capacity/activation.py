@@ -233,11 +233,11 @@ class Activation:
         active = frozenset(self._active & present) - self._probes
         search = Search(demand, workers, disseminate, rules, kept=active, model=self._model)
         best = self._cheapest(search, (demand, tuple(workers), rules, active), present=frozenset(present))
-        held = search.assess(active, after=best)
         if rules.activate == "all":
             return self._settled(best, "all samplers are wanted")
         if not active:
             return self._settled(best, best.why)
+        held = search.assess(active, after=best)
         if held.cost_per_hour > self._budget * OVER_BUDGET:
             return self._settled(best, "the others cost more than the budget")
         waits = idle_share is not None and idle_share > rules.idle_target

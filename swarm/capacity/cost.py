@@ -11,15 +11,11 @@ from dataclasses import dataclass
 
 from swarm.capacity.fleet import GB
 from swarm.capacity.prices import HOUR_S
+from swarm.capacity.seen import class_among
 
 MAX_NODES = 4096
 """Accounts that are open at a time, as many as samplers are known; of those who left the oldest are closed first, and
 remain in the sums of their class."""
-
-MAX_CLASSES = 256
-"""Device classes with sums of their own; a node names its own, so the rest is OTHER."""
-
-OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,9 +257,7 @@ class CostBook:
             del self._left[oldest], self._accounts[oldest]
 
     def _class_name(self, device_class: str, now: float) -> str:
-        name = device_class
-        if name not in self._classes and len(self._classes) >= MAX_CLASSES - 1:
-            name = OTHER
+        name = class_among(self._classes, device_class)
         self._classes.setdefault(name, _Sums(charged_at=now))
         return name
 

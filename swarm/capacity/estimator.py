@@ -21,16 +21,11 @@ from statistics import median, median_low
 
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.prices import HOUR_S
-from swarm.capacity.seen import ClassSeen, SamplerSeen
+from swarm.capacity.seen import ClassSeen, SamplerSeen, class_among
 from swarm.capacity.windows import Estimate, Window
 
 MAX_NODES = 4096
 """Samplers that are remembered, as many as the table of leases."""
-
-MAX_CLASSES = 256
-"""Device classes that are told apart; a node names its own, so what comes later counts as OTHER."""
-
-OTHER = "other"
 
 STEPS = 15
 """Steps whose training time is remembered: seven may have been disturbed, and a new length of batches shows soon."""
@@ -390,9 +385,7 @@ class Estimator:
 
     def _class_name(self, device_class: str) -> str:
         """The class under which it is kept."""
-        name = device_class
-        if name not in self._classes and len(self._classes) >= MAX_CLASSES - 1:
-            name = OTHER
+        name = class_among(self._classes, device_class)
         self._classes.setdefault(name, ClassSeen())
         return name
 

@@ -35,6 +35,7 @@ class Plan:
 
     scenario: str
     currency: str
+    prices_as_of: str
     needed_rollouts_per_s: float
     arms: tuple[Arm, ...]
     chosen: Arm
@@ -58,6 +59,7 @@ def plan_for(scenario: Scenario, ways: Ways, *, idle_target: float = NEARLY_BUSY
     return Plan(
         scenario=scenario.scenario.name,
         currency=scenario.scenario.currency,
+        prices_as_of=scenario.scenario.prices_as_of,
         needed_rollouts_per_s=scenario.learner.rollouts_per_step / scenario.learner.train_step_s,
         arms=tuple(found),
         chosen=chosen,

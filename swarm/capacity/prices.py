@@ -90,12 +90,6 @@ def price_per_hour(worker: Worker, *, down_bytes: float, up_bytes: float, versio
     return worker.cost_per_hour + start_per_hour(worker) + traffic
 
 
-def price_per_rollout(worker: Worker, *, down_bytes: float, up_bytes: float, versions_per_hour: float) -> float:
-    """`price_per_hour` over the rollouts that it makes in an hour at its measured rate."""
-    price = price_per_hour(worker, down_bytes=down_bytes, up_bytes=up_bytes, versions_per_hour=versions_per_hour)
-    return price / (worker.rollouts_per_s * HOUR_S)
-
-
 def fault_of(worker: Worker) -> str | None:
     """Why such a sampler can not be chosen whatever it costs, in one line for its owner; None if it can."""
     if not _is_least_zero((worker.cost_per_hour, worker.down_cost_per_gb, worker.up_cost_per_gb)):

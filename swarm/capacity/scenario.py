@@ -244,14 +244,9 @@ def demand_of(scenario: Scenario, *, max_staleness: int, publish_every_steps: in
     )
 
 
-def workers_of(scenario: Scenario, *, random: Random | None) -> list[Worker]:
-    """All nodes of the fleet, whether there at the moment or not; links drawn by `random`, or the same every time:
-    each class's quantiles."""
-    return [worker for one in scenario.fleet for worker in class_workers(scenario, one, one.count, random=random)]
-
-
 def online_of(scenario: Scenario, *, random: Random | None) -> list[Worker]:
-    """As many of each class as are there at a time."""
+    """As many of each class as are there at a time; links drawn by `random`, or the same every time: each class's
+    quantiles."""
     return [worker for one in scenario.fleet for worker in class_workers(scenario, one, one.online, random=random)]
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from swarm.capacity.windows import Window
+
+MAX_CLASSES = 256
+"""Device classes that are told apart; a node names its own, so what comes later counts as OTHER."""
+
+OTHER = "other"
 
 CLAIMS = 9
 """Beats whose claims are remembered: four may be nonsense."""
@@ -53,3 +59,8 @@ class ClassSeen:
     vanished: float = 0.0
     starts: Window = field(default_factory=lambda: Window(STARTS))
     proven: Window = field(default_factory=lambda: Window(PROVEN_RATES))
+
+
+def class_among(known: Collection[str], device_class: str) -> str:
+    """The class under which one of `device_class` is kept, where these are known already."""
+    return device_class if device_class in known or len(known) < MAX_CLASSES - 1 else OTHER

@@ -32,9 +32,10 @@ def plan_view(plan: Plan, width: int) -> RenderableType:
 
 
 def _head(plan: Plan) -> Text:
+    as_of = f" as of {plan.prices_as_of}" if plan.prices_as_of else ""
     return Text.assemble(
         (plan.scenario, "bold"),
-        f": the learner needs {plan.needed_rollouts_per_s:.3g} rollouts/s; prices in {plan.currency}",
+        f": the learner needs {plan.needed_rollouts_per_s:.3g} rollouts/s; prices in {plan.currency}{as_of}",
     )
 
 

@@ -409,7 +409,6 @@ class RolloutService:
                 raise Crowded(f"this learner already knows {MAX_NODES} samplers")
             stats = self.samplers[node] = SamplerStats()
             self._emit("sampler_joined", node=node)
-            self._watch.joined(node)
         stats.heard_at = time.monotonic()
         if self._plane is not None:
             self._plane.beat(node, now=stats.heard_at)

@@ -12,9 +12,6 @@ from swarm.types import NodeId, VersionId
 class SamplerWatch:
     """Called on the event loop, so each call returns at once. All of them do nothing here."""
 
-    def joined(self, node: NodeId) -> None:
-        """A sampler was heard of for the first time, or again after it was gone."""
-
     def offered(self, node: NodeId, offer: Offer) -> None:
         """What a sampler says that it is and costs, with every beat."""
 

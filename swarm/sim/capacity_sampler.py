@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from swarm.capacity.fleet import Lengths, Worker
+from swarm.capacity.fleet import Lengths, Worker, mean_longest
 from swarm.sim.capacity_desk import Desk, Job, Question
 from swarm.sim.world import World
 from swarm.types import NodeId
@@ -18,16 +18,10 @@ from swarm.types import NodeId
 Finished = Callable[[], None]
 
 
-def longest_of(lengths: Lengths, samples: int) -> float:
-    """Expected longest of so many independent lengths, in tokens: sum of x_i ((i/n)^m - ((i-1)/n)^m)."""
-    n = len(lengths.tokens)
-    return sum(x * (((i + 1) / n) ** samples - (i / n) ** samples) for i, x in enumerate(lengths.tokens))
-
-
 def token_s(worker: Worker, lengths: Lengths) -> float:
     """Seconds that one place takes for one token, such that the fleet's stated rate comes out at full load."""
     if worker.lockstep:
-        return worker.place_s / longest_of(lengths, worker.samples_at_once)
+        return worker.place_s / mean_longest(lengths.tokens, worker.samples_at_once)
     return worker.place_s / lengths.mean
 
 

@@ -43,6 +43,7 @@ def test_an_example_is_planned(name: str) -> None:
     assert done.returncode == 0, done.stderr
     *shown, last = done.stdout.splitlines()
     found = json.loads(last)
+    assert "prices in USD as of 2026-11" in " ".join(done.stdout.split())
     chosen = found["chosen"]
     assert chosen == arm(found, "relay delta")
     assert chosen["feasible"]

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from swarm.capacity.fleet import Demand, Lengths, Worker
+from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
 from swarm.sim.capacity import CapacityFigures, run_fixed
-from swarm.sim.capacity_sampler import longest_of
 
 LENGTHS = Lengths.lognormal(median=6000, sigma=0.75, cap=20_480)
 
@@ -72,8 +71,8 @@ def test_versions_that_come_late_make_rollouts_older() -> None:
 
 
 def test_an_engine_that_waits_for_its_longest_answer_takes_as_long_as_it_says() -> None:
-    assert longest_of(LENGTHS, 1) == pytest.approx(LENGTHS.mean)
-    assert longest_of(Lengths(tokens=(10.0, 20.0)), 2) == pytest.approx(17.5)
+    assert mean_longest(LENGTHS.tokens, 1) == pytest.approx(LENGTHS.mean)
+    assert mean_longest((10.0, 20.0), 2) == pytest.approx(17.5)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from swarm.capacity.cost import MAX_CLASSES, MAX_NODES, OTHER, CostBook
+from swarm.capacity.cost import MAX_NODES, CostBook
+from swarm.capacity.seen import MAX_CLASSES, OTHER
 
 HOUR_S = 3600.0
 

@@ -13,7 +13,6 @@ from swarm.capacity.prices import (
     fault_of,
     missing_share,
     price_per_hour,
-    price_per_rollout,
     start_per_hour,
     traffic_per_hour,
     usable_share,
@@ -84,7 +83,6 @@ def test_a_price_is_rent_starts_and_metered_versions() -> None:
     assert traffic_per_hour(one, down_bytes=2e9, up_bytes=1e9, versions_per_hour=30.0) == pytest.approx(0.42)
     assert start_per_hour(one) == pytest.approx(0.006)
     assert price_per_hour(one, down_bytes=2e9, up_bytes=1e9, versions_per_hour=30.0) == pytest.approx(0.786)
-    assert price_per_rollout(one, down_bytes=2e9, up_bytes=1e9, versions_per_hour=30.0) == pytest.approx(0.786 / 1800)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from swarm.capacity.scenario import Scenario, delta_bytes, demand_of, lengths_of, online_of, workers_of
+from swarm.capacity.fleet import Worker
+from swarm.capacity.scenario import Scenario, class_workers, delta_bytes, demand_of, lengths_of, online_of
 from swarm.config import load_file
 from swarm.errors import UserError
 
@@ -87,16 +88,22 @@ def test_a_file_with_many_faults_is_still_refused_in_one_readable_line(tmp_path:
         load_file(Scenario, file)
 
 
+def of_class(scenario: Scenario, name: str, random: Random | None = None) -> list[Worker]:
+    """All nodes of a class, whether there at the moment or not."""
+    one = next(one for one in scenario.fleet if one.name == name)
+    return class_workers(scenario, one, one.count, random=random)
+
+
 @pytest.mark.parametrize(("name", "nodes", "online"), [("lab-4b", 14, 14), ("volunteers-8b", 140, 83)])
 def test_an_example_has_the_nodes_that_its_head_speaks_of(name: str, nodes: int, online: int) -> None:
     scenario = load(name)
-    assert len(workers_of(scenario, random=None)) == nodes
+    assert sum(one.count for one in scenario.fleet) == nodes
     assert len(online_of(scenario, random=None)) == online
 
 
 def test_internet_32b_has_a_thousand_nodes() -> None:
     scenario = load("internet-32b")
-    assert len(workers_of(scenario, random=None)) == 1000
+    assert sum(one.count for one in scenario.fleet) == 1000
     assert 730 <= len(online_of(scenario, random=None)) <= 750
 
 
@@ -107,7 +114,7 @@ def test_a_delta_grows_with_the_steps_between_but_never_beyond_all(steps: int, m
 
 def test_a_worker_is_what_its_class_says() -> None:
     scenario = load("lab-4b")
-    worker = next(one for one in workers_of(scenario, random=None) if one.device_class == "vast-4090")
+    worker = of_class(scenario, "vast-4090")[0]
     mean = lengths_of(scenario).mean
     assert mean == pytest.approx(2492, rel=0.01)
     assert worker.rollouts_per_s == pytest.approx(1120 / mean)
@@ -124,7 +131,7 @@ def test_what_the_learner_needs_is_in_groups() -> None:
 
 
 def test_links_without_chance_have_the_median_and_share_of_their_class() -> None:
-    workers = [one for one in workers_of(load("volunteers-8b"), random=None) if one.device_class == "home-3090"]
+    workers = of_class(load("volunteers-8b"), "home-3090")
     downs = sorted(one.downlink_bytes_per_s for one in workers)
     assert downs[len(downs) // 2] == pytest.approx(250e6 / 8)
     assert sum(one.public for one in workers) == round(0.70 * 45)
@@ -133,10 +140,10 @@ def test_links_without_chance_have_the_median_and_share_of_their_class() -> None
 
 def test_links_by_chance_are_drawn_by_the_seed() -> None:
     scenario = load("volunteers-8b")
-    once, again, other = (workers_of(scenario, random=Random(seed)) for seed in (1, 1, 2))
+    once, again, other = (of_class(scenario, "home-3090", random=Random(seed)) for seed in (1, 1, 2))
     assert once == again
     assert once != other
-    downs = sorted(one.downlink_bytes_per_s for one in once if one.device_class == "home-3090")
+    downs = sorted(one.downlink_bytes_per_s for one in once)
     assert downs[0] < 250e6 / 8 / 1.5 < 250e6 / 8 * 1.5 < downs[-1]
 
 
