@@ -1,11 +1,12 @@
-"""Child processes for heavy work: a trainer, an engine. One call at a time, frames over a Unix socket.
+"""Child processes for heavy work: a trainer, an engine. Calls and answers are frames over a Unix socket.
 
 The parent (asyncio) starts `python -m MODULE` with the socket's path in the environment, so that the same child
 runs alone or as rank 0 under torchrun. A child that shows no progress for `hang_s` is killed; the caller gets
 ChildFailed and decides. The child ends by itself when its parent is gone: its end of the socket is closed or reset.
 
-Frames are a 4-byte big-endian length and msgpack. Parent to child: a command. Child to parent: Progress frames,
-then one Reply or Failure. Weights never travel here; they cross through memory-mapped files.
+Frames are a 4-byte big-endian length and msgpack. Parent to child: a Call. Child to parent: Progress frames, and one
+Reply or Failure to each call. A child serves its calls in turn, or side by side if it can. Weights never travel here;
+they cross through memory-mapped files.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -43,22 +46,29 @@ STOP_S = 5.0
 PROGRESS_S = 1.0
 """Least time between two progress frames."""
 
-R = TypeVar("R")
-
 
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The child is alive and at work."""
 
 
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """An encoded command."""
+
+    number: int
+    body: msgspec.Raw
+
+
 class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The encoded result of a call."""
 
+    number: int
     body: msgspec.Raw
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The call raised. `is_user_error` keeps a bad model path from looking like a crash."""
 
+    number: int
     message: str
     is_user_error: bool
 
@@ -74,7 +84,10 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._listening: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[Reply | Failure]] = {}
+        self._calls = 0
+        self._heard_at = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -102,45 +115,76 @@ class Child:
                     await self.kill()
                     raise ChildFailed(f"the {self.name} did not start; {self.log_tail()}")
                 self._reader, self._writer = connected.result()
+                self._listening = asyncio.create_task(self._listen(self._reader))
             finally:
                 server.close()
 
-    async def call(self, command: msgspec.Struct, kind: type[R]) -> R:
-        """Run one command. ChildFailed if the child dies, hangs or fails; UserError if the user has to act."""
-        async with self._one_at_a_time:
-            assert self._reader is not None
-            assert self._writer is not None
-            try:
-                body = msgspec.msgpack.encode(command)
-                self._writer.write(struct.pack(">I", len(body)) + body)
-                await asyncio.wait_for(self._writer.drain(), self._hang_s)
-                while True:
-                    frame = await asyncio.wait_for(_read_frame(self._reader), self._hang_s)
-                    answer = msgspec.msgpack.decode(frame, type=Progress | Reply | Failure)
-                    match answer:
-                        case Reply(body=raw):
-                            return msgspec.msgpack.decode(raw, type=kind)
-                        case Failure(message=message, is_user_error=True):
-                            raise UserError(message)
-                        case Failure(message=message):
-                            raise ChildFailed(f"the {self.name} failed: {message}; {self.log_tail()}")
-                        case Progress():
-                            continue
-            except TimeoutError as error:
-                await self.kill()
-                raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
-            except (asyncio.IncompleteReadError, OSError) as error:
-                await self.kill()
-                raise ChildFailed(f"the {self.name} died; {self.log_tail()}") from error
-            except asyncio.CancelledError:
-                # The answer to this command would be taken for the answer to the next one.
-                await self.kill()
-                raise
+    async def call(self, command: msgspec.Struct, kind: Any) -> Any:
+        """Run one command; its answer is a `kind`. ChildFailed if the child dies, hangs or fails; UserError if the user
+        has to act. A call that is cancelled kills the child: nobody knows what it would do next."""
+        try:
+            answer = await self._answer(msgspec.msgpack.encode(command))
+        except TimeoutError as error:
+            await self.kill()
+            raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
+        except OSError as error:
+            await self.kill()
+            raise ChildFailed(f"the {self.name} died; {self.log_tail()}") from error
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
+        match answer:
+            case Reply(body=raw):
+                return msgspec.msgpack.decode(raw, type=kind)
+            case Failure(message=message, is_user_error=True):
+                raise UserError(message)
+            case Failure(message=message):
+                raise ChildFailed(f"the {self.name} failed: {message}; {self.log_tail()}")
+
+    async def _answer(self, body: bytes) -> Reply | Failure:
+        """Send a command and wait for its answer. TimeoutError if nothing is heard of the child for too long."""
+        assert self._writer is not None
+        assert self._listening is not None
+        if self._listening.done():
+            raise ConnectionResetError("the child is gone")
+        loop = asyncio.get_running_loop()
+        self._calls += 1
+        number, answer = self._calls, loop.create_future()
+        if not self._waiting:
+            self._heard_at = loop.time()
+        self._waiting[number] = answer
+        try:
+            frame = msgspec.msgpack.encode(Call(number, msgspec.Raw(body)))
+            self._writer.write(struct.pack(">I", len(frame)) + frame)
+            await asyncio.wait_for(self._writer.drain(), self._hang_s)
+            while not answer.done():
+                left_s = self._heard_at + self._hang_s - loop.time()
+                if left_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait((answer,), timeout=left_s)
+            return answer.result()
+        finally:
+            del self._waiting[number]
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Hand out answers until the child goes."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                frame = msgspec.msgpack.decode(await _read_frame(reader), type=Progress | Reply | Failure)
+                self._heard_at = loop.time()
+                if not isinstance(frame, Progress):
+                    waiting = self._waiting.get(frame.number)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(frame)
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError) as error:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(ConnectionResetError(str(error)))
 
     async def stop(self) -> None:
         """Close the channel, which ends the child; kill it if it does not go."""
-        if self._writer is not None:
-            self._writer.close()
+        self._hang_up()
         if self._process is None or self._process.returncode is not None:
             return
         try:
@@ -149,15 +193,20 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """End the child at once."""
-        if self._writer is not None:
-            self._writer.close()
+        """End the child at once, and what it started."""
+        self._hang_up()
         if self._process is not None and self._process.returncode is None:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
             await self._process.wait()
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if self._listening is not None:
+            self._listening.cancel()
 
     def log_tail(self) -> str:
         """The last lines that the child wrote, and where the rest is."""
@@ -200,6 +249,7 @@ class ChildChannel:
         except (FileNotFoundError, ConnectionRefusedError):
             sys.exit("the node that started this process is gone")
         self._commands: queue.Queue[bytes] = queue.Queue(maxsize=4)
+        self._bridge = ThreadPoolExecutor(1, thread_name_prefix="commands")
         self._last_progress = 0.0
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="parent", daemon=True).start()
@@ -229,19 +279,41 @@ class ChildChannel:
             beating.join()
 
     def serve(self, kind: Any, handle: Callable[[Any], msgspec.Struct]) -> None:
-        """Answer commands of the union `kind` with `handle(command)` until the parent goes."""
+        """Answer commands of the union `kind` with `handle(command)`, one after another, until the parent goes."""
         while True:
+            call = msgspec.msgpack.decode(self._commands.get(), type=Call)
             try:
-                result = handle(msgspec.msgpack.decode(self._commands.get(), type=kind))
-                answer: Reply | Failure = Reply(msgspec.Raw(msgspec.msgpack.encode(result)))
-            except UserError as error:
-                answer = Failure(str(error), True)
+                self._reply(call, handle(msgspec.msgpack.decode(call.body, type=kind)))
             except Exception as error:  # noqa: BLE001 - the parent has to hear of every fault of a command
-                import traceback
+                self._fail(call, error)
 
-                traceback.print_exc()
-                answer = Failure(f"{type(error).__name__}: {error}", False)
-            self._send(answer)
+    async def serve_side_by_side(self, kind: Any, handle: Callable[[Any], Awaitable[msgspec.Struct]]) -> None:
+        """Answer commands of the union `kind` with `handle(command)`, begun in order, until the parent goes; it sees to
+        it that they are not too many."""
+
+        async def answer(call: Call) -> None:
+            try:
+                self._reply(call, await handle(msgspec.msgpack.decode(call.body, type=kind)))
+            except Exception as error:  # noqa: BLE001 - the parent has to hear of every fault of a command
+                self._fail(call, error)
+
+        loop = asyncio.get_running_loop()
+        running = set[asyncio.Task[None]]()
+        while True:
+            frame = await loop.run_in_executor(self._bridge, self._commands.get)
+            task = asyncio.create_task(answer(msgspec.msgpack.decode(frame, type=Call)))
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+    def _reply(self, call: Call, result: msgspec.Struct) -> None:
+        self._send(Reply(call.number, msgspec.Raw(msgspec.msgpack.encode(result))))
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        if isinstance(error, UserError):
+            self._send(Failure(call.number, str(error), True))
+            return
+        traceback.print_exception(error)
+        self._send(Failure(call.number, f"{type(error).__name__}: {error}", False))
 
     def _send(self, answer: Progress | Reply | Failure) -> None:
         body = msgspec.msgpack.encode(answer)

@@ -56,6 +56,8 @@ def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, tor
 def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[ModelFile, ...]:
     """Write configuration and tokenizer under `directory`; the same files for the layout."""
     directory.mkdir(parents=True, exist_ok=True)
+    # A model made from scratch has none, and vLLM knows by it alone that a model generates.
+    model.config.architectures = model.config.architectures or [type(model).__name__]
     model.config.save_pretrained(directory)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)

@@ -1,46 +1,76 @@
 """What an engine is: the calls that a worker makes, whichever library answers them.
 
-Failures of single samples are values (`Sampled.fault`); only a broken engine raises.
+Failures are values: of a sample `Sampled.fault`, of an install `NotInstalled`. Only a broken engine raises, and is
+started anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from swarm.broadcast.manifest import Layout
 from swarm.types import Finish, SamplingRules, Span, VersionId
 
+Proof = Literal["sums", "sums and probe", "probe"]
+"""How it was shown what an engine holds: by the sums of the learner's chunk table over its own parameters, or by the
+log-probs of a probe, where the engine keeps its weights in another form."""
+
+EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner of the machine may ask of its engine; `arguments` are the library's own, by its names."""
+
+    dtype: EngineDtype = "auto"
+    tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1)] = 1
+    gpu_memory_share: float = 0.9
+    max_model_len: int | None = None
+    arguments: dict[str, Any] = {}
+
 
 class Start(msgspec.Struct, frozen=True, tag=True):
     """Build the model that `directory` configures and `layout` describes; no weights yet.
 
-    `rehearse_tokens_per_s` above 0: an engine without a model takes as long as one in which each sample grows so fast,
-    faster or slower by up to the share `rehearse_noise` from one batch to the next.
+    At most `places` samples are to be drawn side by side. An engine that is busy and draws no token for `hang_s` is
+    broken. `rehearse_tokens_per_s` above 0: an engine without a model takes as long as one in which each sample grows
+    so fast, faster or slower by up to the share `rehearse_noise` from one batch to the next.
     """
 
     directory: str
     layout: Layout
     device: str
+    places: int = 1
+    hang_s: float = 120.0
+    options: EngineOptions = EngineOptions()
     rehearse_tokens_per_s: float = 0.0
     rehearse_noise: float = 0.0
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What runs where. `device_name` is the maker's, if there is one."""
+    """What runs where. `device_name` is the maker's, if there is one; `versions` those of the libraries.
+
+    `places` samples fit side by side, at most as many as were asked for. An engine in `lockstep` begins and ends them
+    together and answers one `Generate` at a time, and installs between two; others take on each sample by itself,
+    while others grow, and install beneath them.
+    """
 
     engine: str
     device: str
     dtype: str
     device_name: str = ""
+    versions: str = ""
+    places: int = 1
+    lockstep: bool = True
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):
     """Take the weights at `path` (layout order, memory-mapped) as `version`.
 
-    `tensor_sums` are the chunk table's: the engine checks what it holds afterwards against them.
+    `tensor_sums` are the chunk table's: the file is checked against them before the engine sees it, and what the
+    engine holds afterwards as well. The file does not change until the answer.
     """
 
     version: VersionId
@@ -48,10 +78,28 @@ class Install(msgspec.Struct, frozen=True, tag=True):
     tensor_sums: tuple[int, ...]
 
 
-class Installed(msgspec.Struct, frozen=True):
-    """The engine holds exactly the version that was asked for."""
+class Installed(msgspec.Struct, frozen=True, tag=True):
+    """The engine holds exactly the version that was asked for, as `proof` shows.
+
+    `seconds` are of the whole call, in which running samples stood still for `pause_s` (reload and, of engines that
+    cannot draw meanwhile, all the rest); `check_s` went into the file's sums, `reload_s` into the weights, `proof_s`
+    into the proof.
+    """
 
     seconds: float
+    pause_s: float = 0.0
+    check_s: float = 0.0
+    reload_s: float = 0.0
+    proof_s: float = 0.0
+    proof: Proof = "sums"
+
+
+class NotInstalled(msgspec.Struct, frozen=True, tag=True):
+    """Why the engine does not hold the version. `fault` "file": the file is not what was signed, and the engine goes on
+    with what it held. "engine": the weights that it holds now could not be proven; it must be started anew."""
+
+    fault: Literal["file", "engine"]
+    why: str
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -64,13 +112,16 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):
-    """Draw these samples with the installed version."""
+    """Draw these samples with the installed version. `trial`: whatever the engine holds will do, for the speed alone."""
 
     jobs: tuple[Job, ...]
+    trial: bool = False
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """One completion: int32 ids and float32 behaviour log-probs, little-endian; `fault` says why there is none."""
+    """One completion: int32 ids and float32 behaviour log-probs, little-endian; `fault` says why there is none.
+
+    `spans` name the version of each token, in order and without gaps."""
 
     token_ids: bytes
     logprobs: bytes
@@ -88,14 +139,33 @@ class Generated(msgspec.Struct, frozen=True):
     steps: int
 
 
-Command = Start | Install | Generate
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """What do you make of this sequence?"""
+
+    token_ids: tuple[int, ...]
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """The log-prob of each token but the first, given those before it, at temperature 1: float32, little-endian."""
+
+    logprobs: bytes
+
+
+Command = Start | Install | Generate | Probe
+
+Told = Callable[[], None]
+"""To be called whenever work goes on."""
 
 
 class Engine(Protocol):
-    """A model that generates. One call at a time; `progress` is called while a call goes on."""
+    """A model that generates, in a process of its own. `progress` is called while a call goes on."""
 
-    def start(self, command: Start) -> Started: ...
+    async def start(self, command: Start, progress: Told) -> Started: ...
 
-    def install(self, command: Install, progress: Callable[[], None]) -> Installed: ...
+    async def install(self, command: Install, progress: Told) -> Installed | NotInstalled: ...
 
-    def generate(self, command: Generate, progress: Callable[[], None]) -> Generated: ...
+    async def generate(self, command: Generate, progress: Told) -> Generated: ...
+
+    async def probe(self, command: Probe, progress: Told) -> Probed: ...
+
+    async def stop(self) -> None: ...

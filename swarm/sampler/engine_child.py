@@ -1,34 +1,60 @@
-"""The engine's process: `python -m swarm.sampler.engine_child`, started by the worker."""
+"""The engine's process: `python -m swarm.sampler.engine_child KIND`, started by the worker."""
 
 from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
 
 import msgspec
 
 from swarm.child import ChildChannel
-from swarm.sampler.engine import Command, Engine, Generate, Install, Start
+from swarm.sampler.engine import Command, Engine, Generate, Install, Probe, Start
 
 
 def main() -> None:
     # Connected before the libraries are loaded: the node need not wait for them to know that we run.
     channel = ChildChannel()
-    from swarm.sampler.transformers_engine import TransformersEngine
-
-    serve(TransformersEngine(), channel)
+    serve(_make(sys.argv[1]), channel)
 
 
-def serve(engine: Engine, channel: ChildChannel) -> None:
-    """Answer the node's commands with `engine` until the node goes."""
+def _make(kind: str) -> Callable[[], Engine]:
+    match kind:
+        case "transformers":
+            from swarm.sampler.transformers_engine import TransformersEngine
 
-    def handle(command: Command) -> msgspec.Struct:
-        match command:
-            case Start():
-                return engine.start(command)
-            case Install():
-                return engine.install(command, channel.progress)
-            case Generate():
-                return engine.generate(command, channel.progress)
+            return TransformersEngine
+        case "vllm":
+            from swarm.sampler.vllm_engine import VllmEngine
 
-    channel.serve(Command, handle)
+            return VllmEngine
+        case "scripted":
+            from swarm.sampler.scripted_engine import ScriptedEngine
+
+            return ScriptedEngine
+    raise ValueError(f"no engine is called {kind}")
+
+
+def serve(make: Callable[[], Engine], channel: ChildChannel) -> None:
+    """Answer the node's commands with the engine that `make` makes until the node goes."""
+
+    async def run() -> None:
+        engine = make()
+
+        async def handle(command: Command) -> msgspec.Struct:
+            match command:
+                case Start():
+                    return await engine.start(command, channel.progress)
+                case Install():
+                    return await engine.install(command, channel.progress)
+                case Generate():
+                    return await engine.generate(command, channel.progress)
+                case Probe():
+                    return await engine.probe(command, channel.progress)
+
+        await channel.serve_side_by_side(Command, handle)
+
+    asyncio.run(run())
 
 
 if __name__ == "__main__":
