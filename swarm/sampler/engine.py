@@ -112,7 +112,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):
-    """Draw these samples with the installed version. `trial`: whatever the engine holds will do, for the speed alone."""
+    """Draw these samples with the installed version. `trial`: whatever it holds will do, for the speed alone."""
 
     jobs: tuple[Job, ...]
     trial: bool = False
