@@ -162,9 +162,8 @@ class Session:
         await asyncio.shield(self._launch)
         layout = await self._receiver.layout()
         started = await self._engine.load(layout)
-        self._say(
-            f"engine: {started.engine} on {started.device} in {started.dtype}, {_counted(started.places)} at once"
-        )
+        at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"
+        self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}")
         self._feed = feed_of(self._engine)
 
     # -- rollouts --------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class Sampler:
             device="cpu",
             hang_s=self.hang_s,
             batch_samples=CAPACITY,
+            options=EngineOptions(arguments={"continuous": self.continuous}),
             module=self.module,
         )
         launch = asyncio.create_task(engine.launch())
