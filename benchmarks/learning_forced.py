@@ -57,7 +57,7 @@ class OneProcess:
         prepared = self._trainer.prepared()
         self._layout = prepared.layout
         self._engine = TransformersEngine()
-        self._engine.start(Start(directory=str(directory / "model"), layout=self._layout, device="cpu"))
+        self._engine.start(Start(directory=str(directory / "model"), layout=self._layout, device="cpu"), _quietly)
         self._task = load_task(config.task, config.seed)
         self._tokenizer = Tokenizer.from_file(str(directory / "model" / "tokenizer.json"))
         self._stop_token_ids = prepared.stop_token_ids

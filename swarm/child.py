@@ -26,7 +26,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -45,6 +46,8 @@ STOP_S = 5.0
 
 PROGRESS_S = 1.0
 """Least time between two progress frames."""
+
+R = TypeVar("R")
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -74,11 +77,12 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Child:
-    """The parent's end. `name` is for messages, `module` is run with `python -m`."""
+    """The parent's end. `name` is for messages, `module` is run with `python -m` and the arguments."""
 
-    def __init__(self, name: str, module: str, *, log: Path, hang_s: float) -> None:
+    def __init__(self, name: str, module: str, *arguments: str, log: Path, hang_s: float) -> None:
         self.name = name
         self._module = module
+        self._arguments = arguments
         self._log = log
         self._hang_s = hang_s
         self._process: asyncio.subprocess.Process | None = None
@@ -119,6 +123,12 @@ class Child:
             finally:
                 server.close()
 
+    @overload
+    async def call(self, command: msgspec.Struct, kind: type[R]) -> R: ...
+
+    @overload
+    async def call(self, command: msgspec.Struct, kind: UnionType) -> Any: ...
+
     async def call(self, command: msgspec.Struct, kind: Any) -> Any:
         """Run one command; its answer is a `kind`. ChildFailed if the child dies, hangs or fails; UserError if the user
         has to act. A call that is cancelled kills the child: nobody knows what it would do next."""
@@ -149,7 +159,8 @@ class Child:
             raise ConnectionResetError("the child is gone")
         loop = asyncio.get_running_loop()
         self._calls += 1
-        number, answer = self._calls, loop.create_future()
+        number = self._calls
+        answer: asyncio.Future[Reply | Failure] = loop.create_future()
         if not self._waiting:
             self._heard_at = loop.time()
         self._waiting[number] = answer
@@ -224,6 +235,7 @@ class Child:
                 sys.executable,
                 "-m",
                 self._module,
+                *self._arguments,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -21,9 +21,10 @@ def main() -> None:
 def _make(kind: str) -> Callable[[], Engine]:
     match kind:
         case "transformers":
+            from swarm.sampler.threaded import Threaded
             from swarm.sampler.transformers_engine import TransformersEngine
 
-            return TransformersEngine
+            return lambda: Threaded(TransformersEngine())
         case "vllm":
             from swarm.sampler.vllm_engine import VllmEngine
 

@@ -8,18 +8,28 @@ a batch grow side by side at that rate, so a batch takes as long as its longest.
 
 from __future__ import annotations
 
-import mmap
 import time
 from array import array
-from collections.abc import Callable
+from asyncio import Semaphore, sleep, to_thread
 from random import Random
 
-from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.manifest import Layout
-from swarm.child import PROGRESS_S, ChildChannel
-from swarm.errors import ProtocolError
-from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
-from swarm.sampler.engine_child import serve
+from swarm.child import PROGRESS_S
+from swarm.sampler.engine import (
+    Generate,
+    Generated,
+    Install,
+    Installed,
+    Job,
+    NotInstalled,
+    Probe,
+    Probed,
+    Sampled,
+    Start,
+    Started,
+    Told,
+)
+from swarm.sampler.sums import wrong_tensor
 from swarm.types import Span, VersionId
 
 LOGPROB = -1.0
@@ -29,47 +39,55 @@ TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault
 
 
 class ScriptedEngine:
-    """Answers the calls of `Engine`."""
+    """Answers the calls of `Engine`. With the argument `continuous` it takes on each sample by itself, in as many
+    places as it is given, else a batch at a time."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._version: VersionId | None = None
         self._tokens_per_s = self._noise = 0.0
+        self._places = Semaphore(1)
 
-    def start(self, command: Start) -> Started:
+    async def start(self, command: Start, progress: Told) -> Started:
         self._layout = command.layout
         self._tokens_per_s, self._noise = command.rehearse_tokens_per_s, command.rehearse_noise
-        return Started(engine="scripted", device="none", dtype="none")
+        continuous = bool(command.options.arguments.get("continuous"))
+        self._places = Semaphore(command.places if continuous else 1)
+        return Started(engine="scripted", device="none", dtype="none", places=command.places, lockstep=not continuous)
 
-    def install(self, command: Install, progress: Callable[[], None]) -> Installed:
+    async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
         began = time.perf_counter()
-        with open(command.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as weights:
-            at = 0
-            for tensor, expected in zip(self._layout.tensors, command.tensor_sums, strict=True):
-                if tensor_sum(weights[at : at + tensor.nbytes]) != expected:
-                    raise ProtocolError(f"tensor {tensor.name} is not the learner's")
-                at += tensor.nbytes
-                progress()
+        wrong = await to_thread(wrong_tensor, command.path, self._layout, command.tensor_sums, progress)
+        if wrong is not None:
+            return NotInstalled("file", wrong)
         self._version = command.version
-        return Installed(seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return Installed(seconds=seconds, check_s=seconds)
 
-    def generate(self, command: Generate, progress: Callable[[], None]) -> Generated:
+    async def generate(self, command: Generate, progress: Told) -> Generated:
+        assert self._version is not None or command.trial
+        async with self._places:
+            began = time.perf_counter()
+            drawn = [_draw(job, self._version) for job in command.jobs]
+            tokens_per_s = self._pace(command)
+            took_s = [len(one.token_ids) / 4 / tokens_per_s if tokens_per_s else 0.0 for one in drawn]
+            limits_s = [job.time_limit_s for job in command.jobs]
+            samples = tuple(
+                one if took <= limit else TOO_SLOW for one, took, limit in zip(drawn, took_s, limits_s, strict=True)
+            )
+            batch_s = max((min(took, limit) for took, limit in zip(took_s, limits_s, strict=True)), default=0.0)
+            steps = int(tokens_per_s * batch_s) or max((len(one.token_ids) // 4 for one in drawn), default=0)
+            while (left_s := began + batch_s - time.perf_counter()) > 0:
+                await sleep(min(left_s, PROGRESS_S))
+                progress()
+            return Generated(samples=samples, seconds=time.perf_counter() - began, steps=steps)
+
+    async def probe(self, command: Probe, progress: Told) -> Probed:
         assert self._version is not None
-        began = time.perf_counter()
-        drawn = [_draw(job, self._version) for job in command.jobs]
-        tokens_per_s = self._pace(command)
-        took_s = [len(one.token_ids) / 4 / tokens_per_s if tokens_per_s else 0.0 for one in drawn]
-        limits_s = [job.time_limit_s for job in command.jobs]
-        samples = tuple(
-            one if took <= limit else TOO_SLOW for one, took, limit in zip(drawn, took_s, limits_s, strict=True)
-        )
-        batch_s = max((min(took, limit) for took, limit in zip(took_s, limits_s, strict=True)), default=0.0)
-        steps = int(tokens_per_s * batch_s) or max((len(one.token_ids) // 4 for one in drawn), default=0)
-        while (left_s := began + batch_s - time.perf_counter()) > 0:
-            time.sleep(min(left_s, PROGRESS_S))
-            progress()
-        return Generated(samples=samples, seconds=time.perf_counter() - began, steps=steps)
+        return Probed(logprobs=array("f", [LOGPROB] * (len(command.token_ids) - 1)).tobytes())
+
+    async def stop(self) -> None: ...
 
     def _pace(self, command: Generate) -> float:
         """Tokens per second of each sample of this batch; 0 is as fast as it goes."""
@@ -77,7 +95,7 @@ class ScriptedEngine:
         return self._tokens_per_s / (1 + self._noise * drawn)
 
 
-def _draw(job: Job, version: VersionId) -> Sampled:
+def _draw(job: Job, version: VersionId | None) -> Sampled:
     """Tokens of the prompt, ended by a stop token where there is one, else by the limit."""
     random = Random(job.seed)
     limit, stops = job.rules.max_new_tokens, job.rules.stop_token_ids
@@ -89,10 +107,6 @@ def _draw(job: Job, version: VersionId) -> Sampled:
     return Sampled(
         token_ids=array("i", tokens).tobytes(),
         logprobs=array("f", [LOGPROB] * length).tobytes(),
-        spans=(Span(version=version, start=0, end=length),),
+        spans=(Span(version=version, start=0, end=length),) if version else (),
         finish="stop" if stops else "length",
     )
-
-
-if __name__ == "__main__":
-    serve(ScriptedEngine(), ChildChannel())

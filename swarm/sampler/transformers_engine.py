@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.initialization import no_init_weights
 
@@ -17,7 +18,21 @@ from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.manifest import Dtype, Layout
 from swarm.errors import EchoError
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
-from swarm.sampler.engine import Generate, Generated, Install, Installed, Job, Sampled, Start, Started
+from swarm.sampler.engine import (
+    EngineDtype,
+    Generate,
+    Generated,
+    Install,
+    Installed,
+    Job,
+    NotInstalled,
+    Probe,
+    Probed,
+    Sampled,
+    Start,
+    Started,
+    Told,
+)
 from swarm.types import Finish, Span, VersionId
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {
@@ -35,7 +50,7 @@ TORCH_DTYPES: dict[Dtype, torch.dtype] = {
 
 
 class WrongWeights(EchoError):
-    """After an install the engine does not hold what the learner signed."""
+    """The tensors of the model are not those of the swarm."""
 
 
 class TransformersEngine:
@@ -46,10 +61,9 @@ class TransformersEngine:
         self._layout: Layout | None = None
         self._version: VersionId | None = None
 
-    def start(self, command: Start) -> Started:
+    def start(self, command: Start, progress: Told) -> Started:
         device = pick_device(command.device)
-        # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        dtype = _dtype(command.options.dtype, device)
         config = AutoConfig.from_pretrained(Path(command.directory))
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -67,12 +81,15 @@ class TransformersEngine:
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+            versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
+            places=command.places,
         )
 
     @torch.no_grad()
-    def install(self, command: Install, progress: Callable[[], None]) -> Installed:
+    def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
         began = time.monotonic()
+        proof_s = 0.0
         self._version = None
         flat = torch.from_file(command.path, size=self._layout.total_bytes, dtype=torch.uint8)
         tensors = self._model.state_dict()
@@ -82,16 +99,19 @@ class TransformersEngine:
             for name in (spec.name, *spec.aliases):
                 held = tensors[name]
                 held.copy_(source)
+                proving = time.monotonic()
                 if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
-                    raise WrongWeights(f"after the install {name} differs from what the learner signed")
+                    return NotInstalled("engine", f"after the install {name} differs from what the learner signed")
+                proof_s += time.monotonic() - proving
             at += spec.nbytes
             progress()
         self._version = command.version
-        return Installed(seconds=time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Installed(seconds=seconds, pause_s=seconds, reload_s=seconds - proof_s, proof_s=proof_s)
 
     @torch.inference_mode()
-    def generate(self, command: Generate, progress: Callable[[], None]) -> Generated:
-        assert self._version is not None
+    def generate(self, command: Generate, progress: Told) -> Generated:
+        assert self._version is not None or command.trial
         began = time.monotonic()
         order = sorted(range(len(command.jobs)), key=lambda i: _batch_key(command.jobs[i]))
         samples: dict[int, Sampled] = {}
@@ -105,9 +125,15 @@ class TransformersEngine:
         ordered = tuple(samples[i] for i in range(len(command.jobs)))
         return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
-    def _generate_batch(
-        self, jobs: list[Job], spent_s: float, progress: Callable[[], None]
-    ) -> tuple[Iterable[Sampled], int]:
+    @torch.inference_mode()
+    def probe(self, command: Probe) -> Probed:
+        assert self._version is not None
+        token_ids = torch.tensor([command.token_ids], device=self._model.device)
+        logprobs = self._model(input_ids=token_ids).logits[0, :-1].float().log_softmax(-1)
+        chosen = logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)
+        return Probed(logprobs=array("f", chosen.cpu().tolist()).tobytes())
+
+    def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
         """Jobs of one limit and one set of stop tokens, padded on the left to one length, of whose time `spent_s` have
         passed. Also how many tokens were drawn of the longest."""
         rules = jobs[0].rules
@@ -134,7 +160,6 @@ class TransformersEngine:
         return sampled, len(draw.logprobs)
 
     def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float]) -> Sampled:
-        assert self._version is not None
         stops = job.rules.stop_token_ids
         length = next((i + 1 for i, token in enumerate(token_ids) if token in stops), len(token_ids))
         finish: Finish = "stop" if token_ids[length - 1] in stops else "length"
@@ -143,7 +168,7 @@ class TransformersEngine:
         return Sampled(
             token_ids=array("i", token_ids[:length]).tobytes(),
             logprobs=array("f", logprobs[:length]).tobytes(),
-            spans=(Span(version=self._version, start=0, end=length),),
+            spans=(Span(version=self._version, start=0, end=length),) if self._version else (),
             finish=finish,
         )
 
@@ -156,7 +181,7 @@ class SeededDraw(LogitsProcessor):
     all logits keeps memory independent of the vocabulary.
     """
 
-    def __init__(self, jobs: list[Job], device: torch.device, progress: Callable[[], None]) -> None:
+    def __init__(self, jobs: list[Job], device: torch.device, progress: Told) -> None:
         self._progress = progress
         self._generators = [torch.Generator(device=device).manual_seed(job.seed) for job in jobs]
         temperatures = torch.tensor([[job.rules.temperature] for job in jobs], device=device)
@@ -174,6 +199,18 @@ class SeededDraw(LogitsProcessor):
         chosen = drawn.argmax(dim=-1, keepdim=True)
         self.logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1))
         return drawn
+
+
+def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
+    match wanted:
+        case "float32":
+            return torch.float32
+        case "bfloat16":
+            return torch.bfloat16
+        case "float16":
+            return torch.float16
+    # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def _check_coverage(model: Any, layout: Layout) -> None:

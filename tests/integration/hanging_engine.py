@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 
 from swarm.child import ChildChannel
-from swarm.sampler.engine import Generate, Generated, Install, Installed, Start, Started
+from swarm.sampler.engine import Generate, Generated, Install, Installed, NotInstalled, Start, Started, Told
 from swarm.sampler.engine_child import serve
 from swarm.sampler.scripted_engine import ScriptedEngine
 
@@ -20,20 +19,20 @@ def _hang_in(call: str) -> None:
 
 
 class HangingEngine(ScriptedEngine):
-    def start(self, command: Start) -> Started:
+    async def start(self, command: Start, progress: Told) -> Started:
         _hang_in("start")
-        return super().start(command)
+        return await super().start(command, progress)
 
-    def install(self, command: Install, progress: Callable[[], None]) -> Installed:
+    async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         progress()
         _hang_in("install")
-        return super().install(command, progress)
+        return await super().install(command, progress)
 
-    def generate(self, command: Generate, progress: Callable[[], None]) -> Generated:
+    async def generate(self, command: Generate, progress: Told) -> Generated:
         progress()
         _hang_in("generate")
-        return super().generate(command, progress)
+        return await super().generate(command, progress)
 
 
 if __name__ == "__main__":
-    serve(HangingEngine(), ChildChannel())
+    serve(HangingEngine, ChildChannel())

@@ -13,8 +13,9 @@ import torch
 
 from swarm.broadcast.manifest import Layout
 from swarm.errors import EchoError
-from swarm.sampler.engine import Generate, Job, Sampled
-from swarm.sampler.transformers_engine import SeededDraw, TransformersEngine, WrongWeights
+from swarm.sampler.engine import Generate, Job, NotInstalled, Probe, Sampled
+from swarm.sampler.threaded import Threaded
+from swarm.sampler.transformers_engine import SeededDraw, TransformersEngine
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
 from tests.unit.models import Staged, logprobs_of, rounded, stage
@@ -32,10 +33,13 @@ def engine(staged: Staged) -> TransformersEngine:
     return installed(staged)
 
 
+def silent() -> None: ...
+
+
 def installed(staged: Staged) -> TransformersEngine:
     engine = TransformersEngine()
-    engine.start(staged.start())
-    engine.install(staged.install(), lambda: None)
+    engine.start(staged.start(), silent)
+    engine.install(staged.install(), silent)
     return engine
 
 
@@ -53,7 +57,7 @@ def job(
 
 
 def draw(engine: TransformersEngine, *jobs: Job) -> tuple[Sampled, ...]:
-    return engine.generate(Generate(jobs=jobs), lambda: None).samples
+    return engine.generate(Generate(jobs=jobs), silent).samples
 
 
 def tokens(sampled: Sampled) -> list[int]:
@@ -86,7 +90,7 @@ def test_tied_embeddings_are_one_tensor_in_the_engine_too(engine: TransformersEn
 
 def test_an_install_replaces_every_tensor_exactly(staged: Staged, tmp_path: Path) -> None:
     engine = installed(stage(tmp_path, seed=9))
-    engine.install(staged.install(version=1), lambda: None)
+    engine.install(staged.install(version=1), silent)
     held, wanted = engine._model.state_dict(), rounded(staged.model).state_dict()
     assert all(torch.equal(held[name], wanted[name]) for name in wanted)
     assert draw(engine, job(0))[0].spans[0].version == v(1)
@@ -95,27 +99,43 @@ def test_an_install_replaces_every_tensor_exactly(staged: Staged, tmp_path: Path
 def test_an_engine_with_a_wrong_sum_does_not_go_on(staged: Staged) -> None:
     engine = installed(staged)
     wrong = (staged.sums[0] ^ 1, *staged.sums[1:])
-    with pytest.raises(WrongWeights, match=r"model\.embed_tokens\.weight differs"):
-        engine.install(msgspec.structs.replace(staged.install(1), tensor_sums=wrong), lambda: None)
+    refused = engine.install(msgspec.structs.replace(staged.install(1), tensor_sums=wrong), silent)
+    assert isinstance(refused, NotInstalled)
+    assert (refused.fault, refused.why.split(" differs")[0]) == (
+        "engine",
+        "after the install model.embed_tokens.weight",
+    )
     with pytest.raises(AssertionError):
         draw(engine, job(0))
 
 
-def test_one_flipped_bit_of_the_weights_is_noticed(staged: Staged, tmp_path: Path) -> None:
+async def test_one_flipped_bit_of_the_file_is_found_before_the_engine_sees_it(staged: Staged, tmp_path: Path) -> None:
     data = bytearray(staged.staging.read_bytes())
     data[len(data) // 2] ^= 1
     flipped = tmp_path / "flipped.bin"
     flipped.write_bytes(data)
-    with pytest.raises(WrongWeights):
-        installed(staged).install(msgspec.structs.replace(staged.install(1), path=str(flipped)), lambda: None)
+    engine = installed(staged)
+    before = draw(engine, job(0))
+    threaded = Threaded(engine)
+    await threaded.start(staged.start(), silent)
+    engine.install(staged.install(), silent)
+    refused = await threaded.install(msgspec.structs.replace(staged.install(1), path=str(flipped)), silent)
+    assert isinstance(refused, NotInstalled)
+    assert refused.fault == "file"
+    assert draw(engine, job(0)) == before, "it goes on with what it held"
+
+
+def test_a_probe_tells_what_the_model_makes_of_a_sequence(engine: TransformersEngine, staged: Staged) -> None:
+    told = array("f", engine.probe(Probe(token_ids=(1, 3, 4, 5, 6))).logprobs).tolist()
+    assert told == pytest.approx(logprobs_of(rounded(staged.model), (1,), (3, 4, 5, 6)), abs=1e-5)
 
 
 def test_the_engine_copies_the_weights_and_never_aliases_the_file(staged: Staged, tmp_path: Path) -> None:
     mapped = tmp_path / "weights.bin"
     mapped.write_bytes(staged.staging.read_bytes())
     engine = TransformersEngine()
-    engine.start(staged.start())
-    engine.install(msgspec.structs.replace(staged.install(), path=str(mapped)), lambda: None)
+    engine.start(staged.start(), silent)
+    engine.install(msgspec.structs.replace(staged.install(), path=str(mapped)), silent)
     before = draw(engine, job(3))
     with mapped.open("r+b") as file:
         file.write(bytes(staged.layout.total_bytes))
@@ -128,7 +148,7 @@ def test_a_layout_of_another_model_is_refused_by_the_name_of_a_tensor(staged: St
     reshaped = Layout(tensors=(msgspec.structs.replace(tensors[0], shape=(1, 2)), *tensors[1:]), files=())
     for other in (missing, reshaped):
         with pytest.raises(EchoError, match=r"model\.embed_tokens\.weight|lm_head\.weight"):
-            TransformersEngine().start(msgspec.structs.replace(staged.start(), layout=other))
+            TransformersEngine().start(msgspec.structs.replace(staged.start(), layout=other), silent)
 
 
 # -- draws ---------------------------------------------------------------------------------------------------
@@ -197,11 +217,11 @@ def test_the_longest_are_drawn_first_and_all_within_the_time_of_the_call(
         return generate_batch(jobs, spent_s, progress)
 
     monkeypatch.setattr(engine, "_generate_batch", noting)
-    done = engine.generate(Generate(jobs=tuple(job(0, limit=limit, stops=()) for limit in (2, 6, 4))), lambda: None)
+    done = engine.generate(Generate(jobs=tuple(job(0, limit=limit, stops=()) for limit in (2, 6, 4))), silent)
     assert [limit for limit, _ in drawn] == [6, 4, 2]
     assert [spent_s for _, spent_s in drawn] == sorted({spent_s for _, spent_s in drawn})
     assert done.steps == 12
-    (late,), _ = generate_batch([job(0, stops=(), time_limit_s=60.0)], 60.0, lambda: None)
+    (late,), _ = generate_batch([job(0, stops=(), time_limit_s=60.0)], 60.0, silent)
     assert late.fault == "time limit"
 
 
@@ -218,7 +238,7 @@ def test_work_shows_progress(engine: TransformersEngine, staged: Staged) -> None
 def test_draws_follow_the_softmax(temperature: float) -> None:
     rows, logits = 8_000, torch.tensor([2.0, 1.0, 0.5, 0.0, 0.0, -0.5, -1.0, -2.0])
     jobs = [job(seed, temperature=temperature) for seed in range(rows)]
-    seeded = SeededDraw(jobs, torch.device("cpu"), lambda: None)
+    seeded = SeededDraw(jobs, torch.device("cpu"), silent)
     drawn = seeded(torch.zeros((rows, 1), dtype=torch.long), logits.repeat(rows, 1)).argmax(-1)
     seen = torch.bincount(drawn, minlength=8).double()
     expected = (logits.double() / temperature).softmax(-1) * rows

@@ -7,57 +7,57 @@ from pathlib import Path
 import pytest
 
 from swarm.broadcast.codec import tensor_sum
-from swarm.errors import ProtocolError
 from swarm.rollout.admission import malformation
 from swarm.sampler import scripted_engine
-from swarm.sampler.engine import Generate, Generated, Install, Job, Start
+from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
 from swarm.sampler.scripted_engine import ScriptedEngine
 from swarm.sampler.worker import _rollout
 from swarm.types import SamplingRules
 from tests.builders import MIXED_LAYOUT, VOCAB, lease, v, weights_of
 
 
-def installed(directory: Path, *, damage: bool = False) -> ScriptedEngine:
+def silent() -> None: ...
+
+
+async def installed(directory: Path, *, places: int = 1, continuous: bool = False) -> ScriptedEngine:
     weights = weights_of(MIXED_LAYOUT, 3)
     sums, at = [], 0
     for tensor in MIXED_LAYOUT.tensors:
         sums.append(tensor_sum(weights[at : at + tensor.nbytes]))
         at += tensor.nbytes
     path = directory / "weights"
-    path.write_bytes(b"\1" + weights[1:] if damage else weights)
+    path.write_bytes(weights)
     engine = ScriptedEngine()
-    engine.start(Start(directory=str(directory), layout=MIXED_LAYOUT, device="cpu"))
-    engine.install(Install(version=v(4), path=str(path), tensor_sums=tuple(sums)), lambda: None)
+    options = EngineOptions(arguments={"continuous": continuous})
+    command = Start(directory=str(directory), layout=MIXED_LAYOUT, device="cpu", places=places, options=options)
+    await engine.start(command, silent)
+    done = await engine.install(Install(version=v(4), path=str(path), tensor_sums=tuple(sums)), silent)
+    assert isinstance(done, Installed)
     return engine
 
 
 @pytest.mark.parametrize("stops", [(2,), ()])
-def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...]) -> None:
+async def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...]) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=6, stop_token_ids=stops)
     one = lease(indices=range(20), rules=rules, min_version=v(4))
     jobs = tuple(
         Job(prompt_token_ids=one.prompt_token_ids, seed=spec.seed, rules=rules, time_limit_s=60.0)
         for spec in one.samples
     )
-    engine = installed(tmp_path)
-    first = engine.generate(Generate(jobs=jobs), lambda: None).samples
+    engine = await installed(tmp_path)
+    first = (await engine.generate(Generate(jobs=jobs), silent)).samples
     faults = [
         malformation(_rollout(one.group_id, spec.index, sampled), one, vocab_size=VOCAB)
         for spec, sampled in zip(one.samples, first, strict=True)
     ]
     assert faults == [""] * 20
-    assert engine.generate(Generate(jobs=jobs), lambda: None).samples == first, "a sample depends on its seed alone"
+    assert (await engine.generate(Generate(jobs=jobs), silent)).samples == first, "a sample depends on its seed alone"
 
 
-def test_it_takes_no_weights_but_the_learners(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError, match="is not the learner's"):
-        installed(tmp_path, damage=True)
-
-
-def test_it_tells_how_many_tokens_it_drew_one_after_another(tmp_path: Path) -> None:
+async def test_it_tells_how_many_tokens_it_drew_one_after_another(tmp_path: Path) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=60, stop_token_ids=(2,))
     jobs = tuple(Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=60.0) for seed in range(20))
-    done = installed(tmp_path).generate(Generate(jobs=jobs), lambda: None)
+    done = await (await installed(tmp_path)).generate(Generate(jobs=jobs), silent)
     assert done.steps == max(len(sampled.token_ids) // 4 for sampled in done.samples) > 6
 
 
@@ -70,7 +70,7 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         self.now += seconds
 
 
@@ -78,10 +78,11 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(scripted_engine, "time", clock)
+    monkeypatch.setattr(scripted_engine, "sleep", clock.sleep)
     return clock
 
 
-def rehearsed(directory: Path, jobs: tuple[Job, ...]) -> tuple[Generated, int]:
+async def rehearsed(directory: Path, jobs: tuple[Job, ...]) -> tuple[Generated, int]:
     """What an engine gives at 4 tokens a second, and how often it said meanwhile that it is alive."""
     said = 0
 
@@ -89,37 +90,37 @@ def rehearsed(directory: Path, jobs: tuple[Job, ...]) -> tuple[Generated, int]:
         nonlocal said
         said += 1
 
-    engine = installed(directory)
+    engine = await installed(directory)
     engine._tokens_per_s = 4.0
-    return engine.generate(Generate(jobs=jobs), progress), said
+    return await engine.generate(Generate(jobs=jobs), progress), said
 
 
-def test_in_a_rehearsal_a_batch_takes_as_long_as_its_longest_sample(tmp_path: Path, clock: Clock) -> None:
+async def test_in_a_rehearsal_a_batch_takes_as_long_as_its_longest_sample(tmp_path: Path, clock: Clock) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=60, stop_token_ids=(2,))
     jobs = tuple(Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=600.0) for seed in range(20))
-    done, said = rehearsed(tmp_path, jobs)
+    done, said = await rehearsed(tmp_path, jobs)
     longest = max(len(sampled.token_ids) // 4 for sampled in done.samples)
     assert done.seconds == pytest.approx(longest / 4.0)
     assert done.steps == longest
     assert said >= int(done.seconds)
 
 
-def test_in_a_noisy_rehearsal_batches_take_longer_or_shorter_by_up_to_that_share(tmp_path: Path, clock: Clock) -> None:
+async def test_in_a_noisy_rehearsal_batches_take_up_to_that_share_more_or_less(tmp_path: Path, clock: Clock) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
-    engine = installed(tmp_path)
+    engine = await installed(tmp_path)
     engine._tokens_per_s, engine._noise = 4.0, 0.1
     jobs = [Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=600.0) for seed in range(50)]
-    took_s = [engine.generate(Generate(jobs=(job,)), lambda: None).seconds for job in jobs]
+    took_s = [(await engine.generate(Generate(jobs=(job,)), silent)).seconds for job in jobs]
     assert 9.0 <= min(took_s) < 9.3
     assert 10.7 < max(took_s) <= 11.0
 
 
-def test_in_a_rehearsal_what_takes_too_long_fails_at_its_limit(tmp_path: Path, clock: Clock) -> None:
+async def test_in_a_rehearsal_what_takes_too_long_fails_at_its_limit(tmp_path: Path, clock: Clock) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
     limits = (20.0, 5.0)
     jobs = tuple(Job(prompt_token_ids=(1, 3), seed=1, rules=rules, time_limit_s=limit_s) for limit_s in limits)
-    done, _ = rehearsed(tmp_path, jobs)
+    done, _ = await rehearsed(tmp_path, jobs)
     assert [(one.finish, one.fault) for one in done.samples] == [("length", ""), ("failed", "time limit")]
     assert done.seconds == pytest.approx(10.0)
-    done, _ = rehearsed(tmp_path, jobs[1:])
+    done, _ = await rehearsed(tmp_path, jobs[1:])
     assert done.seconds == pytest.approx(5.0)
