@@ -117,7 +117,7 @@ def test_an_engine_is_chosen_unless_one_is_named_and_gets_its_options(file: Path
     file.write_text(
         'bootstrap = "127.0.0.1"\nengine = "vllm"\nmax_model_len = 4096\n[engine_arguments]\nblock_size = 32\n'
     )
-    options = {"dtype": "bfloat16", "tensor_parallel_size": 2, "gpu_memory_share": 0.5}
+    options: dict[str, Any] = {"dtype": "bfloat16", "tensor_parallel_size": 2, "gpu_memory_share": 0.5}
     asked = load_config(JoinConfig, file, options).engine_options
     assert asked == EngineOptions(**options, max_model_len=4096, arguments={"block_size": 32})
 
