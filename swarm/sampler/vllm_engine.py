@@ -415,7 +415,7 @@ class VllmEngine:
         due_s = self._watch.due_s(now=time.monotonic())
         while due_s > 0:
             # No event tells that nothing happened.
-            await asyncio.sleep(due_s)  # noqa: ASYNC110
+            await asyncio.sleep(due_s)
             due_s = self._watch.due_s(now=time.monotonic())
         print("vLLM is busy and has drawn no token for too long: this process ends", file=sys.stderr, flush=True)
         if os.getpgrp() == os.getpid():
