@@ -81,6 +81,11 @@ ABOVE = (
     "swarm.__main__",
 )
 
+ENGINES = tuple(
+    f"swarm.sampler.{part}" for part in ("transformers_engine", "vllm_engine", "vllm_worker", "proving", "weights")
+)
+"""What runs in the engine's process."""
+
 
 def simulation() -> list[Module]:
     return [m for name, m in modules().items() if _within(name, "swarm.sim") and name != "swarm.sim.__main__"]
@@ -179,10 +184,10 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("torch", ("swarm.learner", "swarm.sampler.transformers_engine", "swarm.sampler.vllm_engine")),
-        ("transformers", ("swarm.learner", "swarm.sampler.transformers_engine", "swarm.sampler.vllm_engine")),
+        ("torch", ("swarm.learner", *ENGINES)),
+        ("transformers", ("swarm.learner", *ENGINES)),
         ("numpy", ("swarm.broadcast.codec",)),
-        ("vllm", ("swarm.sampler.vllm_engine", "swarm.sampler.vllm_worker")),
+        ("vllm", ("swarm.sampler.vllm_engine", "swarm.sampler.vllm_worker", "swarm.sampler.vllm_versions")),
     ],
 )
 def test_a_heavy_library_has_its_few_homes(library: str, homes: tuple[str, ...]) -> None:
