@@ -77,11 +77,12 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Child:
-    """The parent's end. `name` is for messages, `module` is run with `python -m`."""
+    """The parent's end. `name` is for messages, `module` is run with `python -m` and the arguments."""
 
-    def __init__(self, name: str, module: str, *, log: Path, hang_s: float) -> None:
+    def __init__(self, name: str, module: str, *arguments: str, log: Path, hang_s: float) -> None:
         self.name = name
         self._module = module
+        self._arguments = arguments
         self._log = log
         self._hang_s = hang_s
         self._process: asyncio.subprocess.Process | None = None
@@ -234,6 +235,7 @@ class Child:
                 sys.executable,
                 "-m",
                 self._module,
+                *self._arguments,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

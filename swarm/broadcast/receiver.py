@@ -152,12 +152,18 @@ class Receiver:
 
     @asynccontextmanager
     async def steady(self) -> AsyncIterator[SignedVersion]:
-        """Within the block nothing is applied to the map, which holds the version that is given."""
+        """Within the block nothing is applied to the map, which holds the given version."""
         async with self._steady:
-            found = self._newer_map(None)
-            if found is None:
+            if (found := self._newer_map(None)) is None:
                 raise ProtocolError("the weights are being changed")
             yield found
+
+    async def recheck(self) -> None:
+        """Look for regions of the map that are not what was written, and fetch them anew."""
+        async with self._steady:
+            damaged = await in_thread(self.weights.recheck) if self.weights else 0
+        self._say(f"{damaged} regions of the weights on disk are damaged and are fetched anew")
+        self._news.set()
 
     @property
     def version(self) -> VersionId | None:
@@ -323,8 +329,7 @@ class Receiver:
 
     def _is_within_reach(self, held: HeldVersion) -> bool:
         """Whether the version can be applied once it is here: else its deltas are of no use to this node."""
-        base = held.head.base
-        return base is None or base == self.version or base in self._transfers.active or not needs_base(held.table)
+        return self._base_comes(held.head.base) or not needs_base(held.table)
 
     def _retire(self, newer: HeldVersion) -> None:
         """Take part no more in what the newer version makes needless: its elders that are complete, all but the last,
@@ -388,12 +393,11 @@ class Receiver:
 
     def _comes_by_itself(self) -> bool:
         """Some version under way is incomplete, and everything between it and the map is under way too."""
-        for transfer in self._transfers.active.values():
-            base = transfer.held.head.base
-            reachable = base is None or base == self.version or base in self._transfers.active
-            if not transfer.held.chunks.complete and reachable:
-                return True
-        return False
+        under_way = [one.held for one in self._transfers.active.values()]
+        return any(not held.chunks.complete and self._base_comes(held.head.base) for held in under_way)
+
+    def _base_comes(self, base: VersionId | None) -> bool:
+        return base is None or base == self.version or base in self._transfers.active
 
     async def _fetch_rest(self) -> None:
         """Ask those who are up to date, and the learner once they have had time to become so."""
@@ -442,8 +446,5 @@ class Receiver:
 
     def _newer_map(self, than: VersionId | None) -> SignedVersion | None:
         current = self.weights.current if self.weights else None
-        return current if current is not None and self._is_newer(current, than) else None
-
-    @staticmethod
-    def _is_newer(found: SignedVersion, than: VersionId | None) -> bool:
-        return than is None or found.head.version > than
+        newer = current is not None and (than is None or current.head.version > than)
+        return current if newer else None

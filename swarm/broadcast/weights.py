@@ -208,6 +208,13 @@ class WeightMap:
         self._reopen_descriptor()
         self.finish()
 
+    def recheck(self) -> int:
+        """Hash the map anew; how many regions are no longer what was written (a disk that fails, another process)."""
+        before = self._holds
+        self._holds = [digest(self.content(i)) for i in range(len(self.regions))]
+        self._settle()
+        return sum(now != then for now, then in zip(self._holds, before, strict=True))
+
     def content(self, index: int) -> memoryview:
         """A region as it lies in the map, read-only."""
         span = self.regions[index]

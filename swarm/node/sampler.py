@@ -20,10 +20,17 @@ from swarm.node.session import SamplerStatus, Session
 from swarm.rollout.client import SUBMIT_PATH
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.spool import Spool
-from swarm.sampler.worker import EngineWorker
+from swarm.sampler.worker import EngineWorker, ProofFailed
 
 MAX_FAULTS = 5
 """Sessions in a row that broke without one accepted rollout: by then it is this machine, not chance."""
+
+MAX_FAILED_PROOFS = 2
+"""Engines in a row that did not hold what they were given: a new one has had its chance."""
+
+PAUSE_S = 600.0
+"""After so many faults a node waits so long for what ails it to pass (a GPU that somebody else fills, a full disk)
+before it tries again; it goes on relaying weights meanwhile."""
 
 FAULT_PAUSE_S = 2.0
 """Pause before a new session, times the number of faults so far."""
@@ -102,7 +109,7 @@ class SamplerNode:
 
     async def _serve(self, receiver: Receiver, spool: Spool) -> bool:
         """One session after another for one swarm; True when its run is over, False to look for a swarm anew."""
-        faults = 0
+        faults = failed_proofs = 0
         while not self._stop.is_set():
             accepted = self._status.verdicts["accepted"]
             try:
@@ -114,12 +121,26 @@ class SamplerNode:
             if isinstance(fault, SwarmChanged):
                 self._say(f"{fault}; joining it")
                 return False
-            faults = 1 if self._status.verdicts["accepted"] > accepted else faults + 1
-            if not isinstance(fault, ChildFailed | ProtocolError) or faults >= MAX_FAULTS:
+            if not isinstance(fault, ChildFailed | ProtocolError):
                 raise fault
-            self._say(f"{fault}; starting again ({faults} of {MAX_FAULTS} faults in a row)")
-            await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
+            if self._status.verdicts["accepted"] > accepted:
+                faults = failed_proofs = 0
+            faults, failed_proofs = faults + 1, failed_proofs + isinstance(fault, ProofFailed)
+            if failed_proofs == MAX_FAILED_PROOFS:
+                raise ProofFailed(f"leaving: a new engine does not hold what it was given either: {fault}")
+            if faults == MAX_FAULTS:
+                await self._pause(fault)
+                faults = 0
+            else:
+                self._say(f"{fault}; starting again ({faults} of {MAX_FAULTS} faults in a row)")
+                await unless_stopped(self._stop, asyncio.sleep(FAULT_PAUSE_S * faults))
         return False
+
+    async def _pause(self, fault: BaseException) -> None:
+        """Wait, with the reason in the status: whatever breaks an engine five times will break it again."""
+        self._say(f"paused for {PAUSE_S / 60:g} minutes after {MAX_FAULTS} faults in a row, the last: {fault}")
+        self._status.state = f"paused: {fault}"
+        await unless_stopped(self._stop, asyncio.sleep(PAUSE_S))
 
     async def _session(self, receiver: Receiver, spool: Spool) -> bool:
         """Work for the learner with one engine, which starts while the learner is looked for; True at the run's end."""
@@ -155,7 +176,6 @@ class SamplerNode:
             launch=launch,
             spool=spool,
             receiver=receiver,
-            capacity=self._config.batch_samples,
             offer=lambda: self._offer(engine, receiver),
             status=self._status,
             on_change=lambda: self._say_profile(engine, receiver),
@@ -168,10 +188,9 @@ class SamplerNode:
         config = self._config
         return Offer(
             device_class=(config.device_class or engine.device_class)[:DEVICE_CLASS_LENGTH],
-            samples_at_once=config.batch_samples,
-            # Both kinds of engine there are begin a batch together, and end it with its longest sample.
-            lockstep=True,
-            full_rollouts_per_s=float(f"{engine.full_rollouts_per_s:.3g}"),
+            samples_at_once=engine.places,
+            lockstep=engine.lockstep,
+            full_rollouts_per_s=float(f"{engine.rates.full_rollouts_per_s:.3g}"),
             cost_per_hour=config.cost_per_hour,
             down_cost_per_gb=config.down_cost_per_gb,
             up_cost_per_gb=config.up_cost_per_gb,
@@ -188,10 +207,10 @@ class SamplerNode:
 
     def _say_profile(self, engine: EngineWorker, receiver: Receiver) -> None:
         """Have gossip tell what this node holds and how fast it is."""
-        rate = float(f"{engine.rollouts_per_s:.2g}")
+        rate = float(f"{engine.rates.rollouts_per_s:.2g}")
         profile = Profile(
             held=engine.installed,
-            engine=self._config.engine,
+            engine=engine.kind,
             rollouts_per_s=rate,
             uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
             cost_per_hour=self._config.cost_per_hour,

@@ -1,8 +1,8 @@
 """A sampler's work for one learner: the tasks between its weights, its engine and the learner's leases.
 
-    refresh   weight map -> engine (between two batches); the receiver keeps the map up to date meanwhile
-    ask       leases, one batch ahead of the engine -> work queue
-    generate  work queue -> engine -> answer queue
+    refresh   weight map -> engine; the receiver keeps the map up to date meanwhile
+    ask       leases, as many as the feed has room for -> feed
+    generate  feed -> engine -> answer queue
     submit    what a former life left in the spool, then answer queue -> learner, one submission at a time
     beat      a sign of life every beat_s, and after every install
 
@@ -30,15 +30,16 @@ from swarm.node.drops import Drops
 from swarm.node.hello import Hello
 from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
 from swarm.rollout.messages import Offer
+from swarm.sampler.feeding import Feed, feed_of
 from swarm.sampler.spool import Spool, SpooledAnswer
-from swarm.sampler.worker import EngineWorker
+from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.types import NodeId, VersionId
 
 ASK_WAIT_S = 10.0
 """How long the learner may hold a request for leases open."""
 
 DRAIN_S = 10.0
-"""After a request to stop, the running batch gets this long to finish and to be submitted."""
+"""After a request to stop, what is running gets this long to finish and to be submitted."""
 
 FAREWELL_S = 3.0
 """Time limit for handing leases back: a node that leaves does not wait for a dead learner."""
@@ -85,7 +86,6 @@ class Session:
         launch: asyncio.Future[None],
         spool: Spool,
         receiver: Receiver,
-        capacity: int,
         offer: Callable[[], Offer],
         status: SamplerStatus,
         on_change: Callable[[], None],
@@ -94,7 +94,6 @@ class Session:
         self._engine = engine
         self._launch = launch
         self._spool = spool
-        self._capacity = capacity
         self._offer = offer
         self._beat_s = max(LEAST_BEAT_S, hello.beat_s)
         self._status = status
@@ -102,14 +101,11 @@ class Session:
         self._say = say
         self._receiver = receiver
         self._client = RolloutClient(link, node, hello.learner_key, say=say)
-        self._prefetch = asyncio.Semaphore(1)
-        self._work: asyncio.Queue[list[SealedLease]] = asyncio.Queue(maxsize=1)
+        self._feed: Feed | None = None
         self._in_hand: set[SampleName] = set()
         self._spooled: set[SampleName] = set()
-        self._running = 0
         self._answers: asyncio.Queue[Batch] = asyncio.Queue(maxsize=2)
         self._settled = asyncio.Event()
-        self._idle = asyncio.Event()
         self._installed = asyncio.Condition()
         self._over = asyncio.Event()
 
@@ -145,42 +141,49 @@ class Session:
                 await asyncio.sleep(AGAIN_S)
 
     async def _install(self) -> None:
-        """Have the engine take what the map holds; it goes on with the old weights until then."""
+        """Have the engine take what the map holds; it goes on with the old weights until then. ProofFailed if what it
+        holds now is not that; ProtocolError if the map is not what was signed, which is mended."""
         weights = self._receiver.weights
         assert weights is not None
         async with self._receiver.steady() as version:
-            await self._engine.install(version.head, version.table, weights.path)
-        self._on_change()
-        async with self._installed:
-            self._installed.notify_all()
+            refused = await self._engine.install(version.head, version.table, weights.path)
+        if refused is None:
+            self._on_change()
+            async with self._installed:
+                self._installed.notify_all()
+        elif refused.fault == "file":
+            await self._receiver.recheck()
+            raise ProtocolError(refused.why)
+        else:
+            raise ProofFailed(refused.why)
 
     async def _load(self) -> None:
         """Build the model that the swarm trains; its weights come meanwhile."""
         await asyncio.shield(self._launch)
         layout = await self._receiver.layout()
         started = await self._engine.load(layout)
-        self._say(f"engine: {started.engine} on {started.device} in {started.dtype}")
+        at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"
+        self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}")
+        self._feed = feed_of(self._engine)
 
     # -- rollouts --------------------------------------------------------------------------------------------
 
     async def _ask(self) -> None:
         await self._settled.wait()
+        while self._engine.installed is None:
+            await self._news(None, self._beat_s)
+        assert self._feed is not None
         while True:
-            await self._prefetch.acquire()
-            leases = await self._next_leases()
-            self._in_hand |= _names(leases)
-            self._work.put_nowait(leases)
-
-    async def _next_leases(self) -> list[SealedLease]:
-        while True:
+            room = await self._feed.room()
             held = self._engine.installed
-            if held is None:
-                await self._news(None, self._beat_s)
-                continue
-            answer = await self._client.ask(held, self._capacity, ASK_WAIT_S, holding=self._in_hand)
+            answer = await self._client.ask(
+                held, room.capacity, ASK_WAIT_S, holding=self._in_hand, at_once=room.at_once
+            )
             if isinstance(answer, list):
                 self._status.state = "sampling"
-                return answer
+                self._in_hand |= _names(answer)
+                self._feed.add(answer)
+                continue
             self._status.state = f"waiting ({answer.reason})"
             # Other reasons say nothing of it: the next beat does.
             if answer.reason in ("paced", "standby"):
@@ -192,20 +195,17 @@ class Session:
                 await self._news(held, max(0.05, answer.retry_after_s))
 
     async def _generate(self) -> None:
-        follows = False
-        while True:
-            leases = await self._work.get()
-            self._running = len(_names(leases))
-            self._idle.clear()
-            self._prefetch.release()
-            answers = await self._engine.generate(leases, follows=follows)
-            follows = not self._work.empty()
-            batch = Batch(answers, await in_thread(self._spool.keep, answers))
-            if batch.spooled is not None:
-                self._spooled |= batch.samples()
-            await self._answers.put(batch)
-            self._running = 0
-            self._idle.set()
+        async with self._installed:
+            await self._installed.wait_for(lambda: self._engine.installed is not None)
+        assert self._feed is not None
+        await self._feed.run(self._keep)
+
+    async def _keep(self, answers: list[Answer]) -> None:
+        """To disk, then to the learner."""
+        batch = Batch(answers, await in_thread(self._spool.keep, answers))
+        if batch.spooled is not None:
+            self._spooled |= batch.samples()
+        await self._answers.put(batch)
 
     async def _submit(self) -> None:
         await self._settle()
@@ -256,8 +256,9 @@ class Session:
         await self._settled.wait()
         while True:
             installed = self._engine.installed
-            rates = self._engine.rollouts_per_s, self._engine.tokens_per_s
-            reply = await self._client.beat(installed, self._running, *rates, offer=self._offer())
+            rates = self._engine.rates.rollouts_per_s, self._engine.rates.tokens_per_s
+            running = self._feed.running if self._feed else 0
+            reply = await self._client.beat(installed, running, *rates, offer=self._offer())
             self._hear_standby(reply.standby)
             if (line := self._status.drops.hear(reply.dropped, now=time.monotonic())) is not None:
                 self._say(line)
@@ -282,15 +283,12 @@ class Session:
     # -- leaving ---------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Hand back what has not begun, then let the running batch finish and be submitted."""
-        waiting: set[SampleName] = set()
-        while not self._work.empty():
-            waiting |= _names(self._work.get_nowait())
-        await self._hand_back(waiting, forget=False)
+        """Hand back what has not begun, then let what is running finish and be submitted."""
+        await self._hand_back(self._feed.take_back() if self._feed else set(), forget=False)
         try:
             async with asyncio.timeout(DRAIN_S):
-                if self._running:
-                    await self._idle.wait()
+                if self._feed is not None:
+                    await self._feed.idle()
                 await self._answers.join()
         except TimeoutError:
             kept = "; what was generated is kept for the next start" if self._spooled else ""

@@ -18,6 +18,9 @@ Proof = Literal["sums", "sums and probe", "probe"]
 """How it was shown what an engine holds: by the sums of the learner's chunk table over its own parameters, or by the
 log-probs of a probe, where the engine keeps its weights in another form."""
 
+EngineKind = Literal["transformers", "vllm", "scripted"]
+"""The scripted one has no model: for trying out networks, and for tests."""
+
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 

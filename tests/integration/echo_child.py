@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections import defaultdict
+
 import msgspec
 
 from swarm.child import ChildChannel
@@ -9,11 +13,12 @@ from swarm.errors import UserError
 
 
 class Echo(msgspec.Struct, frozen=True, tag=True):
-    """Say `words`; `fault` raises them instead, `hang` never answers."""
+    """Say `words`; `fault` raises them instead, `hang` never answers, `after` waits for those words to be said."""
 
     words: str
     fault: str = ""
     hang: bool = False
+    after: str = ""
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -30,5 +35,19 @@ def handle(command: Echo) -> Said:
     return Said(command.words)
 
 
+async def main() -> None:
+    said: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def handle_beside(command: Echo) -> Said:
+        if command.after:
+            await said[command.after].wait()
+        said[command.words].set()
+        return handle(command)
+
+    await ChildChannel().serve_side_by_side(Echo, handle_beside)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        asyncio.run(main())
     ChildChannel().serve(Echo, handle)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -14,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.child import SOCKET_VARIABLE, Child
+from swarm.child import SOCKET_VARIABLE, Call, Child
 from swarm.errors import ChildFailed, UserError
 from tests.integration.echo_child import Echo, Said
 
@@ -50,6 +52,29 @@ async def test_a_child_without_progress_is_killed(tmp_path: Path) -> None:
         await child.call(Echo(words=""), Said)
 
 
+async def test_calls_side_by_side_get_their_own_answers_in_any_order(tmp_path: Path) -> None:
+    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=60.0)
+    await child.start()
+    try:
+        slow = asyncio.ensure_future(child.call(Echo(words="slow", after="quick"), Said))
+        assert await child.call(Echo(words="quick"), Said) == Said("quick")
+        assert await slow == Said("slow")
+    finally:
+        await child.stop()
+
+
+async def test_all_calls_end_with_the_child(tmp_path: Path) -> None:
+    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=60.0)
+    await child.start()
+    calls = [asyncio.ensure_future(child.call(Echo(words=word, after="never"), Said)) for word in "ab"]
+    assert await child.call(Echo(words="they have begun"), Said)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    for call in calls:
+        with pytest.raises(ChildFailed, match="died"):
+            await call
+
+
 async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     child = Child("ghost", "tests.integration.no_such_module", log=tmp_path / "ghost.log", hang_s=1.0)
     with pytest.raises(ChildFailed, match=r"did not start.*no_such_module"):
@@ -68,7 +93,8 @@ def test_a_child_ends_with_its_parent_even_with_an_answer_unread(tmp_path: Path,
         try:
             parent, _ = listener.accept()
             if unread:
-                body = msgspec.msgpack.encode(Echo(words="nobody reads this"))
+                command = msgspec.Raw(msgspec.msgpack.encode(Echo(words="nobody reads this")))
+                body = msgspec.msgpack.encode(Call(1, command))
                 parent.sendall(struct.pack(">I", len(body)) + body)
                 select.select([parent], [], [], 60)
             parent.close()

@@ -17,9 +17,9 @@ from swarm.node.hello import Hello
 from swarm.node.session import SamplerStatus, Session
 from swarm.rollout.client import LEASE_CONTEXT, SealedLease
 from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, Offer, Release
-from swarm.sampler import worker
+from swarm.sampler.engine import EngineOptions
 from swarm.sampler.spool import Spool
-from swarm.sampler.worker import EngineWorker
+from swarm.sampler.worker import ENGINE_MODULE, EngineWorker
 from swarm.signing import SigningKey, swarm_id_of
 from swarm.types import Address
 from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, decode, encode
@@ -84,11 +84,21 @@ class Sampler:
         self.line = Line(learner.peers[BOB])
         self.installed = asyncio.Event()
         self.hang_s = 60.0
+        self.module = ENGINE_MODULE
+        self.continuous = False
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[asyncio.Task[bool]]:
         """A session with an engine of its own, which is told to stop at the end."""
-        engine = EngineWorker(self.directory, kind="scripted", device="cpu", hang_s=self.hang_s)
+        engine = EngineWorker(
+            self.directory,
+            kind="scripted",
+            device="cpu",
+            hang_s=self.hang_s,
+            batch_samples=CAPACITY,
+            options=EngineOptions(arguments={"continuous": self.continuous}),
+            module=self.module,
+        )
         launch = asyncio.create_task(engine.launch())
         session = Session(
             node=BOB,
@@ -98,7 +108,6 @@ class Sampler:
             launch=launch,
             spool=self.spool,
             receiver=self.hearer.receiver,
-            capacity=CAPACITY,
             offer=Offer,
             status=self.status,
             on_change=self.installed.set,
@@ -227,7 +236,7 @@ async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(samp
 async def test_leases_of_an_engine_that_hangs_are_handed_back(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(worker.ENGINE_MODULES, "scripted", "tests.integration.hanging_engine")
+    sampler.module = "tests.integration.hanging_engine"
     monkeypatch.setenv(VARIABLE, "generate")
     sampler.hang_s = 0.5
     async with sampler.session() as task:

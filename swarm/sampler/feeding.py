@@ -1,0 +1,168 @@
+"""How leases get into an engine, and answers out: a batch at a time, or each sample by itself.
+
+A feed holds what was leased until it is drawn. `room` waits until it can take on more, so the learner is asked for no
+more than that; what it holds is bounded by the engine's places and a share ahead of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from swarm.rollout.client import Answer, SampleName, SealedLease
+from swarm.sampler.worker import EngineWorker
+from swarm.types import SampleSpec
+
+AHEAD = 4
+"""A feed of single samples holds one for every so many places ahead of them: enough to refill what becomes free while
+a question is on its way, and few, since they grow old meanwhile."""
+
+Done = Callable[[list[Answer]], Awaitable[None]]
+
+
+class Room(NamedTuple):
+    """How many samples are taken on now, and how many of these begin at once in free places; see LeaseRequest."""
+
+    capacity: int
+    at_once: int
+
+
+class Feed(Protocol):
+    """`running` is how many samples the engine is drawing."""
+
+    running: int
+
+    async def room(self) -> Room: ...
+
+    def add(self, leases: list[SealedLease]) -> None: ...
+
+    def take_back(self) -> set[SampleName]:
+        """What has not begun, which is forgotten."""
+        ...
+
+    async def run(self, done: Done) -> None:
+        """Draw until cancelled; ChildFailed if the engine breaks. `done` is awaited before more answers come."""
+        ...
+
+    async def idle(self) -> None:
+        """Until nothing is being drawn and `done` has all answers."""
+        ...
+
+
+def feed_of(engine: EngineWorker) -> Feed:
+    """As the engine works, once it is loaded."""
+    return BatchFeed(engine) if engine.lockstep else SampleFeed(engine)
+
+
+class BatchFeed:
+    """One batch in the engine, and one ahead of it."""
+
+    def __init__(self, engine: EngineWorker) -> None:
+        self._engine = engine
+        self._next: list[SealedLease] = []
+        self._added, self._taken, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._taken.set()
+        self._idle.set()
+        self.running = 0
+
+    async def room(self) -> Room:
+        await self._taken.wait()
+        return Room(self._engine.places, 0)
+
+    def add(self, leases: list[SealedLease]) -> None:
+        assert not self._next
+        self._next = leases
+        self._taken.clear()
+        self._added.set()
+
+    def take_back(self) -> set[SampleName]:
+        names = {name for sealed in self._next for name in sealed.samples()}
+        self._next = []
+        self._added.clear()
+        return names
+
+    async def run(self, done: Done) -> None:
+        follows = False
+        while True:
+            await self._added.wait()
+            leases, self._next = self._next, []
+            self._added.clear()
+            self._idle.clear()
+            self.running = sum(len(sealed.lease.samples) for sealed in leases)
+            self._taken.set()
+            answers = await self._engine.draw_batch(leases, follows=follows)
+            follows = self._added.is_set()
+            await done(answers)
+            self.running = 0
+            self._idle.set()
+
+    async def idle(self) -> None:
+        await self._idle.wait()
+
+
+class SampleFeed:
+    """Each sample begins when a place is free; answers are handed on together with those that came meanwhile."""
+
+    def __init__(self, engine: EngineWorker) -> None:
+        self._engine = engine
+        self._waiting: deque[tuple[SealedLease, SampleSpec]] = deque()
+        self._answers: list[Answer] = []
+        self._ahead = -(-engine.places // AHEAD)
+        # Each of these has one waiter, which looks for itself what there is.
+        self._beginnable, self._answered, self._roomy, self._idle = (asyncio.Event() for _ in range(4))
+        self._idle.set()
+        self.running = 0
+
+    async def room(self) -> Room:
+        """Once half of what is to be ahead is missing: a question for every single sample would be too many."""
+        while 2 * self._missing() < self._ahead:
+            self._roomy.clear()
+            await self._roomy.wait()
+        return Room(self._missing(), max(0, self._engine.places - self.running - len(self._waiting)))
+
+    def add(self, leases: list[SealedLease]) -> None:
+        self._waiting.extend((sealed, spec) for sealed in leases for spec in sealed.lease.samples)
+        self._beginnable.set()
+
+    def take_back(self) -> set[SampleName]:
+        names = {(sealed.lease.group_id, spec.index) for sealed, spec in self._waiting}
+        self._waiting.clear()
+        return names
+
+    async def run(self, done: Done) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hand_on(done))
+            while True:
+                await self._beginnable.wait()
+                self._beginnable.clear()
+                while self._waiting and self.running < self._engine.places:
+                    self.running += 1
+                    self._idle.clear()
+                    group.create_task(self._draw(*self._waiting.popleft()))
+
+    async def idle(self) -> None:
+        await self._idle.wait()
+
+    def _missing(self) -> int:
+        held = self.running + len(self._waiting) + len(self._answers)
+        return self._engine.places + self._ahead - held
+
+    async def _draw(self, sealed: SealedLease, spec: SampleSpec) -> None:
+        self._answers.append(await self._engine.draw(sealed, spec))
+        self.running -= 1
+        self._answered.set()
+        self._beginnable.set()
+
+    async def _hand_on(self, done: Done) -> None:
+        while True:
+            await self._answered.wait()
+            self._answered.clear()
+            answers, self._answers = self._answers, []
+            if answers:
+                # Those of one lease side by side: its token goes back once with all of them.
+                await done(sorted(answers, key=lambda answer: answer.lease.lease.group_id))
+            self._roomy.set()
+            if not self.running and not self._answers:
+                self._idle.set()

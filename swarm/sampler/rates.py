@@ -1,0 +1,84 @@
+"""How fast an engine is, from what it answers: whole batches, or single samples of one that takes on each by itself."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from swarm.capacity.fleet import Lengths, mean_longest
+from swarm.sampler.engine import Generated
+
+MOST_PER_S = 1e9
+"""What a beat may tell of; only an engine without a model comes near it."""
+
+LEAST_S = 1e-6
+"""What a clock may not see."""
+
+LENGTHS_KEPT = 512
+"""Lengths by which a batch with free places is compared with a full one: of four batches at least, with 128 places."""
+
+RATE_SMOOTHING = 0.3
+"""Weight of the newest batch in the measured rate: three batches forget a slow start."""
+
+
+class Rates:
+    """Measured rates of an engine that draws `places` samples side by side; 0 before the first answer.
+
+    `rollouts_per_s` is what it gets done while it works, `full_rollouts_per_s` what it would with all places filled,
+    and `tokens_per_s` how fast one sample grows. `most_tokens_per_s` caps what all places can draw, if it was measured:
+    a few samples grow faster than many.
+    """
+
+    def __init__(self, places: int, *, most_tokens_per_s: float = 0.0) -> None:
+        self.rollouts_per_s = 0.0
+        self.full_rollouts_per_s = 0.0
+        self.tokens_per_s = 0.0
+        self._places = places
+        self._most_tokens_per_s = most_tokens_per_s
+        self._full_batch_s = self._sample_s = 0.0
+        self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
+
+    def batch(self, generated: Generated, between_s: float) -> None:
+        """A batch was answered, `between_s` after the end of the last one, if it could have begun then."""
+        count = len(generated.samples)
+        self.rollouts_per_s = _smoothed_rate(self.rollouts_per_s, count, generated.seconds)
+        self._note_lengths(generated)
+        if count:
+            full = max(count, self._places)
+            took_s = generated.seconds * self._stretch(count, full) + between_s
+            # Times are averaged: the mean of rates would be more than what comes of them.
+            self._full_batch_s = _smoothed(self._full_batch_s, took_s)
+            self.full_rollouts_per_s = min(MOST_PER_S, full / max(self._full_batch_s, LEAST_S))
+        self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds)
+
+    def sample(self, generated: Generated, side_by_side: int) -> None:
+        """One sample was answered, of so many that were being drawn."""
+        weight = RATE_SMOOTHING / self._places
+        self._note_lengths(generated)
+        self._sample_s = _smoothed(self._sample_s, generated.seconds, weight)
+        self.rollouts_per_s = _smoothed_rate(self.rollouts_per_s, side_by_side, generated.seconds, weight)
+        self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds, weight)
+        full = min(MOST_PER_S, self._places / max(self._sample_s, LEAST_S))
+        if self._most_tokens_per_s and self._lengths:
+            full = min(full, self._most_tokens_per_s * len(self._lengths) / sum(self._lengths))
+        self.full_rollouts_per_s = full
+
+    def _note_lengths(self, generated: Generated) -> None:
+        self._lengths.extend(length for one in generated.samples if (length := len(one.token_ids) // 4))
+
+    def _stretch(self, count: int, full: int) -> float:
+        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. What is at hand
+        must not pass for what the engine could do: where samplers are too many, batches are small."""
+        if count == full or not self._lengths:
+            return 1.0
+        lengths = Lengths.of(self._lengths).tokens
+        return mean_longest(lengths, full) / mean_longest(lengths, count)
+
+
+def _smoothed_rate(before: float, count: int, seconds: float, weight: float = RATE_SMOOTHING) -> float:
+    """A mean rate that forgets."""
+    return _smoothed(before, min(MOST_PER_S, count / max(seconds, LEAST_S)), weight)
+
+
+def _smoothed(before: float, value: float, weight: float = RATE_SMOOTHING) -> float:
+    """A mean that forgets; 0 is no measurement."""
+    return before + weight * (value - before) if before and value else value or before

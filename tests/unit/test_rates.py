@@ -1,0 +1,49 @@
+"""How fast an engine is, from what it answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.sampler.engine import Generated, Sampled
+from swarm.sampler.rates import Rates
+
+
+def test_the_rate_at_full_load_is_that_of_a_full_batch_and_of_what_lies_between() -> None:
+    """Two samples in a second, of ten that would have taken as long, after a quarter of a second for an install."""
+    rates = Rates(10)
+    sampled = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed")
+    rates.batch(Generated(samples=(sampled,) * 2, seconds=1.0, steps=5), 0.25)
+    assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == (2.0, 8.0)
+
+
+def test_a_batch_with_free_places_is_not_taken_for_a_fast_engine() -> None:
+    rates = Rates(2)
+
+    def sampled(tokens: int) -> Sampled:
+        return Sampled(token_ids=b"\0" * 4 * tokens, logprobs=b"", spans=(), finish="stop")
+
+    # Of lengths 1 and 3 the longest of two is 2.5 in the mean, that of one is 2: a full batch takes 1.25 times as long.
+    rates.batch(Generated(samples=(sampled(1), sampled(3)), seconds=1.0, steps=3), 0.0)
+    rates.batch(Generated(samples=(sampled(1),), seconds=0.8, steps=1), 0.0)
+    assert rates.full_rollouts_per_s == pytest.approx(2.0, rel=0.05)
+
+
+def one(tokens: int, seconds: float) -> Generated:
+    sampled = Sampled(token_ids=b"\0" * 4 * tokens, logprobs=b"", spans=(), finish="stop")
+    return Generated(samples=(sampled,), seconds=seconds, steps=tokens)
+
+
+def test_of_samples_that_come_and_go_the_places_count() -> None:
+    """Eight places of which four are filled, each for two seconds a sample."""
+    rates = Rates(8)
+    for _ in range(5):
+        rates.sample(one(100, 2.0), 4)
+    assert rates.rollouts_per_s == pytest.approx(2.0)
+    assert rates.full_rollouts_per_s == pytest.approx(4.0)
+    assert rates.tokens_per_s == pytest.approx(50.0)
+
+
+def test_a_few_fast_samples_do_not_pass_for_what_all_places_could_do() -> None:
+    rates = Rates(8, most_tokens_per_s=300.0)
+    rates.sample(one(100, 2.0), 1)
+    assert rates.full_rollouts_per_s == pytest.approx(3.0)
