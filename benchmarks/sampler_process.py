@@ -45,7 +45,6 @@ class EngineProcess:
     """`swarm.sampler.engine_child KIND` with a model of `versions`, its log and files under `directory`."""
 
     def __init__(self, kind: EngineKind, directory: Path) -> None:
-        self._kind = kind
         self._child = Child("engine", "swarm.sampler.engine_child", kind, log=directory / "engine.log", hang_s=HANG_S)
 
     async def start(self, versions: Versions, *, device: str, dtype: EngineDtype, places: int) -> Started:
@@ -58,7 +57,7 @@ class EngineProcess:
             device=device,
             places=places,
             hang_s=HANG_S,
-            options=EngineOptions(dtype=dtype, max_model_len=context, arguments=arguments_of(self._kind, device)),
+            options=EngineOptions(dtype=dtype, max_model_len=context),
         )
         return await self._child.call(command, Started)
 
@@ -129,8 +128,3 @@ def random_job(seed: int, vocab_size: int, *, prompt_tokens: int, tokens: int) -
         rules=SamplingRules(temperature=1.0, max_new_tokens=tokens, stop_token_ids=()),
         time_limit_s=TIME_LIMIT_S,
     )
-
-
-def arguments_of(kind: EngineKind, device: str) -> dict[str, object]:
-    """The library's own arguments: no compilation on a CPU, where it takes longer than what is measured."""
-    return {"enforce_eager": True} if kind == "vllm" and device != "cuda" else {}

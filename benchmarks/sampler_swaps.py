@@ -37,6 +37,8 @@ PLACES = 8
 SIZES = (3e5, 1e6, 1e7, 1e8)
 """Parameters of the models whose swaps are timed."""
 
+QUICK_SIZES = SIZES[:1]
+
 MEMORY_SIZE = 5e6
 """Of the model that is swapped for memory: one copy left behind at each of 200 swaps would be 2 GB."""
 
@@ -270,12 +272,19 @@ def accuracy_line(one: Accuracy) -> str:
 
 
 async def measure(
-    kind: EngineKind, directory: Path, say: Say, *, device: str, quick: bool, dtypes: Sequence[EngineDtype]
+    kind: EngineKind,
+    directory: Path,
+    say: Say,
+    *,
+    device: str,
+    quick: bool,
+    dtypes: Sequence[EngineDtype],
+    sizes: Sequence[float],
 ) -> dict[str, Any]:
     """All figures of swaps, said as they come; `met` is False if one of them misses its target."""
     say(TIMES_HEADER)
     times = []
-    for parameters in SIZES[:1] if quick else SIZES:
+    for parameters in sizes:
         at = directory / f"times-{parameters:g}"
         times.append(await swap_times(kind, at, parameters=parameters, swaps=3 if quick else 7, device=device))
         say(times_line(times[-1]))
