@@ -148,6 +148,16 @@ def join(
     ] = None,
     batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="auto, vllm or transformers. Default: auto, which is vllm with a GPU and the package."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. Default: auto.")] = None,
+    tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs that share the model. Default: 1.")] = None,
+    gpu_memory_share: Annotated[float | None, typer.Option(help="Of each GPU's memory for vLLM. Default: 0.9.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and answer at most, for vLLM. Default: what the model takes.")
+    ] = None,
     cost_per_hour: PerHour = None,
     down_cost_per_gb: PerGb = None,
     up_cost_per_gb: PerGb = None,
@@ -171,6 +181,11 @@ def join(
         "base": base,
         "batch_samples": batch_samples,
         "device": device,
+        "engine": engine,
+        "dtype": dtype,
+        "tensor_parallel_size": tensor_parallel_size,
+        "gpu_memory_share": gpu_memory_share,
+        "max_model_len": max_model_len,
         "cost_per_hour": cost_per_hour,
         "down_cost_per_gb": down_cost_per_gb,
         "up_cost_per_gb": up_cost_per_gb,

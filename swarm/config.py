@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from swarm.errors import UserError
+from swarm.sampler.engine import EngineDtype, EngineOptions
 
 DEFAULT_PORT = 7700
 
@@ -37,6 +38,12 @@ Price = Annotated[float, Field(ge=0, le=1e6)]
 
 Noise = Annotated[float, Field(ge=0, le=0.5)]
 """By which share a rehearsed time is longer or shorter than it should be, drawn anew each time."""
+
+EngineArguments = Annotated[dict[str, Any], Field(max_length=64)]
+"""Arguments of vLLM's own, by its names (`AsyncEngineArgs`); it has some two hundred, of which nobody sets 64."""
+
+VLLM_ALONE = ("tensor_parallel_size", "gpu_memory_share", "max_model_len", "engine_arguments")
+"""Settings that no other engine can follow."""
 
 Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
 """Places to begin: host, host:port, URL or join line."""
@@ -129,7 +136,12 @@ class JoinConfig(BaseModel):
     state_dir: Path | None = None
     base: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     device: str = "auto"
-    engine: Literal["transformers", "scripted"] = "transformers"
+    engine: Literal["auto", "transformers", "vllm", "scripted"] = "auto"
+    dtype: EngineDtype = "auto"
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    max_model_len: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
+    engine_arguments: EngineArguments = {}
     batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
     rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -146,6 +158,30 @@ class JoinConfig(BaseModel):
                 'rehearse_tokens_per_s sets the pace of the engine without a model: set engine = "scripted" with it'
             )
         return self
+
+    @model_validator(mode="after")
+    def _asks_vllm_alone_for_what_is_its_own(self) -> Self:
+        if self.engine_arguments and self.engine != "vllm":
+            raise ValueError('engine_arguments are vLLM\'s: set engine = "vllm" with them, or leave them out')
+        if odd := [name for name in self.engine_arguments if not name.isidentifier()]:
+            raise ValueError(
+                f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"
+            )
+        given = [f"--{name.replace('_', '-')}" for name in VLLM_ALONE if name in self.model_fields_set]
+        if given and self.engine not in ("auto", "vllm"):
+            raise ValueError(f"{given[0]} is for vLLM: leave it out, or take --engine vllm instead of {self.engine}")
+        return self
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """What the engine is started with."""
+        return EngineOptions(
+            dtype=self.dtype,
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_share=self.gpu_memory_share,
+            max_model_len=self.max_model_len,
+            arguments=self.engine_arguments,
+        )
 
 
 def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:

@@ -434,7 +434,7 @@ def tensor_sum(data: Buffer) -> int:
         counts += np.bincount(words, minlength=1 << 16).astype(np.uint64)
     if flat.size % 2:
         counts[flat[-1]] += np.uint64(1)
-    return int((counts * _MIX).sum(dtype=np.uint64))
+    return int((counts * MIX).sum(dtype=np.uint64))
 
 
 def _mix_table() -> npt.NDArray[np.uint64]:
@@ -445,4 +445,4 @@ def _mix_table() -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-_MIX = _mix_table()
+MIX = _mix_table()

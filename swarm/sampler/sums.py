@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from typing import Any
 
-from swarm.broadcast.codec import tensor_sum
+from swarm.broadcast.codec import MIX, tensor_sum
 from swarm.broadcast.manifest import Layout
 
 
@@ -24,3 +25,9 @@ def wrong_tensor(path: str, layout: Layout, sums: tuple[int, ...], progress: Cal
                 at += tensor.nbytes
                 progress()
     return None
+
+
+def sum_of_counts(counts: Any) -> int:
+    """`tensor_sum` of words of which `counts` (65,536 of numpy's uint64) says how often each occurs: whoever holds them
+    on another device counts them there."""
+    return int((counts * MIX).sum(dtype=counts.dtype))

@@ -15,8 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Log
 from transformers.initialization import no_init_weights
 
 from swarm.broadcast.codec import tensor_sum
-from swarm.broadcast.manifest import Dtype, Layout
-from swarm.errors import EchoError
+from swarm.broadcast.manifest import Layout
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
 from swarm.sampler.engine import (
     EngineDtype,
@@ -33,24 +32,8 @@ from swarm.sampler.engine import (
     Started,
     Told,
 )
+from swarm.sampler.weights import check_coverage, mapped_tensors
 from swarm.types import Finish, Span, VersionId
-
-TORCH_DTYPES: dict[Dtype, torch.dtype] = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-
-
-class WrongWeights(EchoError):
-    """The tensors of the model are not those of the swarm."""
 
 
 class TransformersEngine:
@@ -74,7 +57,7 @@ class TransformersEngine:
         model.generation_config = GenerationConfig()
         if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
-        _check_coverage(model, command.layout)
+        check_coverage(model.state_dict(), command.layout)
         self._model, self._layout = model, command.layout
         return Started(
             engine="transformers",
@@ -91,11 +74,9 @@ class TransformersEngine:
         began = time.monotonic()
         proof_s = 0.0
         self._version = None
-        flat = torch.from_file(command.path, size=self._layout.total_bytes, dtype=torch.uint8)
         tensors = self._model.state_dict()
-        at = 0
-        for spec, expected in zip(self._layout.tensors, command.tensor_sums, strict=True):
-            source = flat[at : at + spec.nbytes].view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
+        mapped = mapped_tensors(command.path, self._layout)
+        for (spec, source), expected in zip(mapped, command.tensor_sums, strict=True):
             for name in (spec.name, *spec.aliases):
                 held = tensors[name]
                 held.copy_(source)
@@ -103,7 +84,6 @@ class TransformersEngine:
                 if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
                     return NotInstalled("engine", f"after the install {name} differs from what the learner signed")
                 proof_s += time.monotonic() - proving
-            at += spec.nbytes
             progress()
         self._version = command.version
         seconds = time.monotonic() - began
@@ -211,17 +191,6 @@ def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
             return torch.float16
     # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
     return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
-def _check_coverage(model: Any, layout: Layout) -> None:
-    """Every tensor of the model comes in the stream, and nothing else does; WrongWeights names one that differs."""
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    sent = {name: spec.shape for spec in layout.tensors for name in (spec.name, *spec.aliases)}
-    for name in sorted(own.keys() | sent.keys()):
-        if own.get(name) != sent.get(name):
-            raise WrongWeights(
-                f"tensor {name} has shape {own.get(name)} in this model and {sent.get(name)} in the swarm"
-            )
 
 
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...]]:

@@ -10,6 +10,7 @@ import pytest
 
 from swarm.config import JoinConfig, LeadConfig, load_config
 from swarm.errors import UserError
+from swarm.sampler.engine import EngineOptions
 
 
 def fault(kind: type[LeadConfig | JoinConfig], file: Path | None = None, **flags: Any) -> str:
@@ -108,6 +109,50 @@ def test_only_an_engine_without_a_model_can_be_rehearsed_with() -> None:
     assert 'set engine = "scripted" with it' in said
     flags = {"bootstrap": "127.0.0.1", "rehearse_tokens_per_s": 4.0, "engine": "scripted"}
     assert load_config(JoinConfig, None, flags).rehearse_tokens_per_s == 4.0
+
+
+def test_an_engine_is_chosen_unless_one_is_named_and_gets_its_options(file: Path) -> None:
+    plain = load_config(JoinConfig, None, {"bootstrap": "127.0.0.1"})
+    assert (plain.engine, plain.engine_options) == ("auto", EngineOptions())
+    file.write_text(
+        'bootstrap = "127.0.0.1"\nengine = "vllm"\nmax_model_len = 4096\n[engine_arguments]\nblock_size = 32\n'
+    )
+    options: dict[str, Any] = {"dtype": "bfloat16", "tensor_parallel_size": 2, "gpu_memory_share": 0.5}
+    asked = load_config(JoinConfig, file, options).engine_options
+    assert asked == EngineOptions(**options, max_model_len=4096, arguments={"block_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("engine", "sglang"),
+        ("dtype", "int8"),
+        ("tensor_parallel_size", 0),
+        ("tensor_parallel_size", 65),
+        ("gpu_memory_share", 0.0),
+        ("gpu_memory_share", 1.1),
+        ("max_model_len", 15),
+    ],
+)
+def test_an_option_of_the_engine_out_of_range_is_refused_by_its_flag(setting: str, value: object) -> None:
+    flags: dict[str, Any] = {"bootstrap": "127.0.0.1", setting: value}
+    assert fault(JoinConfig, **flags).startswith("--" + setting.replace("_", "-"))
+
+
+@pytest.mark.parametrize("engine", ["transformers", "scripted"])
+@pytest.mark.parametrize(("setting", "value"), [("tensor_parallel_size", 1), ("gpu_memory_share", 0.5)])
+def test_what_only_vllm_can_follow_is_refused_with_another_engine(engine: str, setting: str, value: float) -> None:
+    flags: dict[str, Any] = {"bootstrap": "127.0.0.1", "engine": engine, setting: value}
+    flag = "--" + setting.replace("_", "-")
+    assert fault(JoinConfig, **flags) == f"{flag} is for vLLM: leave it out, or take --engine vllm instead of {engine}"
+    assert load_config(JoinConfig, None, {**flags, "engine": "auto"}).engine == "auto"
+
+
+def test_arguments_of_vllm_want_vllm_by_name_and_names_that_it_could_have() -> None:
+    flags: dict[str, Any] = {"bootstrap": "127.0.0.1", "engine_arguments": {"block_size": 32}}
+    assert 'set engine = "vllm" with them' in fault(JoinConfig, **flags)
+    flags["engine"] = "vllm"
+    assert "write block_size for --block-size" in fault(JoinConfig, **{**flags, "engine_arguments": {"--a": 1}})
 
 
 @pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, 2e6])

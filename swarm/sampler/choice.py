@@ -1,0 +1,118 @@
+"""Which engine a sampler takes. No library is loaded for it: importing torch alone would take seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from swarm.sampler import vllm_versions
+
+Kind = Literal["transformers", "vllm", "scripted"]
+
+LEAST_COMPUTE = (8, 0)
+"""Compute capability from which a GPU has bf16, in which weights come. An older one can be asked for by name."""
+
+NVIDIA_SMI_S = 15.0
+"""A driver that nobody uses takes seconds to wake up, some for each GPU."""
+
+NO_GPU = "no GPU that vLLM supports was found"
+GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vllm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """An engine, and in a few words why this one."""
+
+    kind: Kind
+    why: str
+
+    @property
+    def line(self) -> str:
+        """For the person at the terminal."""
+        return f"engine: {self.kind} ({self.why})"
+
+
+class Gpu(NamedTuple):
+    """`compute` is the capability, as (9, 0)."""
+
+    name: str
+    compute: tuple[int, int]
+
+
+def choose_engine(wanted: Literal["auto"] | Kind, device: str = "auto") -> Chosen:
+    """`auto` takes vLLM if there are a GPU and a release of it that it supports, else transformers.
+
+    Blocks for NVIDIA_SMI_S at most. UserError if vLLM is asked for by name and there is none, with what installs it.
+    """
+    match wanted:
+        case "auto":
+            return _best(device)
+        case "vllm":
+            vllm_versions.check()
+            return Chosen(kind="vllm", why=f"as asked, {_vllm() or 'its CPU build'}")
+    return Chosen(kind=wanted, why="as asked")
+
+
+def _best(device: str) -> Chosen:
+    gpu = NO_GPU if device == "cpu" else _gpu()
+    if isinstance(gpu, str):
+        why = gpu
+    elif gpu.compute < LEAST_COMPUTE:
+        why = (
+            f"{gpu.name} has compute capability {_dotted(gpu.compute)}; vLLM is taken from {_dotted(LEAST_COMPUTE)} on"
+        )
+    elif (vllm := _vllm()) is None:
+        why = f"{gpu.name} is here, but vllm is not installed: {GPU_BUILD}"
+    elif (fault := vllm_versions.fault()) is not None:
+        why = fault
+    else:
+        return Chosen(kind="vllm", why=f"{gpu.name}, {vllm}")
+    return Chosen(kind="transformers", why=why)
+
+
+def _vllm() -> str | None:
+    """Which build for GPUs is installed."""
+    try:
+        return f"vllm {metadata.version('vllm')}"
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu() -> Gpu | str:
+    """The first GPU that this process may use, or why there is none."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, timeout=NVIDIA_SMI_S, check=True)
+    except FileNotFoundError:
+        if not Path("/proc/driver/nvidia/gpus").exists():
+            return NO_GPU
+        return "there is an NVIDIA GPU, but no nvidia-smi that says which; --engine vllm takes it"
+    except subprocess.TimeoutExpired:
+        return f"nvidia-smi did not answer within {NVIDIA_SMI_S:.0f} s"
+    except (subprocess.CalledProcessError, OSError):
+        return NO_GPU
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = [_read(line, named) for line in done.stdout.decode(errors="replace").splitlines()]
+    return next((gpu for gpu in seen if gpu is not None), NO_GPU)
+
+
+def _read(line: str, named: str | None) -> Gpu | None:
+    """A GPU from nvidia-smi's line; None if CUDA_VISIBLE_DEVICES, which that does not heed, hides it.
+
+    `named` GPUs are numbers or beginnings of UUIDs. A driver too old to know of compute capabilities says [N/A].
+    """
+    row = re.fullmatch(r"(\d+), (\S+), (.+), (\d+)\.(\d+)", line.strip())
+    if row is None:
+        return None
+    index, uuid, name, major, minor = row.groups()
+    shown = named is None or any(one == index or (one and uuid.startswith(one)) for one in re.split("[, ]+", named))
+    return Gpu(name=name, compute=(int(major), int(minor))) if shown else None
+
+
+def _dotted(compute: tuple[int, int]) -> str:
+    return ".".join(map(str, compute))

