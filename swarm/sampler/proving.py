@@ -56,19 +56,19 @@ class Expected:
         if len(held) != len(self.logprobs):
             return f"{len(held)} log-probs instead of {len(self.logprobs)}"
         errors = [abs(one - other) for one, other in zip(held, self.logprobs, strict=True)]
+        # Compared so that a NaN is a difference, and summed, because the largest of several may not be a NaN.
+        mean = sum(errors) / len(errors)
         if dtype == "float32":
-            error, bound, kind = max(errors), max(FLOAT32_ERROR, FLOAT32_SHARE * max(self._largest)), "at most"
+            bound = max(FLOAT32_ERROR, FLOAT32_SHARE * max(self._largest))
+            fits = mean <= bound and max(errors) <= bound
         else:
-            mean_largest = sum(self._largest) / len(self._largest)
-            error, bound, kind = (
-                sum(errors) / len(errors),
-                max(BFLOAT16_ERROR, BFLOAT16_SHARE * mean_largest),
-                "a mean of",
-            )
-        # Written so that a NaN is a difference.
-        if error <= bound:
+            bound = max(BFLOAT16_ERROR, BFLOAT16_SHARE * sum(self._largest) / len(self._largest))
+            fits = mean <= bound
+        if fits:
             return None
-        return f"the probe's log-probs are off by {kind} {error:.2g}, over {bound:.2g}"
+        return (
+            f"the probe's log-probs are off by {mean:.2g} in the mean and {max(errors):.2g} at most, over {bound:.2g}"
+        )
 
 
 class Reference:

@@ -75,7 +75,7 @@ class EchoWorker:
         sums: dict[str, int] = {}
         for path, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
-                for stream_name, part, counted in _parts(module, path, name, parameter, fused):
+                for stream_name, part, counted in _parts(module, path, name, parameter, fused, worker.rank):
                     spec = specs.get(stream_name)
                     if spec is not None and _is_whole(part, spec, module):
                         sums[stream_name] = _sum(part, TORCH_DTYPES[spec.dtype]) if counted else 0
@@ -87,29 +87,28 @@ def _named(path: str, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _parts(
-    module: Any, path: str, name: str, parameter: torch.Tensor, fused: dict[str, list[str]]
+    module: Any, path: str, name: str, parameter: torch.Tensor, fused: dict[str, list[str]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """The pieces of a parameter that are tensors of the stream or shards of them: the name, the piece, and whether this
-    worker counts it."""
-    rank, size = getattr(module, "tp_rank", 0), getattr(module, "tp_size", 1)
+    """The pieces of a parameter that are tensors of the stream or shards of them: the name, the piece, and whether the
+    worker of this rank counts it."""
+    size = getattr(module, "tp_size", 1)
     parent, _, own = path.rpartition(".")
     if isinstance(module, VocabParallelEmbedding):
         # The rows after these only pad the vocabulary to a round number.
-        yield f"{path}.{name}", parameter[: module.shard_indices.num_org_elements], True
+        yield f"{path}.{name}", parameter[: module.shard_indices.num_org_elements], size > 1 or rank == 0
     elif isinstance(module, MergedColumnParallelLinear | QKVParallelLinear) and own in fused:
         if parameter.numel() == 0:
             return
         rows = parameter.split([extent // size for extent in module.output_sizes])
         replicas = getattr(module, "num_kv_head_replicas", 1)
         for i, (piece, part) in enumerate(zip(fused[own], rows, strict=True)):
-            counted = i == 0 or rank % replicas == 0
+            # With fewer heads of keys and values than workers, several hold the same.
+            counted = (size > 1 or rank == 0) and (i == 0 or rank % replicas == 0)
             yield f"{parent}.{piece}.{name}" if parent else f"{piece}.{name}", part, counted
     else:
         # All ranks hold the same norms and the biases that are added after the ranks' shares are summed.
-        sharded = isinstance(module, ColumnParallelLinear) or (
-            isinstance(module, RowParallelLinear) and name == "weight"
-        )
-        yield f"{path}.{name}" if path else name, parameter, sharded or rank == 0
+        split = isinstance(module, ColumnParallelLinear) or (isinstance(module, RowParallelLinear) and name == "weight")
+        yield f"{path}.{name}" if path else name, parameter, (split and size > 1) or rank == 0
 
 
 def _is_whole(part: torch.Tensor, spec: TensorSpec, module: Any) -> bool:

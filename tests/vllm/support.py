@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from swarm.sampler.engine import EngineOptions, Installed, Job, Sampled, Started
 from swarm.sampler.vllm_engine import VllmEngine
@@ -40,18 +40,18 @@ SHAPE: Mapping[str, Any] = {
     "eos_token_id": 2,
 }
 
-MODELS: dict[str, Callable[[bool], Any]] = {
-    "qwen3": lambda tied: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=tied)),
-    "llama": lambda tied: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied)),
-}
+AUTO: Any = AutoModelForCausalLM
+
+CONFIGS: dict[str, Any] = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
-def staged_pair(directory: Path, kind: str = "qwen3", *, tied: bool = True) -> tuple[Staged, Staged]:
+def staged_pair(directory: Path, kind: str = "qwen3", *, tied: bool = True, **shape: int) -> tuple[Staged, Staged]:
     """Two versions of one random model."""
     pair = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        pair.append(stage_model(MODELS[kind](tied), directory / str(seed)))
+        model = AUTO.from_config(CONFIGS[kind](**{**SHAPE, **shape}, tie_word_embeddings=tied))
+        pair.append(stage_model(model, directory / str(seed)))
     return pair[0], pair[1]
 
 

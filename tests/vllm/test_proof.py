@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from swarm.errors import UserError
@@ -16,6 +18,7 @@ from swarm.sampler.vllm_swap import UNPROVEN
 from swarm.sampler.vllm_versions import EXTENSION
 from tests.builders import v
 from tests.conformance import job
+from tests.unit.models import Staged
 from tests.vllm.support import Signal, check_logprobs, installed, staged_pair, started
 
 SWAPS = 5
@@ -29,6 +32,13 @@ async def running(extension: str = EXTENSION) -> AsyncIterator[VllmEngine]:
         yield engine
     finally:
         await engine.stop()
+
+
+async def summed(engine: VllmEngine, staged: Staged) -> set[str]:
+    """The tensors that the engine still holds as they came."""
+    layout = msgspec.json.encode(msgspec.structs.replace(staged.layout, files=()))
+    answers = await engine._engine.collective_rpc("echo_sums", args=(layout,))
+    return set.intersection(*(set(msgspec.json.decode(answer)) for answer in answers))
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("llama", True), ("llama", False)])
@@ -64,14 +74,9 @@ async def test_a_bit_that_flips_in_fused_weights_is_found_by_the_sums_and_nothin
     pair = staged_pair(tmp_path, "llama", tied=False)
     async with running(f"{EXTENSIONS}.Flipping") as engine:
         await started(engine, pair[0])
-        covered = []
-        prove = engine._swaps._prove_sums  # type: ignore[union-attr]
-        for version in (0, 1):
-            await installed(engine, pair[version], version)
-        sums = await engine._engine.collective_rpc("echo_sums", args=(engine._swaps._layout_json,))  # type: ignore[union-attr]
-        covered = [spec.name for spec in pair[0].layout.tensors if f'"{spec.name}"' in sums[0].decode()]
-        assert prove is not None
-        assert covered == [spec.name for spec in pair[0].layout.tensors]
+        assert (await installed(engine, pair[0], 0)).proof == "sums and probe"
+        await installed(engine, pair[1], 1)
+        assert await summed(engine, pair[0]) == {spec.name for spec in pair[0].layout.tensors}
         drawing = Signal()
         sample = asyncio.create_task(engine.generate(Generate((job(0, limit=900, stops=()),)), drawing))
         await drawing.told()
@@ -84,6 +89,22 @@ async def test_a_bit_that_flips_in_fused_weights_is_found_by_the_sums_and_nothin
         assert after.fault.startswith(UNPROVEN)
         again = await engine.install(pair[1].install(3), lambda: None)
         assert isinstance(again, NotInstalled)
+
+
+async def test_shards_of_two_workers_sum_up_and_what_both_hold_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One head of keys and values for two workers: both hold it."""
+    monkeypatch.setenv("ECHO_NODE_TEST_KEEP_WEIGHTS", "1")
+    pair = staged_pair(tmp_path, num_key_value_heads=1)
+    async with running(f"{EXTENSIONS}.Flipping") as engine:
+        await started(engine, pair[0], tensor_parallel_size=2)
+        for version in (0, 1):
+            assert (await installed(engine, pair[version], version)).proof == "sums and probe"
+        assert await summed(engine, pair[0]) == {spec.name for spec in pair[0].layout.tensors}
+        asked = job(0, limit=30)
+        (sampled,) = (await engine.generate(Generate((asked,)), lambda: None)).samples
+        check_logprobs(asked, sampled, {v(1): pair[1]})
 
 
 async def test_a_reload_that_fails_gives_up_the_samples_beneath_it(tmp_path: Path) -> None:
@@ -119,6 +140,6 @@ async def test_a_cache_that_holds_no_sample_is_said_with_what_to_change(tmp_path
         ({"max_model_len": 4096}, "vLLM cannot be started with these options"),
     ],
 )
-async def test_options_that_cannot_be_are_refused_by_name(tmp_path: Path, options: dict[str, object], why: str) -> None:
+async def test_options_that_cannot_be_are_refused_by_name(tmp_path: Path, options: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
         await started(VllmEngine(), staged_pair(tmp_path)[0], **options)
