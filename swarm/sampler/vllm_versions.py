@@ -16,6 +16,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions, Job, Start
+from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -219,8 +220,10 @@ def _kv_bytes(config: Any, sequences: int) -> int:
 
 
 def fitting_sequences(config: Any) -> int:
-    """Sequences of full length that the cache of a started engine holds, at least 1."""
-    return max(1, int(config.cache_config.kv_cache_max_concurrency or 1))
+    """Sequences that the cache of a started engine holds, at least 1; vLLM puts one back if they grow beyond it."""
+    longest = config.model_config.max_model_len
+    tokens = (config.cache_config.kv_cache_max_concurrency or 1) * longest
+    return max(1, int(tokens / min(longest, ASSUMED_SAMPLE_TOKENS)))
 
 
 def sampling_params(job: Job) -> Any:
