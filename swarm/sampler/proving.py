@@ -60,7 +60,11 @@ class Expected:
             error, bound, kind = max(errors), max(FLOAT32_ERROR, FLOAT32_SHARE * max(self._largest)), "at most"
         else:
             mean_largest = sum(self._largest) / len(self._largest)
-            error, bound, kind = sum(errors) / len(errors), max(BFLOAT16_ERROR, BFLOAT16_SHARE * mean_largest), "a mean of"
+            error, bound, kind = (
+                sum(errors) / len(errors),
+                max(BFLOAT16_ERROR, BFLOAT16_SHARE * mean_largest),
+                "a mean of",
+            )
         # Written so that a NaN is a difference.
         if error <= bound:
             return None

@@ -35,6 +35,7 @@ from swarm.sampler.engine import (
 from swarm.sampler.weights import check_coverage, mapped_tensors
 from swarm.types import Finish, Span, VersionId
 
+
 class TransformersEngine:
     """An Engine over `AutoModelForCausalLM.generate`."""
 

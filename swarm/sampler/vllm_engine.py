@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -191,8 +191,7 @@ class VllmEngine:
         try:
             async with asyncio.timeout(job.time_limit_s + GRACE_S):
                 params = vllm_versions.sampling_params(job)
-                async for output in self._engine.generate(_prompt(job.prompt_token_ids), params, request):
-                    pass
+                output = await _last(self._engine.generate(_prompt(job.prompt_token_ids), params, request))
                 await self._proven.wait()
         except TimeoutError:
             self._running[request] = "time limit"
@@ -260,10 +259,7 @@ class VllmEngine:
         calls = self._engine.generate(
             _prompt(token_ids), vllm_versions.probe_params(), self._name(), priority=vllm_versions.PROBE_PRIORITY
         )
-        output = None
-        async for output in calls:
-            pass
-        return vllm_versions.prompt_logprobs(output, token_ids)
+        return vllm_versions.prompt_logprobs(await _last(calls), token_ids)
 
     def _name(self) -> str:
         self._requests += 1
@@ -416,13 +412,24 @@ class VllmEngine:
         self._progress()
 
     async def _end_if_it_hangs(self) -> None:
-        while (due_s := self._watch.due_s(now=time.monotonic())) > 0:
+        due_s = self._watch.due_s(now=time.monotonic())
+        while due_s > 0:
+            # No event tells that nothing happened.
             await asyncio.sleep(due_s)
-        print("vLLM is busy and has drawn no token for too long; its process ends itself", file=sys.stderr, flush=True)
+            due_s = self._watch.due_s(now=time.monotonic())
+        print("vLLM is busy and has drawn no token for too long: this process ends", file=sys.stderr, flush=True)
         if os.getpgrp() == os.getpid():
             # The node started this process as the first of a group: vLLM's own go with it, however they hang.
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(70)
+
+
+async def _last(outputs: AsyncIterator[Any]) -> Any:
+    """Of a request that answers once, at its end."""
+    last = None
+    async for output in outputs:
+        last = output
+    return last
 
 
 async def _limited(work: Awaitable[R], limit_s: float, what: str, progress: Told) -> R:
@@ -449,8 +456,8 @@ async def _raised_as_unproven(call: Awaitable[R]) -> R:
         return await call
     except EngineDeadError:
         raise
-    except Exception as error:  # noqa: BLE001 - vLLM hands on whatever the worker raised as just that
-        raise Unproven(f"{UNPROVEN}: {str(error).strip().splitlines()[-1] if str(error) else error!r}") from error
+    except Exception as error:
+        raise Unproven(f"{UNPROVEN}: {(str(error).strip() or repr(error)).splitlines()[-1]}") from error
 
 
 @contextmanager

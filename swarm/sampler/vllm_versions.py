@@ -137,8 +137,13 @@ def prepare(*, is_cuda: bool, is_small: bool) -> None:
         # Compiling for a CPU takes minutes at the first batch and gains nothing in eager mode.
         settings["TORCHDYNAMO_DISABLE"] = "1"
         if is_small:
-            # vLLM would bind the threads of every engine of this machine to the same cores.
-            settings |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+            # vLLM would bind the threads of every engine of this machine to the same cores, and put its only worker
+            # into one more process in order to bind them.
+            settings |= {
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     os.environ[ENGINE_PID_VARIABLE] = str(os.getpid())
@@ -178,6 +183,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "max_num_seqs": command.places + 1,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
+        "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
         **options.arguments,
     }
     try:
@@ -209,7 +215,7 @@ def _kv_bytes(config: Any, sequences: int) -> int:
     )
     blocks = sequences * -(-model.max_model_len // block) + 2
     left = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(KV_LEAST_BYTES, min(blocks * block * token_bytes, int(KV_SHARE * left)))
+    return max(KV_LEAST_BYTES, min(int(blocks * block * token_bytes), int(KV_SHARE * left)))
 
 
 def fitting_sequences(config: Any) -> int:

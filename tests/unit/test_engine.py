@@ -16,7 +16,6 @@ from swarm.errors import EchoError
 from swarm.sampler.engine import Generate, Job, NotInstalled, Probe, Sampled
 from swarm.sampler.threaded import Threaded
 from swarm.sampler.transformers_engine import SeededDraw, TransformersEngine
-from swarm.sampler.weights import WrongWeights
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
 from tests.unit.models import Staged, logprobs_of, rounded, stage
