@@ -58,8 +58,6 @@ class SamplerNode:
     async def run(self) -> None:
         """Sample until the run is over or a stop is requested. ChildFailed if the engine cannot be kept alive."""
         self._chosen = await asyncio.to_thread(choose_engine, self._config.engine, self._config.device)
-        if self._config.engine == "auto":
-            self._say(self._chosen.line)
         self._state = StateDirectory.claim(self._config.state_dir, "sampler")
         try:
             base = await asyncio.to_thread(open_base, self._config.base)
@@ -68,6 +66,7 @@ class SamplerNode:
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             try:
                 self._say(f"sampler {self._network.node}; status: echo-node status {self._network.address.url}")
+                self._say(self._chosen.line)
                 await self._sessions()
             finally:
                 await self._network.stop()
@@ -153,8 +152,8 @@ class SamplerNode:
             kind=self._chosen.kind,
             device=self._config.device,
             hang_s=self._config.engine_hang_s,
-            options=self._config.engine_options,
             batch_samples=self._config.batch_samples,
+            options=self._config.engine_options,
             rehearse_tokens_per_s=self._config.rehearse_tokens_per_s,
             rehearse_noise=self._config.rehearse_noise,
         )

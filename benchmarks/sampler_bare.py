@@ -1,0 +1,160 @@
+"""The bare libraries, in a process of their own as an engine has one: `python -m benchmarks.sampler_bare KIND`.
+
+No store, no swaps, no seeds of single samples but vLLM's own: `generate` of transformers draws a batch as its manual
+has it, and AsyncLLM gets all samples at once. Weights are what the library makes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from swarm.child import ChildChannel
+from swarm.sampler.engine import EngineDtype, EngineKind, Job
+
+
+class BareStart(msgspec.Struct, frozen=True, tag=True):
+    """Make the model that the config.json in `directory` describes; `places` samples at once."""
+
+    directory: str
+    device: str
+    dtype: EngineDtype
+    context_tokens: int
+    places: int
+
+
+class BareDraw(msgspec.Struct, frozen=True, tag=True):
+    """Draw these samples, as fast as the library can."""
+
+    jobs: tuple[Job, ...]
+
+
+class BareStarted(msgspec.Struct, frozen=True):
+    """It is ready."""
+
+
+class BareDrawn(msgspec.Struct, frozen=True):
+    """So many tokens in all, in so many seconds."""
+
+    tokens: int
+    seconds: float
+
+
+Command = BareStart | BareDraw
+
+Draw = Callable[[BareDraw], Awaitable[BareDrawn]]
+
+
+def main() -> None:
+    channel = ChildChannel()
+    kind: EngineKind = "vllm" if sys.argv[1] == "vllm" else "transformers"
+    draw: Draw | None = None
+
+    async def handle(command: Command) -> msgspec.Struct:
+        nonlocal draw
+        if isinstance(command, BareStart):
+            make = _vllm if kind == "vllm" else _transformers
+            with channel.alive():
+                draw = await asyncio.to_thread(make, command)
+            return BareStarted()
+        assert draw is not None
+        with channel.alive():
+            return await draw(command)
+
+    asyncio.run(channel.serve_side_by_side(Command, handle))
+
+
+def _transformers(command: BareStart) -> Draw:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
+
+    device = pick_device(command.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = dtype if command.dtype == "auto" else getattr(torch, command.dtype)
+    config = AutoConfig.from_pretrained(command.directory)
+    classes: Any = AutoModelForCausalLM  # annotated in part only
+    model = classes.from_config(config, dtype=dtype).to(device).eval()
+    if sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL_PARAMETERS:
+        torch.set_num_threads(1)
+
+    @torch.inference_mode()
+    def batch(jobs: tuple[Job, ...]) -> int:
+        prompts = torch.tensor([job.prompt_token_ids for job in jobs], device=device)
+        output = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=jobs[0].rules.max_new_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return int(output[:, prompts.shape[1] :].cpu().numel())
+
+    def all_batches(jobs: tuple[Job, ...]) -> int:
+        return sum(batch(jobs[at : at + command.places]) for at in range(0, len(jobs), command.places))
+
+    async def draw(drawing: BareDraw) -> BareDrawn:
+        began = time.perf_counter()
+        tokens = await asyncio.to_thread(all_batches, drawing.jobs)
+        return BareDrawn(tokens=tokens, seconds=time.perf_counter() - began)
+
+    return draw
+
+
+def _vllm(command: BareStart) -> Draw:
+    import torch
+
+    from swarm.sampler import vllm_versions
+
+    is_cuda = torch.version.cuda is not None
+    vllm_versions.prepare(is_cuda=is_cuda, is_small=False)
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine: Any = None
+    options: dict[str, Any] = {
+        "model": command.directory,
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "dtype": ("bfloat16" if is_cuda else "float32") if command.dtype == "auto" else command.dtype,
+        "max_model_len": command.context_tokens,
+        "max_num_seqs": command.places,
+        "disable_log_stats": True,
+        "enforce_eager": not is_cuda,
+    }
+    arguments = AsyncEngineArgs(**options)
+
+    async def one(number: int, job: Job) -> int:
+        params = vllm_versions.sampling_params(job)
+        answers = engine.generate({"prompt_token_ids": list(job.prompt_token_ids)}, params, str(number))
+        (last,) = [answer async for answer in answers]
+        return len(last.outputs[0].token_ids)
+
+    drawn = 0
+
+    async def draw(drawing: BareDraw) -> BareDrawn:
+        nonlocal engine, drawn
+        # Its tasks belong to the loop that it is first used in.
+        engine = engine or AsyncLLM.from_engine_args(arguments)
+        began = time.perf_counter()
+        tokens = await asyncio.gather(*(one(drawn + number, job) for number, job in enumerate(drawing.jobs)))
+        drawn += len(drawing.jobs)
+        return BareDrawn(tokens=sum(tokens), seconds=time.perf_counter() - began)
+
+    return draw
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The engine's process as the sampler's benchmark calls it, without a node around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import psutil
+
+from benchmarks.sampler_models import Versions
+from swarm.child import Child
+from swarm.sampler.engine import (
+    EngineDtype,
+    EngineKind,
+    EngineOptions,
+    Generate,
+    Generated,
+    Install,
+    Installed,
+    Job,
+    NotInstalled,
+    Probe,
+    Probed,
+    Start,
+    Started,
+)
+from swarm.types import SamplingRules
+
+HANG_S = 300.0
+"""The first batch of an engine that compiles took half of this on two busy cores."""
+
+TIME_LIMIT_S = 600.0
+"""For one sample: more than any of them takes."""
+
+
+class EngineBroken(Exception):
+    """The engine does not do what is measured of it."""
+
+
+class EngineProcess:
+    """`swarm.sampler.engine_child KIND` with a model of `versions`, its log and files under `directory`."""
+
+    def __init__(self, kind: EngineKind, directory: Path) -> None:
+        self._child = Child("engine", "swarm.sampler.engine_child", kind, log=directory / "engine.log", hang_s=HANG_S)
+
+    async def start(self, versions: Versions, *, device: str, dtype: EngineDtype, places: int) -> Started:
+        """Build the model; `places` samples at once."""
+        await self._child.start()
+        context = versions.model.config.max_position_embeddings
+        command = Start(
+            directory=str(versions.files_dir),
+            layout=versions.layout,
+            device=device,
+            places=places,
+            hang_s=HANG_S,
+            options=EngineOptions(dtype=dtype, max_model_len=context),
+        )
+        return await self._child.call(command, Started)
+
+    async def install(self, command: Install) -> Installed:
+        """EngineBroken if the engine cannot prove that it holds the version."""
+        match await self._child.call(command, Installed | NotInstalled):
+            case Installed() as installed:
+                return installed
+            case NotInstalled(why=why):
+                raise EngineBroken(f"version {command.version} was not installed: {why}")
+        raise AssertionError
+
+    async def draw(self, command: Generate) -> Generated:
+        return await self._child.call(command, Generated)
+
+    async def probe(self, tokens: tuple[int, ...]) -> bytes:
+        """The log-probs of all tokens but the first."""
+        return (await self._child.call(Probe(token_ids=tokens), Probed)).logprobs
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the process and of all that it started."""
+        assert self._child.pid is not None
+        process = psutil.Process(self._child.pid)
+        return int(sum(one.memory_info().rss for one in (process, *process.children(recursive=True))))
+
+    async def stop(self) -> None:
+        await self._child.stop()
+
+
+@asynccontextmanager
+async def running(kind: EngineKind, directory: Path) -> AsyncIterator[EngineProcess]:
+    """An engine's process that does not outlive its use."""
+    engine = EngineProcess(kind, directory)
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def kept_busy(engine: EngineProcess, started: Started, versions: Versions) -> AsyncIterator[None]:
+    """All places of an engine that takes on samples one by one draw meanwhile; one in lockstep installs between two
+    batches in any case, and stays idle."""
+    over = asyncio.Event()
+    vocab_size, tokens = versions.model.config.vocab_size, versions.model.config.max_position_embeddings // 2
+
+    async def one_place(seeds: Iterator[int]) -> None:
+        while not over.is_set():
+            await engine.draw(Generate(jobs=(random_job(next(seeds), vocab_size, prompt_tokens=8, tokens=tokens),)))
+
+    seeds = count()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(0 if started.lockstep else started.places):
+            group.create_task(one_place(seeds))
+        try:
+            yield
+        finally:
+            # Calls are awaited to their ends: one that is cancelled kills the engine.
+            over.set()
+
+
+def random_job(seed: int, vocab_size: int, *, prompt_tokens: int, tokens: int) -> Job:
+    """A sample of a random prompt that ends by its length alone."""
+    random = Random(seed)
+    return Job(
+        prompt_token_ids=tuple(random.randrange(vocab_size) for _ in range(prompt_tokens)),
+        seed=seed,
+        rules=SamplingRules(temperature=1.0, max_new_tokens=tokens, stop_token_ids=()),
+        time_limit_s=TIME_LIMIT_S,
+    )

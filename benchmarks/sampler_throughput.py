@@ -1,0 +1,239 @@
+"""Tokens per second through the node against the bare library, on the same prompts, taking turns.
+
+The node's side is what a session uses: leases into a feed as it has room, EngineWorker, the engine's process, answers
+kept in the spool. The bare side is a process that holds nothing but the library and gets all prompts in one call.
+Each sample ends by its length alone, so that both draw the same number of tokens. Engines that take on samples one by
+one get lengths from a half to all of the longest, those in lockstep one length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.sampler_bare import BareDraw, BareDrawn, BareStart, BareStarted
+from benchmarks.sampler_models import Size, Versions, parameters_of, random_model
+from benchmarks.sampler_process import HANG_S, TIME_LIMIT_S, EngineBroken
+from swarm.broadcast.coding import in_thread
+from swarm.child import Child
+from swarm.rollout.client import Answer, SealedLease
+from swarm.sampler.engine import EngineDtype, EngineKind, EngineOptions, Job
+from swarm.sampler.feeding import feed_of
+from swarm.sampler.spool import Spool
+from swarm.sampler.worker import EngineWorker
+from swarm.types import Lease, SampleSpec, SamplingRules, VersionId
+
+RATIO = 0.95
+"""Least throughput through the node, of the bare library's."""
+
+TOKEN_BYTES = 500
+"""A sealed lease of a short prompt."""
+
+GROUP = 4
+"""Samples of one prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What both sides draw in each repeat."""
+
+    parameters: float
+    vocab_size: int
+    context_tokens: int
+    places: int
+    samples: int
+    prompt_tokens: int
+    most_tokens: int
+
+    def jobs(self, *, lockstep: bool, seed: int) -> tuple[Job, ...]:
+        """Samples in groups of one prompt, in an order that repeats for the same seed."""
+        random = Random(seed)
+        jobs: list[Job] = []
+        while len(jobs) < self.samples:
+            prompt = tuple(random.randrange(self.vocab_size) for _ in range(self.prompt_tokens))
+            for _ in range(GROUP):
+                tokens = self.most_tokens if lockstep else random.randint(self.most_tokens // 2, self.most_tokens)
+                rules = SamplingRules(temperature=1.0, max_new_tokens=tokens, stop_token_ids=())
+                jobs.append(
+                    Job(prompt_token_ids=prompt, seed=random.getrandbits(32), rules=rules, time_limit_s=TIME_LIMIT_S)
+                )
+        return tuple(jobs[: self.samples])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Tokens per second of each repeat, the node's and the bare library's. The ratio is that of the medians."""
+
+    parameters: int
+    places: int
+    node_tokens_per_s: tuple[float, ...]
+    bare_tokens_per_s: tuple[float, ...]
+    load_average: float
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.node_tokens_per_s) / statistics.median(self.bare_tokens_per_s)
+
+
+async def throughput(
+    kind: EngineKind, directory: Path, load: Load, *, repeats: int, device: str, dtype: EngineDtype = "auto"
+) -> Throughput:
+    """Both sides `repeats` times in turn, after one round each that is not counted."""
+    size = Size(parameters=load.parameters, vocab_size=load.vocab_size, context_tokens=load.context_tokens)
+    model = random_model(size)
+    versions = Versions.of(model, directory)
+    node: list[float] = []
+    bare: list[float] = []
+    async with _node(kind, directory, versions, load, device, dtype) as worker, _bare(kind, directory) as child:
+        start = BareStart(
+            directory=str(versions.files_dir),
+            device=device,
+            dtype=dtype,
+            context_tokens=load.context_tokens,
+            places=worker.places,
+        )
+        await child.call(start, BareStarted)
+        spool = Spool(directory / "spool", "benchmark", lambda line: None)
+        for repeat in range(repeats + 1):
+            jobs = load.jobs(lockstep=worker.lockstep, seed=repeat)
+            # In turns, so that neither always follows the other.
+            for side in ("node", "bare") if repeat % 2 else ("bare", "node"):
+                if side == "node":
+                    node.append(await _through_node(worker, spool, jobs))
+                else:
+                    drawn = await child.call(BareDraw(jobs=jobs), BareDrawn)
+                    bare.append(drawn.tokens / drawn.seconds)
+    versions.close()
+    return Throughput(
+        parameters=parameters_of(model),
+        places=load.places,
+        node_tokens_per_s=tuple(node[1:]),
+        bare_tokens_per_s=tuple(bare[1:]),
+        load_average=os.getloadavg()[0],
+    )
+
+
+@asynccontextmanager
+async def _node(
+    kind: EngineKind, directory: Path, versions: Versions, load: Load, device: str, dtype: EngineDtype
+) -> AsyncIterator[EngineWorker]:
+    """The node's engine with the first version installed."""
+    options = EngineOptions(dtype=dtype, max_model_len=load.context_tokens)
+    worker = EngineWorker(
+        directory / "node", kind=kind, device=device, hang_s=HANG_S, batch_samples=load.places, options=options
+    )
+    try:
+        await worker.launch()
+        await worker.load(versions.layout)
+        versions.publish()
+        current = versions.weights.current
+        assert current is not None
+        refused = await worker.install(current.head, current.table, versions.weights.path)
+        if refused is not None:
+            raise EngineBroken(refused.why)
+        yield worker
+    finally:
+        await worker.stop()
+
+
+@asynccontextmanager
+async def _bare(kind: EngineKind, directory: Path) -> AsyncIterator[Child]:
+    child = Child("bare library", "benchmarks.sampler_bare", kind, log=directory / "bare.log", hang_s=HANG_S)
+    try:
+        await child.start()
+        yield child
+    finally:
+        await child.stop()
+
+
+async def _through_node(worker: EngineWorker, spool: Spool, jobs: tuple[Job, ...]) -> float:
+    """Tokens per second from the first lease to the last answer on disk."""
+    feed = feed_of(worker)
+    missing = len(jobs)
+    tokens = 0
+    over = asyncio.Event()
+
+    async def kept(answers: list[Answer]) -> None:
+        nonlocal missing, tokens
+        name = await in_thread(spool.keep, answers)
+        rollouts = [rollout for answer in answers for rollout in answer.rollouts]
+        tokens += sum(len(rollout.token_ids) // 4 for rollout in rollouts)
+        missing -= len(rollouts)
+        if name is not None:
+            await in_thread(spool.remove, name)
+        if not missing:
+            over.set()
+
+    async def fed() -> None:
+        at = 0
+        while at < len(jobs):
+            room = await feed.room()
+            leases = [_lease(number, jobs[number]) for number in range(at, min(at + room.capacity, len(jobs)))]
+            at += len(leases)
+            feed.add(leases)
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(feed.run(kept))
+        group.create_task(fed())
+        await over.wait()
+        seconds = time.perf_counter() - began
+        running.cancel()
+    wanted = sum(job.rules.max_new_tokens for job in jobs)
+    if tokens != wanted:
+        raise EngineBroken(f"{tokens} tokens were drawn instead of {wanted}")
+    return tokens / seconds
+
+
+def _lease(number: int, job: Job) -> SealedLease:
+    lease = Lease(
+        swarm="benchmark",
+        node="benchmark",
+        purpose="train",
+        group_id=f"t{number // GROUP}",
+        prompt_token_ids=job.prompt_token_ids,
+        samples=(SampleSpec(index=number % GROUP, seed=job.seed),),
+        rules=job.rules,
+        min_version=VersionId(incarnation=0, version=0),
+        time_limit_s=job.time_limit_s,
+    )
+    return SealedLease(lease=lease, token=bytes(TOKEN_BYTES), deadline=time.monotonic() + job.time_limit_s)
+
+
+HEADER = "| parameters | places | node, tokens/s | bare, tokens/s | ratio | load | |\n" + "|---" * 7 + "|"
+
+
+def line(one: Throughput) -> str:
+    """One row: medians, and the range of the repeats."""
+    columns = [
+        f"{one.parameters / 1e6:.1f} M",
+        str(one.places),
+        _range(one.node_tokens_per_s),
+        _range(one.bare_tokens_per_s),
+        f"{one.ratio:.3f}",
+        f"{one.load_average:.1f}",
+        "met" if one.ratio >= RATIO else "missed",
+    ]
+    return "| " + " | ".join(columns) + " |"
+
+
+def _range(values: tuple[float, ...]) -> str:
+    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+async def measure(
+    kind: EngineKind, directory: Path, say: Callable[[str], None], load: Load, *, repeats: int, device: str
+) -> dict[str, Any]:
+    """The figures of throughput, said as they come."""
+    say(HEADER)
+    found = await throughput(kind, directory, load, repeats=repeats, device=device)
+    say(line(found))
+    return {"throughput": asdict(found), "throughput_ratio": found.ratio, "throughput_met": found.ratio >= RATIO}

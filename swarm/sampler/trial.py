@@ -1,0 +1,239 @@
+"""The trial at join: how fast this engine draws with all its places filled, before it has drawn anything for anybody.
+
+Random prompts, random tokens, whatever weights the engine was built with: speed does not depend on them. Rounds grow
+from a few tokens a sample to MOST_TOKENS, each as long as the one before says that there is time for, so that a slow
+machine has a figure too, of short samples. The first round is not counted where there is a second: libraries compile
+and allocate in it. No round is cut off from here, since a call that is cancelled costs the engine; its jobs end by
+their own time limit, after which the tokens that were drawn still count.
+
+What was measured is kept in the node's state directory: the same device, engine and model are not tried out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import msgspec
+
+from swarm.broadcast.coding import in_thread
+from swarm.broadcast.disk import DiskFull, replace_file
+from swarm.broadcast.manifest import Layout
+from swarm.sampler.engine import Generate, Generated, Job, Started
+from swarm.sampler.places import ModelShape, shape_of
+from swarm.types import SamplingRules
+from swarm.wire import digest, encode
+
+LIMIT_S = 30.0
+"""Longest trial. Weights take longer to come than this wherever speed matters."""
+
+PROMPT_TOKENS = 64
+MOST_TOKENS = 64
+"""New tokens of a sample in the longest rounds: enough that the prompt is a small part of the time."""
+
+FIRST_TOKENS = 4
+GROWTH = 4
+"""4, then 4 that count, 16, 64, 64: a machine that draws one token a second and sample still ends the second round."""
+
+WHOLE_ROUNDS = 2
+"""Rounds of the most tokens; their mean is the figure."""
+
+ENTRIES = 32
+"""Trials kept: a machine has a few devices and its node meets a few models."""
+
+CACHE_BYTES = 64 * 1024
+"""ENTRIES of under 1 KiB. A larger file is not ours."""
+
+ASSUMED_TOKENS = 1024.0
+"""Mean length of a completion until some were seen: between short answers and long reasoning (2,000 and more). What a
+sampler offers by it is replaced at its first batch."""
+
+Draw = Callable[[Generate], Awaitable[Generated]]
+"""A call to the engine."""
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """The engine drew `tokens_per_s` in all with `places` samples side by side; it took `seconds` to find out."""
+
+    tokens_per_s: Annotated[float, msgspec.Meta(ge=0)]
+    places: Annotated[int, msgspec.Meta(ge=1)]
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Each of `places` was to draw `tokens`; they drew `drawn` together, in `seconds`."""
+
+    places: int
+    tokens: int
+    drawn: int
+    seconds: float
+
+    @property
+    def was_cut_off(self) -> bool:
+        return self.drawn < self.tokens * self.places
+
+
+class TrialCache:
+    """Former trials of this node, in one file that is replaced whole; what cannot be read is as none. Blocking."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, key: str) -> Trial | None:
+        return self._read().get(key)
+
+    def put(self, key: str, trial: Trial) -> None:
+        """Keep a trial; the oldest of more than ENTRIES goes. On a full disk it is not kept: it is soon made again."""
+        trials = self._read()
+        trials.pop(key, None)
+        trials[key] = trial
+        newest = dict(list(trials.items())[-ENTRIES:])
+        try:
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(newest)))
+        except DiskFull:
+            return
+
+    def _read(self) -> dict[str, Trial]:
+        try:
+            with self._path.open("rb") as file:
+                trials = msgspec.json.decode(file.read(CACHE_BYTES), type=dict[str, Trial])
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {}
+        return {key: trial for key, trial in trials.items() if math.isfinite(trial.tokens_per_s)}
+
+
+async def try_out(
+    engine: Draw,
+    started: Started,
+    layout: Layout,
+    cache: TrialCache,
+    *,
+    limit_s: float = LIMIT_S,
+    context_tokens: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Trial:
+    """How fast the engine that `started` tells of draws, from the cache or by trying, for `limit_s` at most (and one
+    token beyond, however long that takes). `context_tokens`: the engine's own limit, where it is under the model's.
+
+    A rate of 0: nothing was drawn in time; it is not kept. Raises what a call of the engine raises.
+    """
+    key = cache_key(started, layout)
+    if (known := await in_thread(cache.get, key)) is not None:
+        return known
+    shape = shape_of(layout)
+    context = min(shape.context_tokens, context_tokens or shape.context_tokens)
+    prompt_tokens, most_tokens = lengths_in(context)
+    rounds: list[Round] = []
+    began = clock()
+    while tokens := next_tokens(rounds, most_tokens, limit_s - (clock() - began)):
+        left_s = limit_s - (clock() - began)
+        calls = calls_of(started, shape, len(rounds), prompt_tokens, tokens, left_s)
+        since = clock()
+        drawn = await _drawn(engine, calls)
+        rounds.append(Round(places=started.places, tokens=tokens, drawn=drawn, seconds=clock() - since))
+    trial = Trial(tokens_per_s=rate_of(rounds), places=started.places, seconds=clock() - began)
+    if trial.tokens_per_s > 0:
+        await in_thread(cache.put, key, trial)
+    return trial
+
+
+def rollouts_per_s(trial: Trial, mean_tokens: float) -> float:
+    """Completions of that mean length per second with all places filled. Of an engine in lockstep, whose batch ends
+    with its longest sample, `mean_tokens` is the mean of the longest of a batch."""
+    return trial.tokens_per_s / max(1.0, mean_tokens)
+
+
+def assumed_mean_tokens(context_tokens: int) -> float:
+    """Mean length to go by until completions were seen: half of a short context is more than any task uses."""
+    return min(ASSUMED_TOKENS, context_tokens / 2)
+
+
+def cache_key(started: Started, layout: Layout) -> str:
+    """What a trial's figure depends on, to be read: device, engine, libraries, places, model without weights."""
+    config = next((file.content for file in layout.files if file.name == "config.json"), b"")
+    model = digest(encode((layout.tensors, config))).hex()[:32]
+    where = f"{started.device_name or 'a processor'} ({started.device}, {started.dtype})"
+    how = f"{started.engine} [{started.versions}] with {started.places} places"
+    return f"{how[:300]} on {where[:200]}, model {model}"
+
+
+def lengths_in(context_tokens: int) -> tuple[int, int]:
+    """Tokens of a prompt and most new ones of a sample that fit in a context."""
+    prompt = max(1, min(PROMPT_TOKENS, context_tokens // 2))
+    return prompt, max(1, min(MOST_TOKENS, context_tokens - prompt))
+
+
+def next_tokens(rounds: Sequence[Round], most_tokens: int, left_s: float) -> int:
+    """New tokens of each sample in the round that follows, 0 if enough was measured or no longer round ends in time."""
+    first = min(FIRST_TOKENS, most_tokens)
+    if left_s <= 0 or sum(one.tokens == most_tokens for one in rounds[1:]) >= WHOLE_ROUNDS:
+        return 0
+    if not rounds:
+        return first
+    last = rounds[-1]
+    if last.was_cut_off:
+        return 0
+    if len(rounds) == 1:
+        # What was compiled in the first round says nothing of how long the next one takes.
+        return first
+    tokens = min(most_tokens, last.tokens * GROWTH, _in_time(last, left_s))
+    return tokens if tokens >= last.tokens else 0
+
+
+def rate_of(rounds: Sequence[Round]) -> float:
+    """Tokens per second of the longest rounds together; the first counts only where it is alone."""
+    counted = [one for one in (rounds[1:] or rounds) if one.drawn > 0 and one.seconds > 0] or list(rounds[:1])
+    longest = max((one.tokens for one in counted), default=0)
+    chosen = [one for one in counted if one.tokens == longest]
+    seconds = sum(one.seconds for one in chosen)
+    return sum(one.drawn for one in chosen) / seconds if seconds > 0 else 0.0
+
+
+def calls_of(
+    started: Started, shape: ModelShape, number: int, prompt_tokens: int, tokens: int, time_limit_s: float
+) -> list[Generate]:
+    """The calls of one round: one of all places for an engine in lockstep, else one of each. Prompts are random and new
+    in each round, so that no cache of prefixes helps."""
+    random = Random(f"trial {number}")
+    rules = SamplingRules(temperature=1.0, max_new_tokens=tokens, stop_token_ids=())
+    jobs = [
+        Job(
+            prompt_token_ids=tuple(random.randrange(shape.vocab_size) for _ in range(prompt_tokens)),
+            seed=random.getrandbits(32),
+            rules=rules,
+            time_limit_s=time_limit_s,
+        )
+        for _ in range(started.places)
+    ]
+    if started.lockstep:
+        return [Generate(jobs=tuple(jobs), trial=True)]
+    return [Generate(jobs=(job,), trial=True) for job in jobs]
+
+
+def _in_time(last: Round, left_s: float) -> int:
+    """Tokens of each sample that can be drawn in the time left, if each takes as long as in the last round."""
+    return MOST_TOKENS if last.seconds <= 0 else int(last.tokens * min(left_s / last.seconds, float(MOST_TOKENS)))
+
+
+async def _drawn(engine: Draw, calls: Sequence[Generate]) -> int:
+    """Tokens that all calls drew together, of samples that were cut off too."""
+    async with asyncio.TaskGroup() as group:
+        under_way = [(call, group.create_task(_one(engine, call))) for call in calls]
+    return sum(_tokens_of(call, task.result()) for call, task in under_way)
+
+
+async def _one(engine: Draw, call: Generate) -> Generated:
+    return await engine(call)
+
+
+def _tokens_of(call: Generate, generated: Generated) -> int:
+    """Tokens that one call drew: those of whole samples, and of each that was cut off as many as the longest had."""
+    cut_off = min(generated.steps, call.jobs[0].rules.max_new_tokens)
+    return sum(len(one.token_ids) // 4 or cut_off for one in generated.samples)
