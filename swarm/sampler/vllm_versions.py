@@ -284,8 +284,17 @@ def version_spans(completion: Any) -> tuple[Span, ...] | None:
     return tuple(spans) if spans and spans[-1].end == len(completion.token_ids) else None
 
 
-def token_counter(told: Callable[[int], None]) -> Any:
-    """A maker of loggers for AsyncLLM that calls `told` with the tokens of every step that drew some."""
+def engine_dead_error() -> type[Exception]:
+    """What every call raises once one of vLLM's processes is gone."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    dead: type[Exception] = EngineDeadError
+    return dead
+
+
+def make_engine(config: Any, told: Callable[[], None]) -> Any:
+    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking."""
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class TokenCounter(StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
@@ -293,11 +302,17 @@ def token_counter(told: Callable[[int], None]) -> Any:
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             if iteration_stats is not None and iteration_stats.num_generation_tokens:
-                told(iteration_stats.num_generation_tokens)
+                told()
 
         def log_engine_initialized(self) -> None: ...
 
-    return TokenCounter
+    return AsyncLLM.from_vllm_config(config, stat_loggers=[TokenCounter], disable_log_stats=True)
+
+
+def gpu_name() -> str:
+    from vllm.platforms import current_platform
+
+    return str(current_platform.get_device_name())
 
 
 def _installed(*names: str) -> str | None:
