@@ -184,6 +184,9 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "max_num_seqs": command.places + 1,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
+        # Where a step has no room for a whole prompt, vLLM takes the draw that it makes of a part of it back from the
+        # generator; those of CPUs cannot go back, and the engine dies.
+        "enable_chunked_prefill": is_cuda,
         "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
         **options.arguments,
     }
