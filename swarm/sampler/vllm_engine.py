@@ -93,6 +93,7 @@ class VllmEngine:
             device_name=_device_name(is_cuda=is_cuda),
             versions=vllm_versions.versions(),
             places=min(command.places, vllm_versions.fitting_sequences(self._config)),
+            context_tokens=self._config.model_config.max_model_len,
             lockstep=False,
         )
 
@@ -102,9 +103,9 @@ class VllmEngine:
         wanted = config.model_config.max_model_len
         engine = vllm_versions.make_engine(config, self._note_tokens)
         self._engine, self._config = engine, config
-        if (held := config.model_config.max_model_len) < wanted:
+        if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:
             raise UserError(
-                f"the engine's cache holds {held} tokens, and one sample may take {wanted}: "
+                f"the engine's cache holds {held} tokens, and one sample was to take {wanted}: "
                 f"set max_model_len to {held} or less, or let the engine have a larger gpu_memory_share"
             )
         return reference
