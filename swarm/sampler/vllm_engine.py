@@ -45,6 +45,9 @@ START_S = 1200.0
 GRACE_S = 5.0
 """After its time limit a request is aborted; if vLLM does not even say so, it is left alone."""
 
+STOP_S = 1.0
+"""vLLM's processes have nothing to save; those that have not ended by then are killed."""
+
 TIME_LIMIT = "time limit"
 
 
@@ -114,7 +117,7 @@ class VllmEngine:
         if self._watching is not None:
             self._watching.cancel()
         if self._engine is not None:
-            self._engine.shutdown()
+            self._engine.shutdown(timeout=STOP_S)
 
     # -- samples -----------------------------------------------------------------------------------------------
 
