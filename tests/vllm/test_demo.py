@@ -10,13 +10,13 @@ import psutil
 from tests.integration.processes import command
 
 
-def _of(directory: Path) -> list[str]:
+def _of(directory: Path) -> list[psutil.Process]:
     """Processes that write into the demo's directories: nodes, engines, and what these started."""
     found = []
     for process in psutil.process_iter():
         try:
             if any(str(directory) in file.path for file in process.open_files()):
-                found.append(" ".join(process.cmdline()))
+                found.append(process)
         except psutil.Error:
             continue
     return found
@@ -37,4 +37,5 @@ def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) 
     engines = ["engine: vllm on", "engine: vllm on", "engine: transformers on"]
     assert all(words in log.read_text() for words, log in zip(engines, logs, strict=True))
     assert "vLLM is up in 2 samplers after" in done.stderr
-    assert _of(tmp_path) == []
+    _, alive = psutil.wait_procs(_of(tmp_path), timeout=30)
+    assert alive == []
