@@ -110,6 +110,14 @@ async def test_what_vllm_would_do_otherwise_is_a_fault(life: Life, asked: Job, f
     assert (sampled.finish, sampled.fault) == ("failed", fault)
 
 
+async def test_prompts_that_do_not_fit_into_one_step_together_are_drawn_from_as_others(life: Life) -> None:
+    """A step takes some 2,000 tokens. A part of a prompt, with a seed, was the end of the engine on CPUs."""
+    await life.installed()
+    jobs = [job(seed, prompt=(1, 3, 4, 5, 6) * 180, stops=()) for seed in range(8)]
+    for asked, sampled in zip(jobs, await life.draw(*jobs), strict=True):
+        check_logprobs(asked, sampled, models(life))
+
+
 async def test_time_ends_one_sample_and_no_other(life: Life) -> None:
     await life.installed()
     slow = [job(seed, limit=900, stops=()) for seed in range(7)]
