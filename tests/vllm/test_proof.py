@@ -105,7 +105,7 @@ async def test_a_cache_that_holds_no_sample_is_said_with_what_to_change(tmp_path
     pair = staged_pair(tmp_path)
     async with running() as engine:
         with pytest.raises(UserError, match=r"holds \d+ tokens, and one sample may take 1024: set max_model_len"):
-            await started(engine, pair[0], arguments={"kv_cache_memory_bytes": 2 << 20})
+            await started(engine, pair[0], arguments={"kv_cache_memory_bytes": 512 << 10})
 
 
 @pytest.mark.parametrize(
