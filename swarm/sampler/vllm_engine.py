@@ -166,8 +166,9 @@ class VllmEngine:
         if len(job.prompt_token_ids) + job.rules.max_new_tokens > model.max_model_len:
             wanted = f"{len(job.prompt_token_ids)} prompt tokens and {job.rules.max_new_tokens} new ones"
             return f"{wanted} are over this engine's max_model_len of {model.max_model_len}"
-        if 0 < job.rules.temperature < vllm_versions.LEAST_TEMPERATURE:
-            return f"vLLM draws at temperatures of at least {vllm_versions.LEAST_TEMPERATURE}, or 0"
+        least, most = vllm_versions.LEAST_TEMPERATURE, vllm_versions.MOST_TEMPERATURE
+        if job.rules.temperature and not least <= job.rules.temperature <= most:
+            return f"vLLM draws at temperatures from {least} to {most}, or at 0"
         if max(job.prompt_token_ids) >= model.get_vocab_size():
             return f"token {max(job.prompt_token_ids)} of the prompt is not in the model's vocabulary"
         return ""
