@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from swarm.sampler import vllm_versions
-
-Kind = Literal["transformers", "vllm", "scripted"]
+from swarm.sampler.engine import EngineKind
 
 LEAST_COMPUTE = (8, 0)
 """Compute capability from which a GPU has bf16, in which weights come. An older one can be asked for by name."""
@@ -28,7 +27,7 @@ GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vll
 class Chosen:
     """An engine, and in a few words why this one."""
 
-    kind: Kind
+    kind: EngineKind
     why: str
 
     @property
@@ -44,7 +43,7 @@ class Gpu(NamedTuple):
     compute: tuple[int, int]
 
 
-def choose_engine(wanted: Literal["auto"] | Kind, device: str = "auto") -> Chosen:
+def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") -> Chosen:
     """`auto` takes vLLM if there are a GPU and a release of it that it supports, else transformers.
 
     Blocks for NVIDIA_SMI_S at most. UserError if vLLM is asked for by name and there is none, with what installs it.
@@ -54,7 +53,7 @@ def choose_engine(wanted: Literal["auto"] | Kind, device: str = "auto") -> Chose
             return _best(device)
         case "vllm":
             vllm_versions.check()
-            return Chosen(kind="vllm", why=f"as asked, {_vllm() or 'its CPU build'}")
+            return Chosen(kind="vllm", why=f"as asked, {gpu_build() or 'its CPU build'}")
     return Chosen(kind=wanted, why="as asked")
 
 
@@ -66,7 +65,7 @@ def _best(device: str) -> Chosen:
         why = (
             f"{gpu.name} has compute capability {_dotted(gpu.compute)}; vLLM is taken from {_dotted(LEAST_COMPUTE)} on"
         )
-    elif (vllm := _vllm()) is None:
+    elif (vllm := gpu_build()) is None:
         why = f"{gpu.name} is here, but vllm is not installed: {GPU_BUILD}"
     elif (fault := vllm_versions.fault()) is not None:
         why = fault
@@ -75,8 +74,8 @@ def _best(device: str) -> Chosen:
     return Chosen(kind="transformers", why=why)
 
 
-def _vllm() -> str | None:
-    """Which build for GPUs is installed."""
+def gpu_build() -> str | None:
+    """The name and version of vLLM's own build, which is for GPUs; None if it is not installed."""
     try:
         return f"vllm {metadata.version('vllm')}"
     except metadata.PackageNotFoundError:

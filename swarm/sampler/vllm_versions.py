@@ -16,6 +16,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions, Job, Start
+from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -37,7 +38,9 @@ ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"
 EXTENSION = "swarm.sampler.vllm_worker.EchoWorker"
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM takes lower ones, but for 0, as this one, and would report the log-probs of another distribution."""
+MOST_TEMPERATURE = 2.0
+"""vLLM takes lower ones, but for 0, as the first, and would report the log-probs of another distribution; it refuses
+higher ones than the second."""
 
 KV_SHARE = 0.25
 """Of the memory that a machine without a GPU has left: the weights are in it twice, and its owner works on it."""
@@ -183,6 +186,9 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "max_num_seqs": command.places + 1,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
+        # Where a step has no room for a whole prompt, vLLM takes the draw that it makes of a part of it back from the
+        # generator; those of CPUs cannot go back, and the engine dies.
+        "enable_chunked_prefill": is_cuda,
         "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
         **options.arguments,
     }
@@ -219,8 +225,10 @@ def _kv_bytes(config: Any, sequences: int) -> int:
 
 
 def fitting_sequences(config: Any) -> int:
-    """Sequences of full length that the cache of a started engine holds, at least 1."""
-    return max(1, int(config.cache_config.kv_cache_max_concurrency or 1))
+    """Sequences that the cache of a started engine holds, at least 1; vLLM puts one back if they grow beyond it."""
+    longest = config.model_config.max_model_len
+    tokens = (config.cache_config.kv_cache_max_concurrency or 1) * longest
+    return max(1, int(tokens / min(longest, ASSUMED_SAMPLE_TOKENS)))
 
 
 def sampling_params(job: Job) -> Any:
