@@ -45,6 +45,9 @@ START_S = 1200.0
 GRACE_S = 5.0
 """After its time limit a request is aborted; if vLLM does not even say so, it is left alone."""
 
+STOP_S = 1.0
+"""vLLM's processes have nothing to save; those that have not ended by then are killed."""
+
 TIME_LIMIT = "time limit"
 
 
@@ -93,6 +96,7 @@ class VllmEngine:
             device_name=_device_name(is_cuda=is_cuda),
             versions=vllm_versions.versions(),
             places=min(command.places, vllm_versions.fitting_sequences(self._config)),
+            context_tokens=self._config.model_config.max_model_len,
             lockstep=False,
         )
 
@@ -102,9 +106,9 @@ class VllmEngine:
         wanted = config.model_config.max_model_len
         engine = vllm_versions.make_engine(config, self._note_tokens)
         self._engine, self._config = engine, config
-        if (held := config.model_config.max_model_len) < wanted:
+        if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:
             raise UserError(
-                f"the engine's cache holds {held} tokens, and one sample may take {wanted}: "
+                f"the engine's cache holds {held} tokens, and one sample was to take {wanted}: "
                 f"set max_model_len to {held} or less, or let the engine have a larger gpu_memory_share"
             )
         return reference
@@ -113,7 +117,7 @@ class VllmEngine:
         if self._watching is not None:
             self._watching.cancel()
         if self._engine is not None:
-            self._engine.shutdown()
+            self._engine.shutdown(timeout=STOP_S)
 
     # -- samples -----------------------------------------------------------------------------------------------
 
@@ -162,8 +166,9 @@ class VllmEngine:
         if len(job.prompt_token_ids) + job.rules.max_new_tokens > model.max_model_len:
             wanted = f"{len(job.prompt_token_ids)} prompt tokens and {job.rules.max_new_tokens} new ones"
             return f"{wanted} are over this engine's max_model_len of {model.max_model_len}"
-        if 0 < job.rules.temperature < vllm_versions.LEAST_TEMPERATURE:
-            return f"vLLM draws at temperatures of at least {vllm_versions.LEAST_TEMPERATURE}, or 0"
+        least, most = vllm_versions.LEAST_TEMPERATURE, vllm_versions.MOST_TEMPERATURE
+        if job.rules.temperature and not least <= job.rules.temperature <= most:
+            return f"vLLM draws at temperatures from {least} to {most}, or at 0"
         if max(job.prompt_token_ids) >= model.get_vocab_size():
             return f"token {max(job.prompt_token_ids)} of the prompt is not in the model's vocabulary"
         return ""

@@ -112,7 +112,7 @@ class Swaps:
 
     async def probe(self, token_ids: tuple[int, ...], progress: Told) -> list[float]:
         """The log-prob of each token but the first. TookTooLong if vLLM does not answer."""
-        return await limited(self._probe(token_ids), PROBE_S, "answer a probe", progress)
+        return await self._limited(self._probe(token_ids), PROBE_S, "answer a probe", progress)
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         """Check, swap, prove. Raises vLLM's EngineDeadError if its processes are gone, and UserError if the file cannot
@@ -168,11 +168,11 @@ class Swaps:
         engine, probing, paused_at = self._engine, None, time.monotonic()
         self._watch.pause()
         try:
-            await limited(engine.pause_generation(mode="keep", clear_cache=True), PAUSE_S, "pause", progress)
+            await self._limited(engine.pause_generation(mode="keep", clear_cache=True), PAUSE_S, "pause", progress)
             began = time.monotonic()
             await self._reload(path, progress)
-            await limited(engine.update_weight_version(str(command.version)), CALL_S, "take a label", progress)
-            await limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
+            await self._limited(engine.update_weight_version(str(command.version)), CALL_S, "take a label", progress)
+            await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
             parts.reload_s = time.monotonic() - began
             proof = await self._prove_sums(command.tensor_sums, parts, progress)
             if expected is not None:
@@ -185,7 +185,7 @@ class Swaps:
             raise
         finally:
             # Whatever happened: samples that stand still for ever would not even notice that they are given up.
-            await limited(engine.resume_generation(), CALL_S, "resume", progress)
+            await self._limited(engine.resume_generation(), CALL_S, "resume", progress)
             self._watch.resume(now=time.monotonic())
             parts.pause_s = time.monotonic() - paused_at
         return proof, probing
@@ -196,13 +196,13 @@ class Swaps:
             return None
         began = time.monotonic()
         work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
-        expected = await limited(work, self._reload_limit_s, "have its probe computed", progress)
+        expected = await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
         parts.proof_s += time.monotonic() - began
         return expected
 
     async def _reload(self, path: Path, progress: Told) -> None:
         call = self._engine.collective_rpc("echo_reload", args=(str(path), self._layout_json))
-        for why in await limited(_of_workers(call), self._reload_limit_s, "reload", progress):
+        for why in await self._limited(_of_workers(call), self._reload_limit_s, "reload", progress):
             if why:
                 raise Unproven(why)
 
@@ -210,7 +210,7 @@ class Swaps:
         """Compare the sums of all tensors that the workers still hold as they came. Unproven names one that differs."""
         began = time.monotonic()
         call = self._engine.collective_rpc("echo_sums", args=(self._layout_json,))
-        answers = await limited(_of_workers(call), self._reload_limit_s, "sum its weights", progress)
+        answers = await self._limited(_of_workers(call), self._reload_limit_s, "sum its weights", progress)
         workers = [msgspec.json.decode(answer, type=dict[str, int]) for answer in answers]
         covered = 0
         for spec, expected in zip(self._layout.tensors, sums, strict=True):
@@ -231,7 +231,7 @@ class Swaps:
         self, expected: Expected, probing: asyncio.Task[list[float]], parts: Parts, progress: Told
     ) -> None:
         began = time.monotonic()
-        held = await limited(probing, PROBE_S, "answer a probe", progress)
+        held = await self._limited(probing, PROBE_S, "answer a probe", progress)
         parts.proof_s += time.monotonic() - began
         if (difference := expected.difference(held, self._dtype)) is not None:
             raise Unproven(difference)
@@ -249,6 +249,16 @@ class Swaps:
         """From here on nothing that the engine draws is handed on."""
         self.unproven = self.unproven or f"{UNPROVEN}: {error}"
         self._give_up(UNPROVEN)
+
+    async def _limited(self, call: Awaitable[R], limit_s: float, what: str, progress: Told) -> R:
+        """`limited`, but for a core that is gone: a call that it has not answered would wait for its limit."""
+
+        def beat() -> None:
+            if self._engine.errored:
+                raise self._engine.dead_error
+            progress()
+
+        return await limited(call, limit_s, what, beat)
 
     @property
     def _reload_limit_s(self) -> float:
@@ -294,8 +304,8 @@ async def _of_workers(call: Awaitable[R]) -> R:
 def _linked(path: Path, version: VersionId) -> Iterator[Path]:
     """The same file by a name that no version had before: vLLM may keep what it read by a name."""
     fresh = path.with_name(f"{path.name}.{version}")
-    fresh.unlink(missing_ok=True)
     try:
+        fresh.unlink(missing_ok=True)
         os.link(path, fresh)
     except OSError as error:
         raise UserError(f"{path} cannot be linked to ({error.strerror}): keep it where hard links work") from error

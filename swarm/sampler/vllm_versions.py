@@ -38,7 +38,9 @@ ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"
 EXTENSION = "swarm.sampler.vllm_worker.EchoWorker"
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM takes lower ones, but for 0, as this one, and would report the log-probs of another distribution."""
+MOST_TEMPERATURE = 2.0
+"""vLLM takes lower ones, but for 0, as the first, and would report the log-probs of another distribution; it refuses
+higher ones than the second."""
 
 KV_SHARE = 0.25
 """Of the memory that a machine without a GPU has left: the weights are in it twice, and its owner works on it."""
