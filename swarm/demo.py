@@ -176,7 +176,9 @@ class Demo:
         began, told_s = time.monotonic(), 0.0
         async with PeerClient(plain_address(url)) as peer:
             while self._nodes[0].returncode is None:
-                self._check_samplers()
+                for number, process in enumerate(self._nodes[1:]):
+                    if process.returncode is not None:
+                        raise EchoError(f"sampler-{number} ended: {self._log_tail(f'sampler-{number}')}")
                 status = await _status(peer)
                 up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
                 waited_s = time.monotonic() - began
