@@ -150,7 +150,8 @@ class SampleFeed:
         return self._engine.places + self._ahead - held
 
     async def _draw(self, sealed: SealedLease, spec: SampleSpec) -> None:
-        self._answers.append(await self._engine.draw(sealed, spec))
+        answer = await self._engine.draw(sealed, spec)
+        self._answers.append(answer)  # Not in one line: the list may have been handed on while this waited.
         self.running -= 1
         self._answered.set()
         self._beginnable.set()

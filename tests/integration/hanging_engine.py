@@ -1,7 +1,8 @@
-"""A scripted engine that hangs in the call that ECHO_TEST_HANGS_IN names."""
+"""A scripted engine that hangs in the call that ECHO_TEST_HANGS_IN names; in "one sample" other calls go on."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 
@@ -31,6 +32,8 @@ class HangingEngine(ScriptedEngine):
     async def generate(self, command: Generate, progress: Told) -> Generated:
         progress()
         _hang_in("generate")
+        if os.environ[VARIABLE] == "one sample":
+            await asyncio.Event().wait()
         return await super().generate(command, progress)
 
 

@@ -16,7 +16,7 @@ from swarm.http import PeerClient, guard, session_route
 from swarm.node.hello import Hello
 from swarm.node.session import SamplerStatus, Session
 from swarm.rollout.client import LEASE_CONTEXT, SealedLease
-from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, Offer, Release
+from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import ENGINE_MODULE, EngineWorker
@@ -309,3 +309,48 @@ async def test_a_standby_says_so_once_however_the_run_ends(sampler: Sampler) -> 
         await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 1)
     told = [line for line in sampler.said if "standby" in line or "active" in line]
     assert told == ["standby: the active samplers suffice"]
+
+
+async def test_weights_that_rotted_on_disk_are_mended_before_the_engine_takes_them(sampler: Sampler) -> None:
+    receiver = sampler.hearer.receiver
+    await receiver.installed(None)
+    assert receiver.weights is not None
+    with receiver.weights.path.open("r+b") as file:
+        file.write(b"spoilt")
+    async with sampler.session():
+        await until(accepted(sampler, ALL))
+    assert any("is not the learner's" in line for line in sampler.said)
+
+
+async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_become_free(sampler: Sampler) -> None:
+    sampler.continuous = True
+    async with sampler.session():
+        # More than for an engine that asks ahead: what can begin at once may be of the last batch too.
+        await until(accepted(sampler, ALL + CAPACITY))
+    asked = [decode(body, LeaseRequest, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/leases")]
+    assert asked[0].capacity == CAPACITY + 1
+    assert asked[0].at_once == CAPACITY
+    assert all(one.at_once <= CAPACITY and one.capacity <= CAPACITY + 1 for one in asked)
+    assert sampler.spool.names() == []
+
+
+async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.node.session.DRAIN_S", 0.1)
+    sampler.continuous = True
+    sampler.module = "tests.integration.hanging_engine"
+    monkeypatch.setenv(VARIABLE, "one sample")
+    async with sampler.session() as task:
+        await until(lambda: _drawn_by_beat(sampler) == CAPACITY)
+    assert task.result() is False
+    _, waiting, running = (
+        decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release")
+    )
+    assert sum(len(held.indices) for held in waiting.samples) == 1
+    assert sum(len(held.indices) for held in running.samples) == CAPACITY
+
+
+def _drawn_by_beat(sampler: Sampler) -> int:
+    beats = sampler.line.bodies("/v1/beat")
+    return decode(beats[-1], Beat, cap_bytes=CONTROL_BODY_BYTES).samples if beats else 0

