@@ -19,6 +19,7 @@ from swarm.node.network import NodeNetwork
 from swarm.node.session import SamplerStatus, Session
 from swarm.rollout.client import SUBMIT_PATH
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
+from swarm.sampler.choice import choose_engine
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 
@@ -56,6 +57,7 @@ class SamplerNode:
 
     async def run(self) -> None:
         """Sample until the run is over or a stop is requested. ChildFailed if the engine cannot be kept alive."""
+        self._chosen = await asyncio.to_thread(choose_engine, self._config.engine, self._config.device)
         self._state = StateDirectory.claim(self._config.state_dir, "sampler")
         try:
             base = await asyncio.to_thread(open_base, self._config.base)
@@ -64,6 +66,7 @@ class SamplerNode:
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             try:
                 self._say(f"sampler {self._network.node}; status: echo-node status {self._network.address.url}")
+                self._say(self._chosen.line)
                 await self._sessions()
             finally:
                 await self._network.stop()
@@ -146,10 +149,11 @@ class SamplerNode:
         """Work for the learner with one engine, which starts while the learner is looked for; True at the run's end."""
         engine = self._engine = EngineWorker(
             self._state.path,
-            kind=self._config.engine,
+            kind=self._chosen.kind,
             device=self._config.device,
             hang_s=self._config.engine_hang_s,
             batch_samples=self._config.batch_samples,
+            options=self._config.engine_options,
             rehearse_tokens_per_s=self._config.rehearse_tokens_per_s,
             rehearse_noise=self._config.rehearse_noise,
         )
