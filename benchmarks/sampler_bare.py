@@ -17,6 +17,12 @@ import msgspec
 from swarm.child import ChildChannel
 from swarm.sampler.engine import EngineDtype, EngineKind, Job
 
+GPU_SHARE = 0.4
+"""Of a GPU's memory for each of two engines that take turns on it."""
+
+CPU_CACHE_BYTES = 1 << 30
+"""Keys and values of all that is drawn at once, many times over."""
+
 
 class BareStart(msgspec.Struct, frozen=True, tag=True):
     """Make the model that the config.json in `directory` describes; `places` samples at once."""
@@ -133,6 +139,8 @@ def _vllm(command: BareStart) -> Draw:
         "max_num_seqs": command.places,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
+        "gpu_memory_utilization": GPU_SHARE,
+        "kv_cache_memory_bytes": None if is_cuda else CPU_CACHE_BYTES,
     }
     arguments = AsyncEngineArgs(**options)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.sampler_bare import BareDraw, BareDrawn, BareStart, BareStarted
+from benchmarks.sampler_bare import GPU_SHARE, BareDraw, BareDrawn, BareStart, BareStarted
 from benchmarks.sampler_models import Size, Versions, parameters_of, random_model
 from benchmarks.sampler_process import HANG_S, TIME_LIMIT_S, EngineBroken
 from swarm.broadcast.coding import in_thread
@@ -126,7 +126,7 @@ async def _node(
     kind: EngineKind, directory: Path, versions: Versions, load: Load, device: str, dtype: EngineDtype
 ) -> AsyncIterator[EngineWorker]:
     """The node's engine with the first version installed."""
-    options = EngineOptions(dtype=dtype, max_model_len=load.context_tokens)
+    options = EngineOptions(dtype=dtype, max_model_len=load.context_tokens, gpu_memory_share=GPU_SHARE)
     worker = EngineWorker(
         directory / "node", kind=kind, device=device, hang_s=HANG_S, batch_samples=load.places, options=options
     )
