@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from swarm.broadcast.announcements import Announced, Announcements
 from swarm.broadcast.basemodel import BaseModel, begin_from_base
@@ -146,17 +146,15 @@ class Receiver:
         """What the map holds, once that is newer than `than`. To read the map, hold `steady`."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._newer_map(than) is not None)
-        found = self._newer_map(than)
-        assert found is not None
-        return found
+        return cast(SignedVersion, self._newer_map(than))
 
     @asynccontextmanager
     async def steady(self) -> AsyncIterator[SignedVersion]:
         """Within the block nothing is applied to the map, which holds the given version."""
         async with self._steady:
-            if (found := self._newer_map(None)) is None:
+            if self.weights is None or self.weights.current is None:
                 raise ProtocolError("the weights are being changed")
-            yield found
+            yield self.weights.current
 
     async def recheck(self) -> None:
         """Look for regions of the map that are not what was written, and fetch them anew."""
@@ -393,8 +391,8 @@ class Receiver:
 
     def _comes_by_itself(self) -> bool:
         """Some version under way is incomplete, and everything between it and the map is under way too."""
-        under_way = [one.held for one in self._transfers.active.values()]
-        return any(not held.chunks.complete and self._base_comes(held.head.base) for held in under_way)
+        held = [one.held for one in self._transfers.active.values()]
+        return any(not one.chunks.complete and self._base_comes(one.head.base) for one in held)
 
     def _base_comes(self, base: VersionId | None) -> bool:
         return base is None or base == self.version or base in self._transfers.active

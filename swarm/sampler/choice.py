@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from swarm.sampler import vllm_versions
-
-Kind = Literal["transformers", "vllm", "scripted"]
+from swarm.sampler.engine import EngineKind
 
 LEAST_COMPUTE = (8, 0)
 """Compute capability from which a GPU has bf16, in which weights come. An older one can be asked for by name."""
@@ -28,7 +27,7 @@ GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vll
 class Chosen:
     """An engine, and in a few words why this one."""
 
-    kind: Kind
+    kind: EngineKind
     why: str
 
     @property
@@ -44,7 +43,7 @@ class Gpu(NamedTuple):
     compute: tuple[int, int]
 
 
-def choose_engine(wanted: Literal["auto"] | Kind, device: str = "auto") -> Chosen:
+def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") -> Chosen:
     """`auto` takes vLLM if there are a GPU and a release of it that it supports, else transformers.
 
     Blocks for NVIDIA_SMI_S at most. UserError if vLLM is asked for by name and there is none, with what installs it.

@@ -27,6 +27,10 @@ FLOAT32_BYTES = 4
 ASSUMED_CONTEXT = 4096
 """Of a model whose configuration states none."""
 
+ASSUMED_SAMPLE_TOKENS = 4096
+"""Prompt and completion of a sample for which no limit was set: contexts of 40,000 tokens and more are seldom used, and
+whoever reserved them would draw one sample at a time."""
+
 EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight\Z")
 """What open models call the table of their tokens."""
 

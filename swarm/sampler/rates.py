@@ -21,26 +21,31 @@ RATE_SMOOTHING = 0.3
 
 
 class Rates:
-    """Measured rates of an engine that draws `places` samples side by side; 0 before the first answer.
+    """Measured rates of an engine that draws `places` samples side by side; before the first answer what is assumed.
 
     `rollouts_per_s` is what it gets done while it works, `full_rollouts_per_s` what it would with all places filled,
     and `tokens_per_s` how fast one sample grows. `most_tokens_per_s` caps what all places can draw, if it was measured:
     a few samples grow faster than many.
     """
 
-    def __init__(self, places: int, *, most_tokens_per_s: float = 0.0) -> None:
-        self.rollouts_per_s = 0.0
-        self.full_rollouts_per_s = 0.0
+    def __init__(self, places: int, *, most_tokens_per_s: float = 0.0, assumed_rollouts_per_s: float = 0.0) -> None:
+        self.full_rollouts_per_s = assumed_rollouts_per_s
         self.tokens_per_s = 0.0
+        self._assumed_rollouts_per_s = assumed_rollouts_per_s
+        self._rollouts_per_s = 0.0
         self._places = places
         self._most_tokens_per_s = most_tokens_per_s
         self._full_batch_s = self._sample_s = 0.0
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
 
+    @property
+    def rollouts_per_s(self) -> float:
+        return self._rollouts_per_s or self._assumed_rollouts_per_s
+
     def batch(self, generated: Generated, between_s: float) -> None:
         """A batch was answered, `between_s` after the end of the last one, if it could have begun then."""
         count = len(generated.samples)
-        self.rollouts_per_s = _smoothed_rate(self.rollouts_per_s, count, generated.seconds)
+        self._rollouts_per_s = _smoothed_rate(self._rollouts_per_s, count, generated.seconds)
         self._note_lengths(generated)
         if count:
             full = max(count, self._places)
@@ -55,7 +60,7 @@ class Rates:
         weight = RATE_SMOOTHING / self._places
         self._note_lengths(generated)
         self._sample_s = _smoothed(self._sample_s, generated.seconds, weight)
-        self.rollouts_per_s = _smoothed_rate(self.rollouts_per_s, side_by_side, generated.seconds, weight)
+        self._rollouts_per_s = _smoothed_rate(self._rollouts_per_s, side_by_side, generated.seconds, weight)
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds, weight)
         full = min(MOST_PER_S, self._places / max(self._sample_s, LEAST_S))
         if self._most_tokens_per_s and self._lengths:

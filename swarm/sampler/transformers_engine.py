@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections.abc import Iterable
@@ -32,6 +33,7 @@ from swarm.sampler.engine import (
     Started,
     Told,
 )
+from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, places_that_fit, shape_of
 from swarm.sampler.weights import check_coverage, mapped_tensors
 from swarm.types import Finish, Span, VersionId
 
@@ -65,7 +67,7 @@ class TransformersEngine:
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            places=command.places,
+            places=_places(command, device, dtype),
         )
 
     @torch.no_grad()
@@ -179,6 +181,22 @@ class SeededDraw(LogitsProcessor):
         chosen = drawn.argmax(dim=-1, keepdim=True)
         self.logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1))
         return drawn
+
+
+def _places(command: Start, device: torch.device, dtype: torch.dtype) -> int:
+    """How many of the samples that are wanted fit beside the model; a batch holds all of them to its end."""
+    if device.type == "cuda":
+        free_bytes, share = torch.cuda.mem_get_info(device)[0], command.options.gpu_memory_share
+    else:
+        free_bytes, share = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), CPU_SHARE
+    return places_that_fit(
+        shape_of(command.layout),
+        free_bytes=free_bytes,
+        share=share,
+        wanted=command.places,
+        tokens=command.options.max_model_len or ASSUMED_SAMPLE_TOKENS,
+        dtype_bytes=dtype.itemsize,
+    )
 
 
 def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:

@@ -16,6 +16,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions, Job, Start
+from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -183,6 +184,9 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "max_num_seqs": command.places + 1,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
+        # Where a step has no room for a whole prompt, vLLM takes the draw that it makes of a part of it back from the
+        # generator; those of CPUs cannot go back, and the engine dies.
+        "enable_chunked_prefill": is_cuda,
         "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
         **options.arguments,
     }
@@ -219,8 +223,10 @@ def _kv_bytes(config: Any, sequences: int) -> int:
 
 
 def fitting_sequences(config: Any) -> int:
-    """Sequences of full length that the cache of a started engine holds, at least 1."""
-    return max(1, int(config.cache_config.kv_cache_max_concurrency or 1))
+    """Sequences that the cache of a started engine holds, at least 1; vLLM puts one back if they grow beyond it."""
+    longest = config.model_config.max_model_len
+    tokens = (config.cache_config.kv_cache_max_concurrency or 1) * longest
+    return max(1, int(tokens / min(longest, ASSUMED_SAMPLE_TOKENS)))
 
 
 def sampling_params(job: Job) -> Any:
@@ -281,8 +287,17 @@ def version_spans(completion: Any) -> tuple[Span, ...] | None:
     return tuple(spans) if spans and spans[-1].end == len(completion.token_ids) else None
 
 
-def token_counter(told: Callable[[int], None]) -> Any:
-    """A maker of loggers for AsyncLLM that calls `told` with the tokens of every step that drew some."""
+def engine_dead_error() -> type[Exception]:
+    """What every call raises once one of vLLM's processes is gone."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    dead: type[Exception] = EngineDeadError
+    return dead
+
+
+def make_engine(config: Any, told: Callable[[], None]) -> Any:
+    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking."""
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class TokenCounter(StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
@@ -290,11 +305,17 @@ def token_counter(told: Callable[[int], None]) -> Any:
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             if iteration_stats is not None and iteration_stats.num_generation_tokens:
-                told(iteration_stats.num_generation_tokens)
+                told()
 
         def log_engine_initialized(self) -> None: ...
 
-    return TokenCounter
+    return AsyncLLM.from_vllm_config(config, stat_loggers=[TokenCounter], disable_log_stats=True)
+
+
+def gpu_name() -> str:
+    from vllm.platforms import current_platform
+
+    return str(current_platform.get_device_name())
 
 
 def _installed(*names: str) -> str | None:

@@ -23,7 +23,9 @@ from swarm.sampler.engine import (
     Start,
     Started,
 )
+from swarm.sampler.places import ASSUMED_CONTEXT, shape_of
 from swarm.sampler.rates import Rates
+from swarm.sampler.trial import Trial, TrialCache, assumed_mean_tokens, rollouts_per_s, try_out
 from swarm.types import Rollout, SampleSpec, VersionId
 
 ENGINE_MODULE = "swarm.sampler.engine_child"
@@ -53,7 +55,9 @@ class EngineWorker:
         module: str = ENGINE_MODULE,
     ) -> None:
         self.kind: EngineKind = kind
+        self._directory = directory
         self._files_dir = directory / "model"
+        self._started: Started | None = None
         self._device = device
         self._hang_s = hang_s
         self._options = options
@@ -93,7 +97,27 @@ class EngineWorker:
         self.device_class = started.device_name or self.kind
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
+        self._started = started
         return started
+
+    async def try_out(self, layout: Layout) -> Trial | None:
+        """Measure how fast it draws with all places filled, if this device was not measured with this model before.
+        None for an engine without a model, which is as fast as it is told."""
+        assert self._started is not None
+        if self.kind == "scripted":
+            return None
+        cache, limit = TrialCache(self._directory / "trials.json"), self._options.max_model_len
+        trial = await try_out(self._draw_trial, self._started, layout, cache, context_tokens=limit)
+        assumed = assumed_mean_tokens(min(shape_of(layout).context_tokens, limit or ASSUMED_CONTEXT))
+        self.rates = Rates(
+            self.places,
+            most_tokens_per_s=trial.tokens_per_s,
+            assumed_rollouts_per_s=rollouts_per_s(trial, assumed),
+        )
+        return trial
+
+    async def _draw_trial(self, command: Generate) -> Generated:
+        return await self._child.call(command, Generated)
 
     async def install(self, head: Head, table: ChunkTable, weights: Path) -> NotInstalled | None:
         """Have the engine take the weights; None if it has. The file must not change meanwhile."""

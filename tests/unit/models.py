@@ -37,7 +37,11 @@ class Staged:
 
 def stage(directory: Path, *, seed: int = 0) -> Staged:
     """A tiny model with its small files and its bf16 weights under `directory`."""
-    model = tiny_model(seed)
+    return stage_model(tiny_model(seed), directory)
+
+
+def stage_model(model: Any, directory: Path) -> Staged:
+    """`model` with the tiny tokenizer, published under `directory`."""
     tensors = stream_tensors(model)
     layout = layout_of(tensors, save_small_files(model, tiny_tokenizer(), directory / "model"))
     staging = directory / "staging.bin"

@@ -12,6 +12,7 @@ import pytest
 from swarm.errors import UserError
 from swarm.sampler import choice
 from swarm.sampler.choice import NO_GPU, Chosen, choose_engine
+from swarm.sampler.engine import EngineKind
 
 SUPPORTED = {"vllm": "0.32.0", "torch": "2.13.0", "transformers": "5.19.0"}
 
@@ -125,7 +126,7 @@ def test_vllm_by_name_where_there_is_none_says_what_installs_it(machine: Machine
 
 
 @pytest.mark.parametrize("kind", ["transformers", "scripted"])
-def test_other_engines_are_taken_as_they_are_asked_for(machine: Machine, kind: choice.Kind) -> None:
+def test_other_engines_are_taken_as_they_are_asked_for(machine: Machine, kind: EngineKind) -> None:
     machine.has(SUPPORTED, H200)
     assert choose_engine(kind) == Chosen(kind=kind, why="as asked")
 

@@ -47,3 +47,10 @@ def test_a_few_fast_samples_do_not_pass_for_what_all_places_could_do() -> None:
     rates = Rates(8, most_tokens_per_s=300.0)
     rates.sample(one(100, 2.0), 1)
     assert rates.full_rollouts_per_s == pytest.approx(3.0)
+
+
+def test_what_is_assumed_is_told_until_something_is_known() -> None:
+    rates = Rates(8, most_tokens_per_s=300.0, assumed_rollouts_per_s=7.0)
+    assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == (7.0, 7.0)
+    rates.sample(one(100, 2.0), 1)
+    assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == pytest.approx((0.5, 3.0))

@@ -1,0 +1,187 @@
+"""What every engine does alike, whichever library answers: run against each of them, in this order, over one life."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarm.sampler.engine import Engine, Generate, Installed, Job, NotInstalled, Probe, Sampled, Started
+from swarm.types import SamplingRules, VersionId
+from tests.builders import STOP, v
+from tests.unit.models import Staged
+
+PROMPT = (1, 3, 4, 5)
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """A started engine, the weights of two versions in turn, and what was installed last."""
+
+    engine: Engine
+    started: Started
+    staged: tuple[Staged, Staged]
+    directory: Path
+    version: int = -1
+    told: list[int] = field(default_factory=list)
+
+    def progress(self) -> None:
+        self.told.append(self.version)
+
+    async def install(self) -> VersionId:
+        """The next version, which every engine takes."""
+        self.version += 1
+        done = await self.engine.install(self.staged[self.version % 2].install(self.version), self.progress)
+        assert isinstance(done, Installed), done
+        return v(self.version)
+
+    async def installed(self) -> VersionId:
+        """Whatever is held; something, if nothing yet."""
+        return v(self.version) if self.version >= 0 else await self.install()
+
+    async def draw(self, *jobs: Job, trial: bool = False) -> tuple[Sampled, ...]:
+        return (await self.engine.generate(Generate(jobs=jobs, trial=trial), self.progress)).samples
+
+
+def job(
+    seed: int,
+    *,
+    prompt: tuple[int, ...] = PROMPT,
+    temperature: float = 1.0,
+    limit: int = 12,
+    stops: tuple[int, ...] = (STOP,),
+    time_limit_s: float = 60.0,
+) -> Job:
+    rules = SamplingRules(temperature=temperature, max_new_tokens=limit, stop_token_ids=stops)
+    return Job(prompt_token_ids=prompt, seed=seed, rules=rules, time_limit_s=time_limit_s)
+
+
+def tokens(sampled: Sampled) -> list[int]:
+    return array("i", sampled.token_ids).tolist()
+
+
+def logprobs(sampled: Sampled) -> list[float]:
+    return array("f", sampled.logprobs).tolist()
+
+
+async def says_what_it_is(life: Life) -> None:
+    started = life.started
+    assert started.engine
+    assert started.device
+    assert 1 <= started.places <= 8
+
+
+async def draws_for_a_trial_before_it_holds_anything(life: Life) -> None:
+    assert life.version == -1, "this check needs a new engine"
+    with pytest.raises(AssertionError):
+        await life.draw(job(0))
+    (sampled,) = await life.draw(job(0, stops=()), trial=True)
+    assert (sampled.finish, len(tokens(sampled))) == ("length", 12)
+    assert sampled.spans == ()
+
+
+async def names_the_version_of_every_token(life: Life) -> None:
+    for _ in range(2):
+        version = await life.install()
+        for sampled in await life.draw(*(job(seed) for seed in range(4))):
+            assert [(span.version, span.start) for span in sampled.spans] == [(version, 0)]
+            assert sampled.spans[0].end == len(tokens(sampled)) == len(logprobs(sampled))
+
+
+async def ends_every_completion_for_the_reason_it_names(life: Life) -> None:
+    await life.installed()
+    ends = set[str]()
+    for seed in range(8):
+        sampled = (await life.draw(job(seed, limit=24)))[0]
+        drawn = tokens(sampled)
+        ends.add(sampled.finish)
+        assert sampled.fault == ""
+        assert (drawn[-1] == STOP) is (sampled.finish == "stop")
+        assert STOP not in drawn[:-1]
+        assert len(drawn) == 24 or sampled.finish == "stop"
+    assert "stop" in ends
+    assert {one.finish for one in await life.draw(job(0, stops=()), job(1, stops=()))} == {"length"}
+
+
+async def repeats_a_seed(life: Life) -> None:
+    await life.installed()
+    (first,) = await life.draw(job(7, stops=()))
+    crowd = await life.draw(job(7, stops=()), job(8, stops=()), job(9, stops=()))
+    assert tokens(crowd[0]) == tokens(first)
+    assert len({tuple(tokens(one)) for one in crowd}) == 3
+
+
+async def answers_calls_side_by_side(life: Life) -> None:
+    await life.installed()
+    answers = await asyncio.gather(*(life.draw(job(seed, limit=2 + seed, stops=())) for seed in range(8)))
+    assert [len(tokens(one)) for (one,) in answers] == [2 + seed for seed in range(8)]
+    done = await life.engine.generate(Generate(jobs=(job(0, stops=()),)), life.progress)
+    assert done.steps == 12
+    assert done.seconds >= 0
+
+
+async def cuts_off_what_takes_too_long(life: Life) -> None:
+    await life.installed()
+    if life.started.engine == "scripted":
+        return  # without a rehearsed pace its draws take no time
+    (sampled,) = await life.draw(job(0, stops=(), time_limit_s=0.0))
+    assert (sampled.finish, sampled.fault) == ("failed", "time limit")
+    assert (sampled.token_ids, sampled.logprobs, sampled.spans) == (b"", b"", ())
+
+
+async def refuses_a_file_that_was_not_signed_and_goes_on(life: Life) -> None:
+    version = await life.installed()
+    held = await life.draw(job(3))
+    following = life.staged[(life.version + 1) % 2]
+    data = bytearray(following.staging.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped, short = life.directory / "flipped.bin", life.directory / "short.bin"
+    flipped.write_bytes(data)
+    short.write_bytes(data[:-2])
+    for path in (flipped, short):
+        asked = msgspec.structs.replace(following.install(life.version + 1), path=str(path))
+        refused = await life.engine.install(asked, life.progress)
+        assert isinstance(refused, NotInstalled)
+        assert refused.fault == "file"
+    assert await life.draw(job(3)) == held
+    assert held[0].spans[0].version == version
+
+
+async def answers_a_probe(life: Life) -> None:
+    await life.installed()
+    probed = await life.engine.probe(Probe(token_ids=(*PROMPT, 7, 9)), life.progress)
+    seen = array("f", probed.logprobs).tolist()
+    assert len(seen) == len(PROMPT) + 1
+    assert all(logprob < 0 for logprob in seen)
+
+
+async def shows_that_work_goes_on(life: Life) -> None:
+    await life.installed()
+    life.told.clear()
+    await life.install()
+    assert life.told
+
+
+CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
+    says_what_it_is,
+    draws_for_a_trial_before_it_holds_anything,
+    names_the_version_of_every_token,
+    ends_every_completion_for_the_reason_it_names,
+    repeats_a_seed,
+    answers_calls_side_by_side,
+    cuts_off_what_takes_too_long,
+    refuses_a_file_that_was_not_signed_and_goes_on,
+    answers_a_probe,
+    shows_that_work_goes_on,
+)
+
+
+async def begin(engine: Engine, directory: Path, staged: tuple[Staged, Staged]) -> Life:
+    """Start `engine` with 8 places."""
+    started = await engine.start(msgspec.structs.replace(staged[0].start(), places=8), lambda: None)
+    return Life(engine=engine, started=started, staged=staged, directory=directory)

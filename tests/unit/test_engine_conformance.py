@@ -1,0 +1,36 @@
+"""The conformance suite over the engines that need no vLLM; tests/vllm runs it over that one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import pytest_asyncio
+
+from swarm.sampler.engine import Engine
+from swarm.sampler.scripted_engine import ScriptedEngine
+from swarm.sampler.threaded import Threaded
+from swarm.sampler.transformers_engine import TransformersEngine
+from tests.conformance import CHECKS, Life, begin
+from tests.unit.models import stage
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "transformers": lambda: Threaded(TransformersEngine()),
+    "scripted": ScriptedEngine,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Life]:
+    directory = tmp_path_factory.mktemp("learner")
+    staged = stage(directory / "even", seed=0), stage(directory / "odd", seed=5)
+    life = await begin(ENGINES[request.param](), directory, staged)
+    yield life
+    await life.engine.stop()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_it_does_as_every_engine_does(life: Life, check: Callable[[Life], Awaitable[None]]) -> None:
+    await check(life)
