@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -218,6 +218,9 @@ def demo(
     kill_seed: Annotated[int | None, typer.Option(help="Draw the moments of a former demo again.")] = None,
     reward: Annotated[str, typer.Option(help="task, or random as a control that must not learn.")] = "task",
     max_staleness: Annotated[int, typer.Option(min=0, help="The bound S.")] = 2,
+    engine: Annotated[
+        Literal["transformers", "vllm"], typer.Option(help="vllm has all samplers but the last draw with vLLM.")
+    ] = "transformers",
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/demo-DATE-TIME.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -235,6 +238,7 @@ def demo(
         reward=reward,
         max_staleness=max_staleness,
         run_dir=run_dir,
+        engine=engine,
     )
     summary = _run(_until_signalled(Demo(options, to_stderr=as_json).run(), stop_with_stdin=False))
     if as_json:

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -24,10 +24,18 @@ from swarm.dashboard.terminal import live_view, plain_line
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.http import PeerClient, plain_address
 from swarm.rollout.verify import Report
+from swarm.sampler.choice import choose_engine, gpu_build
 
 POLL_S = 0.25
 PLAIN_LINE_S = 2.0
+VLLM_LINE_S = 5.0
 START_S = 60.0
+VLLM_START_S = 300.0
+"""Two engines that load vLLM side by side take half a minute on two quiet cores, and minutes on busy ones."""
+
+VLLM_MEMORY = 0.8
+"""Of the GPU's memory, for all engines of the demo together; the learner's model is tiny."""
+
 STOP_S = 15.0
 """After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
 
@@ -61,6 +69,12 @@ class DemoOptions:
     reward: str
     max_staleness: int
     run_dir: Path | None
+    engine: Literal["transformers", "vllm"] = "transformers"
+
+    @property
+    def vllm_samplers(self) -> int:
+        """With vLLM all samplers but the last have it: that both kinds draw for one batch is the point."""
+        return max(1, self.samplers - 1) if self.engine == "vllm" else 0
 
 
 class Demo:
@@ -75,6 +89,7 @@ class Demo:
         self._rewards: list[float] = []
         self._seen_step = 0
         self._killed = False
+        self._accepted: dict[str, dict[str, Any]] = {}
         self._random = Random(options.kill_seed)
         self._learner_kills = 0
         self._kill_at = math.inf
@@ -84,6 +99,7 @@ class Demo:
         """Run to the end; the summary that --json prints."""
         if self._options.kill_one and self._options.samplers < 2:
             raise UserError("--kill-one needs a second sampler that goes on: --samplers 2 or more")
+        await asyncio.to_thread(choose_engine, self._options.engine)
         began = time.monotonic()
         self._console.print(f"run directory {self._run_dir}, logs {self._logs}", highlight=False)
         try:
@@ -92,9 +108,7 @@ class Demo:
             if self._options.kill_learner:
                 self._console.print(f"kills are drawn with --kill-seed {self._options.kill_seed}", highlight=False)
                 self._draw_kill()
-            for number in range(self._options.samplers):
-                state = str(self._logs / f"sampler-{number}")
-                await self._start(f"sampler-{number}", "join", "--bootstrap", url, "--state-dir", state, "--lan")
+            await self._start_samplers(url)
             await self._watch(url)
         finally:
             await self._stop_all()
@@ -138,6 +152,44 @@ class Demo:
         self._nodes.append(process)
         return process
 
+    async def _start_samplers(self, url: str) -> None:
+        """Those with vLLM first: the others are quick, and the run might be over before vLLM has begun."""
+        vllm, others = self._options.vllm_samplers, self._options.samplers - self._options.vllm_samplers
+        if vllm:
+            self._console.print(f"starting {vllm} samplers with vLLM, and {others} with transformers once they are up")
+        for number in range(vllm):
+            share = ("--gpu-memory-share", f"{VLLM_MEMORY / vllm:.2f}") if gpu_build() else ()
+            await self._join(url, number, "vllm", *share)
+            # While one measures how much memory a GPU has left nobody else may take any.
+            if share or number == vllm - 1:
+                await self._wait_for_vllm(url, number + 1)
+        for number in range(vllm, self._options.samplers):
+            await self._join(url, number, "transformers")
+
+    async def _join(self, url: str, number: int, engine: str, *arguments: str) -> None:
+        name = f"sampler-{number}"
+        flags = ("--bootstrap", url, "--state-dir", str(self._logs / name), "--lan", "--engine", engine)
+        await self._start(name, "join", *flags, "--device-class", engine, *arguments)
+
+    async def _wait_for_vllm(self, url: str, wanted: int) -> None:
+        """Until so many samplers with vLLM hold weights, or the run is over without them."""
+        began, told_s = time.monotonic(), 0.0
+        async with PeerClient(plain_address(url)) as peer:
+            while self._nodes[0].returncode is None:
+                self._check_samplers()
+                status = await _status(peer)
+                up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
+                waited_s = time.monotonic() - began
+                if up >= wanted:
+                    self._console.print(f"vLLM is up in {up} samplers after {waited_s:.0f} s", highlight=False)
+                    return
+                if waited_s > VLLM_START_S:
+                    raise EchoError(f"vLLM did not start in {VLLM_START_S:.0f} s: {self._log_tail('sampler-0')}")
+                if waited_s - told_s >= VLLM_LINE_S:
+                    told_s = waited_s
+                    self._console.print(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s", highlight=False)
+                await _sleep_unless_ended(self._nodes[0], POLL_S)
+
     async def _learner_url(self, learner: asyncio.subprocess.Process) -> str:
         """What the learner wrote once it listened."""
         path = self._run_dir / "node.json"
@@ -178,6 +230,9 @@ class Demo:
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
 
     def _note(self, status: dict[str, Any]) -> None:
+        for sampler in status["samplers"]:
+            accepted = sampler["verdicts"].get("accepted", 0)
+            self._accepted[sampler["node"]] = {"engine": sampler["device_class"], "rollouts_accepted": accepted}
         if status["step"] > self._seen_step:
             self._seen_step = status["step"]
             self._rewards.append(status["metrics"]["reward"])
@@ -273,6 +328,7 @@ class Demo:
             "max_staleness_seen": final["max_staleness_seen"],
             "max_staleness": final["max_staleness"],
             "samplers": self._options.samplers,
+            "by_sampler": list(self._accepted.values()),
             "sampler_killed": self._killed,
             "learner_killed": self._learner_kills,
             "run_dir": str(self._run_dir),

@@ -163,7 +163,8 @@ class Session:
         layout = await self._receiver.layout()
         started = await self._engine.load(layout)
         at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"
-        self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}")
+        longest = f", of {started.context_tokens} tokens at most" if started.context_tokens else ""
+        self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}{longest}")
         trial = await self._engine.try_out(layout)
         if trial is not None:
             self._say(f"it draws {trial.tokens_per_s:.3g} tokens/s with all places filled")

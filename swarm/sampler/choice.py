@@ -53,7 +53,7 @@ def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") ->
             return _best(device)
         case "vllm":
             vllm_versions.check()
-            return Chosen(kind="vllm", why=f"as asked, {_vllm() or 'its CPU build'}")
+            return Chosen(kind="vllm", why=f"as asked, {gpu_build() or 'its CPU build'}")
     return Chosen(kind=wanted, why="as asked")
 
 
@@ -65,7 +65,7 @@ def _best(device: str) -> Chosen:
         why = (
             f"{gpu.name} has compute capability {_dotted(gpu.compute)}; vLLM is taken from {_dotted(LEAST_COMPUTE)} on"
         )
-    elif (vllm := _vllm()) is None:
+    elif (vllm := gpu_build()) is None:
         why = f"{gpu.name} is here, but vllm is not installed: {GPU_BUILD}"
     elif (fault := vllm_versions.fault()) is not None:
         why = fault
@@ -74,8 +74,8 @@ def _best(device: str) -> Chosen:
     return Chosen(kind="transformers", why=why)
 
 
-def _vllm() -> str | None:
-    """Which build for GPUs is installed."""
+def gpu_build() -> str | None:
+    """The name and version of vLLM's own build, which is for GPUs; None if it is not installed."""
     try:
         return f"vllm {metadata.version('vllm')}"
     except metadata.PackageNotFoundError:

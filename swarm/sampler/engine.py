@@ -55,7 +55,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 class Started(msgspec.Struct, frozen=True):
     """What runs where. `device_name` is the maker's, if there is one; `versions` those of the libraries.
 
-    `places` samples fit side by side, at most as many as were asked for. An engine in `lockstep` begins and ends them
+    `places` samples fit side by side, at most as many as were asked for, of `context_tokens` at most with their prompts
+    (0: as many as the model takes). An engine in `lockstep` begins and ends them
     together and answers one `Generate` at a time, and installs between two; others take on each sample by itself,
     while others grow, and install beneath them.
     """
@@ -66,6 +67,7 @@ class Started(msgspec.Struct, frozen=True):
     device_name: str = ""
     versions: str = ""
     places: int = 1
+    context_tokens: int = 0
     lockstep: bool = True
 
 

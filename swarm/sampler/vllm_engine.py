@@ -45,6 +45,9 @@ START_S = 1200.0
 GRACE_S = 5.0
 """After its time limit a request is aborted; if vLLM does not even say so, it is left alone."""
 
+STOP_S = 1.0
+"""vLLM's processes have nothing to save; those that have not ended by then are killed."""
+
 TIME_LIMIT = "time limit"
 
 
@@ -93,6 +96,7 @@ class VllmEngine:
             device_name=_device_name(is_cuda=is_cuda),
             versions=vllm_versions.versions(),
             places=min(command.places, vllm_versions.fitting_sequences(self._config)),
+            context_tokens=self._config.model_config.max_model_len,
             lockstep=False,
         )
 
@@ -102,9 +106,9 @@ class VllmEngine:
         wanted = config.model_config.max_model_len
         engine = vllm_versions.make_engine(config, self._note_tokens)
         self._engine, self._config = engine, config
-        if (held := config.model_config.max_model_len) < wanted:
+        if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:
             raise UserError(
-                f"the engine's cache holds {held} tokens, and one sample may take {wanted}: "
+                f"the engine's cache holds {held} tokens, and one sample was to take {wanted}: "
                 f"set max_model_len to {held} or less, or let the engine have a larger gpu_memory_share"
             )
         return reference
@@ -113,7 +117,7 @@ class VllmEngine:
         if self._watching is not None:
             self._watching.cancel()
         if self._engine is not None:
-            self._engine.shutdown()
+            self._engine.shutdown(timeout=STOP_S)
 
     # -- samples -----------------------------------------------------------------------------------------------
 

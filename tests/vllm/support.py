@@ -1,0 +1,93 @@
+"""Small models of the architectures that are tested, an engine over them, and what transformers makes of its draws."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from swarm.sampler.engine import EngineOptions, Installed, Job, Sampled, Started
+from swarm.sampler.vllm_engine import VllmEngine
+from swarm.types import VersionId
+from tests.conformance import logprobs, tokens
+from tests.unit.models import Staged, logprobs_of, rounded, stage_model
+
+LENGTH = 1024
+"""Long enough for a swap to fall into a sample."""
+
+ERROR = 1e-4
+"""Of a log-prob in float32."""
+
+SHAPE: Mapping[str, Any] = {
+    "vocab_size": 14,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": LENGTH,
+    # Wide enough for two seeds to differ by more than any tolerance.
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+MODELS: dict[str, Callable[[bool], Any]] = {
+    "qwen3": lambda tied: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=tied)),
+    "llama": lambda tied: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied)),
+}
+
+
+def staged_pair(directory: Path, kind: str = "qwen3", *, tied: bool = True) -> tuple[Staged, Staged]:
+    """Two versions of one random model."""
+    pair = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        pair.append(stage_model(MODELS[kind](tied), directory / str(seed)))
+    return pair[0], pair[1]
+
+
+async def started(engine: VllmEngine, staged: Staged, *, places: int = 8, **options: Any) -> Started:
+    asked = msgspec.structs.replace(staged.start(), places=places, options=EngineOptions(**options))
+    return await engine.start(asked, lambda: None)
+
+
+async def installed(engine: VllmEngine, staged: Staged, version: int) -> Installed:
+    done = await engine.install(staged.install(version), lambda: None)
+    assert isinstance(done, Installed), done
+    return done
+
+
+def check_logprobs(job: Job, sampled: Sampled, models: Mapping[VersionId, Staged]) -> None:
+    """Every token's log-prob is, to within ERROR, the one that the version of its span gives it."""
+    assert sampled.fault == ""
+    drawn, noted = tokens(sampled), logprobs(sampled)
+    assert [span.start for span in sampled.spans] == [0, *(span.end for span in sampled.spans[:-1])]
+    assert sampled.spans[-1].end == len(drawn) == len(noted)
+    for span in sampled.spans:
+        learner = rounded(models[span.version].model)
+        temperature = job.rules.temperature or 1.0
+        expected = logprobs_of(learner, job.prompt_token_ids, drawn, temperature=temperature)
+        assert noted[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=ERROR)
+
+
+class Signal:
+    """A `progress` to wait for: that tokens are being drawn."""
+
+    def __init__(self) -> None:
+        self._told = asyncio.Event()
+
+    def __call__(self) -> None:
+        self._told.set()
+
+    async def told(self) -> None:
+        self._told.clear()
+        await asyncio.wait_for(self._told.wait(), 60)

@@ -1,0 +1,41 @@
+"""`bin/demo --engine vllm`: two samplers with vLLM and one with transformers teach one model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+
+from tests.integration.processes import command
+
+
+def _of(directory: Path) -> list[psutil.Process]:
+    """Processes that write into the demo's directories: nodes, engines, and what these started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(directory) in file.path for file in process.open_files()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = command("demo", "--engine", "vllm", "--json", "--run-dir", str(run_dir), timeout_s=290)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["held_out_before"] < 0.1
+    assert summary["held_out_after"] >= 0.9
+    assert summary["verified"]
+    assert summary["max_staleness_seen"] <= summary["max_staleness"]
+    drawn = [(sampler["engine"], sampler["rollouts_accepted"] > 1000) for sampler in summary["by_sampler"]]
+    assert sorted(drawn) == [("transformers", True), ("vllm", True), ("vllm", True)]
+    logs = [run_dir.with_name("run-logs") / f"sampler-{number}.log" for number in range(3)]
+    engines = ["engine: vllm on", "engine: vllm on", "engine: transformers on"]
+    assert all(words in log.read_text() for words, log in zip(engines, logs, strict=True))
+    assert "vLLM is up in 2 samplers after" in done.stderr
+    _, alive = psutil.wait_procs(_of(tmp_path), timeout=30)
+    assert alive == []

@@ -1,0 +1,124 @@
+"""Swaps of the real vLLM, proven: right ones of several architectures, and wrong ones that must not pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import UserError
+from swarm.sampler.engine import Generate, Installed, NotInstalled
+from swarm.sampler.vllm_engine import VllmEngine
+from swarm.sampler.vllm_swap import UNPROVEN
+from swarm.sampler.vllm_versions import EXTENSION
+from tests.builders import v
+from tests.conformance import job
+from tests.vllm.support import Signal, check_logprobs, installed, staged_pair, started
+
+SWAPS = 5
+EXTENSIONS = "tests.vllm.extensions"
+
+
+@asynccontextmanager
+async def running(extension: str = EXTENSION) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(extension)
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("llama", True), ("llama", False)])
+async def test_after_each_of_several_swaps_log_probs_are_the_new_weights(tmp_path: Path, kind: str, tied: bool) -> None:
+    """Of a tied Qwen3 test_vllm_engine.py shows it."""
+    pair = staged_pair(tmp_path, kind, tied=tied)
+    async with running() as engine:
+        await started(engine, pair[0])
+        for version in range(SWAPS):
+            done = await installed(engine, pair[version % 2], version)
+            assert done.proof == "sums and probe"
+            asked = tuple(job(seed, limit=30, temperature=(1.0, 0.7)[seed % 2]) for seed in range(4))
+            answer = await engine.generate(Generate(asked), lambda: None)
+            for one, sampled in zip(asked, answer.samples, strict=True):
+                check_logprobs(one, sampled, {v(version): pair[version % 2]})
+
+
+async def test_a_tied_head_that_keeps_the_old_weights_is_noticed(tmp_path: Path) -> None:
+    """The cure is in EchoWorker.echo_pack_embeddings; this worker does without it."""
+    pair = staged_pair(tmp_path)
+    async with running(f"{EXTENSIONS}.OldHead") as engine:
+        await started(engine, pair[0])
+        done = await engine.install(pair[0].install(0), lambda: None)
+        assert isinstance(done, NotInstalled)
+        assert done.fault == "engine"
+        assert "the probe's log-probs are off" in done.why
+
+
+async def test_a_bit_that_flips_in_fused_weights_is_found_by_the_sums_and_nothing_of_it_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECHO_NODE_TEST_KEEP_WEIGHTS", "1")
+    pair = staged_pair(tmp_path, "llama", tied=False)
+    async with running(f"{EXTENSIONS}.Flipping") as engine:
+        await started(engine, pair[0])
+        covered = []
+        prove = engine._swaps._prove_sums  # type: ignore[union-attr]
+        for version in (0, 1):
+            await installed(engine, pair[version], version)
+        sums = await engine._engine.collective_rpc("echo_sums", args=(engine._swaps._layout_json,))  # type: ignore[union-attr]
+        covered = [spec.name for spec in pair[0].layout.tensors if f'"{spec.name}"' in sums[0].decode()]
+        assert prove is not None
+        assert covered == [spec.name for spec in pair[0].layout.tensors]
+        drawing = Signal()
+        sample = asyncio.create_task(engine.generate(Generate((job(0, limit=900, stops=()),)), drawing))
+        await drawing.told()
+        done = await engine.install(pair[0].install(2), lambda: None)
+        assert isinstance(done, NotInstalled)
+        assert done.fault == "engine"
+        assert "self_attn.k_proj.weight differs" in done.why
+        assert (await sample).samples[0].fault == UNPROVEN
+        (after,) = (await engine.generate(Generate((job(0),)), lambda: None)).samples
+        assert after.fault.startswith(UNPROVEN)
+        again = await engine.install(pair[1].install(3), lambda: None)
+        assert isinstance(again, NotInstalled)
+
+
+async def test_a_reload_that_fails_gives_up_the_samples_beneath_it(tmp_path: Path) -> None:
+    pair = staged_pair(tmp_path)
+    async with running(f"{EXTENSIONS}.Refusing") as engine:
+        await started(engine, pair[0])
+        assert isinstance(await engine.install(pair[0].install(0), lambda: None), Installed)
+        drawing = Signal()
+        sample = asyncio.create_task(engine.generate(Generate((job(0, limit=900, stops=()),)), drawing))
+        await drawing.told()
+        done = await engine.install(pair[1].install(1), lambda: None)
+        assert isinstance(done, NotInstalled)
+        assert done.fault == "engine"
+        assert "no such tensor" in done.why
+        assert (await sample).samples[0].fault == UNPROVEN
+
+
+async def test_a_cache_that_holds_no_sample_is_said_with_what_to_change(tmp_path: Path) -> None:
+    pair = staged_pair(tmp_path)
+    async with running() as engine:
+        with pytest.raises(UserError, match=r"holds \d+ tokens, and one sample may take 1024: set max_model_len"):
+            await started(engine, pair[0], arguments={"kv_cache_memory_bytes": 2 << 20})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"arguments": {"no_such_thing": 1}}, "vLLM has no argument 'no_such_thing'"),
+        ({"arguments": {"logprobs_mode": "raw_logprobs"}}, "'logprobs_mode' cannot be set: log-probs would"),
+        ({"arguments": {"load_format": "auto"}}, "'load_format' cannot be set: weights come from the swarm"),
+        ({"arguments": {"trust_remote_code": True}}, "runs no code that came with a model"),
+        ({"arguments": {"block_size": "many"}}, "vLLM cannot be started with these options"),
+        ({"max_model_len": 4096}, "vLLM cannot be started with these options"),
+    ],
+)
+async def test_options_that_cannot_be_are_refused_by_name(tmp_path: Path, options: dict[str, object], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        await started(VllmEngine(), staged_pair(tmp_path)[0], **options)
