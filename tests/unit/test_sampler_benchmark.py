@@ -21,7 +21,7 @@ from benchmarks.sampler_models import (
 )
 from benchmarks.sampler_swaps import BF16_MEAN_ERROR, FLOAT32_ERROR, RSS_GROWTH, Accuracy, Memory, SwapTimes
 from benchmarks.sampler_swaps import accuracy as measured_accuracy
-from benchmarks.sampler_throughput import GROUP, RATIO, Load, Throughput
+from benchmarks.sampler_throughput import GROUP, Load, Repeat, Throughput
 
 SMALL = Size(parameters=3e5)
 
@@ -105,11 +105,12 @@ def test_the_ratio_is_of_medians() -> None:
     found = Throughput(
         parameters=1,
         places=1,
-        node_tokens_per_s=(90.0, 96.0, 10.0),
-        bare_tokens_per_s=(100.0, 80.0, 1000.0),
+        node=tuple(Repeat(tokens=1000, seconds=1000 / rate, cpu_s=5.0) for rate in (90.0, 96.0, 10.0)),
+        bare=tuple(Repeat(tokens=1000, seconds=1000 / rate, cpu_s=4.0) for rate in (100.0, 80.0, 1000.0)),
         load_average=0.1,
     )
-    assert found.ratio == 0.9 < RATIO
+    assert found.ratio == pytest.approx(0.9)
+    assert found.cpu_ratio == pytest.approx(0.8)
 
 
 def test_both_sides_draw_the_same_and_only_single_samples_differ_in_length() -> None:
