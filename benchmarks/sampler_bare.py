@@ -25,13 +25,16 @@ CPU_CACHE_BYTES = 1 << 30
 
 
 class BareStart(msgspec.Struct, frozen=True, tag=True):
-    """Make the model that the config.json in `directory` describes; `places` samples at once."""
+    """Make the model that the config.json in `directory` describes; `places` samples at once.
+
+    `weight_bytes` are those of the published weights, in bf16."""
 
     directory: str
     device: str
     dtype: EngineDtype
     context_tokens: int
     places: int
+    weight_bytes: int
 
 
 class BareDraw(msgspec.Struct, frozen=True, tag=True):
@@ -120,10 +123,12 @@ def _transformers(command: BareStart) -> Draw:
 def _vllm(command: BareStart) -> Draw:
     import torch
 
+    from swarm.learner.device import SMALL_MODEL_PARAMETERS
     from swarm.sampler import vllm_versions
 
     is_cuda = torch.version.cuda is not None
-    vllm_versions.prepare(is_cuda=is_cuda, is_small=False)
+    # Threads as the node's engine has them: they decide more than anything that is compared here.
+    vllm_versions.prepare(is_cuda=is_cuda, is_small=command.weight_bytes < 2 * SMALL_MODEL_PARAMETERS)
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 

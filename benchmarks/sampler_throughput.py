@@ -122,6 +122,7 @@ async def throughput(
             dtype=dtype,
             context_tokens=load.context_tokens,
             places=worker.places,
+            weight_bytes=versions.layout.total_bytes,
         )
         await child.call(start, BareStarted)
         spool = Spool(directory / "spool", "benchmark", lambda line: None)
