@@ -17,15 +17,24 @@ import msgspec
 from swarm.child import ChildChannel
 from swarm.sampler.engine import EngineDtype, EngineKind, Job
 
+GPU_SHARE = 0.4
+"""Of a GPU's memory for each of two engines that take turns on it."""
+
+CPU_CACHE_BYTES = 1 << 30
+"""Keys and values of all that is drawn at once, many times over."""
+
 
 class BareStart(msgspec.Struct, frozen=True, tag=True):
-    """Make the model that the config.json in `directory` describes; `places` samples at once."""
+    """Make the model that the config.json in `directory` describes; `places` samples at once.
+
+    `weight_bytes` are those of the published weights, in bf16."""
 
     directory: str
     device: str
     dtype: EngineDtype
     context_tokens: int
     places: int
+    weight_bytes: int
 
 
 class BareDraw(msgspec.Struct, frozen=True, tag=True):
@@ -114,10 +123,12 @@ def _transformers(command: BareStart) -> Draw:
 def _vllm(command: BareStart) -> Draw:
     import torch
 
+    from swarm.learner.device import SMALL_MODEL_PARAMETERS
     from swarm.sampler import vllm_versions
 
     is_cuda = torch.version.cuda is not None
-    vllm_versions.prepare(is_cuda=is_cuda, is_small=False)
+    # Threads as the node's engine has them: they decide more than anything that is compared here.
+    vllm_versions.prepare(is_cuda=is_cuda, is_small=command.weight_bytes < 2 * SMALL_MODEL_PARAMETERS)
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -133,6 +144,8 @@ def _vllm(command: BareStart) -> Draw:
         "max_num_seqs": command.places,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
+        "gpu_memory_utilization": GPU_SHARE,
+        "kv_cache_memory_bytes": None if is_cuda else CPU_CACHE_BYTES,
     }
     arguments = AsyncEngineArgs(**options)
 

@@ -119,6 +119,14 @@ async def kept_busy(engine: EngineProcess, started: Started, versions: Versions)
             over.set()
 
 
+def cpu_seconds(pid: int | None) -> float:
+    """CPU time of a process and of all that it started and that still runs."""
+    assert pid is not None
+    process = psutil.Process(pid)
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return float(sum(one.user + one.system for one in times))
+
+
 def random_job(seed: int, vocab_size: int, *, prompt_tokens: int, tokens: int) -> Job:
     """A sample of a random prompt that ends by its length alone."""
     random = Random(seed)

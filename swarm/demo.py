@@ -176,7 +176,9 @@ class Demo:
         began, told_s = time.monotonic(), 0.0
         async with PeerClient(plain_address(url)) as peer:
             while self._nodes[0].returncode is None:
-                self._check_samplers()
+                for number, process in enumerate(self._nodes[1:]):
+                    if process.returncode is not None:
+                        raise EchoError(f"sampler-{number} ended: {self._log_tail(f'sampler-{number}')}")
                 status = await _status(peer)
                 up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
                 waited_s = time.monotonic() - began
@@ -225,9 +227,14 @@ class Demo:
             raise EchoError(f"the learner ended early: {self._log_tail(self._learner_name())}")
 
     def _check_samplers(self) -> None:
-        """Without any sampler the learner would wait for ever, as it should; a demo should not. 0 is a farewell."""
-        if all(process.returncode for process in self._nodes[1:]):
+        """Without any sampler the learner would wait for ever, as it should; a demo should not. 0 is a farewell, and a
+        sampler that pauses comes back too late."""
+        if all(self._is_out(number) for number in range(len(self._nodes) - 1)):
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
+
+    def _is_out(self, number: int) -> bool:
+        said = self._said(f"sampler-{number}")
+        return bool(self._nodes[1 + number].returncode) or (bool(said) and said[-1].startswith("paused for "))
 
     def _note(self, status: dict[str, Any]) -> None:
         for sampler in status["samplers"]:
@@ -352,9 +359,10 @@ class Demo:
         return path
 
     def _log_tail(self, name: str) -> str:
-        path = self._logs / f"{name}.log"
-        lines = path.read_text(errors="replace").strip().splitlines()
-        return f"{' | '.join(lines[-2:]) or 'it said nothing'} (log: {path})"
+        return f"{' | '.join(self._said(name)[-2:]) or 'it said nothing'} (log: {self._logs / name}.log)"
+
+    def _said(self, name: str) -> list[str]:
+        return (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
 
 
 async def _status(peer: PeerClient) -> dict[str, Any] | None:

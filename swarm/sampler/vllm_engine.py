@@ -249,8 +249,13 @@ def _retrieve(done: asyncio.Future[None]) -> None:
 
 def _check_device(wanted: str, *, is_cuda: bool) -> None:
     built_for = "cuda" if is_cuda else "cpu"
-    if wanted.partition(":")[0] not in ("auto", built_for):
+    kind, _, number = wanted.partition(":")
+    if kind not in ("auto", built_for):
         raise UserError(f"this vLLM is built for {built_for}, not for {wanted}: choose --device auto or {built_for}")
+    if number:
+        raise UserError(
+            f"vLLM takes the first GPU that it sees: instead of --device {wanted} set CUDA_VISIBLE_DEVICES={number}"
+        )
 
 
 def _device_name(*, is_cuda: bool) -> str:

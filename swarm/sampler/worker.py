@@ -70,7 +70,7 @@ class EngineWorker:
         self.rates = Rates(batch_samples)
         self.last_install: Installed | None = None
         self.device_class: str = kind
-        """The maker's name of the device once it is known, else the kind of engine."""
+        """The maker's name of the GPU once it is known, else the kind of engine."""
         self._ended_at = 0.0
         self._drawing = 0
 
@@ -94,7 +94,7 @@ class EngineWorker:
             rehearse_noise=self._rehearse_noise,
         )
         started = await self._child.call(command, Started)
-        self.device_class = started.device_name or self.kind
+        self.device_class = (started.device_name if started.device != "cpu" else "") or self.kind
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
         self._started = started

