@@ -52,7 +52,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     """Not --dist loadgroup: it writes groups into node ids, which pytest 9.2 ignores, and then nothing is grouped."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class Rings(LoadScopeScheduling):
+    class Rings(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
         def _split_scope(self, nodeid: str) -> str:
             return unit_of_work(nodeid)
 
