@@ -61,7 +61,8 @@ class Rates:
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds)
 
     def sample(self, generated: Generated, side_by_side: int) -> None:
-        """One sample was answered, of so many that were being drawn. What was refused at once says nothing."""
+        """One sample was answered, of so many that the engine had; the time of one that waited for a place begins with
+        its waiting. What was refused at once says nothing."""
         if generated.steps == 0:
             return
         self._answered += 1
@@ -76,7 +77,7 @@ class Rates:
             return
         # By means of times, as in `batch`: short samples would make the mean of rates a multiple of what is done.
         self._rollouts_per_s = min(MOST_PER_S, self._side_by_side / self._sample_s)
-        full = min(MOST_PER_S, self._places / self._sample_s)
+        full = min(MOST_PER_S, max(self._places, self._side_by_side) / self._sample_s)
         if self._most_tokens_per_s and self._lengths:
             full = min(full, self._most_tokens_per_s * len(self._lengths) / sum(self._lengths))
         self.full_rollouts_per_s = full

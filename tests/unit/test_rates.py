@@ -83,3 +83,12 @@ def test_a_sample_that_is_refused_at_once_says_nothing() -> None:
     refused = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="over this engine's max_model_len")
     rates.sample(Generated(samples=(refused,), seconds=1e-5, steps=0), 1)
     assert (rates.rollouts_per_s, rates.full_rollouts_per_s, rates.tokens_per_s) == (0.5, 1.0, 50.0)
+
+
+def test_what_waits_in_the_engine_makes_it_no_faster_and_no_slower() -> None:
+    """Eight places that draw four samples a second; two more wait, so that each takes two and a half seconds."""
+    rates = Rates(8)
+    for _ in range(100):
+        rates.sample(one(100, 2.5), 10)
+    assert rates.rollouts_per_s == pytest.approx(4.0)
+    assert rates.full_rollouts_per_s == pytest.approx(4.0)
