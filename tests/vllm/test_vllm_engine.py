@@ -145,6 +145,19 @@ async def test_a_swap_beneath_running_samples_splits_them_exactly(life: Life) ->
         check_logprobs(asked, sampled, models(life))
 
 
+async def test_a_swap_is_proven_though_more_samples_wait_than_there_are_seats(life: Life) -> None:
+    """The engine's seats are all taken, and all are samples' that go on for longer than any limit of a proof."""
+    await life.installed()
+    drawing, jobs = Signal(), [job(seed, limit=1000, stops=()) for seed in range(24)]
+    running = [asyncio.create_task(life.engine.generate(Generate((one,)), drawing)) for one in jobs]
+    await drawing.told()
+    version = await life.install()
+    assert not any(task.done() for task in running)
+    for asked, answer in zip(jobs, await asyncio.gather(*running), strict=True):
+        check_logprobs(asked, answer.samples[0], models(life))
+        assert answer.samples[0].spans[-1].version == version
+
+
 async def test_installs_asked_for_at_once_come_one_after_another(life: Life) -> None:
     await life.installed()
     await asyncio.gather(*(life.install() for _ in range(3)))
