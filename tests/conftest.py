@@ -1,12 +1,18 @@
 """Settings of the rings. Hypothesis draws the same examples at every run, so that a red run is red again; a skip that
-does not say why is a failure."""
+does not say why is a failure; side by side run no two swarms of a ring."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
 
 settings.register_profile(
     "default",
@@ -18,6 +24,39 @@ settings.register_profile(
 )
 settings.register_profile("long", parent=settings.get_profile("default"), derandomize=False, max_examples=2_000)
 settings.load_profile("default")
+
+SWARMS = ("integration", "netns", "vllm")
+"""Rings whose tests start many processes each, and wait for them: of each ring one test at a time."""
+
+SMALL = frozenset(
+    {"test_bad_input.py", "test_killed_apply.py", "test_killed_save.py", "test_plan.py", "test_simulate.py"}
+)
+"""Of those rings, what starts one process at a time and measures nothing."""
+
+MEASURED = frozenset({"test_provisioning.py"})
+"""Comes last in its ring, when the others have finished: it asserts how long a learner waited."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name in MEASURED)
+
+
+def unit_of_work(nodeid: str) -> str:
+    """What one worker of pytest-xdist gets at once: a ring of swarms, else a test."""
+    path = PurePosixPath(nodeid.partition("::")[0])
+    return path.parent.name if path.parent.name in SWARMS and path.name not in SMALL else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Not --dist loadgroup: it writes groups into node ids, which pytest 9.2 ignores, and then nothing is grouped."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Rings(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of_work(nodeid)
+
+    return Rings(config, log)
 
 
 def _without_reason(report: pytest.TestReport | pytest.CollectReport) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy
 
 from swarm.broadcast.manifest import Layout
 from swarm.broadcast.publishing import PublishedVersions
@@ -30,7 +31,7 @@ class Publisher:
         self.published = PublishedVersions(directory / "versions", KEY, layout)
         self.layout = layout
         self.history: dict[VersionId, bytes] = {}
-        self._draw = random.Random(5)
+        self._draw = numpy.random.default_rng(5)
         self._weights = bytearray(weights_of(layout, 0))
 
     def publish(self, version: int, *, full: bool = False) -> HeldVersion:
@@ -48,11 +49,12 @@ class Publisher:
         self.published = PublishedVersions(self.directory / "versions", KEY, self.layout)
 
     def _step(self) -> None:
-        for _ in range(self.changed_words):
-            at = self._draw.randrange(len(self._weights) // 2) * 2
-            word = int.from_bytes(self._weights[at : at + 2], "little")
-            word += self._draw.choice((-1, 1)) * self._draw.randint(1, self.most_ulps)
-            self._weights[at : at + 2] = (word % 65536).to_bytes(2, "little")
+        words = numpy.frombuffer(self._weights, "<u2")
+        at = self._draw.integers(len(words), size=self.changed_words)
+        ulps = self._draw.choice((-1, 1), self.changed_words) * self._draw.integers(
+            1, self.most_ulps, self.changed_words, endpoint=True
+        )
+        numpy.add.at(words, at, ulps.astype("<u2"))
 
 
 def receiver_store(directory: Path, layout: Layout = MIXED_LAYOUT) -> VersionStore:

@@ -30,7 +30,7 @@ class Room(NamedTuple):
 
 
 class Feed(Protocol):
-    """`running` is how many samples the engine is drawing."""
+    """`running` is how many samples the engine has: those that it draws, and a few that wait in it."""
 
     running: int
 
@@ -103,13 +103,18 @@ class BatchFeed:
 
 
 class SampleFeed:
-    """Each sample begins when a place is free; answers are handed on together with those that came meanwhile."""
+    """Each sample begins when a place is free; answers are handed on together with those that came meanwhile.
+
+    Half of what is ahead waits in the engine itself, which fills a place in its next step: one that first had to hear
+    of a free place would leave it empty for a step or more.
+    """
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
         self._waiting: deque[tuple[SealedLease, SampleSpec]] = deque()
         self._answers: list[Answer] = []
         self._ahead = -(-engine.places // AHEAD)
+        self._in_engine = engine.places + self._ahead // 2
         # Each of these has one waiter, which looks for itself what there is.
         self._beginnable, self._answered, self._roomy, self._idle = (asyncio.Event() for _ in range(4))
         self._idle.set()
@@ -137,7 +142,7 @@ class SampleFeed:
             while True:
                 await self._beginnable.wait()
                 self._beginnable.clear()
-                while self._waiting and self.running < self._engine.places:
+                while self._waiting and self.running < self._in_engine:
                     self.running += 1
                     self._idle.clear()
                     group.create_task(self._draw(*self._waiting.popleft()))

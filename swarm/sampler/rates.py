@@ -19,6 +19,10 @@ LENGTHS_KEPT = 512
 RATE_SMOOTHING = 0.3
 """Weight of the newest batch in the measured rate: three batches forget a slow start."""
 
+TURNS = 2
+"""Of single samples so many times as many as were drawn side by side have to be answered before they count: the first
+to end are the short ones, which would make the engine ten times as fast as it is."""
+
 
 class Rates:
     """Measured rates of an engine that draws `places` samples side by side; before the first answer what is assumed.
@@ -35,7 +39,8 @@ class Rates:
         self._rollouts_per_s = 0.0
         self._places = places
         self._most_tokens_per_s = most_tokens_per_s
-        self._full_batch_s = self._sample_s = 0.0
+        self._full_batch_s = self._sample_s = self._side_by_side = 0.0
+        self._answered = self._most_side_by_side = 0
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
 
     @property
@@ -56,13 +61,23 @@ class Rates:
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds)
 
     def sample(self, generated: Generated, side_by_side: int) -> None:
-        """One sample was answered, of so many that were being drawn."""
-        weight = RATE_SMOOTHING / self._places
+        """One sample was answered, of so many that the engine had; the time of one that waited for a place begins with
+        its waiting. What was refused at once says nothing."""
+        if generated.steps == 0:
+            return
+        self._answered += 1
+        self._most_side_by_side = max(self._most_side_by_side, side_by_side)
+        # A plain mean at first: the first sample of all would count for hundreds.
+        weight = max(RATE_SMOOTHING / self._places, 1 / self._answered)
         self._note_lengths(generated)
-        self._sample_s = _smoothed(self._sample_s, generated.seconds, weight)
-        self._rollouts_per_s = _smoothed_rate(self._rollouts_per_s, side_by_side, generated.seconds, weight)
+        self._sample_s = _smoothed(self._sample_s, max(generated.seconds, LEAST_S), weight)
+        self._side_by_side = _smoothed(self._side_by_side, side_by_side, weight)
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds, weight)
-        full = min(MOST_PER_S, self._places / max(self._sample_s, LEAST_S))
+        if self._answered < TURNS * self._most_side_by_side:
+            return
+        # By means of times, as in `batch`: short samples would make the mean of rates a multiple of what is done.
+        self._rollouts_per_s = min(MOST_PER_S, self._side_by_side / self._sample_s)
+        full = min(MOST_PER_S, max(self._places, self._side_by_side) / self._sample_s)
         if self._most_tokens_per_s and self._lengths:
             full = min(full, self._most_tokens_per_s * len(self._lengths) / sum(self._lengths))
         self.full_rollouts_per_s = full

@@ -298,20 +298,23 @@ def engine_dead_error() -> type[Exception]:
 
 
 def make_engine(config: Any, told: Callable[[], None]) -> Any:
-    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking."""
+    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking.
+
+    What the core sends is looked at on its way into the front: vLLM's own interface for it, a logger of statistics,
+    has both keep a record of every token.
+    """
     from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class TokenCounter(StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+    engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    process = engine.output_processor.process_outputs
 
-        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            if iteration_stats is not None and iteration_stats.num_generation_tokens:
-                told()
+    def telling(outputs: Any, *others: Any, **named: Any) -> Any:
+        if any(output.new_token_ids for output in outputs):
+            told()
+        return process(outputs, *others, **named)
 
-        def log_engine_initialized(self) -> None: ...
-
-    return AsyncLLM.from_vllm_config(config, stat_loggers=[TokenCounter], disable_log_stats=True)
+    engine.output_processor.process_outputs = telling
+    return engine
 
 
 def gpu_name() -> str:

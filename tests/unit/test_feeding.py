@@ -65,17 +65,17 @@ async def running(engine: Gated) -> AsyncIterator[tuple[SampleFeed, list[list[in
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_no_more_are_begun_than_there_are_places_and_each_end_begins_the_next() -> None:
+async def test_half_of_what_is_ahead_waits_in_the_engine_and_each_end_sends_it_the_next() -> None:
     engine = Gated()
     async with running(engine) as (feed, handed):
         assert await feed.room() == Room(PLACES + AHEAD, PLACES)
         feed.add(leased(PLACES + AHEAD))
         await many_turns()
-        assert sorted(engine.drawing) == list(range(PLACES))
-        assert feed.running == PLACES
-        await engine.end(3)
         assert sorted(engine.drawing) == list(range(PLACES + 1))
-        assert (feed.running, handed) == (PLACES, [[3]])
+        assert feed.running == PLACES + 1
+        await engine.end(3)
+        assert sorted(engine.drawing) == list(range(PLACES + 2))
+        assert (feed.running, handed) == (PLACES + 1, [[3]])
 
 
 async def test_it_asks_once_half_of_what_is_ahead_is_missing() -> None:
@@ -106,13 +106,13 @@ async def test_what_has_not_begun_is_taken_back_and_what_has_ends() -> None:
         await feed.idle()
         feed.add(leased(PLACES + AHEAD))
         await many_turns()
-        assert {index for _, index in feed.take_back()} == {PLACES, PLACES + 1}
+        assert {index for _, index in feed.take_back()} == {PLACES + 1}
         idle = asyncio.create_task(feed.idle())
-        await engine.end(*range(PLACES - 1))
+        await engine.end(*range(PLACES))
         assert not idle.done()
-        await engine.end(PLACES - 1)
+        await engine.end(PLACES)
         await idle
-        assert sorted(index for one in handed for index in one) == list(range(PLACES))
+        assert sorted(index for one in handed for index in one) == list(range(PLACES + 1))
 
 
 async def test_while_answers_cannot_be_handed_on_nothing_new_is_asked_for() -> None:
@@ -126,8 +126,8 @@ async def test_while_answers_cannot_be_handed_on_nothing_new_is_asked_for() -> N
     feed.add(leased(PLACES + AHEAD))
     await many_turns()
     await engine.end(0)
-    await engine.end(*range(1, PLACES))
-    await engine.end(PLACES, PLACES + 1)
+    await engine.end(*range(1, PLACES + 1))
+    await engine.end(PLACES + 1)
     asking = asyncio.create_task(feed.room())
     await many_turns()
     # One answer is being handed on; the others count as held.

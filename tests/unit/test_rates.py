@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+from random import Random
+
 import pytest
 
 from swarm.sampler.engine import Generated, Sampled
-from swarm.sampler.rates import Rates
+from swarm.sampler.rates import TURNS, Rates
 
 
 def test_the_rate_at_full_load_is_that_of_a_full_batch_and_of_what_lies_between() -> None:
@@ -36,7 +39,7 @@ def one(tokens: int, seconds: float) -> Generated:
 def test_of_samples_that_come_and_go_the_places_count() -> None:
     """Eight places of which four are filled, each for two seconds a sample."""
     rates = Rates(8)
-    for _ in range(5):
+    for _ in range(8):
         rates.sample(one(100, 2.0), 4)
     assert rates.rollouts_per_s == pytest.approx(2.0)
     assert rates.full_rollouts_per_s == pytest.approx(4.0)
@@ -45,12 +48,47 @@ def test_of_samples_that_come_and_go_the_places_count() -> None:
 
 def test_a_few_fast_samples_do_not_pass_for_what_all_places_could_do() -> None:
     rates = Rates(8, most_tokens_per_s=300.0)
-    rates.sample(one(100, 2.0), 1)
+    for _ in range(2):
+        rates.sample(one(100, 2.0), 1)
     assert rates.full_rollouts_per_s == pytest.approx(3.0)
 
 
 def test_what_is_assumed_is_told_until_something_is_known() -> None:
+    """The first to end of samples that began together are the short ones: alone they say nothing."""
     rates = Rates(8, most_tokens_per_s=300.0, assumed_rollouts_per_s=7.0)
+    rates.sample(one(100, 2.0), 1)
     assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == (7.0, 7.0)
+    assert rates.tokens_per_s == 50.0
     rates.sample(one(100, 2.0), 1)
     assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == pytest.approx((0.5, 3.0))
+
+
+def test_short_samples_do_not_pass_for_a_fast_engine() -> None:
+    """16 places that are always full, where each sample grows by ten tokens a second to a length from 1 to 200."""
+    rates, random, places, now = Rates(16), Random(1), 16, 0.0
+    drawn = [(random.randint(1, 200) / 10, 0.0) for _ in range(places)]
+    for answered in range(1, 1001):
+        now, began = heapq.heappop(drawn)
+        rates.sample(one(round(10 * (now - began)), now - began), places)
+        heapq.heappush(drawn, (now + random.randint(1, 200) / 10, now))
+        if answered >= TURNS * places:
+            assert rates.rollouts_per_s == pytest.approx(1.6, rel=0.4)
+            assert rates.full_rollouts_per_s == pytest.approx(1.6, rel=0.4)
+
+
+def test_a_sample_that_is_refused_at_once_says_nothing() -> None:
+    rates = Rates(2)
+    for _ in range(2):
+        rates.sample(one(100, 2.0), 1)
+    refused = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="over this engine's max_model_len")
+    rates.sample(Generated(samples=(refused,), seconds=1e-5, steps=0), 1)
+    assert (rates.rollouts_per_s, rates.full_rollouts_per_s, rates.tokens_per_s) == (0.5, 1.0, 50.0)
+
+
+def test_what_waits_in_the_engine_makes_it_no_faster_and_no_slower() -> None:
+    """Eight places that draw four samples a second; two more wait, so that each takes two and a half seconds."""
+    rates = Rates(8)
+    for _ in range(100):
+        rates.sample(one(100, 2.5), 10)
+    assert rates.rollouts_per_s == pytest.approx(4.0)
+    assert rates.full_rollouts_per_s == pytest.approx(4.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,18 +12,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def _run(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
-    path = directory / "test_it.py"
-    path.write_text(f"import unittest\nimport pytest\n{source}\n")
-    options = ["-p", "tests.conftest", "-c", "/dev/null", "--rootdir", str(directory), "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(path)],
+def _run(directory: Path, sources: dict[str, str], *options: str) -> str:
+    """What a run of one file for each source prints."""
+    for name, source in sources.items():
+        (directory / f"test_{name}.py").write_text(f"import unittest\nimport pytest\n{source}\n")
+    given = ["-p", "tests.conftest", "-c", "/dev/null", "--rootdir", str(directory), "-p", "no:cacheprovider", *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--continue-on-collection-errors", *given, str(directory)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    return done.stdout
 
 
 SILENT = {
@@ -45,14 +49,10 @@ def test_import(): pytest.importorskip("no_such_module")
 """
 
 
-@pytest.mark.parametrize("source", SILENT.values(), ids=SILENT)
-def test_a_silent_skip_fails(source: str, tmp_path: Path) -> None:
-    done = _run(tmp_path, source)
-    assert done.returncode != 0
-    assert "a skip has to say why" in done.stdout
-
-
-def test_a_skip_that_says_why_is_one(tmp_path: Path) -> None:
-    done = _run(tmp_path, SPEAKING)
-    assert done.returncode == 0, done.stdout
-    assert "4 skipped, 1 xfailed" in done.stdout
+@pytest.mark.parametrize("options", [(), ("-n", "2", "--dist", "loadgroup")], ids=["one after another", "side by side"])
+def test_a_silent_skip_fails_and_one_that_says_why_is_one(options: tuple[str, ...], tmp_path: Path) -> None:
+    said = _run(tmp_path, {**SILENT, "speaking": SPEAKING}, *options)
+    failed = re.findall(r"^(?:FAILED|ERROR) .*test_(\w+)\.py", said, re.MULTILINE)
+    assert sorted(failed) == sorted(SILENT), said
+    assert said.count("a skip has to say why") >= len(SILENT)
+    assert ", 4 skipped, 1 xfailed" in said.splitlines()[-1]
