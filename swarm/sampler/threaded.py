@@ -60,7 +60,9 @@ class Threaded:
             return NotInstalled("file", wrong)
         check_s = time.monotonic() - began
         done = await self._run(self._engine.install, command, progress)
-        return msgspec.structs.replace(done, check_s=check_s) if isinstance(done, Installed) else done
+        if isinstance(done, NotInstalled):
+            return done
+        return msgspec.structs.replace(done, seconds=done.seconds + check_s, check_s=check_s)
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         return await self._run(self._engine.generate, command, progress)
