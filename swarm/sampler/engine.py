@@ -86,7 +86,7 @@ class Install(msgspec.Struct, frozen=True, tag=True):
 class Installed(msgspec.Struct, frozen=True, tag=True):
     """The engine holds exactly the version that was asked for, as `proof` shows.
 
-    `seconds` are of the whole call but for the wait for a running batch. In `pause_s` of them running samples stood still
+    `seconds` are of the whole call but for the wait for a running batch. In `pause_s` of them samples stood still
     (reload and, of engines that cannot draw meanwhile, all the rest); `check_s` went into the file's sums, `reload_s`
     into the weights, `proof_s` into the proof.
     """
