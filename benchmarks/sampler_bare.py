@@ -142,6 +142,9 @@ def _vllm(command: BareStart) -> Draw:
         "dtype": ("bfloat16" if is_cuda else "float32") if command.dtype == "auto" else command.dtype,
         "max_model_len": command.context_tokens,
         "max_num_seqs": command.places,
+        # So that vLLM's processes end with this one; it does nothing else unless it is called.
+        "worker_extension_cls": vllm_versions.EXTENSION,
+        "enable_chunked_prefill": is_cuda,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
         "gpu_memory_utilization": GPU_SHARE,
