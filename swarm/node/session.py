@@ -69,7 +69,8 @@ class Batch:
     spooled: str | None
 
     def samples(self) -> set[SampleName]:
-        return _names([answer.lease for answer in self.answers])
+        """Those that are answered: others of the same leases may still be drawn."""
+        return {(one.group_id, one.index) for answer in self.answers for one in answer.rollouts}
 
 
 class Session:
