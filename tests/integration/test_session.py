@@ -14,7 +14,7 @@ from aiohttp import web
 from swarm.errors import ChildFailed, ProtocolError, first_fault
 from swarm.http import PeerClient, guard, session_route
 from swarm.node.hello import Hello
-from swarm.node.session import Batch, SamplerStatus, Session
+from swarm.node.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, SamplerStatus, Session
 from swarm.rollout.client import LEASE_CONTEXT, Answer, SealedLease
 from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
 from swarm.sampler.engine import EngineOptions
@@ -331,6 +331,8 @@ async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_b
     assert asked[0].capacity == CAPACITY + 1
     assert asked[0].at_once == CAPACITY
     assert all(one.at_once <= CAPACITY and one.capacity <= CAPACITY + 1 for one in asked)
+    # A question that says that no place is free is soon asked anew: by then some may be.
+    assert all(one.wait_s == (ASK_WAIT_S if one.at_once else AHEAD_WAIT_S) for one in asked)
     assert sampler.spool.names() == []
 
 
