@@ -38,6 +38,9 @@ from swarm.types import NodeId, VersionId
 ASK_WAIT_S = 10.0
 """How long the learner may hold a request for leases open."""
 
+AHEAD_WAIT_S = 1.0
+"""The same where no place was free: the learner would go by that while places become free, and leave them so."""
+
 DRAIN_S = 10.0
 """After a request to stop, what is running gets this long to finish and to be submitted."""
 
@@ -69,7 +72,8 @@ class Batch:
     spooled: str | None
 
     def samples(self) -> set[SampleName]:
-        return _names([answer.lease for answer in self.answers])
+        """Those that are answered: others of the same leases may still be drawn."""
+        return {(one.group_id, one.index) for answer in self.answers for one in answer.rollouts}
 
 
 class Session:
@@ -180,9 +184,8 @@ class Session:
         while True:
             room = await self._feed.room()
             held = self._engine.installed
-            answer = await self._client.ask(
-                held, room.capacity, ASK_WAIT_S, holding=self._in_hand, at_once=room.at_once
-            )
+            wait_s = ASK_WAIT_S if room.at_once or self._engine.lockstep else AHEAD_WAIT_S
+            answer = await self._client.ask(held, room.capacity, wait_s, holding=self._in_hand, at_once=room.at_once)
             if isinstance(answer, list):
                 self._status.state = "sampling"
                 self._in_hand |= _names(answer)

@@ -6,8 +6,10 @@ weights are counted by whoever says how many bytes are free: they are there alre
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +33,12 @@ ASSUMED_SAMPLE_TOKENS = 4096
 """Prompt and completion of a sample for which no limit was set: contexts of 40,000 tokens and more are seldom used, and
 whoever reserved them would draw one sample at a time."""
 
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+"""What open models call their shape; GPT-2, Bloom and MPT have names of their own."""
+
 EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight\Z")
 """What open models call the table of their tokens."""
 
@@ -52,23 +60,35 @@ class ModelShape:
 
 
 def shape_of(layout: Layout) -> ModelShape:
-    """The shape that the config.json of a layout states; UserError if it states no layers or heads."""
+    """The shape that the config.json of a layout states; UserError if it states no layers or no width. A model without
+    heads is counted as if it cached its whole width for each token, which is more than any state takes."""
     config = _config(layout)
     try:
-        layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
-        hidden = int(config["hidden_size"])
+        layers, hidden = (_stated(config, names) for names in (LAYERS, HIDDEN))
+        heads = _stated(config, HEADS, default=1)
+        context = _stated(config, CONTEXT, default=ASSUMED_CONTEXT)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"the swarm's model states no {error} in its config.json: this engine cannot tell how many samples fit; "
-            "the learner has to publish a model with layers and attention heads"
+            "the learner has to publish a model with layers of one width"
         ) from error
     return ModelShape(
         layers=layers,
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or hidden // heads),
         vocab_size=_vocab_size(layout, config),
-        context_tokens=int(config.get("max_position_embeddings") or ASSUMED_CONTEXT),
+        context_tokens=context,
     )
+
+
+def _stated(config: dict[str, Any], names: tuple[str, ...], *, default: int | None = None) -> int:
+    """What the configuration calls by one of these names, if it is above 0. KeyError with the usual one."""
+    for name in names:
+        if config.get(name):
+            return int(config[name])
+    if default is None:
+        raise KeyError(names[0])
+    return default
 
 
 def places_that_fit(
@@ -80,6 +100,16 @@ def places_that_fit(
     room_bytes = int(free_bytes * share)
     one_bytes = shape.sample_bytes(min(tokens, shape.context_tokens), dtype_bytes)
     return max(1, min(wanted, room_bytes // one_bytes))
+
+
+def memory_left_bytes() -> int:
+    """What programs may take on this machine without swapping; where the system does not say, all of its memory."""
+    try:
+        available = available_bytes(Path("/proc/meminfo").read_text())
+    except OSError:
+        available = None
+    # Pages that are free (SC_AVPHYS_PAGES) would not do: on a machine that has run for a while files fill nearly all.
+    return available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_bytes(meminfo: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from array import array
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from transformers.initialization import no_init_weights
 
 from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.manifest import Layout
+from swarm.errors import UserError
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
 from swarm.sampler.engine import (
     EngineDtype,
@@ -33,7 +33,7 @@ from swarm.sampler.engine import (
     Started,
     Told,
 )
-from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, places_that_fit, shape_of
+from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, memory_left_bytes, places_that_fit, shape_of
 from swarm.sampler.weights import check_coverage, mapped_tensors
 from swarm.types import Finish, Span, VersionId
 
@@ -49,6 +49,11 @@ class TransformersEngine:
     def start(self, command: Start, progress: Told) -> Started:
         device = pick_device(command.device)
         dtype = _dtype(command.options.dtype, device)
+        if dtype == torch.float16 and any(spec.dtype == "BF16" for spec in command.layout.tensors):
+            raise UserError(
+                "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
+                "choose --dtype bfloat16 or float32"
+            )
         config = AutoConfig.from_pretrained(Path(command.directory))
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -188,7 +193,7 @@ def _places(command: Start, device: torch.device, dtype: torch.dtype) -> int:
     if device.type == "cuda":
         free_bytes, share = torch.cuda.mem_get_info(device)[0], command.options.gpu_memory_share
     else:
-        free_bytes, share = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), CPU_SHARE
+        free_bytes, share = memory_left_bytes(), CPU_SHARE
     return places_that_fit(
         shape_of(command.layout),
         free_bytes=free_bytes,

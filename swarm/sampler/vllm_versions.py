@@ -16,7 +16,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions, Job, Start
-from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS
+from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS, memory_left_bytes
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -220,8 +220,7 @@ def _kv_bytes(config: Any, sequences: int) -> int:
         * model.dtype.itemsize
     )
     blocks = sequences * -(-model.max_model_len // block) + 2
-    left = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(KV_LEAST_BYTES, min(int(blocks * block * token_bytes), int(KV_SHARE * left)))
+    return max(KV_LEAST_BYTES, min(int(blocks * block * token_bytes), int(KV_SHARE * memory_left_bytes())))
 
 
 def fitting_sequences(config: Any) -> int:

@@ -14,8 +14,8 @@ from aiohttp import web
 from swarm.errors import ChildFailed, ProtocolError, first_fault
 from swarm.http import PeerClient, guard, session_route
 from swarm.node.hello import Hello
-from swarm.node.session import SamplerStatus, Session
-from swarm.rollout.client import LEASE_CONTEXT, SealedLease
+from swarm.node.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, SamplerStatus, Session
+from swarm.rollout.client import LEASE_CONTEXT, Answer, SealedLease
 from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
 from swarm.sampler.engine import EngineOptions
 from swarm.sampler.spool import Spool
@@ -331,7 +331,18 @@ async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_b
     assert asked[0].capacity == CAPACITY + 1
     assert asked[0].at_once == CAPACITY
     assert all(one.at_once <= CAPACITY and one.capacity <= CAPACITY + 1 for one in asked)
+    # A question that says that no place is free is soon asked anew: by then some may be.
+    assert all(one.wait_s == (ASK_WAIT_S if one.at_once else AHEAD_WAIT_S) for one in asked)
     assert sampler.spool.names() == []
+
+
+async def test_of_a_lease_of_which_one_sample_is_answered_the_others_stay_in_hand(sampler: Sampler) -> None:
+    """What a question does not name the learner leases anew: it would be drawn twice."""
+    (sealed,) = await leases_for(sampler.learner, BOB, 2)
+    (both,) = answers_to([sealed])
+    one = Answer(lease=sealed, rollouts=both.rollouts[:1])
+    assert Batch([one], None).samples() == {sealed.samples()[0]}
+    assert Batch([both], None).samples() == set(sealed.samples())
 
 
 async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(

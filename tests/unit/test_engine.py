@@ -6,19 +6,21 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from swarm.broadcast.manifest import Layout
-from swarm.errors import EchoError
-from swarm.sampler.engine import Generate, Job, NotInstalled, Probe, Sampled
+from swarm.errors import EchoError, UserError
+from swarm.sampler.engine import EngineOptions, Generate, Installed, Job, NotInstalled, Probe, Sampled
 from swarm.sampler.threaded import Threaded
 from swarm.sampler.transformers_engine import SeededDraw, TransformersEngine
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
-from tests.unit.models import Staged, logprobs_of, rounded, stage
+from tests.unit.models import Staged, logprobs_of, rounded, stage, stage_model
 
 SHORT, LONG = (1, 3, 13), (1, 3, 4, 5, 6, 13)
 
@@ -152,6 +154,22 @@ def test_a_layout_of_another_model_is_refused_by_the_name_of_a_tensor(staged: St
 
 
 # -- draws ---------------------------------------------------------------------------------------------------
+
+
+def test_a_dtype_that_rounds_the_weights_is_refused_before_they_come(staged: Staged) -> None:
+    start = msgspec.structs.replace(staged.start(), options=EngineOptions(dtype="float16"))
+    with pytest.raises(UserError, match="--dtype bfloat16"):
+        TransformersEngine().start(start, silent)
+
+
+def test_a_model_whose_configuration_has_names_of_its_own_is_taken(tmp_path: Path) -> None:
+    """GPT-2 says n_layer, n_head and n_embd."""
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=64, bos_token_id=0, eos_token_id=0)
+    untyped: Any = AutoModelForCausalLM
+    staged = stage_model(untyped.from_config(config), tmp_path)
+    engine = TransformersEngine()
+    assert engine.start(staged.start(), silent).places >= 1
+    assert isinstance(engine.install(staged.install(), silent), Installed)
 
 
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(engine: TransformersEngine) -> None:

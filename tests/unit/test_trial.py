@@ -13,7 +13,7 @@ import pytest
 from swarm.broadcast.manifest import Layout, ModelFile, TensorSpec
 from swarm.errors import ChildFailed, UserError
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Sampled, Start, Started
-from swarm.sampler.places import ModelShape, available_bytes, places_that_fit, shape_of
+from swarm.sampler.places import ModelShape, available_bytes, memory_left_bytes, places_that_fit, shape_of
 from swarm.sampler.scripted_engine import ScriptedEngine
 from swarm.sampler.trial import (
     ENTRIES,
@@ -315,6 +315,12 @@ def test_the_shape_of_real_models() -> None:
         layers=28, kv_heads=8, head_dim=128, vocab_size=151_936, context_tokens=40_960
     )
     assert shape_of(layout_with({**LLAMA_1B})).head_dim == 64
+    gpt2: dict[str, object] = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50_257, "n_positions": 1024}
+    assert shape_of(layout_with(gpt2)) == ModelShape(
+        layers=12, kv_heads=12, head_dim=64, vocab_size=50_257, context_tokens=1024
+    )
+    mamba = shape_of(layout_with({"num_hidden_layers": 24, "hidden_size": 768, "vocab_size": 50_280}))
+    assert (mamba.kv_heads, mamba.head_dim) == (1, 768)
     nested = layout_with({"vocab_size": 5, "text_config": {**LLAMA_1B}}, rows=128_256)
     assert shape_of(nested).layers == 16
 
@@ -361,3 +367,17 @@ def test_the_memory_that_is_available() -> None:
     text = "MemTotal:       24000000 kB\nMemFree:         100 kB\nMemAvailable:   20000000 kB\n"
     assert available_bytes(text) == 20_480_000_000
     assert available_bytes("MemTotal: 5 kB\n") is None
+
+
+def test_memory_that_files_fill_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on any machine that has run for a while: nearly no page is free, most of the memory can be had."""
+    monkeypatch.setattr(Path, "read_text", lambda path: "MemFree: 100 kB\nMemAvailable: 20000000 kB\n")
+    assert memory_left_bytes() == 20_480_000_000
+
+
+def test_where_the_system_does_not_say_what_is_left_all_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", none)
+    assert memory_left_bytes() >= 2**28
