@@ -189,9 +189,7 @@ class Child:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(frame)
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError) as error:
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(ConnectionResetError(str(error)))
+            self._end_calls(str(error))
 
     async def stop(self) -> None:
         """Close the channel, which ends the child; kill it if it does not go."""
@@ -218,6 +216,12 @@ class Child:
             self._writer.close()
         if self._listening is not None:
             self._listening.cancel()
+        self._end_calls("the child was ended")
+
+    def _end_calls(self, why: str) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionResetError(why))
 
     def log_tail(self) -> str:
         """The last lines that the child wrote, and where the rest is."""

@@ -42,7 +42,7 @@ Noise = Annotated[float, Field(ge=0, le=0.5)]
 EngineArguments = Annotated[dict[str, Any], Field(max_length=64)]
 """Arguments of vLLM's own, by its names (`AsyncEngineArgs`); it has some two hundred, of which nobody sets 64."""
 
-VLLM_ALONE = ("tensor_parallel_size", "gpu_memory_share", "max_model_len", "engine_arguments")
+VLLM_ALONE = ("tensor_parallel_size", "gpu_memory_share", "max_model_len")
 """Settings that no other engine can follow."""
 
 Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
@@ -161,8 +161,10 @@ class JoinConfig(BaseModel):
 
     @model_validator(mode="after")
     def _asks_vllm_alone_for_what_is_its_own(self) -> Self:
-        if self.engine_arguments and self.engine != "vllm":
+        if self.engine_arguments and self.engine not in ("vllm", "scripted"):
             raise ValueError('engine_arguments are vLLM\'s: set engine = "vllm" with them, or leave them out')
+        if self.engine == "scripted" and set(self.engine_arguments) - {"continuous"}:
+            raise ValueError("the engine without a model knows one argument, continuous")
         if odd := [name for name in self.engine_arguments if not name.isidentifier()]:
             raise ValueError(
                 f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"

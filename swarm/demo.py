@@ -89,7 +89,7 @@ class Demo:
         self._rewards: list[float] = []
         self._seen_step = 0
         self._killed = False
-        self._accepted: dict[str, dict[str, Any]] = {}
+        self._by_sampler: dict[str, dict[str, Any]] = {}
         self._random = Random(options.kill_seed)
         self._learner_kills = 0
         self._kill_at = math.inf
@@ -238,8 +238,8 @@ class Demo:
 
     def _note(self, status: dict[str, Any]) -> None:
         for sampler in status["samplers"]:
-            accepted = sampler["verdicts"].get("accepted", 0)
-            self._accepted[sampler["node"]] = {"engine": sampler["device_class"], "rollouts_accepted": accepted}
+            counts = {f"rollouts_{name}": sampler["verdicts"].get(name, 0) for name in ("accepted", "duplicate")}
+            self._by_sampler[sampler["node"]] = {"engine": sampler["device_class"], **counts}
         if status["step"] > self._seen_step:
             self._seen_step = status["step"]
             self._rewards.append(status["metrics"]["reward"])
@@ -335,7 +335,7 @@ class Demo:
             "max_staleness_seen": final["max_staleness_seen"],
             "max_staleness": final["max_staleness"],
             "samplers": self._options.samplers,
-            "by_sampler": list(self._accepted.values()),
+            "by_sampler": list(self._by_sampler.values()),
             "sampler_killed": self._killed,
             "learner_killed": self._learner_kills,
             "run_dir": str(self._run_dir),

@@ -156,12 +156,13 @@ class Receiver:
                 raise ProtocolError("the weights are being changed")
             yield self.weights.current
 
-    async def recheck(self) -> None:
-        """Look for regions of the map that are not what was written, and fetch them anew."""
+    async def recheck(self) -> int:
+        """Look for regions of the map that are not what was written, and fetch them anew; how many."""
         async with self._steady:
             damaged = await in_thread(self.weights.recheck) if self.weights else 0
-        self._say(f"{damaged} regions of the weights on disk are damaged and are fetched anew")
+        self._say(f"{damaged} regions of the weights on disk are damaged{' and are fetched anew' if damaged else ''}")
         self._news.set()
+        return damaged
 
     @property
     def version(self) -> VersionId | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +28,9 @@ from swarm.sampler.worker import EngineWorker, ProofFailed
 MAX_FAULTS = 5
 """Sessions in a row that broke without one accepted rollout: by then it is this machine, not chance."""
 
-MAX_FAILED_PROOFS = 2
-"""Engines in a row that did not hold what they were given: a new one has had its chance."""
+PROOF_WINDOW_S = 3600.0
+"""A second engine within this time that does not hold what it was given: a new one has had its chance. Whatever was
+accepted in between says nothing, since it may have been drawn with the weights before."""
 
 PAUSE_S = 600.0
 """After so many faults a node waits so long for what ails it to pass (a GPU that somebody else fills, a full disk)
@@ -43,8 +46,11 @@ class SamplerNode:
     stop_line = "finishing the running batch and leaving (again to leave at once)"
     """Said at the first signal."""
 
-    def __init__(self, config: JoinConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: JoinConfig, say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._config = config
+        self._clock = clock
         self._settings = join_settings(config)
         self._say = say
         self._stop = asyncio.Event()
@@ -112,7 +118,7 @@ class SamplerNode:
 
     async def _serve(self, receiver: Receiver, spool: Spool) -> bool:
         """One session after another for one swarm; True when its run is over, False to look for a swarm anew."""
-        faults = failed_proofs = 0
+        faults, proof_failed_at = 0, -math.inf
         while not self._stop.is_set():
             accepted = self._status.verdicts["accepted"]
             try:
@@ -126,11 +132,11 @@ class SamplerNode:
                 return False
             if not isinstance(fault, ChildFailed | ProtocolError):
                 raise fault
-            if self._status.verdicts["accepted"] > accepted:
-                faults = failed_proofs = 0
-            faults, failed_proofs = faults + 1, failed_proofs + isinstance(fault, ProofFailed)
-            if failed_proofs == MAX_FAILED_PROOFS:
-                raise ProofFailed(f"leaving: a new engine does not hold what it was given either: {fault}")
+            faults = 1 if self._status.verdicts["accepted"] > accepted else faults + 1
+            if isinstance(fault, ProofFailed):
+                if self._clock() - proof_failed_at < PROOF_WINDOW_S:
+                    raise ProofFailed(f"leaving: a new engine does not hold what it was given either: {fault}")
+                proof_failed_at = self._clock()
             if faults == MAX_FAULTS:
                 await self._pause(fault)
                 faults = 0

@@ -106,6 +106,7 @@ class Session:
         self._receiver = receiver
         self._client = RolloutClient(link, node, hello.learner_key, say=say)
         self._feed: Feed | None = None
+        self._wrong: VersionId | None = None
         self._in_hand: set[SampleName] = set()
         self._spooled: set[SampleName] = set()
         self._answers: asyncio.Queue[Batch] = asyncio.Queue(maxsize=2)
@@ -137,7 +138,7 @@ class Session:
     async def _refresh(self) -> None:
         await self._load()
         while True:
-            await self._receiver.installed(self._engine.installed)
+            await self._receiver.installed(max(self._engine.installed, self._wrong, key=_order))
             try:
                 await self._install()
             except ProtocolError as fault:
@@ -156,7 +157,9 @@ class Session:
             async with self._installed:
                 self._installed.notify_all()
         elif refused.fault == "file":
-            await self._receiver.recheck()
+            if await self._receiver.recheck() == 0:
+                # Nothing to mend: the table's sums and its regions say different things, so the learner is wrong.
+                self._wrong = version.head.version
             raise ProtocolError(refused.why)
         else:
             raise ProofFailed(refused.why)
@@ -310,6 +313,10 @@ class Session:
                 await self._client.release(samples, forget=forget)
         except (TimeoutError, PeerUnreachable, ProtocolError):
             self._say("the learner could not be told; it will lease this node's samples again after three beats")
+
+
+def _order(version: VersionId | None) -> tuple[int, int]:
+    return (version.incarnation, version.version) if version else (-1, -1)
 
 
 def _names(leases: list[SealedLease]) -> set[SampleName]:

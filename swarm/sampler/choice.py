@@ -58,6 +58,8 @@ def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") ->
 
 
 def _best(device: str) -> Chosen:
+    if ":" in device:
+        return Chosen(kind="transformers", why=f"{device} was asked for; vLLM takes what CUDA_VISIBLE_DEVICES shows it")
     gpu = NO_GPU if device == "cpu" else _gpu()
     if isinstance(gpu, str):
         why = gpu

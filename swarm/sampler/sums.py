@@ -17,11 +17,12 @@ def wrong_tensor(path: str, layout: Layout, sums: tuple[int, ...], progress: Cal
         held = file.seek(0, 2)
         if held != layout.total_bytes:
             return f"the file has {held} bytes instead of {layout.total_bytes}"
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as whole:
             at = 0
             for tensor, expected in zip(layout.tensors, sums, strict=True):
-                if tensor_sum(mapped[at : at + tensor.nbytes]) != expected:
-                    return f"tensor {tensor.name} in the file is not the learner's"
+                with whole[at : at + tensor.nbytes] as part:
+                    if tensor_sum(part) != expected:
+                        return f"tensor {tensor.name} in the file is not the learner's"
                 at += tensor.nbytes
                 progress()
     return None

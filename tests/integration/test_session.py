@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -320,6 +321,29 @@ async def test_weights_that_rotted_on_disk_are_mended_before_the_engine_takes_th
     async with sampler.session():
         await until(accepted(sampler, ALL))
     assert any("is not the learner's" in line for line in sampler.said)
+
+
+async def test_weights_whose_sums_alone_are_wrong_are_left_out_and_no_map_is_read_for_ever(sampler: Sampler) -> None:
+    """A learner signed sums that its own regions do not have."""
+    looked: list[int] = []
+    receiver = sampler.hearer.receiver
+    await receiver.installed(None)
+    recheck = receiver.recheck
+
+    async def counting() -> int:
+        looked.append(await recheck())
+        return looked[-1]
+
+    receiver.recheck = counting  # type: ignore[method-assign]
+    assert receiver.weights is not None
+    current = receiver.weights.current
+    assert current is not None
+    sums = (current.table.tensor_sums[0] ^ 1, *current.table.tensor_sums[1:])
+    receiver.weights._current = replace(current, table=msgspec.structs.replace(current.table, tensor_sums=sums))
+    async with sampler.session():
+        await until(lambda: looked)
+        await until(lambda: len(sampler.line.bodies("/v1/beat")) > 10)
+    assert looked == [0]
 
 
 async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_become_free(sampler: Sampler) -> None:

@@ -152,6 +152,9 @@ def test_arguments_of_vllm_want_vllm_by_name_and_names_that_it_could_have() -> N
     flags: dict[str, Any] = {"bootstrap": "127.0.0.1", "engine_arguments": {"block_size": 32}}
     assert 'set engine = "vllm" with them' in fault(JoinConfig, **flags)
     flags["engine"] = "vllm"
+    scripted: dict[str, Any] = {"bootstrap": "127.0.0.1", "engine": "scripted"}
+    assert load_config(JoinConfig, None, {**scripted, "engine_arguments": {"continuous": True}}).engine_arguments
+    assert "one argument, continuous" in fault(JoinConfig, **{**scripted, "engine_arguments": {"block_size": 32}})
     assert "write block_size for --block-size" in fault(JoinConfig, **{**flags, "engine_arguments": {"--a": 1}})
 
 

@@ -28,12 +28,14 @@ class Broken(SamplerNode):
     def __init__(self, *faults: EchoError | str) -> None:
         self.said: list[str] = []
         self.states: list[str] = []
-        super().__init__(JoinConfig(bootstrap=("127.0.0.1",)), self.said.append)
+        self.now = 0.0
+        super().__init__(JoinConfig(bootstrap=("127.0.0.1",)), self.said.append, clock=lambda: self.now)
         self._faults = list(faults)
 
     async def _session(self, *_: Any) -> bool:
         self.states.append(self._status.state)
         self._status.state = "sampling"
+        self.now += 1000.0
         if not self._faults:
             return True
         fault = self._faults.pop(0)
@@ -65,11 +67,15 @@ async def test_faults_are_counted_from_the_last_accepted_rollout() -> None:
     assert not any("paused" in line for line in node.said)
 
 
-async def test_an_engine_whose_weights_are_not_proven_is_started_anew_once() -> None:
-    assert await Broken(UNPROVEN, "accepted", UNPROVEN).serve()
-    node = Broken(UNPROVEN, UNPROVEN)
+@pytest.mark.parametrize("between", [(), ("accepted",), ("accepted", DIED)])
+async def test_an_engine_whose_weights_are_not_proven_is_started_anew_once(between: tuple[EchoError | str]) -> None:
+    node = Broken(UNPROVEN, *between, UNPROVEN)
     with pytest.raises(ProofFailed, match=r"^leaving: a new engine .*: model\.norm\.weight differs$"):
         await node.serve()
+
+
+async def test_a_proof_that_failed_long_ago_is_forgiven() -> None:
+    assert await Broken(UNPROVEN, "accepted", "accepted", "accepted", UNPROVEN).serve()
 
 
 async def test_weights_that_cannot_be_read_are_a_fault_of_this_kind_too() -> None:
