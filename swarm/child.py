@@ -224,12 +224,14 @@ class Child:
                 waiting.set_exception(ConnectionResetError(why))
 
     def log_tail(self) -> str:
-        """The last lines that the child wrote, and where the rest is."""
+        """The last lines that the child and its own processes wrote, of each traceback the fault alone, and where the
+        rest is."""
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        said = " | ".join(lines[-3:])[-600:] or "it said nothing"
+        telling = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback (most recent"))]
+        said = " | ".join(telling[-3:])[-600:] or "it said nothing"
         return f"{said} (log: {self._log})"
 
     async def _spawn(self, environment: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarm.broadcast.coding import in_thread
@@ -29,7 +29,7 @@ from swarm.http import Peer
 from swarm.node.drops import Drops
 from swarm.node.hello import Hello
 from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
-from swarm.rollout.messages import Offer
+from swarm.rollout.messages import Offer, RolloutVerdict
 from swarm.sampler.feeding import Feed, feed_of
 from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker, ProofFailed
@@ -258,7 +258,7 @@ class Session:
             self._say(f"the learner does not take {rollouts} of these rollouts: {fault}")
             verdicts["malformed"] += rollouts
 
-        verdicts.update(one.verdict for one in await self._client.submit(answers, on_refused=refused))
+        verdicts.update(verdicts_of(answers, await self._client.submit(answers, on_refused=refused)))
         self._status.verdicts += verdicts
         return verdicts
 
@@ -317,6 +317,15 @@ class Session:
 
 def _order(version: VersionId | None) -> tuple[int, int]:
     return (version.incarnation, version.version) if version else (-1, -1)
+
+
+def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> Counter[str]:
+    """How often there was which verdict. The learner accepts the news that a generation failed: that is "failed" here,
+    since an engine of which nothing else comes does not work."""
+    failed = {one.rollout_id for answer in answers for one in answer.rollouts if one.finish == "failed"}
+    return Counter(
+        "failed" if one.verdict == "accepted" and one.rollout_id in failed else one.verdict for one in verdicts
+    )
 
 
 def _names(leases: list[SealedLease]) -> set[SampleName]:

@@ -54,6 +54,7 @@ PROBE_PRIORITY = -1
 OWN_OPTION = "it has an option of its own"
 LEARNERS = "the model is the learner's"
 INEXACT = "log-probs would no longer be those of the draws"
+OUTLIVES = "what it keeps of a prompt outlives the weights that it was computed with"
 SINGLE = "one engine is one copy of the model on one machine; start another sampler instead"
 
 REFUSED: dict[str, str] = {
@@ -88,6 +89,10 @@ REFUSED: dict[str, str] = {
     "diffusion_config": INEXACT,
     "swa_bounded_replay": INEXACT,
     "kv_sharing_fast_prefill": INEXACT,
+    "kv_transfer_config": OUTLIVES,
+    "kv_offloading_size": OUTLIVES,
+    "kv_offloading_backend": OUTLIVES,
+    "ec_transfer_config": OUTLIVES,
     "scheduling_policy": "the proof of new weights has to be drawn first",
     "dtype": OWN_OPTION,
     "tensor_parallel_size": OWN_OPTION,
@@ -95,6 +100,7 @@ REFUSED: dict[str, str] = {
     "max_model_len": OWN_OPTION,
     "max_num_seqs": OWN_OPTION,
     "pipeline_parallel_size": SINGLE,
+    "prefill_context_parallel_size": SINGLE,
     "data_parallel_size": SINGLE,
     "data_parallel_size_local": SINGLE,
     "nnodes": SINGLE,

@@ -43,6 +43,18 @@ async def test_a_fault_is_told_with_the_log_and_the_child_goes_on(child: Child) 
     assert await child.call(Echo(words="still here"), Said) == Said("still here")
 
 
+def test_the_log_s_tail_has_what_a_process_of_the_child_s_said_before_the_child_s_own_traceback(tmp_path: Path) -> None:
+    """As vLLM's core does, whose fault the front only refers to."""
+    frames = "".join(f'  File "x.py", line {line}, in start\n    run()\n' for line in range(5))
+    log = tmp_path / "echo.log"
+    log.write_text(
+        f"Process Core:\nTraceback (most recent call last):\n{frames}ValueError: too little memory\n"
+        f"Traceback (most recent call last):\n{frames}RuntimeError: see above\n\n"
+    )
+    tail = Child("echo", MODULE, log=log, hang_s=60.0).log_tail()
+    assert tail == f"Process Core: | ValueError: too little memory | RuntimeError: see above (log: {log})"
+
+
 async def test_a_child_without_progress_is_killed(tmp_path: Path) -> None:
     child = Child("echo", MODULE, log=tmp_path / "echo.log", hang_s=0.2)
     await child.start()

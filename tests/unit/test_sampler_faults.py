@@ -10,7 +10,11 @@ from swarm.config import JoinConfig
 from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
 from swarm.node import sampler
 from swarm.node.sampler import MAX_FAULTS, SamplerNode
+from swarm.node.session import verdicts_of
+from swarm.rollout.client import Answer
+from swarm.rollout.messages import RolloutVerdict
 from swarm.sampler.worker import ProofFailed
+from tests.builders import failed_rollout, rollout
 
 DIED = ChildFailed("the engine died")
 UNPROVEN = ProofFailed("model.norm.weight differs")
@@ -65,6 +69,15 @@ async def test_faults_are_counted_from_the_last_accepted_rollout() -> None:
     node = Broken(*[DIED] * (MAX_FAULTS - 1), "accepted", *[DIED] * (MAX_FAULTS - 2))
     assert await node.serve()
     assert not any("paused" in line for line in node.said)
+
+
+def test_news_of_a_failed_generation_is_no_accepted_rollout() -> None:
+    """Else an engine that fails every sample and dies would be started anew for ever."""
+    answers = [Answer(lease=cast(Any, None), rollouts=(rollout(index=0), failed_rollout(index=1)))]
+    accepted = [RolloutVerdict(rollout_id=one.rollout_id, verdict="accepted") for one in answers[0].rollouts]
+    stale = [RolloutVerdict(rollout_id=one.rollout_id, verdict="stale") for one in answers[0].rollouts]
+    assert verdicts_of(answers, accepted) == {"accepted": 1, "failed": 1}
+    assert verdicts_of(answers, stale) == {"stale": 2}
 
 
 @pytest.mark.parametrize("between", [(), ("accepted",), ("accepted", DIED)])

@@ -17,9 +17,9 @@ from swarm.sampler.vllm_engine import VllmEngine
 from swarm.sampler.vllm_swap import UNPROVEN
 from swarm.sampler.vllm_versions import EXTENSION
 from tests.builders import v
-from tests.conformance import job
+from tests.conformance import PROMPT, job
 from tests.unit.models import Staged
-from tests.vllm.support import Signal, check_logprobs, installed, staged_pair, started
+from tests.vllm.support import LENGTH, Signal, check_logprobs, installed, staged_pair, started
 
 SWAPS = 5
 EXTENSIONS = "tests.vllm.extensions"
@@ -125,8 +125,21 @@ async def test_a_reload_that_fails_gives_up_the_samples_beneath_it(tmp_path: Pat
 async def test_a_cache_that_holds_no_sample_is_said_with_what_to_change(tmp_path: Path) -> None:
     pair = staged_pair(tmp_path)
     async with running() as engine:
-        with pytest.raises(UserError, match=r"holds \d+ tokens, and one sample may take 1024: set max_model_len"):
-            await started(engine, pair[0], arguments={"kv_cache_memory_bytes": 512 << 10})
+        with pytest.raises(UserError, match=r"holds \d+ tokens, and one sample was to take 1024: set max_model_len"):
+            await started(engine, pair[0], max_model_len=LENGTH, arguments={"kv_cache_memory_bytes": 512 << 10})
+
+
+async def test_where_no_length_was_asked_for_samples_are_as_long_as_the_cache_holds(tmp_path: Path) -> None:
+    pair = staged_pair(tmp_path)
+    async with running() as engine:
+        shortened = await started(engine, pair[0], arguments={"kv_cache_memory_bytes": 512 << 10})
+        assert 0 < shortened.context_tokens < LENGTH
+        await installed(engine, pair[0], 0)
+        fits = job(0, limit=shortened.context_tokens - len(PROMPT), stops=())
+        long = job(0, limit=shortened.context_tokens, stops=())
+        answer = await engine.generate(Generate((fits, long)), lambda: None)
+        check_logprobs(fits, answer.samples[0], {v(0): pair[0]})
+        assert f"over this engine's max_model_len of {shortened.context_tokens}" in answer.samples[1].fault
 
 
 @pytest.mark.parametrize(
@@ -136,6 +149,8 @@ async def test_a_cache_that_holds_no_sample_is_said_with_what_to_change(tmp_path
         ({"arguments": {"logprobs_mode": "raw_logprobs"}}, "'logprobs_mode' cannot be set: log-probs would"),
         ({"arguments": {"load_format": "auto"}}, "'load_format' cannot be set: weights come from the swarm"),
         ({"arguments": {"trust_remote_code": True}}, "runs no code that came with a model"),
+        ({"arguments": {"kv_offloading_backend": "lmcache"}}, "'kv_offloading_backend' cannot be set: what it keeps"),
+        ({"arguments": {"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}}, "outlives the weights"),
         ({"arguments": {"block_size": "many"}}, "vLLM cannot be started with these options"),
         ({"max_model_len": 4096}, "vLLM cannot be started with these options"),
     ],
