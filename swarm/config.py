@@ -139,7 +139,7 @@ class JoinConfig(BaseModel):
     engine: Literal["auto", "transformers", "vllm", "scripted"] = "auto"
     dtype: EngineDtype = "auto"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
     max_model_len: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
     engine_arguments: EngineArguments = {}
     batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128

@@ -192,6 +192,7 @@ class Session:
             if isinstance(answer, list):
                 self._status.state = "sampling"
                 self._in_hand |= _names(answer)
+                self._engine.check_fits(answer)
                 self._feed.add(answer)
                 continue
             self._status.state = f"waiting ({answer.reason})"

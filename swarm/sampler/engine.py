@@ -29,7 +29,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: EngineDtype = "auto"
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1)] = 1
-    gpu_memory_share: float = 0.9
+    gpu_memory_share: float = 0.85
     max_model_len: int | None = None
     arguments: dict[str, Any] = {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from swarm.broadcast.manifest import ChunkTable, Head, Layout
 from swarm.child import Child
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, UserError
 from swarm.rollout.client import Answer, SealedLease
 from swarm.sampler.engine import (
     EngineKind,
@@ -161,6 +161,18 @@ class EngineWorker:
             self._drawing -= 1
         (sampled,) = generated.samples
         return Answer(lease=sealed, rollouts=(_rollout(sealed.lease.group_id, spec.index, sampled),))
+
+    def check_fits(self, leases: list[SealedLease]) -> None:
+        """UserError if a sample is longer than this engine can draw. Handed in as failed, such samples would cost their
+        groups, which larger machines can draw."""
+        most = self._started.context_tokens if self._started else 0
+        for one in (sealed.lease for sealed in leases):
+            tokens = len(one.prompt_token_ids) + one.rules.max_new_tokens
+            if most and tokens > most:
+                raise UserError(
+                    f"this run's samples take up to {tokens} tokens with their prompts, and this engine has room for "
+                    f"{most}: give it more with --gpu-memory-share or --max-model-len, or leave them to larger machines"
+                )
 
     async def stop(self) -> None:
         await self._child.stop()

@@ -12,13 +12,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from swarm.errors import ChildFailed, ProtocolError, first_fault
+from swarm.broadcast.manifest import Layout
+from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.http import PeerClient, guard, session_route
 from swarm.node.hello import Hello
 from swarm.node.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, SamplerStatus, Session
 from swarm.rollout.client import LEASE_CONTEXT, Answer, SealedLease
 from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
-from swarm.sampler.engine import EngineOptions
+from swarm.sampler.engine import EngineOptions, Started
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import ENGINE_MODULE, EngineWorker
 from swarm.signing import SigningKey, swarm_id_of
@@ -344,6 +345,26 @@ async def test_weights_whose_sums_alone_are_wrong_are_left_out_and_no_map_is_rea
         await until(lambda: looked)
         await until(lambda: len(sampler.line.bodies("/v1/beat")) > 10)
     assert looked == [0]
+
+
+async def test_samples_that_do_not_fit_the_engine_are_handed_back_and_the_node_leaves(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = EngineWorker.load
+
+    async def small(self: EngineWorker, layout: Layout) -> Started:
+        self._started = msgspec.structs.replace(await started(self, layout), context_tokens=3)
+        return self._started
+
+    monkeypatch.setattr(EngineWorker, "load", small)
+    async with sampler.session() as task:
+        with pytest.raises(ExceptionGroup) as broken:
+            await task
+    assert "this engine has room for 3" in str(first_fault(broken.value))
+    assert isinstance(first_fault(broken.value), UserError)
+    *_, last = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release"))
+    assert sum(len(held.indices) for held in last.samples) == CAPACITY
+    assert sampler.line.bodies("/v1/rollouts") == []
 
 
 async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_become_free(sampler: Sampler) -> None:
