@@ -41,9 +41,19 @@ def allocate(descriptor: int, nbytes: int, path: Path) -> None:
     if nbytes == 0:
         return
     try:
-        os.posix_fallocate(descriptor, 0, nbytes)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, nbytes)
+        else:
+            _fill(descriptor, min(nbytes, state.st_size), nbytes)
     except OSError as error:
         raise disk_error(error, path, nbytes) from error
+
+
+def _fill(descriptor: int, start: int, end: int) -> None:
+    """As on macOS, where blocks are had by writing alone."""
+    zeros = bytes(1 << 20)
+    while start < end:
+        start += os.pwrite(descriptor, zeros[: end - start], start)
 
 
 def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int, path: Path) -> None:
