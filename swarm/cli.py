@@ -154,9 +154,7 @@ def join(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. Default: auto.")] = None,
     tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs that share the model. Default: 1.")] = None,
-    gpu_memory_share: Annotated[
-        float | None, typer.Option(help="Of each GPU's memory for vLLM. Default: 0.85.")
-    ] = None,
+    gpu_memory_share: Annotated[float | None, typer.Option(help="Of each GPU for vLLM. Default: 0.85.")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of prompt and answer at most, for vLLM. Default: what the model takes.")
     ] = None,
