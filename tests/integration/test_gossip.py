@@ -66,7 +66,7 @@ def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tm
 
     # Its only bootstrap is dead: an engine that dies is replaced without another look for the swarm.
     orphan = samplers[0]
-    (engine,) = [child for child in orphan.children() if "swarm.sampler.scripted_engine" in child.cmdline()]
+    (engine,) = [child for child in orphan.children() if "swarm.sampler.engine_child" in child.cmdline()]
     engine.kill()
     eventually(lambda: orphan.says("starting again"), orphan, "the node says that its engine died")
     accepted = accepted_by(learner.status()).get(orphan.status()["node"], 0)
