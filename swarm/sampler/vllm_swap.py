@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -302,10 +303,13 @@ async def _of_workers(call: Awaitable[R]) -> R:
 
 @contextmanager
 def _linked(path: Path, version: VersionId) -> Iterator[Path]:
-    """The same file by a name that no version had before: vLLM may keep what it read by a name."""
+    """The same file by a name that no version had before: vLLM may keep what it read by a name. What a process that
+    was killed in a swap left behind goes: it would keep the blocks of a file that its owner removes."""
     fresh = path.with_name(f"{path.name}.{version}")
     try:
-        fresh.unlink(missing_ok=True)
+        for left in path.parent.glob(f"{path.name}.*"):
+            if re.fullmatch(r"\d+\.\d+", left.name.removeprefix(f"{path.name}.")):
+                left.unlink(missing_ok=True)
         os.link(path, fresh)
     except OSError as error:
         raise UserError(f"{path} cannot be linked to ({error.strerror}): keep it where hard links work") from error

@@ -17,6 +17,7 @@ from swarm.sampler.engine import Generate, Generated, Installed, NotInstalled, S
 from swarm.sampler.vllm_engine import VllmEngine
 from swarm.sampler.vllm_swap import UNPROVEN
 from swarm.sampler.vllm_versions import engine_dead_error
+from tests.builders import v
 from tests.conformance import job
 from tests.unit.models import Staged
 from tests.vllm.support import Signal, installed, staged_pair, started
@@ -65,12 +66,25 @@ async def test_a_core_that_is_killed_in_a_generation_ends_the_call_and_no_engine
     await ended(cores)
 
 
-async def test_vllm_s_processes_end_with_the_engine_s_however_that_ends(tmp_path: Path) -> None:
-    child = await child_of(staged_pair(tmp_path)[0], tmp_path)
+async def test_an_engine_that_is_killed_in_a_swap_beneath_samples_ends_all_calls_and_vllm_s_processes(
+    tmp_path: Path,
+) -> None:
+    """Killed alone, not its group: as when it ends itself because its node is gone."""
+    pair = staged_pair(tmp_path)
+    child = await child_of(pair[0], tmp_path)
     cores = below(child.pid)
     assert child.pid is not None
-    # This one alone, not its group: as when it ends itself because its node is gone.
+    generating = asyncio.create_task(child.call(Generate((LONG,) * 8), Generated))
+    swapping = asyncio.create_task(child.call(pair[1].install(1), Installed | NotInstalled))
+    link = pair[1].staging.with_name(f"{pair[1].staging.name}.{v(1)}")
+    async with asyncio.timeout(ENDS_S):
+        # It is there from the check of the file to the end of the proof.
+        while not link.exists():  # noqa: ASYNC110 - a file system tells nobody
+            await asyncio.sleep(0)
     os.kill(child.pid, signal.SIGKILL)
+    for call in (generating, swapping):
+        with pytest.raises(ChildFailed):
+            await asyncio.wait_for(call, ENDS_S)
     await ended(cores)
     await child.kill()
 
