@@ -17,7 +17,6 @@ from tests.builders import MIXED_LAYOUT, lease, v
 from tests.integration.hanging_engine import VARIABLE
 from tests.publishers import Publisher
 
-
 HANG_S = 4.0
 """Longer than an engine without a model takes to load on a busy machine."""
 
