@@ -167,7 +167,8 @@ class Child:
         try:
             frame = msgspec.msgpack.encode(Call(number, msgspec.Raw(body)))
             self._writer.write(struct.pack(">I", len(frame)) + frame)
-            await asyncio.wait_for(self._writer.drain(), self._hang_s)
+            async with asyncio.timeout(self._hang_s):
+                await self._writer.drain()
             while not answer.done():
                 left_s = self._heard_at + self._hang_s - loop.time()
                 if left_s <= 0:
@@ -197,7 +198,8 @@ class Child:
         if self._process is None or self._process.returncode is not None:
             return
         try:
-            await asyncio.wait_for(self._process.wait(), STOP_S)
+            async with asyncio.timeout(STOP_S):
+                await self._process.wait()
         except TimeoutError:
             await self.kill()
 

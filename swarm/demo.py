@@ -375,6 +375,7 @@ async def _status(peer: PeerClient) -> dict[str, Any] | None:
 
 async def _sleep_unless_ended(process: asyncio.subprocess.Process, seconds: float) -> None:
     try:
-        await asyncio.wait_for(process.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await process.wait()
     except TimeoutError:
         pass

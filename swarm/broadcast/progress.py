@@ -35,7 +35,8 @@ class Progress:
         while True:
             missing = self._missing()
             try:
-                return await asyncio.wait_for(news.wait(), patience_s)
+                async with asyncio.timeout(patience_s):
+                    return await news.wait()
             except TimeoutError:
                 if self._missing() == missing:
                     return False

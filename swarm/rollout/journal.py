@@ -202,7 +202,8 @@ class Journal:
                 self.fault = ""
                 return
             try:
-                await asyncio.wait_for(self._closing.wait(), self._retry_s)
+                async with asyncio.timeout(self._retry_s):
+                    await self._closing.wait()
             except TimeoutError:
                 pass
 

@@ -95,7 +95,8 @@ class RewardPool:
             await self._replace(pool)
             raise _ProcessDied from error
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), limit_s + QUEUE_S)
+            async with asyncio.timeout(limit_s + QUEUE_S):
+                return await asyncio.wrap_future(future)
         except TimeoutError as error:
             raise RewardFailed(f"no {len(completions)} rewards within {limit_s:g} s") from error
         except ProcessExpired as error:

@@ -87,6 +87,20 @@ async def test_all_calls_end_with_the_child(tmp_path: Path) -> None:
             await call
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_call_is_cancelled_at_whatever_moment(tmp_path: Path, turns: int) -> None:
+    """Python 3.11's `asyncio.wait_for` loses a cancellation that comes as what it waits for is done: a learner told to
+    stop as it sent a batch to its trainer trained on for ever."""
+    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=2.0)
+    await child.start()
+    call = asyncio.ensure_future(child.call(Echo(words="", after="never"), Said))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     child = Child("ghost", "tests.integration.no_such_module", log=tmp_path / "ghost.log", hang_s=1.0)
     with pytest.raises(ChildFailed, match=r"did not start.*no_such_module"):
