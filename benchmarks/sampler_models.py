@@ -6,10 +6,8 @@ tokens and between versions; nothing else of a model that was trained matters to
 
 from __future__ import annotations
 
-import copy
 import time
 from array import array
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,23 +108,6 @@ def step(model: Any, size: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=size)
-
-
-def rounded(model: Any) -> Any:
-    """A copy of `model` whose weights are rounded to bf16, as published."""
-    twin = copy.deepcopy(model).eval()
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16).float())
-    return twin
-
-
-@torch.no_grad()
-def logprobs_of(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
-    """The log-prob of each token of a completion at temperature 1, one sequence alone and without a cache."""
-    tokens = torch.tensor([[*prompt, *completion]], device=model.device)
-    table = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
-    return [float(table[len(prompt) - 1 + i, token]) for i, token in enumerate(completion)]
 
 
 def floats(content: bytes) -> list[float]:

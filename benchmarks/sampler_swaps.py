@@ -15,16 +15,15 @@ from benchmarks.sampler_models import (
     Versions,
     floats,
     ints,
-    logprobs_of,
     parameters_of,
     random_model,
-    rounded,
     step,
 )
 from benchmarks.sampler_process import EngineProcess, kept_busy, random_job, running
 from swarm.sampler.engine import EngineDtype, EngineKind, Generate, Started
 from swarm.sampler.trial import TrialCache, try_out
 from swarm.types import VersionId
+from tests.unit.models import logprobs_of, rounded
 
 LEARNING_STEP = 1e-6
 """Moves some percent of the bf16 weights by one unit, as a learner's step does: deltas of about a hundredth."""

@@ -73,7 +73,7 @@ def rounded(model: Any) -> Any:
 def logprobs_of(
     model: Any, prompt: Sequence[int], completion: Sequence[int], *, temperature: float = 1.0
 ) -> list[float]:
-    """The log-prob of each token of a completion, one sequence at a time and without any padding."""
-    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0] / temperature
-    table = logits.log_softmax(-1)
+    """The log-prob of each token of a completion, one sequence at a time, without any padding and without a cache."""
+    tokens = torch.tensor([[*prompt, *completion]], device=model.device)
+    table = (model(input_ids=tokens, use_cache=False).logits[0].float() / temperature).log_softmax(-1)
     return [float(table[len(prompt) - 1 + i, token]) for i, token in enumerate(completion)]

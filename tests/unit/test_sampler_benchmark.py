@@ -13,15 +13,14 @@ from benchmarks.sampler_models import (
     Architecture,
     Size,
     Versions,
-    logprobs_of,
     parameters_of,
     random_model,
-    rounded,
     step,
 )
 from benchmarks.sampler_swaps import BF16_MEAN_ERROR, FLOAT32_ERROR, RSS_GROWTH, Accuracy, Memory, SwapTimes
 from benchmarks.sampler_swaps import accuracy as measured_accuracy
 from benchmarks.sampler_throughput import GROUP, Load, Repeat, Throughput
+from tests.unit.models import logprobs_of, rounded
 
 SMALL = Size(parameters=3e5)
 
