@@ -153,6 +153,15 @@ def commit(partial: Path, directory: Path) -> None:
         shutil.rmtree(gone)
 
 
+def clear_up(root: Path) -> None:
+    """Remove what crashes left behind, each as large as a checkpoint. Nothing while a checkpoint is being written."""
+    if not root.is_dir():
+        return
+    with _locked(root, wait=False) as alone:
+        if alone:
+            _remove_partial(root)
+
+
 def prune(root: Path, keep: int) -> None:
     """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind.
 
@@ -166,8 +175,7 @@ def prune(root: Path, keep: int) -> None:
         # Listed first: one that is committed from now on is not among these, and so not removed.
         listed = _step_directories(root)
         if alone:
-            for partial in _partial_directories(root):
-                shutil.rmtree(partial)
+            _remove_partial(root)
         newest = _newest_whole(listed)
         if newest is None:
             return
@@ -226,8 +234,10 @@ def _step_directories(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(found[path][1]))
 
 
-def _partial_directories(root: Path) -> list[Path]:
-    return [path for path in _directories(root) if path.name.startswith("step-") and path.name.endswith(PARTIAL)]
+def _remove_partial(root: Path) -> None:
+    for path in _directories(root):
+        if path.name.startswith("step-") and path.name.endswith(PARTIAL):
+            shutil.rmtree(path)
 
 
 def _directories(root: Path) -> list[Path]:

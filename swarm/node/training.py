@@ -21,7 +21,7 @@ from swarm.broadcast.manifest import Layout
 from swarm.broadcast.publishing import content_of_file
 from swarm.config import LeadConfig
 from swarm.errors import ChildFailed, UserError
-from swarm.learner.checkpoints import Checkpoint, checkpoint_path, newest_whole, prune, whole_checkpoints
+from swarm.learner.checkpoints import Checkpoint, checkpoint_path, clear_up, newest_whole, prune, whole_checkpoints
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup, TrainRollout
 from swarm.learner.service import TrainerProcess
 from swarm.rollout.admission import staleness
@@ -84,6 +84,8 @@ class Training:
     async def open(self) -> Prepared:
         """Start the child where the newest whole checkpoint is, or at step 0. UserError if the checkpoint holds other
         batches than the journal."""
+        # A learner killed at its last checkpoint writes no other one, which would clear up.
+        await asyncio.to_thread(clear_up, self._root)
         found = await asyncio.to_thread(newest_whole, self._root)
         if found is not None:
             await asyncio.to_thread(self._check_lineage, found)

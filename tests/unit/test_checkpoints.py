@@ -20,6 +20,7 @@ from swarm.learner.checkpoints import (
     TrainerState,
     being_written,
     checkpoint_path,
+    clear_up,
     is_whole,
     newest_whole,
     partial_path,
@@ -242,12 +243,15 @@ def test_if_none_is_whole_all_are_left_for_a_person_to_look_at(tmp_path: Path) -
     assert names(tmp_path) == {"step-000001", "step-000002"}
 
 
-def test_what_crashes_left_is_removed_but_nothing_that_is_not_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("remove", [lambda root: prune(root, 1), clear_up], ids=["prune", "clear_up"])
+def test_what_crashes_left_is_removed_but_nothing_that_is_not_ours(
+    tmp_path: Path, remove: Callable[[Path], None]
+) -> None:
     save(tmp_path, 1)
     for name in ("step-000002.partial", "step-000001.removed.partial", "mine.partial", "step-1"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"")
-    prune(tmp_path, 1)
+    remove(tmp_path)
     assert names(tmp_path) == {"step-000001", "mine.partial", "step-1"}
 
 
@@ -256,5 +260,7 @@ def test_what_is_being_written_is_left_alone(tmp_path: Path) -> None:
         save(tmp_path, step)
     flip(tmp_path / "step-000003")
     with being_written(checkpoint_path(tmp_path, 4), 1) as partial:
+        clear_up(tmp_path)
+        assert names(tmp_path) == {"step-000001", "step-000002", "step-000003", partial.name}
         prune(tmp_path, 1)
         assert names(tmp_path) == {"step-000002", "step-000003", partial.name}

@@ -166,6 +166,15 @@ async def test_a_child_that_was_prepared_by_half_is_not_trained_on_from_where_th
     assert run.child.starts == 3
 
 
+async def test_what_a_killed_learner_left_beside_its_checkpoints_goes_at_the_start(run: Run, tmp_path: Path) -> None:
+    """At its next checkpoint would be too late for one that was killed after its last."""
+    left = tmp_path / "checkpoints" / "step-000025.removed.partial"
+    left.mkdir(parents=True)
+    (left / "trainer.safetensors").write_bytes(b"as large as the model")
+    await run.training.open()
+    assert not left.exists()
+
+
 async def test_weights_that_come_out_as_published_stand(run: Run) -> None:
     await run.training.catch_up(2)
     run.training.published = PublishedStep(step=2, content=cast(Any, await run.content()))
