@@ -74,16 +74,19 @@ class Steps:
 
     @property
     def target_reached(self) -> bool:
+        """By the version that was measured last: one before it may have been better."""
         target = self._config.target
-        return target is not None and any(one["exact_match"] >= target for one in self.held_out)
+        return target is not None and bool(self.held_out) and self.held_out[-1]["exact_match"] >= target
 
     async def run(self) -> None:
-        """All steps that are left, until the target is reached, or until the money is spent."""
+        """All steps that are left, until the last version reaches the target, or until the money is spent."""
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         self._recorded_at = time.monotonic()
         try:
-            while self.step < self._config.steps and not self.target_reached:
+            while self.step < self._config.steps:
+                if self.target_reached and await self._last_reaches_it(publishing, evaluation):
+                    break
                 if (batch := await self._next_batch(publishing)) is None:
                     return
                 step = self.step
@@ -113,12 +116,23 @@ class Steps:
             # What else would be learned of the last version is to be paid for.
             await self._keep()
             return self.target_reached or self._config.target is None
+        await self._measure_last()
+        await self._keep()
+        return self.target_reached or self._config.target is None
+
+    async def _last_reaches_it(self, publishing: asyncio.Task[None], evaluation: asyncio.Task[None]) -> bool:
+        """A version reached the target some steps ago. It is not the one that the user gets."""
+        await publishing
+        await self._patiently(evaluation)
+        if self.target_reached and not self._provisioning.spent.is_set():
+            await self._measure_last()
+        return self.target_reached
+
+    async def _measure_last(self) -> None:
         if self.step > self._publication.newest.version:
             await self._publication.publish(self.step)
         if not self.held_out or self.held_out[-1]["version"] < self.step:
             await self._patiently(asyncio.create_task(self._evaluate()))
-        await self._keep()
-        return self.target_reached or self._config.target is None
 
     async def _keep(self) -> None:
         """The last checkpoint. Without it there is no result: while it cannot be written the run is not over."""

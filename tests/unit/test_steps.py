@@ -16,8 +16,10 @@ from swarm.errors import UserError
 from swarm.node import steps as steps_module
 from swarm.node.metrics import RunLog
 from swarm.node.steps import MAX_BOUND, Steps
+from swarm.rollout.effects import Evaluated
 from swarm.rollout.entries import BoundSet, Entry
 from swarm.rollout.journal import JournalFailed
+from swarm.types import Score
 from tests.builders import ListJournal, v
 
 
@@ -28,6 +30,7 @@ class Rollouts:
         self.bounds: list[int] = []
         self.evaluations = 0
         self.asked, self.evaluating = asyncio.Event(), asyncio.Event()
+        self.right: dict[int, bool] = {}  # by version, whether its rounds are answered and how
 
     async def set_bound(self, max_staleness: int) -> None:
         self.bounds.append(max_staleness)
@@ -38,9 +41,11 @@ class Rollouts:
         self.asked.set()
         return await asyncio.get_running_loop().create_future()
 
-    async def evaluate(self, version: object, prompts: object) -> Any:
+    async def evaluate(self, version: Any, prompts: object) -> Any:
         self.evaluations += 1
         self.evaluating.set()
+        if (right := self.right.get(version.version)) is not None:
+            return Evaluated(version=version.version, scores=(Score(reward=1.0, exact=right),))
         return await asyncio.get_running_loop().create_future()
 
 
@@ -73,7 +78,7 @@ class Loop:
     def __init__(self, directory: Path, *, step: int = 0, journal: ListJournal | None = None, **values: Any) -> None:
         self.journal = journal or ListJournal()
         self.rollouts = Rollouts()
-        self.publication = cast(Any, SimpleNamespace(due=asyncio.Event(), newest=v(step)))
+        self.publication = cast(Any, SimpleNamespace(due=asyncio.Event(), newest=v(step), publish=self._publish))
         self.said: list[str] = []
         self.log = RunLog(directory)
         self.training = Training(step)
@@ -95,6 +100,9 @@ class Loop:
             [],
             say=self.said.append,
         )
+
+    async def _publish(self, step: int) -> None:
+        self.publication.newest = v(step)
 
 
 @pytest.mark.parametrize(("bounds", "period"), [((0,), 1), ((0, 2), 3), ((3,), 4), ((9,), 5), ((0, 1024), 5)], ids=str)
@@ -165,6 +173,23 @@ async def test_a_run_that_had_reached_its_target_trains_no_further(tmp_path: Pat
     loop = Loop(tmp_path, step=10, steps=200, target=0.5)
     await asyncio.wait_for(loop.steps.run(), 5)
     assert loop.steps.step == 10
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+async def test_a_target_counts_once_the_last_version_reaches_it(tmp_path: Path, lasts: bool) -> None:
+    """Seen: 0.97 with version 89, then 0.86 with 91, the last. That run ended, as one that had reached 0.95."""
+    former_life(tmp_path, step=10, exact_match=1.0)
+    loop = Loop(tmp_path, step=12, steps=200, target=0.95)
+    loop.publication.newest = v(10)
+    loop.rollouts.right = {12: lasts}
+    running = asyncio.create_task(loop.steps.run())
+    going_on = asyncio.create_task(loop.rollouts.asked.wait())
+    await asyncio.wait({running, going_on}, return_when=asyncio.FIRST_COMPLETED)
+    assert (running.done(), going_on.done()) == (lasts, not lasts)
+    assert loop.steps.held_out[-1] == {"version": 12, "exact_match": float(lasts)}
+    assert loop.steps.target_reached == lasts
+    for task in (running, going_on):
+        task.cancel()
 
 
 async def test_a_resumed_run_shows_what_it_has_come_to(tmp_path: Path) -> None:
