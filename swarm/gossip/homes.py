@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from swarm.gossip.rules import GossipRules
-from swarm.types import NodeId
+from swarm.types import NodeId, VersionId
 
 MAX_FAILURES = 4
 """At 10 % loss each way a poll fails one time in five, four in a row do one time in 800."""
@@ -19,13 +19,16 @@ MAX_FAILURES = 4
 
 @dataclass(slots=True, kw_only=True)
 class Home:
-    """One slot. `told` is the order of our record that this home is known to have; `ticket` its poll under way."""
+    """One slot. `told` is the order of our record that this home is known to have, `knows` the version; `ticket` its
+    poll under way, which named the version `asked`."""
 
     node: NodeId
     next_at: float
     ticket: int | None = None
+    asked: VersionId | None = None
     failures: int = 0
     told: int = -1
+    knows: VersionId | None = None
     served: bool = False
 
 
@@ -79,7 +82,8 @@ class Homes:
         home.ticket = None
         home.failures += 1
         # The home may have lost what it knew of us.
-        home.told = -1 if home.failures > 1 else home.told
+        if home.failures > 1:
+            home.told, home.knows = -1, None
         home.next_at = now + max(0.0, self._rules.round_s * home.failures - took_s)
         if home.failures >= MAX_FAILURES:
             self.homes.remove(home)

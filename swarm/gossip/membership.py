@@ -38,9 +38,6 @@ FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0
 HELLO_S = 10.0
 """By then a hello was answered or has failed."""
 
-MAX_BACK_OFF = 5
-"""A public that does not answer is called again after 2, 4, ... 32 rounds; its own calls end the wait."""
-
 
 class Membership:
     """One node's view. `open_record` and `open_head` check signatures and raise ProtocolError; `dialable` says
@@ -184,6 +181,8 @@ class Membership:
         told = home.told == self.view.own.order
         message = Exchange(
             records=() if told else (self.view.own.sealed,),
+            # After a partition a leaf may be the only one that has it.
+            head=self.view.head if home.knows != self.view.newest else b"",
             newest=self.view.newest,
             learner=self.view.learner_order(),
             # A first poll is not held, so that a leaf learns at once whether this home serves it. Later ones vary: a
@@ -193,7 +192,7 @@ class Membership:
         )
         home.told = self.view.own.order
         call = self._call(peer, "poll", message, now)
-        home.ticket = call.ticket
+        home.ticket, home.asked = call.ticket, self.view.newest
         return call
 
     # -- as the one who is called ----------------------------------------------------------------------------
@@ -236,20 +235,21 @@ class Membership:
         pending = self._calls.take(ticket)
         sent_at = pending.sent_at
         self._hear(pending.node, sent_at)
-        if (home := self.homes.of_ticket(ticket)) is not None:
+        home = self.homes.of_ticket(ticket)
+        if home is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
         effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=(pending.node, sent_at))
         effects += self._hear_head(reply.head, now) + self._refute(reply.refute, now)
+        if home is not None:
+            home.knows = self.view.newest if reply.head == self.view.head else home.asked
         return effects + self._send_wanted(pending, reply.wanted, now)
 
     def failed(self, ticket: int, *, now: float) -> list[Effect]:
         """A call came to nothing: the other may be dead, or the way to it."""
         pending = self._calls.take(ticket)
         if (peer := self._table.find(pending.node)) is not None:
-            peer.failures = min(peer.failures + 1, MAX_BACK_OFF)
-            # One failure is a lost packet.
-            peer.retry_at = now + self._rules.round_s * 2**peer.failures if peer.failures > 1 else -math.inf
+            peer.failed(self._rules.round_s, now=now)
         if (home := self.homes.of_ticket(ticket)) is not None:
             self.homes.failed(home, took_s=now - pending.sent_at, now=now)
         if pending.purpose in ("refresh", "seed"):
@@ -312,10 +312,8 @@ class Membership:
     # -- records and beats -----------------------------------------------------------------------------------
 
     def _hear(self, node: NodeId, heard_at: float) -> None:
-        peer = self._table.find(node)
-        if peer is not None:
-            peer.heard_at = max(peer.heard_at, heard_at)
-            peer.failures, peer.retry_at = 0, -math.inf
+        if (peer := self._table.find(node)) is not None:
+            peer.heard(heard_at)
 
     def _take_in(
         self, sealed: Iterable[bytes], digest: bytes, latest: float, now: float, *, direct: tuple[NodeId, float]

@@ -27,6 +27,9 @@ from swarm.types import Address, NodeId
 MAX_OTHERS = MAX_PUBLICS - 2
 """Alive at a time: with this node itself and the learner, which always finds room, their digest fits a message."""
 
+MAX_BACK_OFF = 5
+"""A public that does not answer is called again after 2, 4, ... 32 rounds; its own calls end the wait."""
+
 Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
 
 LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_full", "subnet_full"})
@@ -44,6 +47,16 @@ class Peer:
     risen_at: float
     failures: int = 0
     retry_at: float = -math.inf
+
+    def heard(self, heard_at: float) -> None:
+        """It called or answered itself."""
+        self.heard_at = max(self.heard_at, heard_at)
+        self.failures, self.retry_at = 0, -math.inf
+
+    def failed(self, round_s: float, *, now: float) -> None:
+        """A call to it came to nothing. One failure is a lost packet."""
+        self.failures = min(self.failures + 1, MAX_BACK_OFF)
+        self.retry_at = now + round_s * 2**self.failures if self.failures > 1 else -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ SETTLE_S = LIFE_S
 """I6: one life of a record after a fault of one kind has healed."""
 
 SEEDS_QUICK = 15
+SEEDS_MENDED = (923,)
+"""Each found a defect once. 923: leaves alone knew the newest head."""
 SEEDS_LONG = 1000
 SEEDS_PER_TEST = 100
 
@@ -66,7 +68,7 @@ def knows(node: GossipNode, other: GossipNode) -> bool:
 # -- random --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(SEEDS_QUICK))
+@pytest.mark.parametrize("seed", [*range(SEEDS_QUICK), *SEEDS_MENDED])
 def test_a_random_swarm_becomes_whole_again(seed: int) -> None:
     run_plan(GossipPlan.random(seed), seed)
 

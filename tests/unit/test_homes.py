@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.gossip.effects import Greet, HeadLearned, LeafGone, Wake
+from swarm.gossip.effects import Call, Greet, HeadLearned, LeafGone, Wake
 from swarm.gossip.homes import MAX_FAILURES, Homes
 from swarm.gossip.leaves import LeafLeases
 from swarm.gossip.membership import Membership
@@ -178,6 +178,47 @@ def test_the_newest_record_of_a_leaf_is_kept() -> None:
 
 
 # -- leaf and home -------------------------------------------------------------------------------------------
+
+
+def next_poll(leaf: Membership, *, now: float) -> Call:
+    (poll,) = [call for call in calls_in(leaf.tick(now=now)) if call.message.hold_s]
+    return poll
+
+
+def test_a_home_that_may_lack_the_head_is_given_it() -> None:
+    """gossip seed 923: after a partition and a learner that moved, leaves alone had the newest head, and kept it."""
+    leaf, home = leaf_with_home()
+    leaf.take_head(head(3), now=1.0)
+    poll = next_poll(leaf, now=20.0)
+    assert poll.message.head == head(3)
+    received, _ = deliver(poll, leaf, home, now=20.0)
+    assert HeadLearned(version=v(3), sealed=head(3)) in received
+    assert next_poll(leaf, now=40.0).message.head == b"", "once"
+
+
+def test_a_home_that_gave_the_head_or_has_it_is_not_given_it_again() -> None:
+    leaf, home = leaf_with_home()
+    home.take_head(head(3), now=1.0)
+    first = next_poll(leaf, now=20.0)
+    deliver(first, leaf, home, now=20.0)
+    assert leaf.view.newest == v(3)
+    home.take_head(head(4), now=21.0)
+    held = next_poll(leaf, now=40.0)
+    leaf.take_head(head(4), now=40.0)
+    deliver(held, leaf, home, now=40.0)
+    assert [poll.message.head for poll in (first, held, next_poll(leaf, now=60.0))] == [b"", b"", b""]
+
+
+def test_a_home_that_was_lost_and_is_there_again_is_given_the_head_again() -> None:
+    leaf, home = leaf_with_home()
+    home.take_head(head(3), now=1.0)
+    deliver(next_poll(leaf, now=20.0), leaf, home, now=20.0)
+    for now in (40.0, 60.0):
+        poll = next_poll(leaf, now=now)
+        assert poll.message.head == b""
+        leaf.failed(poll.ticket, now=now)
+        introduce(leaf, home.view.own, now=now)
+    assert next_poll(leaf, now=80.0).message.head == head(3)
 
 
 def test_a_first_poll_is_not_held_and_the_next_one_is() -> None:
