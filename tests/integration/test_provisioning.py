@@ -114,10 +114,10 @@ def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swar
     eventually(lambda: _active(learner) & dear_nodes, learner, "a standby steps in")
     assert len(_events(learner, "activated", "stood_by")) > changes
     assert [event["reason"] for event in _events(learner, "activated")][-1] == "samplers were lost: you step in"
-    _passes(learner, PERIODS + 3)
+    _passes(learner, PERIODS + STEADY_STEPS)
     after = {row["step"]: row["idle_share"] for row in _rows(learner)}
     assert min(after[noticed + i] for i in range(1, PERIODS + 1)) <= IDLE_TARGET, after
-    assert median(after[noticed + i] for i in range(PERIODS, PERIODS + 3)) <= IDLE_TARGET, after
+    assert median(after[noticed + i] for i in range(PERIODS, PERIODS + STEADY_STEPS)) <= IDLE_TARGET, after
 
 
 def test_a_run_ends_in_good_order_when_it_has_cost_enough_and_goes_on_with_more(swarm: Swarm) -> None:
