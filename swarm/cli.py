@@ -80,7 +80,9 @@ def lead(
         float | None, typer.Option(help="Longest wait for samples that would become stale otherwise; inf drops none.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Learner steps. Default: 200.")] = None,
-    target: Annotated[float | None, typer.Option(help="Stop when held-out exact match is this at the end.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Stop once the last version has this held-out exact match.")
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/TASK-DATE-TIME.")] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Key of the swarm, to lead it again in another run. Default: in the run dir.")

@@ -73,7 +73,7 @@ class Steps:
         self.step = training.step
 
     @property
-    def target_reached(self) -> bool:
+    def _target_reached(self) -> bool:
         """By the version that was measured last: one before it may have been better."""
         target = self._config.target
         return target is not None and bool(self.held_out) and self.held_out[-1]["exact_match"] >= target
@@ -85,8 +85,8 @@ class Steps:
         self._recorded_at = time.monotonic()
         try:
             while self.step < self._config.steps:
-                if self.target_reached and await self._last_reaches_it(publishing, evaluation):
-                    break
+                if self._target_reached and await self._last_reaches_it(publishing, evaluation):
+                    return
                 if (batch := await self._next_batch(publishing)) is None:
                     return
                 step = self.step
@@ -112,26 +112,30 @@ class Steps:
         """Measure the last version, keep it, and tell the samplers that the run is over; False if a target was set and
         not reached."""
         await self._rollouts.end("draining")
-        if self._provisioning.spent.is_set():
-            # What else would be learned of the last version is to be paid for.
-            await self._keep()
-            return self.target_reached or self._config.target is None
         await self._measure_last()
         await self._keep()
-        return self.target_reached or self._config.target is None
+        return self._config.target is None or (self._target_reached and self._is_measured)
 
     async def _last_reaches_it(self, publishing: asyncio.Task[None], evaluation: asyncio.Task[None]) -> bool:
         """A version reached the target some steps ago. It is not the one that the user gets."""
         await publishing
         await self._patiently(evaluation)
-        if self.target_reached and not self._provisioning.spent.is_set():
+        if self._target_reached:
             await self._measure_last()
-        return self.target_reached
+        return self._target_reached
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether the last version is."""
+        return bool(self.held_out) and self.held_out[-1]["version"] == self.step
 
     async def _measure_last(self) -> None:
+        if self._provisioning.spent.is_set():
+            # It would have to be paid for.
+            return
         if self.step > self._publication.newest.version:
             await self._publication.publish(self.step)
-        if not self.held_out or self.held_out[-1]["version"] < self.step:
+        if not self._is_measured:
             await self._patiently(asyncio.create_task(self._evaluate()))
 
     async def _keep(self) -> None:

@@ -175,21 +175,32 @@ async def test_a_run_that_had_reached_its_target_trains_no_further(tmp_path: Pat
     assert loop.steps.step == 10
 
 
-@pytest.mark.parametrize("lasts", [True, False])
-async def test_a_target_counts_once_the_last_version_reaches_it(tmp_path: Path, lasts: bool) -> None:
+@pytest.mark.parametrize("still", [True, False])
+async def test_a_target_counts_once_the_last_version_reaches_it(tmp_path: Path, still: bool) -> None:
     """Seen: 0.97 with version 89, then 0.86 with 91, the last. That run ended, as one that had reached 0.95."""
     former_life(tmp_path, step=10, exact_match=1.0)
     loop = Loop(tmp_path, step=12, steps=200, target=0.95)
     loop.publication.newest = v(10)
-    loop.rollouts.right = {12: lasts}
+    loop.rollouts.right = {12: still}
     running = asyncio.create_task(loop.steps.run())
     going_on = asyncio.create_task(loop.rollouts.asked.wait())
     await asyncio.wait({running, going_on}, return_when=asyncio.FIRST_COMPLETED)
-    assert (running.done(), going_on.done()) == (lasts, not lasts)
-    assert loop.steps.held_out[-1] == {"version": 12, "exact_match": float(lasts)}
-    assert loop.steps.target_reached == lasts
+    assert (running.done(), going_on.done()) == (still, not still)
+    assert loop.steps.held_out[-1] == {"version": 12, "exact_match": float(still)}
     for task in (running, going_on):
         task.cancel()
+
+
+async def test_a_target_that_the_last_version_was_not_measured_for_is_not_reached(tmp_path: Path) -> None:
+    """The money was spent while it was measured. The run ends all the same, and in good order."""
+    former_life(tmp_path, step=10, exact_match=1.0)
+    loop = Loop(tmp_path, step=12, steps=200, target=0.95)
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.evaluating.wait()
+    loop.spent.set()
+    await asyncio.wait_for(running, 5)
+    assert not await asyncio.wait_for(loop.steps.finish(), 5)
+    assert loop.training.saved_step == 12
 
 
 async def test_a_resumed_run_shows_what_it_has_come_to(tmp_path: Path) -> None:
