@@ -17,6 +17,7 @@ from swarm.broadcast.manifest import Layout
 from swarm.child import ChildChannel
 from swarm.config import LeadConfig
 from swarm.learner.messages import Prepare, Train, TrainGroup, TrainRollout
+from swarm.learner.service import prepare_command
 from swarm.learner.trainer import Trainer
 from swarm.rollout.leases import sample_seed
 from swarm.sampler.engine import Generate, Install, Job, Sampled, Start
@@ -83,17 +84,11 @@ class OneProcess:
         return sum(self._score(p, s).exact for p, s in zip(prompts, samples, strict=True)) / len(prompts)
 
     def _prepare(self) -> Prepare:
-        config = self._config
-        return Prepare(
-            model=config.model,
-            files_dir=str(self._directory / "model"),
-            staging=str(self._staging),
-            seed=config.seed,
-            device="cpu",
-            learning_rate=config.resolved_learning_rate,
-            warmup_steps=config.warmup_steps,
-            minibatches=config.minibatches,
-            temperature=config.temperature,
+        return prepare_command(
+            self._config,
+            files_dir=self._directory / "model",
+            staging=self._staging,
+            longest_completion=self._config.max_new_tokens or load_task(self._config.task, 0).max_new_tokens,
         )
 
     def _keep(self, number: int) -> None:
@@ -143,6 +138,7 @@ class OneProcess:
             loss_mask=b"\1" * (len(sample.token_ids) // 4),
             reward=self._score(prompt, sample).reward,
             staleness=age,
+            truncated=sample.finish == "length",
         )
 
     def _score(self, prompt: Prompt, sample: Sampled) -> Score:

@@ -103,6 +103,14 @@ def lead(
     resume: Annotated[
         Path | None, typer.Option(help="Run directory of a run to go on with, however it ended; its settings hold.")
     ] = None,
+    objective: Annotated[str | None, typer.Option(help="grpo, decoupled_ppo, ... (docs/learner.md).")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Default: 1e-6; for tiny 1e-3.")] = None,
+    groups_per_step: Annotated[int | None, typer.Option(help="Prompts of a learner step. Default: 32.")] = None,
+    group_size: Annotated[int | None, typer.Option(help="Rollouts of a prompt. Default: 16.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest completion. Default: the task's.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
+    tokens_per_micro_batch: Annotated[int | None, typer.Option(help="Of one forward pass. Default: chosen.")] = None,
+    trainer_ranks: Annotated[int | None, typer.Option(help="GPUs that share the training. Default: 1.")] = None,
     activate: Activate = None,
     budget_per_hour: Budget = None,
     max_cost: MaxCost = None,

@@ -45,6 +45,12 @@ EngineArguments = Annotated[dict[str, Any], Field(max_length=64)]
 VLLM_ALONE = ("tensor_parallel_size", "gpu_memory_share", "max_model_len")
 """Settings that no other engine can follow."""
 
+Rewards = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[float, Field(ge=-1e6, le=1e6)]],
+    Field(max_length=16),
+]
+"""Weights of rewards by name; none given is the task's own choice."""
+
 Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
 """Places to begin: host, host:port, URL or join line."""
 
@@ -84,6 +90,36 @@ class LeadConfig(BaseModel):
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     minibatches: Annotated[int, Field(ge=1, le=64)] = 2
+
+    objective: str = "grpo"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0, le=9)] = 0.28
+    advantage_normalisation: Literal["group", "none"] = "group"
+    kl_weight: Annotated[float, Field(ge=0, le=10)] = 0.0
+    overlong: Literal["keep", "mask", "punish"] = "keep"
+    overlong_margin: Annotated[int, Field(ge=1, le=131_072)] | None = None
+
+    tokens_per_micro_batch: Annotated[int, Field(ge=16, le=1 << 24)] | None = None
+    packing: bool | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    activation_checkpointing: bool | None = None
+    compile: bool = False
+    trainer_ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+
+    alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100)] = 0.5
+    alarm_entropy: Annotated[float, Field(ge=0, le=100)] = 0.0
+    alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9)] = 10.0
+
+    rewards: Rewards = {}
+    system_prompt: Annotated[str, Field(max_length=65_536)] | None = None
+    chat: bool | None = None
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
+    max_prompt_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
+    prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"
+    answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
+    held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20)] = 4096
+    eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
 
     eval_every_steps: Annotated[int, Field(ge=1)] = 10
     eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100

@@ -1,87 +1,103 @@
-"""Groups of rollouts as padded tensors."""
+"""Rows of prompt and completion, and the micro-batches that one forward pass takes."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from swarm.learner.messages import TrainGroup
-from swarm.learner.objective import group_advantages
+from swarm.learner.messages import ComputeRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Rows of prompt + completion, padded on the right.
+class Row:
+    """One rollout, on the CPU. token_ids: [prompt + completion]; behaviour, mask, proximal, reference: [completion].
 
-    token_ids, attention: [rows, width]; behaviour, mask: [rows, width - 1], aligned with the token that position
-    t predicts (t + 1); advantages, staleness: [rows].
+    `proximal` and `reference` are log-probs of the policy as it was at the start of the step, and of the model that
+    the run began with; None where the objective asks for none.
+    """
+
+    token_ids: torch.Tensor
+    prompt_tokens: int
+    behaviour: torch.Tensor
+    mask: torch.Tensor
+    advantage: float
+    staleness: int
+    truncated: bool = False
+    proximal: torch.Tensor | None = None
+    reference: torch.Tensor | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """What one forward pass takes, and flat, for every completion token in order, what the objective needs.
+
+    token_ids, attention: [rows, width]. `places` are flat indices into [rows * width] of the positions that predict
+    the completion tokens; places, targets and all after them: [tokens]. `counts` are the completion tokens of each row
+    and `numbers` the places of the rows in what was cut.
     """
 
     token_ids: torch.Tensor
     attention: torch.Tensor
+    places: torch.Tensor
+    targets: torch.Tensor
     behaviour: torch.Tensor
     mask: torch.Tensor
     advantages: torch.Tensor
     staleness: torch.Tensor
+    proximal: torch.Tensor | None
+    reference: torch.Tensor | None
+    counts: tuple[int, ...]
+    numbers: tuple[int, ...]
 
-    def rows(self, places: torch.Tensor) -> Batch:
-        """The rows at `places`."""
-        return Batch(
-            token_ids=self.token_ids[places],
-            attention=self.attention[places],
-            behaviour=self.behaviour[places],
-            mask=self.mask[places],
-            advantages=self.advantages[places],
-            staleness=self.staleness[places],
-        )
+    def by_row(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
+        """`values`, [tokens], by the number of the row."""
+        return dict(zip(self.numbers, values.split(self.counts), strict=True))
 
 
-def collate(groups: Sequence[TrainGroup], device: torch.device) -> Batch:
-    """One batch of all rollouts of all groups, in order."""
-    rewards = torch.tensor([[r.reward for r in group.rollouts] for group in groups], dtype=torch.float32)
-    pairs = [(group.prompt_token_ids, rollout) for group in groups for rollout in group.rollouts]
-    width = max(len(prompt) + len(rollout.loss_mask) for prompt, rollout in pairs)
-    token_ids = torch.zeros((len(pairs), width), dtype=torch.long)
-    attention = torch.zeros((len(pairs), width), dtype=torch.long)
-    behaviour = torch.zeros((len(pairs), width - 1))
-    mask = torch.zeros((len(pairs), width - 1))
-    for row, (prompt, rollout) in enumerate(pairs):
-        start, end = len(prompt), len(prompt) + len(rollout.loss_mask)
-        token_ids[row, :start] = torch.tensor(prompt)
-        token_ids[row, start:end] = torch.tensor(array("i", rollout.token_ids))
-        attention[row, :end] = 1
-        behaviour[row, start - 1 : end - 1] = torch.tensor(array("f", rollout.logprobs))
-        mask[row, start - 1 : end - 1] = torch.tensor(list(rollout.loss_mask))
-    return Batch(
+def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device) -> list[MicroBatch]:
+    """`rows` cut so that one forward pass takes about `rules.tokens_per_micro_batch` tokens; all at once without it."""
+    numbered = list(enumerate(rows))
+    if rules.tokens_per_micro_batch is None:
+        return [_padded(numbered, device)] if numbered else []
+    longest = max((len(row.token_ids) for row in rows), default=1)
+    size = max(1, rules.tokens_per_micro_batch // longest)
+    return [_padded(numbered[at : at + size], device) for at in range(0, len(numbered), size)]
+
+
+def _padded(numbered: Sequence[tuple[int, Row]], device: torch.device) -> MicroBatch:
+    """Rows padded on the right to the longest of them."""
+    rows = [row for _, row in numbered]
+    width = max(len(row.token_ids) for row in rows)
+    token_ids = torch.zeros((len(rows), width), dtype=torch.long)
+    attention = torch.zeros((len(rows), width), dtype=torch.long)
+    for at, row in enumerate(rows):
+        token_ids[at, : len(row.token_ids)] = row.token_ids
+        attention[at, : len(row.token_ids)] = 1
+    places = [torch.arange(row.prompt_tokens - 1, len(row.token_ids) - 1) + at * width for at, row in enumerate(rows)]
+    counts = tuple(row.completion_tokens for row in rows)
+    repeats = torch.tensor(counts)
+    return MicroBatch(
         token_ids=token_ids.to(device),
         attention=attention.to(device),
-        behaviour=behaviour.to(device),
-        mask=mask.to(device),
-        advantages=group_advantages(rewards).reshape(-1).to(device),
-        staleness=torch.tensor([rollout.staleness for _, rollout in pairs], device=device),
+        places=torch.cat(places).to(device),
+        targets=torch.cat([row.token_ids[row.prompt_tokens :] for row in rows]).to(device),
+        behaviour=torch.cat([row.behaviour for row in rows]).to(device),
+        mask=torch.cat([row.mask for row in rows]).to(device),
+        advantages=torch.tensor([row.advantage for row in rows]).repeat_interleave(repeats).to(device),
+        staleness=torch.tensor([row.staleness for row in rows]).repeat_interleave(repeats).to(device),
+        proximal=_flat([row.proximal for row in rows], device),
+        reference=_flat([row.reference for row in rows], device),
+        counts=counts,
+        numbers=tuple(number for number, _ in numbered),
     )
 
 
-def has_variance(group: TrainGroup) -> bool:
-    """False if every rollout got the same reward: such a group teaches nothing and is left out of the step."""
-    return len({rollout.reward for rollout in group.rollouts}) > 1
-
-
-def reward_figures(groups: Sequence[TrainGroup]) -> dict[str, float]:
-    """The batch's figures that need no model, by TRL's names."""
-    rewards = torch.tensor([[r.reward for r in group.rollouts] for group in groups])
-    spread = rewards.std(dim=1, correction=0)
-    lengths = [len(r.loss_mask) for group in groups for r in group.rollouts]
-    ages = [r.staleness for group in groups for r in group.rollouts]
-    return {
-        "reward": rewards.mean().item(),
-        "reward_std": spread.mean().item(),
-        "frac_reward_zero_std": (spread < 1e-8).float().mean().item(),
-        "completions/mean_length": sum(lengths) / len(lengths),
-        "completions/max_length": float(max(lengths)),
-        "staleness/mean": sum(ages) / len(ages),
-        "staleness/max": float(max(ages)),
-    }
+def _flat(parts: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there).to(device) if len(there) == len(parts) else None

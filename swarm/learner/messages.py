@@ -2,9 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from swarm.broadcast.manifest import Layout
+
+
+class LearningRules(msgspec.Struct, frozen=True):
+    """What a learner step optimises; every formula is in docs/learner.md.
+
+    `longest_completion` is the token limit of a rollout. `overlong_margin` are the last tokens before it in which the
+    soft punishment grows.
+    """
+
+    objective: str = "grpo"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    advantage_normalisation: Literal["group", "none"] = "group"
+    kl_weight: float = 0.0
+    overlong: Literal["keep", "mask", "punish"] = "keep"
+    overlong_margin: int = 0
+    longest_completion: int = 0
+
+
+class ComputeRules(msgspec.Struct, frozen=True):
+    """How a learner step is computed; none of it changes what is optimised. None lets the trainer choose."""
+
+    tokens_per_micro_batch: int | None = None
+    packing: bool | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    activation_checkpointing: bool | None = None
+    compile: bool = False
+
+
+class AlarmRules(msgspec.Struct, frozen=True):
+    """Where an alarm goes off. `entropy` in nats a token, 0 is never; `gradient_spike` in medians of the norm."""
+
+    mismatch_kl: float = 0.5
+    entropy: float = 0.0
+    gradient_spike: float = 10.0
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """Something is wrong with a learner step, and what was done about it. `text` is for people."""
+
+    kind: Literal["mismatch_kl", "entropy", "gradient_spike", "not_finite"]
+    reaction: Literal["skip", "lower", "stop"]
+    value: float
+    limit: float
+    text: str
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -24,6 +71,9 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     warmup_steps: int
     minibatches: int
     temperature: float
+    learning: LearningRules = LearningRules()
+    compute: ComputeRules = ComputeRules()
+    alarms: AlarmRules = AlarmRules()
     resume: str = ""
     rehearse_step_s: float = 0.0
     rehearse_noise: float = 0.0
@@ -43,13 +93,15 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class TrainRollout(msgspec.Struct, frozen=True):
-    """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout."""
+    """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout. `truncated`: it
+    ended at the token limit."""
 
     token_ids: bytes
     logprobs: bytes
     loss_mask: bytes
     reward: float
     staleness: int
+    truncated: bool = False
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
@@ -71,13 +123,15 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 class Trained(msgspec.Struct, frozen=True):
     """Figures of the step, by TRL's names where TRL has one, and how long it took.
 
-    `saved_step` and `save_fault` as in Saved; a fault is told once, here or there.
+    `saved_step` and `save_fault` as in Saved; a fault is told once, here or there. An alarm whose reaction is "stop"
+    asks the node to end the run.
     """
 
     metrics: dict[str, float]
     seconds: float
     saved_step: int | None = None
     save_fault: str = ""
+    alarms: tuple[Alarm, ...] = ()
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):

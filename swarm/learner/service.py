@@ -6,7 +6,21 @@ from pathlib import Path
 
 from swarm.child import Child
 from swarm.config import LeadConfig
-from swarm.learner.messages import Done, Flush, Prepare, Prepared, Save, Saved, Stage, Train, Trained, TrainGroup
+from swarm.learner.messages import (
+    AlarmRules,
+    ComputeRules,
+    Done,
+    Flush,
+    LearningRules,
+    Prepare,
+    Prepared,
+    Save,
+    Saved,
+    Stage,
+    Train,
+    Trained,
+    TrainGroup,
+)
 
 
 class TrainerProcess:
@@ -17,25 +31,18 @@ class TrainerProcess:
         self.staging = run_dir / "staging.bin"
         self._child = Child("trainer", "swarm.learner.trainer", log=run_dir / "logs" / "trainer.log", hang_s=hang_s)
 
-    async def prepare(self, config: LeadConfig, resume: Path | None = None) -> Prepared:
+    async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
         """Start the child and load the model, as it was at the checkpoint `resume` if one is given.
 
         UserError if there is no such model, or the checkpoint is of another one.
         """
         await self._child.start()
-        command = Prepare(
-            model=config.model,
-            files_dir=str(self.files_dir),
-            staging=str(self.staging),
-            seed=config.seed,
-            device=config.device,
-            learning_rate=config.resolved_learning_rate,
-            warmup_steps=config.warmup_steps,
-            minibatches=config.minibatches,
-            temperature=config.temperature,
-            resume=str(resume) if resume else "",
-            rehearse_step_s=config.rehearse_step_s or 0.0,
-            rehearse_noise=config.rehearse_noise,
+        command = prepare_command(
+            config,
+            files_dir=self.files_dir,
+            staging=self.staging,
+            longest_completion=longest_completion,
+            resume=resume,
         )
         return await self._child.call(command, Prepared)
 
@@ -58,3 +65,45 @@ class TrainerProcess:
     async def stop(self) -> None:
         """End the child; a checkpoint that is being written is lost."""
         await self._child.stop()
+
+
+def prepare_command(
+    config: LeadConfig, *, files_dir: Path, staging: Path, longest_completion: int, resume: Path | None = None
+) -> Prepare:
+    """What the configuration asks of the trainer."""
+    return Prepare(
+        model=config.model,
+        files_dir=str(files_dir),
+        staging=str(staging),
+        seed=config.seed,
+        device=config.device,
+        learning_rate=config.resolved_learning_rate,
+        warmup_steps=config.warmup_steps,
+        minibatches=config.minibatches,
+        temperature=config.temperature,
+        learning=LearningRules(
+            objective=config.objective,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            advantage_normalisation=config.advantage_normalisation,
+            kl_weight=config.kl_weight,
+            overlong=config.overlong,
+            overlong_margin=config.overlong_margin or longest_completion // 5,
+            longest_completion=longest_completion,
+        ),
+        compute=ComputeRules(
+            tokens_per_micro_batch=config.tokens_per_micro_batch,
+            packing=config.packing,
+            precision=config.precision,
+            activation_checkpointing=config.activation_checkpointing,
+            compile=config.compile,
+        ),
+        alarms=AlarmRules(
+            mismatch_kl=config.alarm_mismatch_kl,
+            entropy=config.alarm_entropy,
+            gradient_spike=config.alarm_gradient_spike,
+        ),
+        resume=str(resume) if resume else "",
+        rehearse_step_s=config.rehearse_step_s or 0.0,
+        rehearse_noise=config.rehearse_noise,
+    )

@@ -58,6 +58,7 @@ class LearnerNode:
         self._say = say
         self._resume = resume
         self._task = load_task(config.task, config.seed)
+        self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens
         self._run_dir = config.run_dir or Path("runs") / time.strftime(f"{config.task}-%Y%m%d-%H%M%S")
         self._state = "starting"
         self._tracker = InstallTracker()
@@ -161,6 +162,7 @@ class LearnerNode:
             self._config,
             self._journal,
             lambda number: self._encode(self._task.prompt(number)),
+            self._max_new_tokens,
             say=self._say,
             emit=emit,
             on_trained=self._log.metrics,
@@ -304,7 +306,7 @@ class LearnerNode:
             group_size=config.group_size,
             rules=SamplingRules(
                 temperature=config.temperature,
-                max_new_tokens=config.max_new_tokens or self._task.max_new_tokens,
+                max_new_tokens=self._max_new_tokens,
                 stop_token_ids=prepared.stop_token_ids,
             ),
             vocab_size=prepared.vocab_size,

@@ -53,6 +53,7 @@ class Training:
         config: LeadConfig,
         journal: Journal,
         prompt: Callable[[int], Prompt],
+        longest_completion: int,
         *,
         say: Callable[[str], None],
         emit: Callable[..., None],
@@ -62,6 +63,7 @@ class Training:
         self._config = config
         self._journal = journal
         self._prompt = prompt
+        self._longest_completion = longest_completion
         self._say = say
         self._emit = emit
         self._on_trained = on_trained
@@ -89,7 +91,7 @@ class Training:
         found = await asyncio.to_thread(newest_whole, self._root)
         if found is not None:
             await asyncio.to_thread(self._check_lineage, found)
-        prepared = await self._trainer.prepare(self._config, found.path if found else None)
+        prepared = await self._trainer.prepare(self._config, self._longest_completion, found.path if found else None)
         self.step = self.staged_step = prepared.step
         self.saved_step = found.step if found is not None else None
         self._layout = prepared.layout
@@ -249,6 +251,7 @@ def train_group(prompt: Prompt, answers: list[tuple[Rollout, Score | None]], ste
                 loss_mask=rollout.loss_mask,
                 reward=score.reward,
                 staleness=staleness(rollout.oldest, step),
+                truncated=rollout.finish == "length",
             )
         )
     return TrainGroup(prompt_token_ids=prompt.token_ids, rollouts=tuple(rollouts))

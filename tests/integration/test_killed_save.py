@@ -41,7 +41,7 @@ async def test_a_trainer_killed_while_saving_leaves_the_checkpoint_before(
     config, root = LeadConfig(device="cpu"), tmp_path / "checkpoints"
     dying = TrainerProcess(tmp_path, hang_s=HANG_S)
     dying._child = Child("trainer", "tests.integration.killed_save", log=tmp_path / "dying.log", hang_s=HANG_S)
-    await dying.prepare(config)
+    await dying.prepare(config, 6)
     await dying.train(0, [group([1.0, 0.0])], LINEAGE)
     await dying.stage()
     assert await save(dying, checkpoint_path(root, 1), 1) == Saved(step=1, fault="")
@@ -57,7 +57,7 @@ async def test_a_trainer_killed_while_saving_leaves_the_checkpoint_before(
     assert names(root) == {"step-000001"}
     resumed = TrainerProcess(tmp_path, hang_s=HANG_S)
     try:
-        prepared = await resumed.prepare(config, resume=newest.path)
+        prepared = await resumed.prepare(config, 6, resume=newest.path)
         assert (prepared.step, prepared.lineage) == (newest.step, newest.lineage) == (1, LINEAGE)
         assert resumed.staging.read_bytes() == weights
         trained = await resumed.train(1, [group([0.0, 1.0])])

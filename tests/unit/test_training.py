@@ -36,7 +36,7 @@ class Child:
         self.trained: list[int] = []
         self.other_weights = False
 
-    async def prepare(self, config: LeadConfig, resume: Path | None = None) -> Prepared:
+    async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
         assert resume is None
         self.starts += 1
         self.step, self.state, self.gone = 0, digest(b""), False
@@ -91,6 +91,7 @@ class Run:
             LeadConfig(),
             journal,
             prompt,
+            6,
             say=self.said.append,
             emit=lambda kind, **fields: self.events.append(kind),
             on_trained=lambda figures: self.steps.append(int(figures["step"])),

@@ -1,0 +1,173 @@
+"""One learner step: a few optimiser steps over the rows of a batch. Reads top to bottom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from swarm.errors import UserError
+from swarm.learner.advantages import reward_figures, rows_of
+from swarm.learner.alarms import Alarms
+from swarm.learner.batch import MicroBatch, Row, micro_batches
+from swarm.learner.messages import Alarm, Prepare, TrainGroup
+from swarm.learner.objective import OBJECTIVES, WANT_PROXIMAL, Tokens
+from swarm.learner.policy import Policy, TokenFigures
+from swarm.learner.ranks import Ranks
+
+GRADIENT_CLIP = 1.0
+
+MAX_LOG_RATIO = 20.0
+"""Bound of one token's part in mismatch_kl."""
+
+Sums = defaultdict[str, float]
+
+PER_TOKEN = ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "sampling/importance_sampling_ratio/mean")
+"""Figures of every step, 0 where nothing was trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """What a learner step works on and with."""
+
+    model: Any
+    optimizer: torch.optim.AdamW
+    shuffle: torch.Generator
+    policy: Policy
+    reference: Policy | None
+    ranks: Ranks
+    device: torch.device
+    progress: Callable[[], None]
+
+
+class Update:
+    """Takes learner steps. UserError for an objective that does not exist."""
+
+    def __init__(self, command: Prepare, learning: Learning) -> None:
+        rules = command.learning
+        if rules.objective not in OBJECTIVES:
+            raise UserError(f"there is no objective {rules.objective!r}; known ones: {', '.join(OBJECTIVES)}")
+        self._command = command
+        self._at = learning
+        self._objective = OBJECTIVES[rules.objective]
+        self._wants_proximal = rules.objective in WANT_PROXIMAL
+        self.alarms = Alarms(command.alarms)
+
+    def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
+        """Train on the groups that have any variance; the step's figures, by TRL's names, and its alarms."""
+        figures = reward_figures(groups)
+        self._set_learning_rate(step)
+        sums: Sums = defaultdict(float)
+        rows = rows_of(groups, self._command.learning)
+        minibatches: tuple[torch.Tensor, ...] = ()
+        if rows:
+            rows = self._with_former_logprobs(rows)
+            minibatches = torch.randperm(len(rows), generator=self._at.shuffle).chunk(self._command.minibatches)
+        for number, places in enumerate(minibatches):
+            self._optimizer_step([rows[place] for place in places], sums, is_first=number == 0)
+        figures |= self._figures(sums, len(minibatches))
+        return figures, self.alarms.stepped(figures)
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
+        """With the log-probs of the policy as it is now and of the reference, where the objective wants them."""
+        if self._wants_proximal:
+            found = self._read_all(rows, self._at.policy)
+            rows = [replace(row, proximal=logprobs) for row, logprobs in zip(rows, found, strict=True)]
+        if self._at.reference is not None:
+            found = self._read_all(rows, self._at.reference)
+            rows = [replace(row, reference=logprobs) for row, logprobs in zip(rows, found, strict=True)]
+        return rows
+
+    @torch.no_grad()
+    def _read_all(self, rows: Sequence[Row], policy: Policy) -> list[torch.Tensor]:
+        """Log-probs of every row, on the CPU."""
+        found: dict[int, torch.Tensor] = {}
+        for part in micro_batches(rows, self._command.compute, self._at.device):
+            found |= part.by_row(policy.read(part).logprobs.cpu())
+            self._at.progress()
+        return [found[number] for number in range(len(rows))]
+
+    def _optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> None:
+        """Accumulate the gradient over micro-batches. Dividing by the tokens of the whole minibatch makes every token
+        count the same (DAPO's token-level loss), however it is cut."""
+        tokens = max(1.0, sum(float(row.mask.sum()) for row in rows))
+        own: Sums = defaultdict(float)
+        for part in self._at.ranks.share(micro_batches(rows, self._command.compute, self._at.device)):
+            self._accumulate(part, tokens, own, count_mismatch=is_first)
+            self._at.progress()
+        found = self._at.ranks.add_up(dict(own))
+        norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
+        if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=_mismatch(found)):
+            self._at.optimizer.step()
+            found |= {"grad_norm": norm, "stepped": 1.0}
+        self._at.optimizer.zero_grad(set_to_none=True)
+        for name, value in found.items():
+            sums[name] += value
+
+    def _accumulate(self, part: MicroBatch, tokens: float, sums: Sums, *, count_mismatch: bool) -> None:
+        """Forward and backward of one micro-batch."""
+        read = self._at.policy.read(part)
+        found = self._objective(
+            Tokens(
+                logprobs=read.logprobs,
+                behaviour=part.behaviour,
+                advantages=part.advantages,
+                mask=part.mask,
+                proximal=part.proximal,
+            ),
+            self._command.learning,
+        )
+        loss = (found.loss * part.mask).sum() / tokens
+        loss.backward()
+        with torch.no_grad():
+            told = {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
+            told |= found.figures
+            if count_mismatch:
+                told |= _mismatch_sums(read, part)
+            for name, value in told.items():
+                sums[name] += float(value)
+
+    def _figures(self, sums: Sums, minibatches: int) -> dict[str, float]:
+        steps = sums.pop("stepped", 0.0)
+        tokens = max(1.0, sums.pop("tokens", 0.0))
+        mismatch = _mismatch(sums)
+        sums.pop("mismatch", None)
+        sums.pop("mismatch_tokens", None)
+        figures = {
+            "loss": sums.pop("loss", 0.0) / max(1, minibatches),
+            "grad_norm": sums.pop("grad_norm", 0.0) / max(1.0, steps),
+            "learning_rate": self._at.optimizer.param_groups[0]["lr"],
+            "optimizer_steps": steps,
+            "optimizer_steps_skipped": minibatches - steps,
+            **dict.fromkeys(PER_TOKEN, 0.0),
+            **{name: value / tokens for name, value in sums.items()},
+        }
+        return figures if mismatch is None else figures | {"mismatch_kl": mismatch}
+
+    def _set_learning_rate(self, step: int) -> None:
+        warm = min(1.0, (step + 1) / max(1, self._command.warmup_steps))
+        for group in self._at.optimizer.param_groups:
+            group["lr"] = self._command.learning_rate * warm * self.alarms.learning_rate_scale
+
+
+def _mismatch_sums(read: TokenFigures, part: MicroBatch) -> dict[str, torch.Tensor]:
+    """Distance between the engine's and the learner's log-probs where both are of the same version.
+
+    Bounded, since one claim must not drown the others. The estimator r - 1 - log r of KL(behaviour, learner) is never
+    negative (Schulman's k3). Only the first minibatch counts: after it the learner's weights are no longer those of any
+    published version.
+    """
+    same = part.mask * (part.staleness == 0)
+    log_ratio = (read.logprobs - part.behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return {"mismatch": ((log_ratio.exp() - 1 - log_ratio) * same).sum(), "mismatch_tokens": same.sum()}
+
+
+def _mismatch(sums: Mapping[str, float]) -> float | None:
+    """None where no token is of the version that the learner is at."""
+    tokens = sums.get("mismatch_tokens", 0.0)
+    return sums["mismatch"] / tokens if tokens else None
