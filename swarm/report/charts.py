@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from swarm.report.figures import Column, Point
+from swarm.report.words import shown, text
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
-TICKS = 4
+TICKS = 5
 
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 2", "12 4")
 """Of the curves of one chart, besides their colours: some see no difference in these, some print in grey."""
@@ -45,6 +45,8 @@ class Chart:
     limit: str = ""
     """What the stairs are."""
     across: str = "learner step"
+    until: float = 0.0
+    """The last step of the run, so that all charts show the same of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +72,15 @@ def draw(chart: Chart) -> str:
     unit = f" ({chart.unit})" if chart.unit else ""
     lasts = "; ".join(f"{curve.name} {shown(curve.column.last)}" for curve, _ in curves)
     parts = [
-        f'<figure><figcaption>{escape(chart.title)}<span class="unit">{escape(unit)}</span></figcaption>',
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title + unit)} over '
-        f'{escape(chart.across)}; last: {escape(lasts)}">',
+        f'<figure><figcaption>{text(chart.title)}<span class="unit">{text(unit)}</span></figcaption>',
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(chart.title + unit)} over '
+        f'{text(chart.across)}; last: {text(lasts)}">',
         *_axes(chart, scale, unit),
         *_stairs(chart, scale),
     ]
     for place, (curve, points) in enumerate(curves):
         parts += _curve(place, curve, points, scale)
     return "\n".join([*parts, "</svg>", _legend(chart), "</figure>"])
-
-
-def shown(value: float | None) -> str:
-    """A value in few characters."""
-    if value is None:
-        return "-"
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return f"{value:.2e}"
 
 
 def _scale(chart: Chart, points: Sequence[Point]) -> Scale:
@@ -97,11 +90,11 @@ def _scale(chart: Chart, points: Sequence[Point]) -> Scale:
     low, high = min([*lows, *limits, *fixed], default=0.0), max([*highs, *limits, *fixed], default=1.0)
     if high - low <= 1e-12 * max(abs(high), abs(low), 1e-300):
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-    first, last = min((p.step for p in points), default=0.0), max((p.step for p in points), default=1.0)
+    last = max([chart.until, *(point.step for point in points)])
     step = _tick_step(high - low)
     bottom = math.floor(low / step) * step if chart.floor is None or low < chart.floor else chart.floor
     top = math.ceil(high / step - 1e-9) * step
-    return Scale(min(first, 0.0), last if last > min(first, 0.0) else first + 1.0, bottom, top)
+    return Scale(0.0, last or 1.0, bottom, top)
 
 
 def _tick_step(span: float) -> float:
@@ -130,10 +123,10 @@ def _axes(chart: Chart, scale: Scale, unit: str) -> Iterator[str]:
         yield f'<text x="{scale.x(step)}" y="{bottom + 16}" text-anchor="middle">{step:,.0f}</text>'
     yield f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
     across = (LEFT + WIDTH - RIGHT) / 2
-    yield f'<text x="{across:g}" y="{HEIGHT - 6}" text-anchor="middle">{escape(chart.across)}</text>'
+    yield f'<text x="{across:g}" y="{HEIGHT - 6}" text-anchor="middle">{text(chart.across)}</text>'
     if unit:
         turn = f'transform="rotate(-90 12 {middle:g})"'
-        yield f'<text x="12" y="{middle:g}" {turn} text-anchor="middle">{escape(chart.unit)}</text>'
+        yield f'<text x="12" y="{middle:g}" {turn} text-anchor="middle">{text(chart.unit)}</text>'
 
 
 def _stairs(chart: Chart, scale: Scale) -> Iterator[str]:
@@ -143,7 +136,7 @@ def _stairs(chart: Chart, scale: Scale) -> Iterator[str]:
     for number, (step, value) in enumerate(chart.steps):
         x = scale.x(min(scale.x1, max(scale.x0, step)))
         path += f"{'H' if number else 'M'}{x}{'V' if number else ' '}{scale.y(value)}"
-    yield f'<path class="limit" d="{path}H{WIDTH - RIGHT}"><title>{escape(chart.limit)}</title></path>'
+    yield f'<path class="limit" d="{path}H{WIDTH - RIGHT}"><title>{text(chart.limit)}</title></path>'
 
 
 def _curve(place: int, curve: Curve, points: Sequence[Point], scale: Scale) -> Iterator[str]:
@@ -155,26 +148,26 @@ def _curve(place: int, curve: Curve, points: Sequence[Point], scale: Scale) -> I
     dash = f' stroke-dasharray="{DASHES[place]}"' if DASHES[place] else ""
     # A single point has no length to draw.
     if len(points) > 1:
-        yield f'<path class="line c{place}"{dash} d="M{path}"><title>{escape(curve.name)}</title></path>'
+        yield f'<path class="line c{place}"{dash} d="M{path}"><title>{text(curve.name)}</title></path>'
     if curve.dots or len(points) == 1:
         for p in points:
             yield (
                 f'<circle class="dot c{place}" cx="{scale.x(p.step)}" cy="{scale.y(p.mean)}" r="3">'
-                f"<title>{escape(curve.name)} at {p.step:g}: {shown(p.mean)}</title></circle>"
+                f"<title>{text(curve.name)} at {p.step:g}: {shown(p.mean)}</title></circle>"
             )
 
 
 def _legend(chart: Chart) -> str:
     rows = [
         f'<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="line c{place}" '
-        f'stroke-dasharray="{DASHES[place] or "none"}" d="M0 4H30"/></svg>{escape(curve.name)} '
+        f'stroke-dasharray="{DASHES[place] or "none"}" d="M0 4H30"/></svg>{text(curve.name)} '
         f"<b>{shown(curve.column.last)}</b></span>"
         for place, curve in enumerate(chart.curves[:MOST_CURVES])
     ]
     if chart.steps:
         rows.append(
             '<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="limit" d="M0 4H30"/></svg>'
-            f"{escape(chart.limit)} <b>{shown(chart.steps[-1][1])}</b></span>"
+            f"{text(chart.limit)} <b>{shown(chart.steps[-1][1])}</b></span>"
         )
     if len(chart.curves) > MOST_CURVES:
         rows.append(f"<span>and {len(chart.curves) - MOST_CURVES} more in the table of figures</span>")

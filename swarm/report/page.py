@@ -9,23 +9,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
-from swarm.report.charts import draw, shown
+from swarm.report.charts import draw
 from swarm.report.figures import Figures
 from swarm.report.samples import Journaled, Sample
 from swarm.report.sections import sections
 from swarm.report.style import STYLE
+from swarm.report.words import TEXT_SHOWN, shown, text
 
 MARK = "<!-- echo-node report -->"
 """The second line of every report: a file with it may be written anew."""
 
 EVENTS_SHOWN = 100
 """Of each end of a run."""
-
-TEXT_SHOWN = 1500
-"""Characters of a prompt or a completion; of an event's field a tenth."""
 
 SECRETS = ("token", "password", "secret")
 """Parts of names of settings whose values are not shown."""
@@ -59,15 +56,6 @@ def render(found: Figures, journaled: Journaled, *, now: float) -> str:
         "</main></body></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
-
-
-def text(value: object, most: int = TEXT_SHOWN) -> str:
-    """Words of anybody's, escaped: marks that would turn the direction of a line or hide in it are replaced."""
-    words = str(value)
-    cut = words[:most]
-    plain = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in cut)
-    more = f" [{len(words) - most} characters more]" if len(words) > most else ""
-    return escape(plain) + more
 
 
 # -- the head ------------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from swarm.report.charts import MOST_CURVES, Chart, Curve
-from swarm.report.figures import Column, Figures
+from swarm.report.figures import Figures
 
 MOST_OTHERS = 32
 """Charts of figures that nobody named, one each."""
@@ -66,11 +66,11 @@ def sections(found: Figures) -> list[tuple[str, list[Chart]]]:
     """Titles and their charts; a section without figures has none."""
     free = dict.fromkeys(name for name, column in found.columns.items() if column.values)
     staleness = [chart for chart in [_staleness(found, free)] if chart is not None]
-    learning = [*_held_out(found), *_charts(LEARNING, found.columns, free)]
-    swarm = [*staleness, *_charts(SWARM, found.columns, free)]
-    costs = list(_charts(COSTS, found.columns, free)) if found.last("cost_total") else []
+    learning = [*_held_out(found), *_charts(LEARNING, found, free)]
+    swarm = [*staleness, *_charts(SWARM, found, free)]
+    costs = list(_charts(COSTS, found, free)) if found.last("cost_total") else []
     others = [
-        Chart(title=name, unit="", curves=[Curve(name=name, column=found.columns[name])])
+        Chart(title=name, unit="", curves=[Curve(name=name, column=found.columns[name])], until=found.steps)
         for name in list(free)[:MOST_OTHERS]
         if not name.startswith("cost_")
     ]
@@ -89,6 +89,7 @@ def _held_out(found: Figures) -> Iterator[Chart]:
             floor=0,
             ceiling=ceiling,
             across="policy version",
+            until=found.steps,
         )
 
 
@@ -105,10 +106,11 @@ def _staleness(found: Figures, free: dict[str, None]) -> Chart | None:
         floor=0,
         steps=found.bounds,
         limit="max_staleness, the bound S",
+        until=found.steps,
     )
 
 
-def _charts(wanted: tuple[Wanted, ...], columns: Mapping[str, Column], free: dict[str, None]) -> Iterator[Chart]:
+def _charts(wanted: tuple[Wanted, ...], found: Figures, free: dict[str, None]) -> Iterator[Chart]:
     """Each takes its figures out of those that are `free`; what is too much for one goes on in another."""
     for one in wanted:
         names = [name for pattern in one.names for name in free if fnmatchcase(name, pattern)]
@@ -116,5 +118,12 @@ def _charts(wanted: tuple[Wanted, ...], columns: Mapping[str, Column], free: dic
         for name in names:
             del free[name]
         for at in range(0, len(names), MOST_CURVES):
-            curves = [Curve(name=name, column=columns[name]) for name in names[at : at + MOST_CURVES]]
-            yield Chart(title=one.title, unit=one.unit, curves=curves, floor=one.floor, ceiling=one.ceiling)
+            curves = [Curve(name=name, column=found.columns[name]) for name in names[at : at + MOST_CURVES]]
+            yield Chart(
+                title=one.title,
+                unit=one.unit,
+                curves=curves,
+                floor=one.floor,
+                ceiling=one.ceiling,
+                until=found.steps,
+            )
