@@ -112,6 +112,9 @@ def lead(
     system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
     tokens_per_micro_batch: Annotated[int | None, typer.Option(help="Of one forward pass. Default: chosen.")] = None,
     trainer_ranks: Annotated[int | None, typer.Option(help="GPUs that share the training. Default: 1.")] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard/--no-tensorboard", help="Log for TensorBoard too. Default: no.")
+    ] = None,
     activate: Activate = None,
     budget_per_hour: Budget = None,
     max_cost: MaxCost = None,

@@ -19,14 +19,21 @@ LIVES_KEPT = 100
 Life = dict[str, Any]
 
 
-def note_life(run_dir: Path, *, step: int, device: str) -> None:
-    """Append this process: libraries, machine and command. `step` is where it goes on, `device` what it trains on."""
+def note_life(run_dir: Path, *, step: int, device: str) -> str:
+    """Append this process: libraries, machine and command. `step` is where it goes on, `device` what it trains on.
+
+    "" or why it could not be written, as on a full disk: a run goes on without.
+    """
     lives = [*read_lives(run_dir), this_life(step=step, device=device)]
     if len(lives) > LIVES_KEPT:
         lives = [lives[0], *lives[1 - LIVES_KEPT :]]
     partial = run_dir / (ENVIRONMENT + ".partial")
-    partial.write_text(json.dumps(lives, indent=2) + "\n")
-    partial.replace(run_dir / ENVIRONMENT)
+    try:
+        partial.write_text(json.dumps(lives, indent=2) + "\n")
+        partial.replace(run_dir / ENVIRONMENT)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def read_lives(run_dir: Path) -> list[Life]:
