@@ -92,7 +92,9 @@ def export_rollouts(
 def export_model(
     run_dir: RunDirectory,
     to: Annotated[Path, typer.Option(help="Directory to make, in Hugging Face format.")],
-    step: Annotated[int | None, typer.Option(min=0, help="Of that checkpoint. Default: of the newest whole one.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Of that checkpoint. Default: of the newest whole one.")
+    ] = None,
     best: Annotated[bool, typer.Option("--best", help="The model that was best on held-out prompts.")] = False,
 ) -> None:
     """Write a run's model as anybody loads it, with tokenizer, generation config and a model card."""
@@ -105,7 +107,7 @@ def export_model(
     _config(run_dir)
     figures = read_figures(run_dir)
     done = write(run_dir, to, lambda at: model_card(figures, at), step=step, best=best)
-    typer.echo(f"the model{'' if done is None else f' of step {done}'} in {to}")
+    typer.echo(f"the model of step {done} in {to}")
 
 
 def report(

@@ -1,8 +1,8 @@
 """A run's figures for TensorBoard, as a second place beside metrics.jsonl: RUN_DIR/tensorboard.
 
-A thread of its own imports the package and writes, so that the node's loop waits for neither; between them is a queue
-that is bounded, and what does not fit is left out here and in metrics.jsonl all the same. Names are TRL's as TensorBoard
-shows them: `train/NAME` by learner step and `eval/NAME` by policy version.
+A thread of its own imports the package and writes, so that the node's loop waits for neither. Between them is a bounded
+queue; what finds no room in it is in metrics.jsonl alone. Names are TRL's as TensorBoard shows them: `train/NAME` by
+learner step and `eval/NAME` by policy version.
 
 A life that goes on writes a file of its own. It begins with a mark that has TensorBoard forget what it knew from a step
 on, and with those steps again: the last ones before a crash may not have come to the disk.

@@ -24,11 +24,10 @@ HUB_NAME_PARTS = 2
 """owner/name"""
 
 
-def model_card(found: Figures, step: int | None) -> str:
+def model_card(found: Figures, step: int) -> str:
     """README.md, with the front matter that the Hugging Face hub reads. No path and no address of the run is in it."""
     config = found.config
     base, task = str(config.get("model")), str(config.get("task"))
-    after = "its best version" if step is None else f"{step} learner steps"
     lines = [
         "---",
         "library_name: transformers",
@@ -42,7 +41,7 @@ def model_card(found: Figures, step: int | None) -> str:
         "",
         "| | |",
         "|---|---|",
-        *(f"| {name} | {value} |" for name, value in _facts(found, base, task, after, step)),
+        *(f"| {name} | {value} |" for name, value in _facts(found, base, task, step)),
         "",
         "## Use",
         "```python",
@@ -65,16 +64,16 @@ def model_card(found: Figures, step: int | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _facts(found: Figures, base: str, task: str, after: str, step: int | None) -> Iterator[tuple[str, str]]:
+def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[str, str]]:
     yield "base model", _shown(base)
     yield "task", _shown(task)
-    yield "trained for", after
+    yield "trained for", f"{step} learner steps"
     yield "objective", str(found.config.get("objective", "grpo"))
     yield "staleness of the rollouts, at most", str(found.config.get("max_staleness"))
     for name, column in found.evaluated.items():
-        measured = [at for at, version in enumerate(column.steps) if step is None or version <= step]
+        measured = [at for at, version in enumerate(column.steps) if version <= step]
         if measured:
-            at = measured[-1] if step is not None else max(measured, key=lambda one: column.values[one])
+            at = measured[-1]
             yield f"held-out {name}", f"{column.values[at]:.4g} (version {column.steps[at]:.0f})"
     if rollouts := found.last("rollouts_accepted"):
         yield "rollouts in the whole run", f"{rollouts:.0f}"

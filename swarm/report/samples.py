@@ -102,9 +102,7 @@ def _is_kept(found: sqlite3.Connection, reader: SegmentReader, step: int) -> boo
     return any(reader.payload(row.place) is not None for row in rows)
 
 
-def _of_step(
-    found: sqlite3.Connection, reader: SegmentReader, step: int, place: str, read: Read
-) -> Iterator[Sample]:
+def _of_step(found: sqlite3.Connection, reader: SegmentReader, step: int, place: str, read: Read) -> Iterator[Sample]:
     """Some rollouts of the group in the batch whose rewards differ most."""
     groups = [(group, rollout_rows(found, group.number)) for group in batch_rows(found, step)[:GROUPS_TRIED]]
     if not groups:

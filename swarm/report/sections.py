@@ -38,7 +38,9 @@ LEARNING = (
     Wanted(title="Importance ratio", names=("sampling/importance_sampling_ratio/*",)),
     Wanted(title="Log-prob difference", unit="nats", names=("sampling/sampling_logp_difference/*",), floor=0),
     Wanted(title="Length of completions", unit="tokens", names=("completions/*_length",), floor=0),
-    Wanted(title="Completions cut at the limit", unit="share", names=("completions/clipped_ratio",), floor=0, ceiling=1),
+    Wanted(
+        title="Completions cut at the limit", unit="share", names=("completions/clipped_ratio",), floor=0, ceiling=1
+    ),
     Wanted(title="Learning rate", names=("learning_rate",), floor=0),
     Wanted(title="Optimiser steps of a learner step", names=("optimizer_steps", "optimizer_steps_skipped"), floor=0),
 )

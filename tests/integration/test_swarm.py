@@ -110,7 +110,7 @@ def test_a_killed_trainer_is_replaced_and_makes_the_same_weights_again(swarm: Sw
 
 
 def test_a_run_ends_and_says_goodbye(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", "--steps", "6", "--publish-every-steps", "3")
+    learner = swarm.lead("--port", "0", "--steps", "6", "--publish-every-steps", "3", "--tensorboard")
     sampler = swarm.join(learner.url(), name="sampler")
     assert learner.wait() == 0, learner.output()
     assert sampler.wait() == 0, sampler.output()
@@ -121,6 +121,25 @@ def test_a_run_ends_and_says_goodbye(swarm: Swarm) -> None:
     assert [entry["version"] for entry in summary["held_out"]] == [0, 6]
     assert not list((learner.run_dir / "checkpoints").glob("*.partial"))
     _is_exported(learner.run_dir, _verified(learner.run_dir))
+    _is_reported(learner.run_dir)
+
+
+def _is_reported(run_dir: Path) -> None:
+    """Its figures are in a report and in TensorBoard's file, its model is one that others load."""
+    done = command("report", str(run_dir))
+    assert (done.returncode, done.stdout) == (0, f"report in {run_dir / 'report.html'}\n")
+    page = (run_dir / "report.html").read_text()
+    assert "finished: 6 of 6 learner steps" in page
+    assert page.count("<article>") >= 3
+    (events,) = (run_dir / "tensorboard").iterdir()
+    assert b"train/reward" in events.read_bytes()
+    (life,) = json.loads((run_dir / "environment.json").read_text())
+    assert (life["step"], life["device"]) == (0, "cpu")
+    assert "--tensorboard" in life["command"]
+    model = run_dir.parent / "model"
+    done = command("export", "model", str(run_dir), "--to", str(model))
+    assert (done.returncode, done.stdout) == (0, f"the model of step 6 in {model}\n")
+    assert {"config.json", "generation_config.json", "tokenizer.json"} < {path.name for path in model.iterdir()}
 
 
 def _verified(run_dir: Path) -> dict[str, Any]:
@@ -153,7 +172,9 @@ def _is_exported(run_dir: Path, report: dict[str, Any]) -> None:
 
 def test_of_what_is_no_run_nothing_is_verified_or_exported(tmp_path: Path) -> None:
     to = tmp_path / "rollouts.jsonl"
-    for arguments in (("verify", str(tmp_path), "--json"), ("export", "rollouts", str(tmp_path), "--to", str(to))):
+    run, target = str(tmp_path), ("--to", str(to))
+    named = (("verify", run, "--json"), ("export", "rollouts", run, *target), ("export", "model", run, *target))
+    for arguments in (*named, ("report", run, *target)):
         done = command(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.count("\n") == 1

@@ -67,9 +67,7 @@ def test_a_resumed_run_goes_on_with_each_step_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
 
 
-def test_of_a_long_former_life_only_the_end_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_former_life_only_the_end_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eventfiles, "STEPS_REPEATED", 3)
     log_life(tmp_path, range(1, 31), evaluated=[0, 28])
     log_life(tmp_path, range(31, 33))

@@ -1,0 +1,207 @@
+"""The model of a run as others load it: what is in the directory, and what is refused with one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from swarm.cli_runs import export_model as command
+from swarm.config import LeadConfig
+from swarm.errors import UserError
+from swarm.learner.checkpoint import save_model
+from swarm.learner.checkpoints import TENSORS, commit
+from swarm.learner.export import BEST, export_model
+from swarm.learner.messages import Save
+from swarm.node.environment import note_life
+from swarm.node.metrics import RunLog
+from swarm.node.rundir import create_run_directory
+from tests.unit.models import rounded
+from tests.unit.trainers import trainer_in
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}="
+IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run with checkpoints of steps 2 and 4 and a best model of step 2, and the model; not to be changed."""
+    run_dir = tmp_path_factory.mktemp("made") / "run"
+    create_run_directory(run_dir, LeadConfig(run_dir=run_dir, groups_per_step=8, system_prompt='say "é"', port=1234))
+    trainer = trainer_in(run_dir)
+    trainer._tokenizer.chat_template = TEMPLATE
+    for step in (2, 4):
+        trainer.steps_taken = step
+        trainer.save(Save(directory=str(run_dir / f"checkpoints/step-{step:06}"), step=step))
+        trainer.flush()
+    _keep_best(run_dir)
+    log = RunLog(run_dir)
+    for version, exact in [(0, 0.0), (2, 0.75), (4, 0.5)]:
+        log.event("evaluated", version=version, exact_match=exact, prompts=8)
+    log.close()
+    note_life(run_dir, step=0, device="cpu")
+    return run_dir, trainer._model
+
+
+def _keep_best(run_dir: Path) -> None:
+    """As a run does: a checkpoint's model, without the trainer, under its own digests."""
+    source, partial = run_dir / "checkpoints/step-000002", run_dir / "best.partial"
+    shutil.copytree(source, partial, ignore=shutil.ignore_patterns("trainer*", "digests.json"))
+    (partial / "best.json").write_text('{"version": 2, "exact_match": 0.75}')
+    commit(partial, run_dir / BEST)
+
+
+@pytest.fixture
+def run_dir(made: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A copy of it to break."""
+    return Path(shutil.copytree(made[0], tmp_path / "run"))
+
+
+def exported(run_dir: Path, to: Path, **which: Any) -> int:
+    return export_model(run_dir, to, lambda step: f"after {step}", **which)
+
+
+def test_what_is_exported_loads_and_generates(made: tuple[Path, Any], tmp_path: Path) -> None:
+    to = tmp_path / "deeper" / "model"
+    command(made[0], to)
+    model: Any = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(to)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(input_ids=IDS).logits, rounded(made[1])(input_ids=IDS).logits)
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "3141"}], return_tensors="pt", return_dict=False)
+    assert tokenizer.decode(chat[0]).startswith("3141=")
+    assert model.generate(chat, max_new_tokens=3).shape[1] > chat.shape[1]
+    assert GenerationConfig.from_pretrained(to).eos_token_id == made[1].generation_config.eos_token_id
+    assert sorted(path.name for path in to.iterdir()) == [
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert list(tmp_path.rglob("*.partial")) == []
+
+
+def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_path: Path) -> None:
+    command(made[0], tmp_path / "model", step=2)
+    card = (tmp_path / "model/README.md").read_text()
+    assert "| trained for | 2 learner steps |" in card
+    assert "| held-out exact_match | 0.75 (version 2) |" in card
+    assert f"torch {torch.__version__}" in card
+    assert "groups_per_step = 8\n" in card
+    assert 'system_prompt = "say \\"é\\""\n' in card
+    assert "1234" not in card
+    assert str(made[0]) not in card
+    assert card.startswith("---\nlibrary_name: transformers\n")
+
+
+@pytest.mark.parametrize(("which", "step"), [({}, 4), ({"step": 2}, 2), ({"best": True}, 2)])
+def test_newest_named_or_best(made: tuple[Path, Any], tmp_path: Path, which: dict[str, Any], step: int) -> None:
+    assert exported(made[0], tmp_path / "model", **which) == step
+    assert (tmp_path / "model/README.md").read_text() == f"after {step}"
+    assert not (tmp_path / "model/best.json").exists()
+    # A copy of its own: to change it changes nothing of the run.
+    assert all(path.stat().st_nlink == 1 for path in (tmp_path / "model").iterdir())
+
+
+def test_large_models_are_exported_with_all_shards_and_their_index(
+    made: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, model = made
+    partial, directory = tmp_path / "partial", tmp_path / "run/checkpoints/step-000004"
+    shutil.copytree(run_dir / "checkpoints/step-000004", partial, ignore=shutil.ignore_patterns("model*", "digests*"))
+    tokenizer = AutoTokenizer.from_pretrained(partial)
+    whole = type(model).save_pretrained
+    monkeypatch.setattr(
+        type(model), "save_pretrained", lambda self, to, **given: whole(self, to, max_shard_size="100KB", **given)
+    )
+    names = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_model(model, tokenizer, partial, {name: tensor.bfloat16() for name, tensor in names.items()})
+    directory.parent.mkdir(parents=True)
+    commit(partial, directory)
+    exported(tmp_path / "run", tmp_path / "model")
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(input_ids=IDS).logits, rounded(model)(input_ids=IDS).logits)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip, os.unlink])
+def test_a_torn_checkpoint_is_passed_over_or_refused(
+    run_dir: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(run_dir / "checkpoints/step-000004/model.safetensors")
+    with pytest.raises(UserError, match=r"step-000004/model.safetensors is (torn|missing)"):
+        exported(run_dir, tmp_path / "model", step=4)
+    assert not (tmp_path / "model").exists()
+    assert exported(run_dir, tmp_path / "model") == 2
+    damage(run_dir / "checkpoints/step-000002/config.json")
+    with pytest.raises(UserError, match=r"no checkpoint .* is whole"):
+        exported(run_dir, tmp_path / "other")
+    damage(run_dir / "best/tokenizer.json")
+    with pytest.raises(UserError, match=r"best/tokenizer.json is (torn|missing)"):
+        exported(run_dir, tmp_path / "other", best=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
+
+
+def test_what_the_trainer_alone_needs_may_be_damaged(run_dir: Path, tmp_path: Path) -> None:
+    _cut(run_dir / "checkpoints/step-000004" / TENSORS)
+    assert exported(run_dir, tmp_path / "model") == 4
+
+
+@pytest.mark.parametrize(
+    ("which", "fault"),
+    [
+        ({"step": 3}, "step 3 is not there; .* of: 2, 4"),
+        ({"step": 6}, "step 6 is torn; .* of: 2, 4"),
+    ],
+)
+def test_a_step_that_is_not_there_is_refused(run_dir: Path, tmp_path: Path, which: dict[str, Any], fault: str) -> None:
+    (run_dir / "checkpoints/step-000006").mkdir()
+    with pytest.raises(UserError, match=fault):
+        exported(run_dir, tmp_path / "model", **which)
+
+
+def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    create_run_directory(run_dir, LeadConfig(run_dir=run_dir))
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        exported(run_dir, tmp_path / "model")
+    with pytest.raises(UserError, match="there is no best model"):
+        exported(run_dir, tmp_path / "model", best=True)
+    with pytest.raises(UserError, match="is not a run directory"):
+        command(tmp_path, tmp_path / "model")
+    with pytest.raises(UserError, match="give one of them"):
+        command(run_dir, tmp_path / "model", step=1, best=True)
+
+
+def test_a_target_that_holds_anything_is_refused(made: tuple[Path, Any], tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name, fault in [("full", "not empty"), ("file", "no directory"), ("link", "no directory"), ("file/x", "Not a")]:
+        with pytest.raises(UserError, match=fault):
+            exported(made[0], tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    assert exported(made[0], tmp_path / "empty") == 4
+    assert json.loads((tmp_path / "empty/config.json").read_text())["dtype"] == "bfloat16"
