@@ -63,6 +63,15 @@ PerHour = Annotated[float | None, typer.Option(help="Price of this machine by th
 PerGb = Annotated[float | None, typer.Option(help="Price of metered traffic, by 1e9 bytes. Default: 0.")]
 Budget = Annotated[float | None, typer.Option(help="Most that the active samplers may cost by the hour.")]
 MaxCost = Annotated[float | None, typer.Option(help="End the run, with a checkpoint, once it has cost so much.")]
+KeepRollouts = Annotated[
+    int | None, typer.Option(help="Steps whose rollouts stay on disk with their tokens. Default: all.")
+]
+Resume = Annotated[
+    Path | None, typer.Option(help="Run directory of a run to go on with, however it ended; its settings hold.")
+]
+Tensorboard = Annotated[
+    bool | None, typer.Option("--tensorboard/--no-tensorboard", help="Log for TensorBoard too. Default: no.")
+]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 
@@ -98,12 +107,8 @@ def lead(
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     checkpoint_every_steps: Annotated[int | None, typer.Option(help="Default: 50.")] = None,
     keep_checkpoints: Annotated[int | None, typer.Option(help="Newest ones that stay on disk. Default: 3.")] = None,
-    keep_rollouts: Annotated[
-        int | None, typer.Option(help="Steps whose rollouts stay on disk with their tokens. Default: all.")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Run directory of a run to go on with, however it ended; its settings hold.")
-    ] = None,
+    keep_rollouts: KeepRollouts = None,
+    resume: Resume = None,
     objective: Annotated[str | None, typer.Option(help="grpo, decoupled_ppo, ... (docs/learner.md).")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Default: 1e-6; for tiny 1e-3.")] = None,
     groups_per_step: Annotated[int | None, typer.Option(help="Prompts of a learner step. Default: 32.")] = None,
@@ -112,9 +117,7 @@ def lead(
     system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
     tokens_per_micro_batch: Annotated[int | None, typer.Option(help="Of one forward pass. Default: chosen.")] = None,
     trainer_ranks: Annotated[int | None, typer.Option(help="GPUs that share the training. Default: 1.")] = None,
-    tensorboard: Annotated[
-        bool | None, typer.Option("--tensorboard/--no-tensorboard", help="Log for TensorBoard too. Default: no.")
-    ] = None,
+    tensorboard: Tensorboard = None,
     activate: Activate = None,
     budget_per_hour: Budget = None,
     max_cost: MaxCost = None,
