@@ -48,6 +48,7 @@ CORES = (
     "swarm.gossip.reachability",
     "swarm.gossip.table",
     "swarm.gossip.view",
+    "swarm.learner.alarms",
     *(name for name in modules() if name.startswith("swarm.capacity.")),
 )
 DATA = (
@@ -62,6 +63,7 @@ DATA = (
     "swarm.gossip.messages",
     "swarm.gossip.records",
     "swarm.gossip.rules",
+    "swarm.learner.messages",
 )
 """Modules without IO that a core may build on."""
 
