@@ -10,6 +10,7 @@ whole. What goes off, in order of precedence:
                     the learner's own at equal weights
                     ten such learner steps in a row                              stop
     gradient_spike  the norm is above `gradient_spike` medians of the last 50    skip that optimiser step
+                    and would have to be clipped
     entropy         it has fallen to the share `entropy` of what it was at       halve the learning rate, at most
                     first, and the reward has not risen for it                   every ten steps and to an eighth
 
@@ -30,6 +31,9 @@ from statistics import fmean, median
 from msgspec import structs
 
 from swarm.learner.messages import Alarm, AlarmKind, AlarmRules, AlarmState, Reaction
+
+GRADIENT_CLIP = 1.0
+"""Norm to which gradients are clipped; one that is shorter is no spike, however short others were."""
 
 NORMS_KEPT = 50
 """Norms that a spike is compared with: 25 learner steps of two minibatches. Skipped ones are among them, so a lasting
@@ -58,8 +62,8 @@ LEAST_SCALE = 1 / 8
 REASONS: dict[tuple[AlarmKind, Reaction], str] = {
     ("not_finite", "skip"): "the gradient is not finite: this optimiser step is left out",
     ("not_finite", "stop"): (
-        f"no gradient of {NOT_FINITE_STEPS} learner steps was finite, so the weights or their arithmetic are broken: go "
-        "on from an older checkpoint with a lower learning rate, or with precision float32"
+        f"no gradient of {NOT_FINITE_STEPS} learner steps was finite, so the weights or their arithmetic are broken: "
+        "go on from an older checkpoint with a lower learning rate, or with precision float32"
     ),
     ("mismatch_kl", "skip"): "samplers and learner disagree about log-probs: this learner step is left out",
     ("mismatch_kl", "stop"): (
@@ -108,7 +112,7 @@ class Alarms:
             self._broken = gradient_norm
             return False
         self._is_finite_seen = True
-        limit = self._rules.gradient_spike * self._usual_norm()
+        limit = max(GRADIENT_CLIP, self._rules.gradient_spike * self._usual_norm())
         self.state = structs.replace(self.state, norms=(*self.state.norms, gradient_norm)[-NORMS_KEPT:])
         if self._is_mismatched:
             return False
@@ -168,9 +172,7 @@ class Alarms:
         may_lower = state.learning_rate_scale > LEAST_SCALE and state.steps_since_lowered >= LOWER_EVERY_STEPS
         if entropy >= limit or paid_for or not may_lower:
             return []
-        self.state = structs.replace(
-            state, learning_rate_scale=state.learning_rate_scale / 2, steps_since_lowered=0
-        )
+        self.state = structs.replace(state, learning_rate_scale=state.learning_rate_scale / 2, steps_since_lowered=0)
         return [_alarm("entropy", "lower", entropy, limit)]
 
     # -- parts -----------------------------------------------------------------------------------------------

@@ -54,9 +54,7 @@ def take(parts: Parts, *, step: int, lineage: bytes, alarms: AlarmState | None =
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in live.items()
     }
-    state = TrainerState(
-        step=step, lineage=lineage.hex(), parameters=_size(parts.model), alarms=alarms or AlarmState()
-    )
+    state = TrainerState(step=step, lineage=lineage.hex(), parameters=_size(parts.model), alarms=alarms or AlarmState())
     return Snapshot(tensors=copies, state=state)
 
 

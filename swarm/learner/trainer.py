@@ -131,9 +131,7 @@ class Trainer:
         """Copy what a checkpoint holds; the copy is written while training goes on."""
         with self._channel.alive():
             self._saver.wait()
-            snapshot = take(
-                self._parts, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state
-            )
+            snapshot = take(self._parts, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state)
         self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, Path(command.directory)))
         return Done()
 

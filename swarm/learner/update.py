@@ -12,14 +12,12 @@ import torch
 
 from swarm.errors import UserError
 from swarm.learner.advantages import reward_figures, rows_of
-from swarm.learner.alarms import Alarms
+from swarm.learner.alarms import GRADIENT_CLIP, Alarms
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.messages import Alarm, Prepare, TrainGroup
 from swarm.learner.objective import OBJECTIVES, WANT_PROXIMAL, Tokens
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.learner.ranks import Ranks
-
-GRADIENT_CLIP = 1.0
 
 MAX_TOKEN_KL = 5.0
 """Bound of one token's part in mismatch_kl, in nats: one sampler in twenty that claims nonsense adds 0.25. An estimate
@@ -161,8 +159,8 @@ class Update:
 
 
 def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[str, torch.Tensor]:
-    """Distance between the engine's and the learner's log-probs where both are of the same weights: of the same version,
-    or of one since which `unchanged_steps` learner steps have changed nothing.
+    """Distance between the engine's and the learner's log-probs where both are of the same weights: of one version, or
+    of one since which `unchanged_steps` learner steps have changed nothing.
 
     Bounded, since one claim must not drown the others. The estimator r - 1 - log r of KL(behaviour, learner) is never
     negative (Schulman's k3). Only the first minibatch counts: after it the learner's weights are no longer those of any

@@ -207,6 +207,8 @@ class LearnerNode:
             "broadcast_s": self._tracker.last_broadcast_s,
             "held_out": [],
             "metrics": {},
+            "alarm": None,
+            "stopped_by": "",
             **(self._steps.status() if self._steps is not None else {}),
             **self._rollouts.status(),
             **self._provisioning.status(),
@@ -304,6 +306,7 @@ class LearnerNode:
             hold_s=config.hold_s,
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,
+            eval_samples=config.eval_samples,
             rules=SamplingRules(
                 temperature=config.temperature,
                 max_new_tokens=self._max_new_tokens,

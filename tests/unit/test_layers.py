@@ -17,6 +17,7 @@ CORES = (
     "swarm.rollout.intake",
     "swarm.rollout.leases",
     "swarm.rollout.buffer",
+    "swarm.rollout.claims",
     "swarm.rollout.pacing",
     "swarm.rollout.plane",
     "swarm.rollout.effects",
