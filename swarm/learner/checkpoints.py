@@ -228,6 +228,12 @@ def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def in_stream_dtype(name: str, content: bytes) -> bytes:
+    """A small file of a model as it belongs beside tensors of the stream: its config.json says bfloat16, where that of
+    the model in memory says float32."""
+    return content.replace(b'"dtype": "float32"', b'"dtype": "bfloat16"') if name == "config.json" else content
+
+
 # -- files ---------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from swarm.config import DEFAULT_PORT, TINY, LeadConfig
 from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
+from swarm.node.best import BestModel
 from swarm.node.control import control
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
@@ -168,6 +169,7 @@ class LearnerNode:
             on_trained=self._log.metrics,
             on_divergence=lambda: self._publication.diverged(),
         )
+        self._best = BestModel(self._run_dir, self._training.held, emit=emit, say=self._say)
         self._publication = Publication(
             network, self._broadcast, self._rollouts, self._training, self._journal, self._tracker, say=self._say
         )
@@ -206,6 +208,7 @@ class LearnerNode:
             "versions_published": self._publication.count,
             "broadcast_s": self._tracker.last_broadcast_s,
             "held_out": [],
+            "best": None,
             "metrics": {},
             "alarm": None,
             "stopped_by": "",
@@ -342,6 +345,7 @@ class LearnerNode:
             self._log,
             self._provisioning,
             held_out,
+            self._best,
             say=self._say,
         )
 

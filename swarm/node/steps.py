@@ -16,12 +16,14 @@ from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner.messages import Trained
 from swarm.node.alarms import AlarmLog
+from swarm.node.best import BestModel
 from swarm.node.metrics import RunLog
 from swarm.node.provisioning import Provisioning
 from swarm.node.publication import Publication
 from swarm.node.training import Training, step_figures, train_group
 from swarm.rollout.admission import staleness
 from swarm.rollout.api import RolloutService
+from swarm.rollout.effects import Evaluated
 from swarm.rollout.entries import BoundSet
 from swarm.rollout.heldout import held_out_figures
 from swarm.rollout.journal import Journal
@@ -53,6 +55,7 @@ class Steps:
         log: RunLog,
         provisioning: Provisioning,
         held_out_prompts: Sequence[Prompt],
+        best: BestModel,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -66,6 +69,7 @@ class Steps:
         self._provisioning = provisioning
         self._recorded_at = self._waited_s = 0.0
         self._held_out_prompts = held_out_prompts
+        self._best = best
         self._say = say
         self._save_failed_at = 0.0
         self._alarms = AlarmLog(emit=log.event, say=say)
@@ -121,6 +125,11 @@ class Steps:
         await self._rollouts.end("draining")
         await self._measure_last()
         await self._keep()
+        if (best := self._best.known) is not None:
+            self._say(
+                f"the last version is {self.step}, in checkpoints; the best measured is {best['version']} with "
+                f"{best['exact_match']:.3f} exact, in {self._best.directory}"
+            )
         if self.stopped_by:
             return False
         return self._config.target is None or (self._target_reached and self._is_measured)
@@ -188,6 +197,7 @@ class Steps:
             "publish_every_steps": self.bound.publish_every_steps,
             "max_staleness_seen": self.max_staleness_seen,
             "held_out": self.held_out,
+            "best": self._best.known,
             "metrics": self.last,
             "alarm": self._alarms.last,
             "stopped_by": self.stopped_by,
@@ -273,16 +283,27 @@ class Steps:
             await self._training.save()
 
     async def _evaluate(self) -> None:
-        version = self._publication.newest
-        if self.held_out and self.held_out[-1]["version"] == version.version:
-            # A former life measured it. Nobody may be left to measure it again.
-            return
-        result = await self._rollouts.evaluate(version, self._held_out_prompts)
+        """Measure the newest version, and keep its weights if none was better. Training goes on beside it."""
+        version = await self._publication.weigh(self._training.held)
+        try:
+            if self.held_out and self.held_out[-1]["version"] == version.version:
+                # A former life measured it. Nobody may be left to measure it again.
+                return
+            figures = self._measured(await self._rollouts.evaluate(version, self._held_out_prompts))
+            if self._best.is_better(figures):
+                assert self._training.layout is not None
+                await self._best.keep(version, figures, self._training.layout)
+        finally:
+            self._best.forget()
+
+    def _measured(self, result: Evaluated) -> dict[str, float]:
+        """Write down what a version came to."""
         figures = held_out_figures(result.scores)
         self.held_out.append({"version": result.version, **figures})
         self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}
         self._log.event("evaluated", version=result.version, prompts=len(result.scores), **figures)
         self._say(f"step {self.step}/{self._config.steps}: {_held_out_line(figures)}{self._reward()}")
+        return figures
 
     def _reward(self) -> str:
         reward = self.last.get("reward")
