@@ -14,12 +14,13 @@ STEPS = 5
 
 
 def test_at_s_0_one_sampler_gives_the_same_weights_twice(tmp_path: Path) -> None:
-    """Both run side by side, so neither meets the other's timing; held-out prompts are drawn beside those to train."""
+    """Both run side by side, so neither meets the other's timing. Prompts differ in length, and engines draw ten samples
+    at a time: if held-out prompts came into batches by chance, what is drawn would be padded by chance."""
     with swarm_in(tmp_path) as swarm:
-        swarm.lead_with(eval_every_steps=2)
+        swarm.lead_with(task="python:tests.integration.ragged:Ragged", eval_every_steps=1)
         flags = ("--port", "0", "--max-staleness", "0", "--steps", str(STEPS))
         runs = [swarm.lead(*flags, name=name) for name in ("first", "second")]
-        samplers = [swarm.join(run.url(), name=f"sampler-of-{run.name}") for run in runs]
+        samplers = [swarm.join(run.url(), "--batch-samples", "10", name=f"sampler-of-{run.name}") for run in runs]
         for node in (*runs, *samplers):
             assert node.wait() == 0, node.output()
         steps = [json.loads(line) for line in (runs[0].run_dir / "metrics.jsonl").read_text().splitlines()]
