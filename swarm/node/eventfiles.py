@@ -34,6 +34,9 @@ CLOSE_S = 10.0
 
 NO_FIGURES = frozenset({"step", "time", "version", "kind", "prompts", "samples"})
 
+HELD_OUT = "eval_"
+"""How the names begin in a line of metrics.jsonl of what the event `evaluated` says with the version it is about."""
+
 
 class Scalars(NamedTuple):
     """Figures by their TensorBoard names; `time` is the wall clock."""
@@ -143,6 +146,7 @@ def _scalars(prefix: str, step: int, found: Mapping[str, Any]) -> Scalars:
     values = {
         f"{prefix}/{name}": float(value)
         for name, value in found.items()
-        if name not in NO_FIGURES and isinstance(value, int | float) and math.isfinite(value)
+        if name not in NO_FIGURES and not name.startswith(HELD_OUT)
+        if isinstance(value, int | float) and math.isfinite(value)
     }
     return Scalars(step, float(found.get("time", time.time())), values)

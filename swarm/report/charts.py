@@ -45,6 +45,8 @@ class Chart:
     limit: str = ""
     """What the stairs are."""
     across: str = "learner step"
+    marks: Sequence[tuple[float, str]] = ()
+    """Steps with something to see, and what it is."""
     until: float = 0.0
     """The last step of the run, so that all charts show the same of it."""
 
@@ -77,6 +79,7 @@ def draw(chart: Chart) -> str:
         f'{text(chart.across)}; last: {text(lasts)}">',
         *_axes(chart, scale, unit),
         *_stairs(chart, scale),
+        *_marks(chart, scale),
     ]
     for place, (curve, points) in enumerate(curves):
         parts += _curve(place, curve, points, scale)
@@ -139,6 +142,13 @@ def _stairs(chart: Chart, scale: Scale) -> Iterator[str]:
     yield f'<path class="limit" d="{path}H{WIDTH - RIGHT}"><title>{text(chart.limit)}</title></path>'
 
 
+def _marks(chart: Chart, scale: Scale) -> Iterator[str]:
+    for step, words in chart.marks:
+        if step <= scale.x1:
+            where = f"M{scale.x(step)} {TOP}V{HEIGHT - BOTTOM}"
+            yield f'<path class="mark" d="{where}"><title>{text(words)} at step {step:g}</title></path>'
+
+
 def _curve(place: int, curve: Curve, points: Sequence[Point], scale: Scale) -> Iterator[str]:
     if any(point.low != point.high for point in points):
         there = [f"{scale.x(p.step)} {scale.y(p.high)}" for p in points]
@@ -168,6 +178,11 @@ def _legend(chart: Chart) -> str:
         rows.append(
             '<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="limit" d="M0 4H30"/></svg>'
             f"{text(chart.limit)} <b>{shown(chart.steps[-1][1])}</b></span>"
+        )
+    if chart.marks:
+        rows.append(
+            '<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="mark" d="M15 0V8"/></svg>'
+            f"{text(', '.join(sorted({words for _, words in chart.marks})))}</span>"
         )
     if len(chart.curves) > MOST_CURVES:
         rows.append(f"<span>and {len(chart.curves) - MOST_CURVES} more in the table of figures</span>")

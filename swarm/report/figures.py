@@ -23,8 +23,19 @@ MOST_POINTS = 300
 MOST_NAMES = 256
 """Of figures: a task with many rewards has some dozens. What is beyond is not read."""
 
-EVENTS_KEPT = 2000
-"""Of each end of a run; the page shows a tenth of them."""
+EVENTS_KEPT = 100
+"""Of each end of a run, and as many besides of those that matter."""
+
+FAULTS = ("alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
+CHANGES = ("bound_set", "cost_reached", "paused", "prepared", "stopped", "trainer_restarted", "unpaused")
+MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
+"""Kinds of events that are looked for in a long run: faults, restarts, and what was changed by hand."""
+
+MARKED = ("alarm", "trainer_restarted", "diverged", "bound_set")
+"""Kinds of events that charts mark at their step."""
+
+HELD_OUT = "eval_"
+"""How the names begin of what the events `evaluated` say better: of which version it is."""
 
 LINE_BYTES = 1 << 20
 """Longest line that is read as one; ours have a few kB."""
@@ -80,6 +91,9 @@ class Figures:
     bounds: list[tuple[int, int]] = field(default_factory=list)
     """S from which step on."""
     events: list[Mapping[str, Any]] = field(default_factory=list)
+    """The first, the last, and of those between some that matter, in order."""
+    marks: list[tuple[float, str]] = field(default_factory=list)
+    """Steps at which something happened that a curve may show, and what."""
     kinds: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     began: float | None = None
@@ -92,7 +106,7 @@ class Figures:
         if self.summary is not None:
             return str(self.summary.get("state", "finished"))
         last = self.events[-1] if self.events else {}
-        return "stopped" if last.get("kind") == "stopped" else "not finished"
+        return "stopped" if last.get("kind") == "stopped" else "going on, or killed"
 
     def last(self, name: str) -> float | None:
         """The newest value of a figure."""
@@ -118,28 +132,46 @@ def _add_step(found: Figures, line: Mapping[str, Any]) -> None:
     found.steps = int(step)
     for name, value in line.items():
         number = _number(value)
-        if number is None or name in ("step", "time") or (name not in found.columns and _is_full(found.columns)):
+        told_elsewhere = name in ("step", "time") or name.startswith(HELD_OUT)
+        if number is None or told_elsewhere or (name not in found.columns and _is_full(found.columns)):
             continue
         found.columns.setdefault(name, Column()).add(step, number)
     _note_time(found, line)
 
 
+class _Ends:
+    """The first and the last of many, with their numbers."""
+
+    def __init__(self) -> None:
+        self._first: list[tuple[int, Mapping[str, Any]]] = []
+        self._last: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=EVENTS_KEPT)
+
+    def add(self, number: int, event: Mapping[str, Any]) -> None:
+        (self._first if len(self._first) < EVENTS_KEPT else self._last).append((number, event))
+
+    def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        yield from self._first
+        yield from self._last
+
+
 def _add_events(found: Figures, path: Path) -> None:
-    first: list[Mapping[str, Any]] = []
-    rest: deque[Mapping[str, Any]] = deque(maxlen=EVENTS_KEPT)
-    for event in _lines(path, found):
-        found.kinds[str(event.get("kind"))] += 1
+    all_of_them, that_matter = _Ends(), _Ends()
+    for number, event in enumerate(_lines(path, found)):
+        kind = str(event.get("kind"))
+        found.kinds[kind] += 1
         _note_time(found, event)
-        match event.get("kind"):
-            case "evaluated":
-                _add_evaluation(found, event)
-            case "bound_set":
-                found.bounds.append((int(event.get("step", 0)), int(event.get("max_staleness", 0))))
-        if len(first) < EVENTS_KEPT:
-            first.append(event)
-        else:
-            rest.append(event)
-    found.events = [*first, *rest]
+        all_of_them.add(number, event)
+        if kind in MATTER:
+            that_matter.add(number, event)
+        if kind == "evaluated":
+            _add_evaluation(found, event)
+        step = _number(event.get("step"))
+        if kind == "bound_set" and step is not None:
+            found.bounds.append((int(step), int(_number(event.get("max_staleness")) or 0)))
+        if kind in MARKED and step is not None and len(found.marks) < EVENTS_KEPT:
+            found.marks.append((step, f"{kind} {event.get('alarm', '')}".strip()))
+    together = dict([*all_of_them, *that_matter])
+    found.events = [together[number] for number in sorted(together)]
 
 
 def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:

@@ -21,9 +21,6 @@ from swarm.report.words import TEXT_SHOWN, shown, text
 MARK = "<!-- echo-node report -->"
 """The second line of every report: a file with it may be written anew."""
 
-EVENTS_SHOWN = 100
-"""Of each end of a run."""
-
 SECRETS = ("token", "password", "secret")
 """Parts of names of settings whose values are not shown."""
 
@@ -116,9 +113,8 @@ def _events(found: Figures) -> str:
     if not found.events:
         return ""
     counts = _table("How often each kind of event happened", ("event", "times"), sorted(found.kinds.items()))
-    listed = [*found.events[:EVENTS_SHOWN], *found.events[EVENTS_SHOWN:][-EVENTS_SHOWN:]]
-    left_out = found.kinds.total() - len(listed)
-    rows = [(_since(found, event), event.get("kind"), _fields(event)) for event in listed]
+    left_out = found.kinds.total() - len(found.events)
+    rows = [(_since(found, event), event.get("kind"), _fields(event)) for event in found.events]
     caption = f"Events; {left_out} in the middle are left out" if left_out else "Events"
     return f"<section><h2>Events</h2>{counts}{_table(caption, ('after', 'event', 'what'), rows)}</section>"
 

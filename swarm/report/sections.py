@@ -80,16 +80,17 @@ def sections(found: Figures) -> list[tuple[str, list[Chart]]]:
 
 
 def _held_out(found: Figures) -> Iterator[Chart]:
-    names = sorted(found.evaluated, key=lambda name: (name != "exact_match", not name.startswith("pass"), name))
-    if names:
-        curves = [Curve(name=name, column=found.evaluated[name], dots=True) for name in names]
-        ceiling = 1.0 if all(max(c.column.values) <= 1 for c in curves) else None
+    """Shares in one chart; `pass_at_1` is `exact_match` by another name. Each other figure in one of its own."""
+    names = [name for name in found.evaluated if name != "pass_at_1" or "exact_match" not in found.evaluated]
+    shares = sorted(name for name in names if name == "exact_match" or name.startswith("pass"))
+    for chosen in ([shares] if shares else []) + [[name] for name in names if name not in shares]:
+        is_share = chosen is shares
         yield Chart(
-            title="Held-out prompts",
-            unit="share" if ceiling else "",
-            curves=curves,
-            floor=0,
-            ceiling=ceiling,
+            title="Held-out prompts" if is_share else f"Held-out {chosen[0]}",
+            unit="share" if is_share else "",
+            curves=[Curve(name=name, column=found.evaluated[name], dots=True) for name in chosen],
+            floor=0 if is_share else None,
+            ceiling=1 if is_share else None,
             across="policy version",
             until=found.steps,
         )
@@ -127,5 +128,6 @@ def _charts(wanted: tuple[Wanted, ...], found: Figures, free: dict[str, None]) -
                 curves=curves,
                 floor=one.floor,
                 ceiling=one.ceiling,
+                marks=found.marks if wanted is LEARNING else (),
                 until=found.steps,
             )

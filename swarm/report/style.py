@@ -30,6 +30,7 @@ svg text { fill: var(--dim); font-size: 12px; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .band { stroke: none; opacity: 0.18; }
 .limit { fill: none; stroke: var(--limit); stroke-width: 1.5; stroke-dasharray: 5 3; }
+.mark { stroke: var(--limit); stroke-width: 1; opacity: 0.6; fill: none; }
 .line.c0 { stroke: var(--c0); } .band.c0, .dot.c0 { fill: var(--c0); }
 .line.c1 { stroke: var(--c1); } .band.c1, .dot.c1 { fill: var(--c1); }
 .line.c2 { stroke: var(--c2); } .band.c2, .dot.c2 { fill: var(--c2); }

@@ -19,8 +19,7 @@ from swarm.node.environment import libraries, note_life, read_lives
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
 from swarm.report.charts import Chart, Curve, draw
-from swarm.report.figures import MOST_NAMES, MOST_POINTS, Column, Figures, read_figures
-from swarm.report.page import EVENTS_SHOWN
+from swarm.report.figures import EVENTS_KEPT, MOST_NAMES, MOST_POINTS, Column, Figures, read_figures
 from swarm.report.samples import Read
 from swarm.report.sections import sections
 from swarm.report.words import text
@@ -149,7 +148,7 @@ def test_a_run_of_100_000_steps_gives_a_page_of_bounded_size(tmp_path: Path) -> 
 def test_every_figure_is_drawn_once_and_too_many_names_are_not_read(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run")
     named = ["reward", "rewards/a/mean", "clip_ratio/low_mean", "staleness/max", "train_step_s", "of_nobody/yet"]
-    log_steps(run_dir, 3, **dict.fromkeys(named, float))
+    log_steps(run_dir, 3, **dict.fromkeys([*named, "eval_reward"], float))
     drawn = [curve.name for _, charts in sections(read_figures(run_dir)) for one in charts for curve in one.curves]
     assert sorted(drawn) == sorted(named)
     many = run_in(tmp_path / "many")
@@ -227,15 +226,18 @@ def test_events_of_a_long_run_are_counted_and_the_middle_is_left_out(tmp_path: P
     log = RunLog(run_dir)
     for number in range(5000):
         log.event("sampler_joined", node=f"n{number:04}")
-    log.event("alarm", alarm="entropy", text="collapsed")
+        if number == 2500:
+            log.event("alarm", alarm="entropy", step=7, text="collapsed")
+    log.metrics({"step": 9, "entropy": 0.5})
     log.close()
     page = report_of(run_dir)
     assert "<td>sampler_joined</td><td>5000</td>" in page
-    assert page.count("node n") == 2 * EVENTS_SHOWN - 1
+    assert page.count("node n") == 2 * EVENTS_KEPT
     assert "node n0000" in page
     assert "node n4999" in page
-    assert "alarm entropy, text collapsed" in page
-    assert "4801 in the middle are left out" in page
+    assert "alarm entropy, step 7, text collapsed" in page
+    assert "<title>alarm entropy at step 7</title>" in page
+    assert "4800 in the middle are left out" in page
 
 
 # -- samples of rollouts -------------------------------------------------------------------------------------
