@@ -3,7 +3,8 @@
 One round at a time. While one is open, of `EVERY` samples that are leased at most one is held-out as long as there is
 training work for who asks; a burst of an `EVERY`-th of a batch goes first, so that a small round ends soon. A node that
 has places free and finds no training work for them may fill all of them. So a round lengthens the collecting of a batch
-by 1 / (EVERY - 1) at most, and once more by as much at its beginning, however many prompts and samples it has.
+by 1 / (EVERY - 1) at most, and once more by as much at its beginning, however many prompts and samples it has. At S = 0
+training goes first and a round has what is left (RolloutPlane): samplers wait there while the learner trains.
 """
 
 from __future__ import annotations

@@ -159,14 +159,26 @@ def test_a_large_evaluation_leaves_training_seven_of_eight_samples(capacity: int
 
 
 def test_places_without_training_work_are_for_held_out_prompts() -> None:
+    plane = new_plane(max_staleness=1)
+    plane.evaluate(v(0), [prompt(i) for i in range(20)])
+    granted = ask(plane, ALICE, 0, 100)
+    assert Counter(one.purpose for one in granted) == {"eval": 20, "train": 4}
+
+
+def test_on_policy_held_out_prompts_are_drawn_alone_and_after_training_work() -> None:
+    """What is drawn beside a sample to train on does not depend on when a round began."""
     plane = new_plane(max_staleness=0)
     plane.evaluate(v(0), [prompt(i) for i in range(20)])
     granted = ask(plane, ALICE, 0, 100)
-    assert Counter(one.purpose for one in granted) == {"eval": 20, "train": 2}
+    assert Counter(one.purpose for one in granted) == {"train": 2}
+    assert refusal(plane, ALICE, 0) == "paced"
+    assert Counter(one.purpose for one in ask(plane, BOB, 0, 15)) == {"eval": 15}
+    submit_and_score(plane, ALICE, granted, 0)
+    assert Counter(one.purpose for one in ask(plane, ALICE, 0, 100)) == {"eval": 5}
 
 
 def test_a_node_that_has_work_is_given_held_out_prompts_within_their_share_alone() -> None:
-    plane = new_plane(max_staleness=0)
+    plane = new_plane(max_staleness=1)
     ask(plane, ALICE, 0, 100)
     plane.evaluate(v(0), [prompt(i) for i in range(20)])
     assert len(ask(plane, ALICE, 0, 8)) == 2
