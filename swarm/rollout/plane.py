@@ -327,8 +327,9 @@ class RolloutPlane:
         beside a sample, and with the padding the last bits of its log-probs, must not depend on when a round began.
         The round loses nothing: samplers wait at S = 0 while the learner trains."""
         self._train(claim, held, [group for group in claimable if group.purpose == "train"])
-        if not claim.samples:
-            claim.take_of([group for group in claimable if group.purpose == "eval"], claim.at_once)
+        held_out = [group for group in claimable if group.purpose == "eval"]
+        if held_out and not claim.samples:
+            claim.take_of(held_out, max(claim.at_once, self._round.allowance(claim.capacity)))
 
     def _train(self, claim: Claim, held: VersionId, begun: Sequence[Group]) -> None:
         """What was begun, then new groups as far as pacing allows."""

@@ -171,10 +171,10 @@ def test_on_policy_held_out_prompts_are_drawn_alone_and_after_training_work() ->
     plane.evaluate(v(0), [prompt(i) for i in range(20)])
     granted = ask(plane, ALICE, 0, 100)
     assert Counter(one.purpose for one in granted) == {"train": 2}
-    assert refusal(plane, ALICE, 0) == "paced"
+    assert Counter(one.purpose for one in ask(plane, ALICE, 0, 8)) == {"eval": 2}
     assert Counter(one.purpose for one in ask(plane, BOB, 0, 15)) == {"eval": 15}
     submit_and_score(plane, ALICE, granted, 0)
-    assert Counter(one.purpose for one in ask(plane, ALICE, 0, 100)) == {"eval": 5}
+    assert Counter(one.purpose for one in ask(plane, NodeId("carol"), 0, 100)) == {"eval": 3}
 
 
 def test_a_node_that_has_work_is_given_held_out_prompts_within_their_share_alone() -> None:
