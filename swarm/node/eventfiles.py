@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from queue import Full, Queue
 from typing import Any, NamedTuple
@@ -57,26 +58,30 @@ def of_evaluation(event: Mapping[str, Any]) -> Scalars:
 
 
 class EventFiles:
-    """Writes one file. `before` is what former lives have logged, steps and evaluations in any order.
+    """Writes one file. `steps` and `evaluations` are lines that former lives have logged, in order.
 
     UserError if the package is missing.
     """
 
-    def __init__(self, directory: Path, before: Iterable[Scalars] = ()) -> None:
+    def __init__(
+        self, directory: Path, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         if find_spec("tensorboard") is None:
             raise UserError("--tensorboard needs the package: pip install 'echo-node[tensorboard]', or leave it out")
         directory.mkdir(exist_ok=True)
         number = len(list(directory.iterdir()))
         # Readers take the files of a directory by name: by time, and within a second by number.
         self.path = directory / f"events.out.tfevents.{int(time.time()):010}.{number:06}.echo-node"
-        known = sorted(before, key=lambda one: one.step)
-        repeated = known if number == 0 else [one for one in known if one.step > known[-1].step - STEPS_REPEATED]
+        since = steps[-1]["step"] - STEPS_REPEATED if steps and number else -1
+        self._steps = [line for line in steps if line["step"] > since]
+        self._evaluations = [line for line in evaluations if line["version"] > since]
+        self._first = since + 1
         self._queue: Queue[Scalars | None] = Queue(WAITING_STEPS)
         self.left_out = 0
         """Lines that found no room in the queue."""
         self.fault = ""
         """Why nothing is written any more."""
-        self._thread = threading.Thread(target=self._run, args=(repeated,), name="tensorboard", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
         self._thread.start()
 
     def add(self, scalars: Scalars) -> None:
@@ -96,23 +101,24 @@ class EventFiles:
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _run(self, repeated: list[Scalars]) -> None:
+    def _run(self) -> None:
         try:
-            self._write(repeated)
+            self._write()
         except (OSError, ImportError) as error:
             self.fault = f"{self.path.name} is not written any more: {error}"
             while self._queue.get() is not None:
                 pass
 
-    def _write(self, repeated: list[Scalars]) -> None:
+    def _write(self) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         with self.path.open("wb") as file:
             writer = RecordWriter(file)
-            for record in _opening(repeated[0].step if repeated else 0):
+            for record in _opening(self._first):
                 writer.write(record)
-            for scalars in repeated:
+            for scalars in chain(map(of_step, self._steps), map(of_evaluation, self._evaluations)):
                 writer.write(_record(scalars))
+            self._steps, self._evaluations = [], []
             file.flush()
             while (waiting := self._queue.get()) is not None:
                 writer.write(_record(waiting))

@@ -100,9 +100,8 @@ class RunLog:
 
     def _open_board(self) -> EventFiles:
         """With what former lives have logged."""
-        evaluated = (line for line in self._events.found if line["kind"] == "evaluated")
-        before = [*map(of_step, self._metrics.found), *map(of_evaluation, evaluated)]
-        return EventFiles(self.directory / DIRECTORY, before)
+        evaluated = [line for line in self._events.found if line["kind"] == "evaluated"]
+        return EventFiles(self.directory / DIRECTORY, self._metrics.found, evaluated)
 
 
 def _spent(lines: Iterable[Mapping[str, Any]]) -> Spent:

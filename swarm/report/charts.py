@@ -92,7 +92,8 @@ def _scale(chart: Chart, points: Sequence[Point]) -> Scale:
     fixed = [value for value in (chart.floor, chart.ceiling) if value is not None]
     low, high = min([*lows, *limits, *fixed], default=0.0), max([*highs, *limits, *fixed], default=1.0)
     if high - low <= 1e-12 * max(abs(high), abs(low), 1e-300):
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+        room = abs(low) or 1.0
+        low, high = low - (room / 2 if chart.floor is None else 0.0), high + room / 2
     last = max([chart.until, *(point.step for point in points)])
     step = _tick_step(high - low)
     bottom = math.floor(low / step) * step if chart.floor is None or low < chart.floor else chart.floor
