@@ -23,6 +23,7 @@ from swarm.http import Crowded, Forbidden, binary, read_signed
 from swarm.rollout.changes import Changes
 from swarm.rollout.client import LEASE_CONTEXT
 from swarm.rollout.effects import (
+    RECORDS,
     Effect,
     Evaluated,
     GenerationFailed,
@@ -34,15 +35,7 @@ from swarm.rollout.effects import (
     Refused,
     ScoreWanted,
 )
-from swarm.rollout.entries import (
-    BatchTaken,
-    GroupDropped,
-    GroupOpened,
-    RolloutAccepted,
-    RolloutReturned,
-    RolloutScored,
-    SamplesLeased,
-)
+from swarm.rollout.entries import GroupDropped
 from swarm.rollout.intake import Intake, IntakeLimits, Overloaded
 from swarm.rollout.leases import MAX_NODES, Group
 from swarm.rollout.messages import (
@@ -358,15 +351,6 @@ class RolloutService:
                     pass
                 case ScoreWanted():
                     wanted.append(effect)
-                case (
-                    GroupOpened()
-                    | SamplesLeased()
-                    | RolloutAccepted()
-                    | RolloutReturned()
-                    | RolloutScored()
-                    | BatchTaken()
-                ):
-                    records.append(effect)
                 case GroupDropped():
                     records.append(effect)
                     self.tally.drop(effect)
@@ -383,6 +367,8 @@ class RolloutService:
                 case Evaluated():
                     if self._evaluated is not None and not self._evaluated.done():
                         self._evaluated.set_result(effect)
+                case _ if isinstance(effect, RECORDS):
+                    records.append(effect)
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
         judged = [effect for effect in effects if isinstance(effect, Judged)]

@@ -94,7 +94,8 @@ CREATE TABLE bounds(
     id INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, publish_every_steps INTEGER NOT NULL
 ) STRICT;
 """
-"""`batches.lineage` is h_{step + 1}, `rollouts.parts` a map of rewards by name in msgpack, NULL for none. `meta` has the group size, and `synced`: the batches at the last sync."""
+"""`batches.lineage` is h_{step + 1}, `rollouts.parts` a map of rewards by name in msgpack, NULL for none. `meta` has
+the group size, and `synced`: the batches at the last sync."""
 
 WAITING = "step IS NULL AND reason IS NULL"
 """Of groups: open or ready."""

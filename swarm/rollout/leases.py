@@ -9,10 +9,10 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
     answered -> scored      its reward arrived
     answered -> waiting     its reward failed: it is drawn anew, from another seed
 
-A sample keeps its id over all of this, and its seed but for the last, and nothing takes it from a node that is at work on it within its
-limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest sampler answers
-within the limit, if only to say that it failed; a lease past it belongs to one that beats and never answers. One answer
-is accepted. A group whose samples are all scored is complete and leaves the table.
+A sample keeps its id over all of this, and its seed but for the last. Nothing takes it from a node that is at work on
+it within its limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest
+sampler answers within the limit, if only to say that it failed; a lease past it belongs to one that beats and never
+answers. One answer is accepted at a time. A group whose samples are all scored is complete and leaves the table.
 """
 
 from __future__ import annotations
@@ -292,7 +292,8 @@ class LeaseTable:
     def retract(self, group: Group, index: int) -> bool:
         """Have a sample whose answer cannot be scored drawn anew; False if that was done often enough."""
         sample = group.samples[index]
-        assert sample.rollout is not None and sample.score is None
+        assert sample.rollout is not None
+        assert sample.score is None
         if sample.redraws >= MAX_REDRAWS:
             return False
         sample.redraws += 1

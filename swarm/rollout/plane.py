@@ -223,10 +223,9 @@ class RolloutPlane:
         return effects + self._completed(group) if group.complete else effects
 
     def unscorable(self, group_id: str, index: int) -> list[Effect]:
-        """The reward of a rollout failed: its sample is drawn anew. The group is dropped where that did not help, where
-        the answer would be too late, and where it would be the same again (held-out prompts are answered greedily)."""
-        group = self._table.group(group_id)
-        if group is None:
+        """A reward failed: the sample is drawn anew, or the group dropped where that did not help, where the answer
+        would be too late, or where it would be the same (held-out prompts are answered greedily)."""
+        if (group := self._table.group(group_id)) is None:
             return []
         may_wait = group.purpose == "train" and self._fresh(group.min_version.version)
         if may_wait and self._table.retract(group, index):

@@ -89,7 +89,8 @@ def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow
     """The accepted rollouts of a group, by index."""
     rows = connection.execute(
         "SELECT r.number, r.idx, n.name, r.oldest, r.tokens, r.finish, r.reward, r.exact, r.parts, "
-        "r.segment, r.start, r.nbytes, r.digest FROM rollouts r JOIN nodes n ON n.id = r.node WHERE r.number = ? ORDER BY r.idx",
+        "r.segment, r.start, r.nbytes, r.digest FROM rollouts r JOIN nodes n ON n.id = r.node "
+        "WHERE r.number = ? ORDER BY r.idx",
         (number,),
     )
     return [RolloutRow._make(row) for row in rows]

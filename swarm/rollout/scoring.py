@@ -21,7 +21,7 @@ MAX_IN_A_ROW = 64
 """Even of a reward that fails for four completions of five, so many in a row are one in 1.6 million."""
 
 EVENT_EVERY_S = 10.0
-"""Between two events of failures, each of which says how many it stands for: a broken reward fails hundreds a second."""
+"""Between two events of failures, each of which says how many it stands for: a broken reward fails in hundreds."""
 
 REASON_LENGTH = 400
 

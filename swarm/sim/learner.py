@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from swarm.rollout.effects import (
+    RECORDS,
     Effect,
     Evaluated,
     GenerationFailed,
@@ -26,14 +27,9 @@ from swarm.rollout.effects import (
     ScoreWanted,
 )
 from swarm.rollout.entries import (
-    BatchTaken,
     BoundSet,
     GroupDropped,
-    GroupOpened,
     RolloutAccepted,
-    RolloutReturned,
-    RolloutScored,
-    SamplesLeased,
     VersionPublished,
 )
 from swarm.rollout.plane import RolloutPlane
@@ -398,14 +394,7 @@ class Learner:
                     self._evaluated(effect)
                 case GenerationFailed() | LeaseOverdue():
                     pass
-                case (
-                    GroupOpened()
-                    | SamplesLeased()
-                    | RolloutAccepted()
-                    | RolloutReturned()
-                    | RolloutScored()
-                    | BatchTaken()
-                ):
+                case _ if isinstance(effect, RECORDS):
                     self._disk.enqueue([effect])
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")

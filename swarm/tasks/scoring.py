@@ -95,7 +95,7 @@ class RewardPool:
             raise UserError(str(error)) from error
 
     async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
-        """In order. They wait for a process that is free for as long as it takes: whoever asks is bounded, by pacing."""
+        """In order. They wait for a free process for as long as it takes: whoever asks is bounded by pacing."""
         worker = await self._free.get()
         try:
             return await worker.score(completions)
