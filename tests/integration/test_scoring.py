@@ -79,7 +79,7 @@ async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None
     assert [fault(one) for one in scored[1:-1]] == [
         "it raised ValueError: this reward raises",
         "it raised ValueError: the reward is nan, which is not a finite number",
-        "it raised TypeError: a reward is a Score, not a float",
+        f"it raised TypeError: score() of {ODD.name} gave a str, no number and no Score",
         "it needs more memory than the 2048 MiB that reward_memory_mb allows",
         "it raised ValueError: 17 parts of a reward are over the 16 that are kept",
     ]
