@@ -14,8 +14,9 @@ from swarm.broadcast.publishing import content_of_file
 from swarm.config import LeadConfig
 from swarm.errors import ChildFailed
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
-from swarm.node.training import MAX_FAULTS, PublishedStep, Training
+from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures
 from swarm.rollout.journal import Journal
+from swarm.types import MAX_PARTS, Score
 from swarm.wire import digest
 from tests.builders import prompt
 from tests.unit.test_journal import group, taken
@@ -206,3 +207,15 @@ async def test_staging_waits_while_a_publication_reads_the_file(run: Run) -> Non
     await staging
     assert run.training.staged_step == 1
     assert run.training.staging.read_bytes() != before
+
+
+def test_each_of_several_rewards_has_its_mean_and_deviation() -> None:
+    scores = [Score(reward=0.0, exact=False, parts={"exact": value, "form": 1.0}) for value in (0.0, 1.0, 2.0)]
+    assert reward_figures([*scores, Score(reward=0.0, exact=False)]) == {
+        "rewards/exact/mean": 1.0,
+        "rewards/exact/std": 1.0,
+        "rewards/form/mean": 1.0,
+        "rewards/form/std": 0.0,
+    }
+    alone = [Score(reward=0.0, exact=False, parts={f"r{number}": 0.5}) for number in range(40)]
+    assert len(reward_figures(alone)) == 2 * MAX_PARTS
