@@ -193,9 +193,11 @@ class WatchedPlane:
 
     def unscorable(self, group_id: str, index: int) -> list[Effect]:
         entry = self._books.groups.get(group_id)
+        effects = self._live.unscorable(group_id, index)
         if entry is not None:
             entry.unscorable = True
-        return self._settled(self._live.unscorable(group_id, index))
+            self._books.scored_wrong(group_id, index)
+        return self._settled(effects)
 
     def can_take(self) -> bool:
         ready = sum(e.ready and e.purpose == "train" and not self._late(e.oldest) for e in self._books.groups.values())
