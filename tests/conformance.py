@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from swarm.sampler.engine import Engine, Generate, Installed, Job, NotInstalled, Probe, Sampled, Started
+from swarm.sampler.stopping import load_tokenizer
 from swarm.types import SamplingRules, VersionId
 from tests.builders import STOP, v
 from tests.unit.models import Staged
@@ -55,9 +57,10 @@ def job(
     temperature: float = 1.0,
     limit: int = 12,
     stops: tuple[int, ...] = (STOP,),
+    stop: tuple[str, ...] = (),
     time_limit_s: float = 60.0,
 ) -> Job:
-    rules = SamplingRules(temperature=temperature, max_new_tokens=limit, stop_token_ids=stops)
+    rules = SamplingRules(temperature=temperature, max_new_tokens=limit, stop_token_ids=stops, stop=stop)
     return Job(prompt_token_ids=prompt, seed=seed, rules=rules, time_limit_s=time_limit_s)
 
 
@@ -106,6 +109,27 @@ async def ends_every_completion_for_the_reason_it_names(life: Life) -> None:
         assert len(drawn) == 24 or sampled.finish == "stop"
     assert "stop" in ends
     assert {one.finish for one in await life.draw(job(0, stops=()), job(1, stops=()))} == {"length"}
+
+
+async def ends_with_the_token_that_completes_a_stop_string(life: Life) -> None:
+    """Jobs of one call differ in their rules, and what is cut off is the same draw as without a stop string."""
+    await life.installed()
+    tokenizer = load_tokenizer(str(life.staged[0].files_dir))
+    rules = [("00", "12", "21", "33", "5=", "78"), ("<bos>1", "02"), ("never",), ()]
+    plain = [job(seed, limit=24, stops=()) for seed in range(16)]
+    ruled = [job(seed, limit=24, stops=(), stop=rules[seed % 4]) for seed in range(16)]
+    ends = Counter[str]()
+    for asked, whole, cut in zip(ruled, await life.draw(*plain), await life.draw(*ruled), strict=True):
+        length = len(tokens(cut))
+        ends[cut.finish] += length < 24
+        assert tokens(cut) == tokens(whole)[:length]
+        assert logprobs(cut) == pytest.approx(logprobs(whole)[:length], abs=1e-4)
+        assert cut.spans[-1].end == length
+        text, before = (tokenizer.decode(tokens(cut)[:n], skip_special_tokens=False) for n in (length, length - 1))
+        assert any(stop in text for stop in asked.rules.stop) is (cut.finish == "stop")
+        assert not any(stop in before for stop in asked.rules.stop)
+        assert length == 24 or cut.finish == "stop"
+    assert ends["stop"]
 
 
 async def repeats_a_seed(life: Life) -> None:
@@ -172,6 +196,7 @@ CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
     draws_for_a_trial_before_it_holds_anything,
     names_the_version_of_every_token,
     ends_every_completion_for_the_reason_it_names,
+    ends_with_the_token_that_completes_a_stop_string,
     repeats_a_seed,
     answers_calls_side_by_side,
     cuts_off_what_takes_too_long,

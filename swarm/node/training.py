@@ -15,7 +15,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TypeVar
 
 from swarm.broadcast.disk import DiskFull, allocate
@@ -29,7 +31,7 @@ from swarm.learner.service import TrainerProcess
 from swarm.rollout.admission import staleness
 from swarm.rollout.entries import RecordedGroup
 from swarm.rollout.journal import Journal
-from swarm.types import Prompt, Rollout, Score
+from swarm.types import MAX_PARTS, Prompt, Rollout, Score
 from swarm.wire import Digest
 
 MAX_FAULTS = 3
@@ -257,7 +259,19 @@ class Training:
 def step_figures(step: int, scores: Sequence[Score], trained: Trained) -> dict[str, float]:
     """What metrics.jsonl says of a learner step, `step` steps having been taken with it."""
     exact = sum(score.exact for score in scores) / len(scores)
-    return {"step": step, "exact_match": exact, "train_step_s": round(trained.seconds, 4), **trained.metrics}
+    figures = {"step": step, "exact_match": exact, "train_step_s": round(trained.seconds, 4)}
+    return {**figures, **reward_figures(scores), **trained.metrics}
+
+
+def reward_figures(scores: Sequence[Score]) -> dict[str, float]:
+    """Mean and sample standard deviation of each of several rewards, under TRL's names."""
+    figures: dict[str, float] = {}
+    names = dict.fromkeys(name for score in scores for name in score.parts)
+    for name in islice(names, MAX_PARTS):
+        values = [score.parts[name] for score in scores if name in score.parts]
+        figures[f"rewards/{name}/mean"] = fmean(values)
+        figures[f"rewards/{name}/std"] = stdev(values) if len(values) > 1 else 0.0
+    return figures
 
 
 def train_group(prompt: Prompt, answers: list[tuple[Rollout, Score | None]], step: int) -> TrainGroup:

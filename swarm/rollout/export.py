@@ -106,6 +106,7 @@ def _row(
         "staleness": None if group.step is None else group.step - row.oldest,
         "reward": row.reward,
         "exact": None if row.exact is None else bool(row.exact),
+        "rewards": score.parts if (score := row.score) else {},
         "node": row.node,
         "finish": FINISHES[row.finish],
     }
@@ -150,6 +151,7 @@ def _schema(arrow: Any) -> Any:
             ("staleness", whole),
             ("reward", arrow.float64()),
             ("exact", arrow.bool_()),
+            ("rewards", arrow.map_(text, arrow.float64())),
             ("node", text),
             ("finish", text),
         ]

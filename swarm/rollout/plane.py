@@ -40,10 +40,11 @@ from swarm.rollout.entries import (
     RecordedGroup,
     RecordedRun,
     RolloutAccepted,
+    RolloutReturned,
     RolloutScored,
     SamplesLeased,
 )
-from swarm.rollout.heldout import HeldOutRound
+from swarm.rollout.heldout import WRONG, HeldOutRound
 from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
 from swarm.rollout.pacing import Pacing
@@ -228,10 +229,16 @@ class RolloutPlane:
             effects.append(RolloutScored(number=group.order, index=index, score=score))
         return effects + self._completed(group) if group.complete else effects
 
-    def unscorable(self, group_id: str, reason: str) -> list[Effect]:
-        """A reward raised or took too long: the group is dropped, since its prompt would fail again."""
-        group = self._table.group(group_id)
-        return [] if group is None else self._drop(group, reason)
+    def unscorable(self, group_id: str, index: int) -> list[Effect]:
+        """A reward failed: the sample is drawn anew, or the group dropped where that did not help or would come too
+        late. A held-out one is wrong."""
+        if (group := self._table.group(group_id)) is None:
+            return []
+        if group.purpose == "eval":
+            return self.scored(group_id, index, WRONG)
+        if self._fresh(group.min_version.version) and self._table.retract(group, index):
+            return [RolloutReturned(number=group.order, index=index)]
+        return self._drop(group, "reward_failed")
 
     def can_take(self, *, now: float) -> bool:
         """True if batch `next_batch` is ready, and nothing that was asked for would become stale by taking it now; a

@@ -13,6 +13,8 @@ from array import array
 from asyncio import Semaphore, sleep, to_thread
 from random import Random
 
+from tokenizers import Tokenizer
+
 from swarm.broadcast.manifest import Layout
 from swarm.child import PROGRESS_S
 from swarm.sampler.engine import (
@@ -29,6 +31,7 @@ from swarm.sampler.engine import (
     Started,
     Told,
 )
+from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.sums import wrong_tensor
 from swarm.types import Span, VersionId
 
@@ -47,9 +50,11 @@ class ScriptedEngine:
         self._version: VersionId | None = None
         self._tokens_per_s = self._noise = 0.0
         self._places = Semaphore(1)
+        self._directory = ""
+        self._tokenizer: Tokenizer | None = None
 
     async def start(self, command: Start, progress: Told) -> Started:
-        self._layout = command.layout
+        self._layout, self._directory = command.layout, command.directory
         self._tokens_per_s, self._noise = command.rehearse_tokens_per_s, command.rehearse_noise
         continuous = bool(command.options.arguments.get("continuous"))
         self._places = Semaphore(command.places if continuous else 1)
@@ -69,7 +74,7 @@ class ScriptedEngine:
         assert self._version is not None or command.trial
         async with self._places:
             began = time.perf_counter()
-            drawn = [_draw(job, self._version) for job in command.jobs]
+            drawn = [self._draw(job) for job in command.jobs]
             tokens_per_s = self._pace(command)
             took_s = [len(one.token_ids) / 4 / tokens_per_s if tokens_per_s else 0.0 for one in drawn]
             limits_s = [job.time_limit_s for job in command.jobs]
@@ -89,24 +94,30 @@ class ScriptedEngine:
 
     async def stop(self) -> None: ...
 
+    def _draw(self, job: Job) -> Sampled:
+        """Tokens of the prompt, ended by a stop string if they hold one, by a stop token where there is one, else by
+        the limit."""
+        random = Random(job.seed)
+        limit, stops = job.rules.max_new_tokens, job.rules.stop_token_ids
+        plain = [token for token in job.prompt_token_ids if token not in stops] or [0]
+        length = random.randint(1, limit) if stops else limit
+        tokens = random.choices(plain, k=length)
+        if stops:
+            tokens[-1] = stops[0]
+        end = self._stop_strings(job.rules.stop).end(tokens) if job.rules.stop else None
+        tokens = tokens[:end]
+        return Sampled(
+            token_ids=array("i", tokens).tobytes(),
+            logprobs=array("f", [LOGPROB] * len(tokens)).tobytes(),
+            spans=(Span(version=self._version, start=0, end=len(tokens)),) if self._version else (),
+            finish="stop" if stops or end else "length",
+        )
+
+    def _stop_strings(self, stops: tuple[str, ...]) -> StopStrings:
+        self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
+        return StopStrings(self._tokenizer, stops)
+
     def _pace(self, command: Generate) -> float:
         """Tokens per second of each sample of this batch; 0 is as fast as it goes."""
         drawn = Random(f"pace {[job.seed for job in command.jobs]}").uniform(-1, 1)
         return self._tokens_per_s / (1 + self._noise * drawn)
-
-
-def _draw(job: Job, version: VersionId | None) -> Sampled:
-    """Tokens of the prompt, ended by a stop token where there is one, else by the limit."""
-    random = Random(job.seed)
-    limit, stops = job.rules.max_new_tokens, job.rules.stop_token_ids
-    plain = [token for token in job.prompt_token_ids if token not in stops] or [0]
-    length = random.randint(1, limit) if stops else limit
-    tokens = random.choices(plain, k=length)
-    if stops:
-        tokens[-1] = stops[0]
-    return Sampled(
-        token_ids=array("i", tokens).tobytes(),
-        logprobs=array("f", [LOGPROB] * length).tobytes(),
-        spans=(Span(version=version, start=0, end=length),) if version else (),
-        finish="stop" if stops else "length",
-    )

@@ -11,7 +11,16 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.initialization import no_init_weights
 
 from swarm.broadcast.codec import tensor_sum
@@ -34,6 +43,7 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.places import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, memory_left_bytes, places_that_fit, shape_of
+from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import check_coverage, mapped_tensors
 from swarm.types import Finish, Span, VersionId
 
@@ -45,6 +55,8 @@ class TransformersEngine:
         self._model: Any = None
         self._layout: Layout | None = None
         self._version: VersionId | None = None
+        self._directory = ""
+        self._tokenizer: Tokenizer | None = None
 
     def start(self, command: Start, progress: Told) -> Started:
         device = pick_device(command.device)
@@ -65,7 +77,7 @@ class TransformersEngine:
         if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
         check_coverage(model.state_dict(), command.layout)
-        self._model, self._layout = model, command.layout
+        self._model, self._layout, self._directory = model, command.layout, command.directory
         return Started(
             engine="transformers",
             device=str(device),
@@ -121,7 +133,7 @@ class TransformersEngine:
         return Probed(logprobs=array("f", chosen.cpu().tolist()).tobytes())
 
     def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
-        """Jobs of one limit and one set of stop tokens, padded on the left to one length, of whose time `spent_s` have
+        """Jobs of one limit and one set of stops, padded on the left to one length, of whose time `spent_s` have
         passed. Also how many tokens were drawn of the longest."""
         rules = jobs[0].rules
         width = max(len(job.prompt_token_ids) for job in jobs)
@@ -129,6 +141,7 @@ class TransformersEngine:
         rows = [[pad] * (width - len(job.prompt_token_ids)) + list(job.prompt_token_ids) for job in jobs]
         mask = [[0] * (width - len(job.prompt_token_ids)) + [1] * len(job.prompt_token_ids) for job in jobs]
         draw = SeededDraw(jobs, self._model.device, progress)
+        stopping = self._stopping(jobs, width)
         output = self._model.generate(
             torch.tensor(rows, device=self._model.device),
             attention_mask=torch.tensor(mask, device=self._model.device),
@@ -140,16 +153,25 @@ class TransformersEngine:
                 pad_token_id=pad,
             ),
             logits_processor=LogitsProcessorList([draw]),
+            stopping_criteria=StoppingCriteriaList([stopping] if stopping else []),
         )
         completions = output[:, width:].cpu().tolist()
         logprobs = torch.stack(draw.logprobs, dim=1).cpu().tolist()
-        sampled = [self._sampled(*row) for row in zip(jobs, completions, logprobs, strict=True)]
+        ends = stopping.ends if stopping else [None] * len(jobs)
+        sampled = [self._sampled(*row) for row in zip(jobs, completions, logprobs, ends, strict=True)]
         return sampled, len(draw.logprobs)
 
-    def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float]) -> Sampled:
+    def _stopping(self, jobs: list[Job], width: int) -> StopsRows | None:
+        if not (stops := jobs[0].rules.stop):
+            return None
+        self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
+        return StopsRows(StopStrings(self._tokenizer, stops), len(jobs), width)
+
+    def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float], end: int | None) -> Sampled:
+        """`end`: after how many tokens a stop string was reached."""
         stops = job.rules.stop_token_ids
-        length = next((i + 1 for i, token in enumerate(token_ids) if token in stops), len(token_ids))
-        finish: Finish = "stop" if token_ids[length - 1] in stops else "length"
+        length = next((i + 1 for i, token in enumerate(token_ids[:end]) if token in stops), end or len(token_ids))
+        finish: Finish = "stop" if token_ids[length - 1] in stops or length == end else "length"
         if finish == "length" and length < job.rules.max_new_tokens:
             return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
         return Sampled(
@@ -188,6 +210,22 @@ class SeededDraw(LogitsProcessor):
         return drawn
 
 
+class StopsRows(StoppingCriteria):
+    """Ends each row of a batch with its own stop string; `ends` are the tokens that each had by then."""
+
+    def __init__(self, stops: StopStrings, rows: int, width: int) -> None:
+        self._stops = stops
+        self._width = width
+        self.ends: list[int | None] = [None] * rows
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        drawn = input_ids[:, self._width :].tolist()
+        for row, reached in enumerate(self._stops.reached(drawn)):
+            if reached and self.ends[row] is None:
+                self.ends[row] = len(drawn[row])
+        return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
+
+
 def _places(command: Start, device: torch.device, dtype: torch.dtype) -> int:
     """How many of the samples that are wanted fit beside the model; a batch holds all of them to its end."""
     if device.type == "cuda":
@@ -216,9 +254,9 @@ def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def _batch_key(job: Job) -> tuple[int, tuple[int, ...]]:
+def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
     # The long ones first: they need most of the time that their leases leave.
-    return (-job.rules.max_new_tokens, job.rules.stop_token_ids)
+    return (-job.rules.max_new_tokens, job.rules.stop_token_ids, job.rules.stop)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

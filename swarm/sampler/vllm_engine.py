@@ -59,6 +59,7 @@ class VllmEngine:
         self._engine: Any = None
         self._config: Any = None
         self._swaps: Swaps | None = None
+        self._directory = ""
         self._requests = 0
         self._running: dict[str, str] = {}
         self._watch = TokenWatch(0.0)
@@ -75,7 +76,7 @@ class VllmEngine:
         _check_device(command.device, is_cuda=is_cuda)
         is_small = command.layout.total_bytes < 2 * SMALL_MODEL_PARAMETERS
         vllm_versions.prepare(is_cuda=is_cuda, is_small=is_small)
-        self._progress = progress
+        self._progress, self._directory = progress, command.directory
         building = asyncio.to_thread(self._build, command, is_cuda)
         reference = await limited(building, START_S, "start", progress)
         self._watch = TokenWatch(command.hang_s)
@@ -136,6 +137,8 @@ class VllmEngine:
         """One completion and how many tokens were drawn, of a failed one as well."""
         if fault := swaps.unproven or self._why_not(job):
             return _failed(fault), 0
+        if job.rules.stop:
+            vllm_versions.have_tokenizer(self._engine, self._directory)
         self._requests += 1
         request = str(self._requests)
         self._running[request] = ""
@@ -226,7 +229,7 @@ def _sampled(swaps: Swaps, job: Job, drawn: Any, trial: bool) -> Sampled:
         return _failed("vLLM's account of its tokens has a gap")
     if swaps.touched(spans):
         return _failed(UNPROVEN)
-    stopped = token_ids[-1] in job.rules.stop_token_ids
+    stopped = token_ids[-1] in job.rules.stop_token_ids or (bool(job.rules.stop) and drawn.finish_reason == "stop")
     if not stopped and len(token_ids) != job.rules.max_new_tokens:
         return _failed(f"vLLM ended it after {len(token_ids)} tokens: {drawn.finish_reason}")
     return Sampled(

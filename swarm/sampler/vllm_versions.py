@@ -249,12 +249,26 @@ def sampling_params(job: Job) -> Any:
         seed=job.seed,
         max_tokens=job.rules.max_new_tokens,
         stop_token_ids=list(job.rules.stop_token_ids),
+        stop=list(job.rules.stop),
+        include_stop_str_in_output=True,
+        # As the other engines look for stop strings: in the text of all tokens.
+        skip_special_tokens=False,
         ignore_eos=True,
         logprobs=0,
         flat_logprobs=True,
-        detokenize=False,
+        detokenize=bool(job.rules.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def have_tokenizer(engine: Any, directory: str) -> None:
+    """Let the front make text of tokens, for jobs with stop strings; others do without. It is the file that the learner
+    published: vLLM's own loading of tokenizers may run code, and begins with every engine."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind: Any = PreTrainedTokenizerFast
+    if engine.output_processor.tokenizer is None:
+        engine.output_processor.tokenizer = kind(tokenizer_file=os.path.join(directory, "tokenizer.json"))
 
 
 def probe_params() -> Any:

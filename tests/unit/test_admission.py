@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from swarm.errors import ProtocolError
 from swarm.rollout.admission import (
     LOGPROB_SLACK,
     MIN_LOGPROB,
@@ -22,7 +23,8 @@ from swarm.rollout.admission import (
     may_take,
     staleness,
 )
-from swarm.types import Lease, Rollout, Span
+from swarm.types import Lease, Rollout, SamplingRules, Span
+from swarm.wire import decode, encode
 from tests.builders import STOP, VOCAB, failed_rollout, floats, ints, lease, rollout, v
 
 
@@ -269,3 +271,21 @@ def test_a_fault_that_was_found_before_is_not_looked_for_again() -> None:
     assert judged(good, "too short") == ("malformed", "too short")
     assert judged(rollout(tokens=(99,)), "") == ("accepted", "")
     assert judged(rollout(tokens=(99,)), None)[0] == "malformed"
+
+
+def test_where_stop_strings_are_asked_for_any_token_may_have_completed_one() -> None:
+    """It may have been cut off anywhere, and is judged as ever otherwise."""
+    asked = lease()
+    ruled = msgspec.structs.replace(asked, rules=msgspec.structs.replace(asked.rules, stop=("4", "\n\n")))
+    cut = rollout(tokens=[3, 4])
+    assert malformation(cut, asked, vocab_size=VOCAB) == "finished by a stop token that is not there"
+    assert malformation(cut, ruled, vocab_size=VOCAB) == ""
+    short = msgspec.structs.replace(cut, finish="length")
+    assert malformation(short, ruled, vocab_size=VOCAB) == "finished by length before the length was reached"
+
+
+@pytest.mark.parametrize("stop", [("",), ("a" * 257,), ("a",) * 17], ids=["empty", "long", "many"])
+def test_stop_strings_are_bounded(stop: tuple[str, ...]) -> None:
+    rules = msgspec.structs.replace(lease().rules, stop=stop)
+    with pytest.raises(ProtocolError):
+        decode(encode(rules), SamplingRules, cap_bytes=1 << 20)

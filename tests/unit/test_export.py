@@ -63,6 +63,7 @@ def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_p
     assert [row["step"] for row in rows] == [2, 2, None, None, None, None, None]
     assert [row["staleness"] for row in rows] == [2, 2, None, None, None, None, None]
     assert [row["dropped"] for row in rows] == [None, None, None, None, "stale", "stale", None]
+    assert [dict(row.pop("rewards")) for row in rows[:2]] == [{}, {"form": 0.25, "answer": 1.0}]
     assert rows[1] == {
         "step": 2,
         "dropped": None,

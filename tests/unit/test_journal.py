@@ -51,6 +51,11 @@ def answer(number: int, index: int, version: int = 0) -> Rollout:
     return rollout(group_id=f"t{number}", index=index, version=version, tokens=(3, 4, 5, number % 7))
 
 
+def score_of(number: int, index: int) -> Score:
+    parts = {"form": index / 4, "answer": 1.0} if index else {}
+    return Score(reward=number + index / 2, exact=index == 0, parts=parts)
+
+
 def group(number: int, *, batch: int = 0, version: int = 0, scored: int = SIZE, size: int = SIZE) -> list[Entry]:
     """A group whose samples are all answered, and `scored` of them scored."""
     return [
@@ -60,10 +65,7 @@ def group(number: int, *, batch: int = 0, version: int = 0, scored: int = SIZE, 
             RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version), next_batch=batch)
             for i in range(size)
         ),
-        *(
-            RolloutScored(number=number, index=i, score=Score(reward=number + i / 2, exact=i == 0))
-            for i in range(scored)
-        ),
+        *(RolloutScored(number=number, index=i, score=score_of(number, i)) for i in range(scored)),
     ]
 
 
@@ -107,7 +109,7 @@ async def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     assert [one.rollout for one in run.groups[0].rollouts] == [answer(2, 0), answer(2, 1)]
     assert [one.score for one in run.groups[0].rollouts] == [
         Score(reward=2.0, exact=True),
-        Score(reward=2.5, exact=False),
+        Score(reward=2.5, exact=False, parts={"form": 0.25, "answer": 1.0}),
     ]
     assert run.groups[1].holders == {0: ALICE, 1: BOB}
     assert numbers(batch) == [1, 0]

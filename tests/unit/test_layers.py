@@ -80,6 +80,7 @@ ABOVE = (
     "swarm.cli_capacity",
     "swarm.cli_runs",
     "swarm.cli_simulate",
+    "swarm.cli_tasks",
     "swarm.demo",
     "swarm.report",
     "swarm.__main__",
@@ -189,7 +190,15 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
     ("library", "homes"),
     [
         ("torch", ("swarm.learner", *ENGINES)),
-        ("transformers", ("swarm.learner", "swarm.sampler.transformers_engine", "swarm.sampler.proving")),
+        (
+            "transformers",
+            (
+                "swarm.learner",
+                "swarm.sampler.transformers_engine",
+                "swarm.sampler.proving",
+                "swarm.sampler.vllm_versions",
+            ),
+        ),
         ("numpy", ("swarm.broadcast.codec",)),
         ("vllm", ("swarm.sampler.vllm_worker", "swarm.sampler.vllm_versions")),
     ],

@@ -16,8 +16,9 @@ from swarm.broadcast.publishing import content_of_file
 from swarm.config import LeadConfig
 from swarm.errors import ChildFailed
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
-from swarm.node.training import MAX_FAULTS, PublishedStep, Training
+from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures
 from swarm.rollout.journal import Journal
+from swarm.types import MAX_PARTS, Score
 from swarm.wire import digest
 from tests.builders import prompt
 from tests.unit.test_journal import group, taken
@@ -248,3 +249,15 @@ async def test_a_trainer_that_is_started_again_stages_over_no_measured_weights(
 
 def _no_room(descriptor: int, nbytes: int, path: Path) -> None:
     raise DiskFull(f"the disk of {path.parent} is full")
+
+
+def test_each_of_several_rewards_has_its_mean_and_deviation() -> None:
+    scores = [Score(reward=0.0, exact=False, parts={"exact": value, "form": 1.0}) for value in (0.0, 1.0, 2.0)]
+    assert reward_figures([*scores, Score(reward=0.0, exact=False)]) == {
+        "rewards/exact/mean": 1.0,
+        "rewards/exact/std": 1.0,
+        "rewards/form/mean": 1.0,
+        "rewards/form/std": 0.0,
+    }
+    alone = [Score(reward=0.0, exact=False, parts={f"r{number}": 0.5}) for number in range(40)]
+    assert len(reward_figures(alone)) == 2 * MAX_PARTS

@@ -1,0 +1,38 @@
+"""Stop strings: a completion ends with the token after which its text holds one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+SPARE = 8
+"""Tokens before those that a stop string can lie in: decoded alone, the first ones of a text may lose a space, and what
+is left of a character gives another one."""
+
+
+class StopStrings:
+    """Looks for `stops` in completions as they grow. The text is that of all tokens, special ones among them."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = stops
+        # A token is a byte at least.
+        self._window = SPARE + max(len(stop.encode()) for stop in stops)
+
+    def reached(self, rows: Sequence[Sequence[int]]) -> list[bool]:
+        """Of each completion that had not reached one before its last token: whether it has now."""
+        tails = [list(row[-self._window :]) for row in rows]
+        texts = self._tokenizer.decode_batch(tails, skip_special_tokens=False)
+        return [any(stop in text for stop in self._stops) for text in texts]
+
+    def end(self, token_ids: Sequence[int]) -> int | None:
+        """After how many tokens a completion has reached one; None if it has not."""
+        prefixes = [token_ids[:count] for count in range(1, len(token_ids) + 1)]
+        return next((count for count, done in enumerate(self.reached(prefixes), 1) if done), None)
+
+
+def load_tokenizer(directory: str) -> Tokenizer:
+    """The model's own, which every learner publishes with it."""
+    return Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
