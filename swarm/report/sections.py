@@ -25,8 +25,9 @@ class Wanted:
 
 
 LEARNING = (
-    Wanted(title="Reward of a rollout", names=("reward", "reward_std")),
-    Wanted(title="Parts of the reward", names=("rewards/*/mean", "rewards/*")),
+    Wanted(title="Reward of a rollout", names=("reward", "reward_std", "reward_shaped")),
+    Wanted(title="Each reward", names=("rewards/*/mean",)),
+    Wanted(title="Each reward: standard deviation", names=("rewards/*/std",), floor=0),
     Wanted(title="Exact answers while training", unit="share", names=("exact_match",), floor=0, ceiling=1),
     Wanted(title="Groups without variance", unit="share", names=("frac_reward_zero_std",), floor=0, ceiling=1),
     Wanted(title="Loss", names=("loss",)),

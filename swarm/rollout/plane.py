@@ -321,22 +321,18 @@ class RolloutPlane:
         if self._ending or claim.node in self.standby or not self._fresh(held.version):
             claim.take_of(held_out, claim.capacity)
             return
+        begun = [group for group in claimable if group.purpose == "train"]
         if self.max_staleness == 0:
-            self._fill_with_one_kind(claim, held, claimable)
+            # One kind alone, so that a run can be had again: what is drawn beside a sample, and with the padding the
+            # last bits of its log-probs, must not depend on when a round began.
+            self._train(claim, held, begun)
+            if held_out and not claim.samples:
+                claim.take_of(held_out, max(claim.at_once, self._round.allowance(claim.capacity)))
             return
         if held_out:
             claim.take_of(held_out, self._round.allowance(claim.capacity))
-        self._train(claim, held, [group for group in claimable if group.purpose == "train"])
+        self._train(claim, held, begun)
         claim.take_of(held_out, claim.at_once)
-
-    def _fill_with_one_kind(self, claim: Claim, held: VersionId, claimable: Sequence[Group]) -> None:
-        """At S = 0 training or else held-out prompts, never both. A run is on-policy to be reproducible: what is drawn
-        beside a sample, and with the padding the last bits of its log-probs, must not depend on when a round began.
-        The round loses nothing: samplers wait at S = 0 while the learner trains."""
-        self._train(claim, held, [group for group in claimable if group.purpose == "train"])
-        held_out = [group for group in claimable if group.purpose == "eval"]
-        if held_out and not claim.samples:
-            claim.take_of(held_out, max(claim.at_once, self._round.allowance(claim.capacity)))
 
     def _train(self, claim: Claim, held: VersionId, begun: Sequence[Group]) -> None:
         """What was begun, then new groups as far as pacing allows."""
