@@ -1,4 +1,4 @@
-"""Copying with prompts of different lengths: what is drawn side by side is padded, and rewarded enough to be learned."""
+"""Copying with prompts of different lengths: what is drawn side by side is padded, and any digit has a reward."""
 
 from __future__ import annotations
 

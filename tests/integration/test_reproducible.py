@@ -14,8 +14,8 @@ STEPS = 5
 
 
 def test_at_s_0_one_sampler_gives_the_same_weights_twice(tmp_path: Path) -> None:
-    """Both run side by side, so neither meets the other's timing. Prompts differ in length, and engines draw ten samples
-    at a time: if held-out prompts came into batches by chance, what is drawn would be padded by chance."""
+    """Both run side by side, so neither meets the other's timing. Prompts differ in length, and engines draw ten
+    samples at a time: if held-out prompts came into batches by chance, what is drawn would be padded by chance."""
     with swarm_in(tmp_path) as swarm:
         swarm.lead_with(task="python:tests.integration.ragged:Ragged", eval_every_steps=1)
         flags = ("--port", "0", "--max-staleness", "0", "--steps", str(STEPS))
