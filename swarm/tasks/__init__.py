@@ -7,8 +7,9 @@ from collections.abc import Callable
 from swarm.errors import UserError
 from swarm.tasks.base import Task
 from swarm.tasks.copy import CopyTask
+from swarm.tasks.sort import SortTask
 
-TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask}
+TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask, "sort": SortTask}
 """Tasks by name; each is made from the run's seed."""
 
 
