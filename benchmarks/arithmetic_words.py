@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from swarm.learner.warm import Course, Lesson, teach
+
 SPECIAL = ("<pad>", "<eos>", "<user>", "<assistant>")
 
 CHAT_TEMPLATE = (
@@ -20,8 +22,17 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 
+HIDDEN, LAYERS = 64, 3
+COURSE = Course(steps=350, batch=64, learning_rate=4e-3, warmup_steps=50)
+"""It ends while the model still fails at most questions."""
+
+SAY_EVERY = 50
+"""Steps."""
+
 CONTEXT_TOKENS = 256
 """A question has some 70 bytes, an answer at most ten."""
+
+LARGEST = 20
 
 NAMES = ("Ann", "Ben", "Eva", "Ida", "Jan", "Kim", "Leo", "Max", "Mia", "Tom", "Una", "Zoe")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "kites", "pens", "plums", "shells", "stamps")
@@ -42,7 +53,7 @@ DIFFERENCES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question with whole numbers of 1 to `largest`, and its answer, which is never negative."""
+    """A question with whole numbers of 1 to LARGEST, and its answer, which is never negative."""
 
     text: str
     left: int
@@ -59,9 +70,9 @@ class Question:
         return f"{self.left}{self.sign}{self.right}={self.answer}"
 
 
-def question(draw: Random, largest: int) -> Question:
+def question(draw: Random) -> Question:
     """One drawn at random: sums and differences alike."""
-    left, right = draw.randint(1, largest), draw.randint(1, largest)
+    left, right = draw.randint(1, LARGEST), draw.randint(1, LARGEST)
     sign = draw.choice("+-")
     if sign == "-":
         left, right = max(left, right), min(left, right)
@@ -71,15 +82,13 @@ def question(draw: Random, largest: int) -> Question:
     return Question(text=text, left=left, sign=sign, right=right)
 
 
-def questions(seed: str, count: int, largest: int, but: Iterable[str] = ()) -> list[Question]:
-    """So many different ones, none with a text of `but`."""
-    draw, seen, found = Random(seed), set(but), list[Question]()
+def questions(seed: str, count: int) -> list[Question]:
+    """So many different ones."""
+    draw, found = Random(seed), dict[str, Question]()
     while len(found) < count:
-        one = question(draw, largest)
-        if one.text not in seen:
-            seen.add(one.text)
-            found.append(one)
-    return found
+        one = question(draw)
+        found.setdefault(one.text, one)
+    return list(found.values())
 
 
 def write_jsonl(found: Iterable[Question], path: Path) -> None:
@@ -108,18 +117,19 @@ def byte_tokenizer() -> Any:
 
 def asked(tokenizer: Any, text: str) -> str:
     """A question as the model reads it."""
-    return str(tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True))
+    turns = [{"role": "user", "content": text}]
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
 
-def small_model(seed: int, *, hidden: int, layers: int) -> Any:
+def small_model(seed: int) -> Any:
     """A random Qwen3 for bytes, the same for the same seed."""
     config = Qwen3Config(
         vocab_size=len(SPECIAL) + 256,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 64,
+        hidden_size=HIDDEN,
+        intermediate_size=3 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HIDDEN // 32,
+        num_key_value_heads=HIDDEN // 64,
         head_dim=32,
         max_position_embeddings=CONTEXT_TOKENS,
         initializer_range=0.05,
@@ -130,3 +140,33 @@ def small_model(seed: int, *, hidden: int, layers: int) -> Any:
     )
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(config)
+
+
+def lesson(tokenizer: Any, seed: int, index: int, without: Collection[str]) -> Lesson:
+    """A question with no text of `without`, and its answer: as often with its calculation as alone."""
+    draw = Random(f"lesson {seed} {index}")
+    while (one := question(draw)).text in without:
+        pass
+    return Lesson(prompt=asked(tokenizer, one.text), completion=one.working if draw.random() < 0.5 else str(one.answer))
+
+
+def make_base(
+    directory: Path, seed: int, without: Collection[str], say: Callable[[str], None], course: Course = COURSE
+) -> int:
+    """A directory in Hugging Face format with the model after its course, unless it is there; its parameters."""
+    tokenizer, model = byte_tokenizer(), small_model(seed)
+    parameters = sum(int(p.numel()) for p in model.parameters())
+    if (directory / "config.json").is_file():
+        return parameters
+    say(f"teaching a model of {parameters:,} parameters for {course.steps} steps of {course.batch} questions")
+
+    def told(step: int, loss: float) -> None:
+        if (step + 1) % SAY_EVERY == 0:
+            say(f"  step {step + 1}: {loss:.3f} nats a token")
+
+    held_back = frozenset(without)
+    teach(model, tokenizer, lambda index: lesson(tokenizer, seed, index, held_back), course, told)
+    tokenizer.save_pretrained(directory)
+    # Its config.json comes with the weights, and says that the directory is whole.
+    model.save_pretrained(directory)
+    return parameters
