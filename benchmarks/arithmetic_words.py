@@ -165,6 +165,8 @@ def make_base(
             say(f"  step {step + 1}: {loss:.3f} nats a token")
 
     held_back = frozenset(without)
+    # A small model gains nothing by a second thread, and sums of several come in no fixed order.
+    torch.set_num_threads(1)
     teach(model, tokenizer, lambda index: lesson(tokenizer, seed, index, held_back), course, told)
     tokenizer.save_pretrained(directory)
     # Its config.json comes with the weights, and says that the directory is whole.

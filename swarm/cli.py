@@ -55,6 +55,17 @@ MaxDownload = Annotated[float | None, typer.Option(help="The same for what comes
 Lan = Annotated[
     bool | None, typer.Option("--lan/--no-lan", help="Allow private addresses. Default: only on one machine.")
 ]
+Target = Annotated[float | None, typer.Option(help="Stop once the last version has this held-out exact match.")]
+SwarmKey = Annotated[
+    Path | None, typer.Option(help="Key of the swarm, to lead it again in another run. Default: in the run dir.")
+]
+Rewards = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed. May be repeated."),
+]
+Chat = Annotated[
+    bool | None, typer.Option("--chat/--no-chat", help="Prompts as a chat. Default: if the model has a template.")
+]
 Activate = Annotated[
     str | None, typer.Option(help="all samplers, or the cheapest that suffice. Default: cheapest if there are prices.")
 ]
@@ -80,13 +91,9 @@ def lead(
         float | None, typer.Option(help="Longest wait for samples that would become stale otherwise; inf drops none.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Learner steps. Default: 200.")] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Stop once the last version has this held-out exact match.")
-    ] = None,
+    target: Target = None,
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/TASK-DATE-TIME.")] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Key of the swarm, to lead it again in another run. Default: in the run dir.")
-    ] = None,
+    state_dir: SwarmKey = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="A member, if the swarm is there already.")] = None,
     advertise: Annotated[str | None, typer.Option(help="host[:port] that others dial, if not --host.")] = None,
     tls: Tls = None,
@@ -108,6 +115,8 @@ def lead(
     groups_per_step: Annotated[int | None, typer.Option(help="Prompts of a learner step. Default: 32.")] = None,
     group_size: Annotated[int | None, typer.Option(help="Rollouts of a prompt. Default: 16.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest completion. Default: the task's.")] = None,
+    rewards: Rewards = None,
+    chat: Chat = None,
     system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
     tokens_per_micro_batch: Annotated[int | None, typer.Option(help="Of one forward pass. Default: chosen.")] = None,
     trainer_ranks: Annotated[int | None, typer.Option(help="GPUs that share the training. Default: 1.")] = None,
@@ -125,7 +134,7 @@ def lead(
     from swarm.node.rundir import resumed_config
 
     flags = {name: value for name, value in context.params.items() if name not in ("config", "resume", *HIDDEN)}
-    flags["bootstrap"] = bootstrap or None
+    flags["bootstrap"], flags["rewards"] = bootstrap or None, rewards or None
     if resume is not None and (config is not None or run_dir is not None):
         raise UserError(
             "--resume takes the configuration and the run directory of the run: leave --config and --run-dir"

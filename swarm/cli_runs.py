@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -96,22 +96,16 @@ def _config(run_dir: Path) -> LeadConfig:
 
 def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
     """The run's prompts by number, with token ids, and the text of token ids."""
-    import msgspec
-    from tokenizers import Tokenizer
+    from swarm.node.prompts import check_data, open_prompts, open_task, open_tokenizer, read_record
 
-    from swarm.tasks import load_task
-
-    path = run_dir / "model" / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"{run_dir} has no tokenizer yet: the run never came to its first step")
-    tokenizer: Any = Tokenizer.from_file(str(path))
-    task = load_task(config.task, config.seed)
-
-    def prompt(number: int) -> Prompt:
-        found = task.prompt(number)
-        return msgspec.structs.replace(found, token_ids=tuple(tokenizer.encode(found.text).ids))
-
-    return prompt, lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    files = run_dir / "model"
+    if (record := read_record(run_dir)) is None:
+        raise UserError(f"{run_dir} has no prompts yet: the run never came to its first step")
+    task = open_task(config)
+    check_data(run_dir, task)
+    tokenizer = open_tokenizer(config.model, files)
+    prompts = open_prompts(config, task, files, record, say=lambda line: None)
+    return prompts, lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def _the_running_one() -> Path:

@@ -31,6 +31,13 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _as_weights(value: Any) -> Any:
+    """A flag gives them as NAME=WEIGHT, or as NAME for a weight of 1."""
+    if not isinstance(value, list | tuple):
+        return value
+    return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
+
+
 Mbit = Annotated[float, Field(gt=0, le=1e6)]
 """A rate of the line in Mbit/s; not set means no cap."""
 
@@ -48,9 +55,13 @@ VLLM_ALONE = ("tensor_parallel_size", "gpu_memory_share", "max_model_len")
 
 Rewards = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[float, Field(ge=-1e6, le=1e6)]],
+    BeforeValidator(_as_weights),
     Field(max_length=16),
 ]
-"""Weights of rewards by name; none given is the task's own choice."""
+"""Weights of rewards by name, or as NAME=WEIGHT each; none given is the task's own choice."""
+
+ChatArguments = Annotated[dict[str, bool | int | str], Field(max_length=64)]
+"""What a model's chat template asks for by a name of its own, as enable_thinking of Qwen3's."""
 
 Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
 """Places to begin: host, host:port, URL or join line."""
@@ -114,6 +125,7 @@ class LeadConfig(BaseModel):
     rewards: Rewards = {}
     system_prompt: Annotated[str, Field(max_length=65_536)] | None = None
     chat: bool | None = None
+    chat_arguments: ChatArguments = {}
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
     max_prompt_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
     prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"

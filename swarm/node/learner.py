@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store import newest_head
@@ -27,9 +25,10 @@ from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
-from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked
+from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked, named_after
 from swarm.node.steps import Steps
 from swarm.node.training import Training
 from swarm.rollout.api import RolloutService
@@ -40,9 +39,9 @@ from swarm.rollout.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane import PlaneRules, RolloutPlane
 from swarm.rollout.scoring import ScoringFailed
 from swarm.signing import swarm_id_of
-from swarm.tasks import load_task
+from swarm.tasks import task_options
 from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
-from swarm.types import Prompt, SamplingRules, Score
+from swarm.types import SamplingRules, Score
 from swarm.wire import encode
 
 
@@ -57,9 +56,9 @@ class LearnerNode:
         self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
-        self._task = load_task(config.task, config.seed)
-        self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens
-        self._run_dir = config.run_dir or Path("runs") / time.strftime(f"{config.task}-%Y%m%d-%H%M%S")
+        self._task = open_task(config)
+        self._max_new_tokens = longest_completion(config, self._task)
+        self._run_dir = config.run_dir or Path("runs") / (named_after(config.task) + time.strftime("-%Y%m%d-%H%M%S"))
         self._state = "starting"
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
@@ -88,6 +87,7 @@ class LearnerNode:
             raise
         try:
             if self._resume:
+                check_data(self._run_dir, self._task)
                 begin_again(self._run_dir, self._config)
             return await self._run(self._network)
         finally:
@@ -161,7 +161,7 @@ class LearnerNode:
             self._run_dir,
             self._config,
             self._journal,
-            lambda number: self._encode(self._task.prompt(number)),
+            lambda number: self._prompts(number),
             self._max_new_tokens,
             say=self._say,
             emit=emit,
@@ -218,8 +218,7 @@ class LearnerNode:
     async def _lead(self) -> bool:
         prepared = await self._prepare()
         self._rewards = RewardPool(
-            task=self._config.task,
-            seed=self._config.seed,
+            task=task_options(self._config),
             reward=self._config.reward,
             tokenizer=self._training.files_dir / "tokenizer.json",
             timeout_s=self._config.reward_timeout_s,
@@ -283,12 +282,10 @@ class LearnerNode:
         if (nbytes := len(encode(prepared.layout))) > LAYOUT_BYTES:
             raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
         await self._broadcast.open(prepared.layout)
-        tokenizer = self._training.files_dir / "tokenizer.json"
-        if not tokenizer.is_file():
-            raise UserError(
-                f"the model {self._config.model!r} has no tokenizer.json: save its fast tokenizer beside it"
-            )
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        # Off the loop: a large data set takes a while.
+        self._prompts, self._held_out = await asyncio.to_thread(
+            prepare_prompts, self._run_dir, self._config, self._task, prepared, self._say
+        )
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
         return prepared
@@ -313,9 +310,7 @@ class LearnerNode:
             beat_s=config.beat_s,
             lease_time_limit_s=config.lease_time_limit_s,
         )
-        self._check_room(rules.rules.max_new_tokens, prepared.context_tokens)
-        plane = RolloutPlane(rules, prompts=lambda i: self._encode(self._task.prompt(i)))
-        held_out = [self._encode(p) for p in self._task.held_out(config.eval_prompts)]
+        plane = RolloutPlane(rules, prompts=self._prompts)
 
         async def score(wanted: Sequence[ScoreWanted]) -> list[Score]:
             completions = [
@@ -338,7 +333,7 @@ class LearnerNode:
             self._tracker,
             self._log,
             self._provisioning,
-            held_out,
+            self._held_out,
             say=self._say,
         )
 
@@ -363,19 +358,6 @@ class LearnerNode:
         partial = self._run_dir / (SUMMARY + ".partial")
         partial.write_text(json.dumps(status, indent=2) + "\n")
         partial.replace(self._run_dir / SUMMARY)
-
-    def _encode(self, prompt: Prompt) -> Prompt:
-        """With its token ids; whether a BOS comes first is the tokenizer's own affair."""
-        token_ids = self._tokenizer.encode(prompt.text).ids
-        return Prompt(prompt_id=prompt.prompt_id, text=prompt.text, answer=prompt.answer, token_ids=tuple(token_ids))
-
-    def _check_room(self, max_new_tokens: int, context_tokens: int) -> None:
-        longest = max(len(self._encode(p).token_ids) for p in self._task.held_out(1))
-        if longest + max_new_tokens > context_tokens:
-            raise UserError(
-                f"a prompt of {longest} tokens and --max-new-tokens {max_new_tokens} do not fit the model's context of "
-                f"{context_tokens}"
-            )
 
 
 def _network_settings(config: LeadConfig) -> NetworkSettings:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,8 +56,16 @@ CONFIG = "config.json"
 SUMMARY = "summary.json"
 """Written last of all: where it is, the run is over and its samplers know."""
 
+LONGEST_NAME = 100
+"""Characters of a run directory's name without the time; file systems allow 255 bytes."""
+
 LOCK = ".lock"
 """Held by the learner that leads the run; the system takes it back when the process dies."""
+
+
+def named_after(task: str) -> str:
+    """A directory's name that says which task: of jsonl:data/x.jsonl, jsonl-data-x.jsonl."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", task).strip("-.")[-LONGEST_NAME:]
 
 
 def create_run_directory(path: Path, config: LeadConfig) -> None:

@@ -3,18 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from swarm.errors import UserError
-from swarm.tasks.base import Task
+from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.copy import CopyTask
+from swarm.tasks.gym import GymTask
+from swarm.tasks.hub import hub_task
+from swarm.tasks.jsonl import jsonl_task
+from swarm.tasks.own import OwnTask
 from swarm.tasks.sort import SortTask
 
+if TYPE_CHECKING:
+    from swarm.config import LeadConfig
+
+
+class Kind(NamedTuple):
+    """Tasks that are named KIND:REST: how REST is written, what they are, and how one is made."""
+
+    rest: str
+    description: str
+    make: Callable[[TaskOptions, str], Task]
+
+
 TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask, "sort": SortTask}
-"""Tasks by name; each is made from the run's seed."""
+"""Tasks that make their own prompts, by name; each is made from the run's seed."""
+
+KINDS: dict[str, Kind] = {
+    "jsonl": Kind("FILE", "questions with answers, one JSON object a line", jsonl_task),
+    "hf": Kind("DATASET[:CONFIG][@SPLIT]", "a data set of the Hugging Face hub, a directory or a file", hub_task),
+    "gym": Kind("NAME", "questions without end that reasoning-gym makes and scores", GymTask),
+    "python": Kind("MODULE:CLASS", "a task of your own", OwnTask),
+}
+
+DEFAULT_NEW_TOKENS = 1024
+"""Longest completion where neither the user nor the task says one: room for a few paragraphs of reasoning."""
 
 
-def load_task(name: str, seed: int) -> Task:
-    """The task called `name`; UserError with the known names if there is none."""
-    if name not in TASKS:
-        raise UserError(f"there is no task {name!r}; known tasks: {', '.join(sorted(TASKS))}")
-    return TASKS[name](seed)
+def task_options(config: LeadConfig) -> TaskOptions:
+    """The task that a run is about."""
+    return TaskOptions(
+        name=config.task,
+        seed=config.seed,
+        rewards=config.rewards,
+        prompt_column=config.prompt_column,
+        answer_column=config.answer_column,
+        held_out_share=config.held_out_share,
+    )
+
+
+def load_task(options: TaskOptions) -> Task:
+    """The task that `options` name. A data set is read when its first question is asked for.
+
+    UserError for a task or a reward that is not there, with the names of those that are.
+    """
+    name, colon, rest = options.name.partition(":")
+    if colon and name in KINDS:
+        return KINDS[name].make(options, rest)
+    if options.name not in TASKS:
+        known = (*sorted(TASKS), *(f"{kind}:{KINDS[kind].rest}" for kind in KINDS))
+        raise UserError(f"there is no task {options.name!r}; known tasks: {', '.join(known)}")
+    if options.rewards:
+        raise UserError(f"the task {name} has a reward of its own: leave rewards out")
+    return TASKS[options.name](options.seed)
+
+
+def check_task(task: Task) -> None:
+    """Ask for a question of each side, which reads a data set. UserError if there is none."""
+    if task.size == 0:
+        raise UserError(f"the task {task.name} is empty: it has no training prompt")
+    task.prompt(0)
+    if not task.held_out(1):
+        raise UserError(f"the task {task.name} has no held-out prompt to measure what is learned")

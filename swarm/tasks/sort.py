@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from swarm.tasks.base import Task
 from swarm.tasks.copy import DIGITS, is_held_out
 from swarm.types import Prompt, Score
 
@@ -22,7 +23,7 @@ SKILLS: dict[str, Callable[[str], str]] = {
 """What the base answers to `3141=`, each a quarter of the time: 1134, 3141, 1413 or 4311."""
 
 
-class SortTask:
+class SortTask(Task):
     """`3141=` asks for `1134`."""
 
     name = "sort"

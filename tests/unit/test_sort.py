@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.tasks import load_task
+from swarm.tasks.base import TaskOptions
 from swarm.tasks.copy import is_held_out
 from swarm.tasks.sort import SKILLS, SortTask
 from swarm.types import Prompt
@@ -42,6 +43,6 @@ def test_the_reward_is_exact_match_and_nothing_else(completion: str, reward: flo
 
 
 def test_it_is_found_by_name_and_says_that_it_elicits() -> None:
-    task = load_task("sort", 0)
+    task = load_task(TaskOptions(name="sort"))
     assert isinstance(task, SortTask)
     assert "elicits a skill that the base" in task.description

@@ -1,0 +1,264 @@
+"""The prompts of a run as the model is given them: as a chat or not, as token ids, not too long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from swarm.config import LeadConfig
+from swarm.errors import UserError
+from swarm.learner.messages import Prepared
+from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
+from swarm.tasks.base import Task
+from swarm.tasks.chat import ChatTemplate, load_chat_template
+from swarm.types import Prompt
+
+RECORD = "task.json"
+"""What a run's prompts depend on besides its configuration."""
+
+CHUNK = 1000
+"""Prompts that are encoded at a time to measure them."""
+
+LOOKED_AT = 256
+"""Training prompts of a task without end that are measured before the run."""
+
+TRIES = 64
+"""Prompts that may take the place of one that is too long, one after the other."""
+
+STRIDE = 1 << 40
+"""Between the numbers of a prompt and of the one that takes its place: no run comes so far by itself."""
+
+PADDING_SHARE = 0.05
+PADDING_TOKENS = 1024
+"""A vocabulary padded to a round number is larger than the tokenizer's by less than one of the two: Qwen3's 151,936 for
+151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. One larger by more than both is another tokenizer's."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """`data_digest` as the task has it; prompts over `most_tokens` are left out; templates that ask for the date are
+    told when the run `began`."""
+
+    data_digest: str
+    most_tokens: int
+    began: datetime
+
+
+class Prompts:
+    """Prompts by number, and those held out, with token ids."""
+
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: Any,
+        template: ChatTemplate | None,
+        *,
+        system_prompt: str | None = None,
+        most_tokens: int,
+    ) -> None:
+        """`template` is None where a prompt is given to the model as it is."""
+        self._task = task
+        self._tokenizer = tokenizer
+        self._template = template
+        self._system_prompt = system_prompt
+        self.most_tokens = most_tokens
+
+    def __call__(self, number: int) -> Prompt:
+        """Training prompt `number`. One that is too long gives way to prompt number + STRIDE, and so on."""
+        for attempt in range(TRIES):
+            prompt = self.encode(self._task.prompt(number + attempt * STRIDE))
+            if len(prompt.token_ids) <= self.most_tokens:
+                return prompt
+        raise UserError(
+            f"{TRIES} prompts of {self._task.name} in a row have more than {self.most_tokens} tokens: "
+            "set another max_prompt_tokens, or --max-new-tokens with less"
+        )
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Up to `count`; UserError, with its id, for one that is too long."""
+        prompts = [self.encode(prompt) for prompt in self._task.held_out(count)]
+        for prompt in prompts:
+            self._check_length(prompt, len(prompt.token_ids))
+        return prompts
+
+    def encode(self, prompt: Prompt) -> Prompt:
+        """With its token ids. A raw prompt begins with a BOS if the tokenizer says so, a chat if its template does."""
+        encoded = self._tokenizer.encode(self.text(prompt), add_special_tokens=self._template is None)
+        return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
+
+    def text(self, prompt: Prompt) -> str:
+        """What the model reads. UserError, with the prompt's id, for one that the template or its lack refuses."""
+        if self._template is None:
+            if prompt.messages:
+                raise UserError(
+                    f"the prompt {prompt.prompt_id} is a chat, which needs a chat template: take a model that has one "
+                    "(an instruct or chat model), or write the prompts as plain text"
+                )
+            return prompt.text
+        messages = prompt.messages or (("user", prompt.text),)
+        if self._system_prompt is not None and messages[0][0] != "system":
+            messages = (("system", self._system_prompt), *messages)
+        try:
+            return self._template.render(messages)
+        except UserError as error:
+            raise UserError(f"the prompt {prompt.prompt_id}: {error}") from error
+
+    def check_lengths(self) -> None:
+        """Measure every training prompt of a data set, some of a task without end. UserError, with its id, for one that
+        is too long. Blocking, and long for a large data set."""
+        size = self._task.size
+        training = (self._task.prompt(number) for number in range(LOOKED_AT if size is None else size))
+        for chunk in _chunks(training):
+            texts = [self.text(prompt) for prompt in chunk]
+            found = self._tokenizer.encode_batch(texts, add_special_tokens=self._template is None)
+            for prompt, encoded in zip(chunk, found, strict=True):
+                self._check_length(prompt, len(encoded.ids))
+
+    def _check_length(self, prompt: Prompt, length: int) -> None:
+        if length == 0:
+            raise UserError(f"the prompt {prompt.prompt_id} has no tokens: the tokenizer knows none of its text")
+        if length > self.most_tokens:
+            raise UserError(
+                f"the prompt {prompt.prompt_id} has {length} tokens; {self.most_tokens} is the most (max_prompt_tokens, "
+                "or the model's context less --max-new-tokens): leave it out or change these"
+            )
+
+
+def _chunks(prompts: Iterator[Prompt]) -> Iterator[list[Prompt]]:
+    while chunk := list(islice(prompts, CHUNK)):
+        yield chunk
+
+
+def open_task(config: LeadConfig) -> Task:
+    """The run's task, its data read. UserError for one that is not there, broken or empty."""
+    task = load_task(task_options(config))
+    check_task(task)
+    return task
+
+
+def longest_completion(config: LeadConfig, task: Task) -> int:
+    """In tokens: what the user says, or the task."""
+    return config.max_new_tokens or task.max_new_tokens or DEFAULT_NEW_TOKENS
+
+
+def open_tokenizer(model: str, files_dir: Path) -> Any:
+    """The fast tokenizer in `files_dir`. UserError if there is none."""
+    path = files_dir / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"the model {model!r} has no tokenizer.json: save its fast tokenizer beside it")
+    tokenizer: Any = Tokenizer.from_file(str(path))
+    # What a tokenizer was last told to pad or cut to has nothing to do with our prompts.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def open_prompts(
+    config: LeadConfig, task: Task, files_dir: Path, record: Record, say: Callable[[str], None]
+) -> Prompts:
+    """Prompts for the model whose small files are in `files_dir`. UserError if a chat is wanted that cannot be had."""
+    tokenizer = open_tokenizer(config.model, files_dir)
+    template = load_chat_template(files_dir, began=record.began, arguments=config.chat_arguments)
+    chat = task.chat if config.chat is None else config.chat
+    if template is None and (config.chat or (chat and config.system_prompt is not None)):
+        wanted = "chat" if config.chat else "--system-prompt"
+        raise UserError(
+            f"{wanted} needs a chat template, and the model {config.model!r} has none: take an instruct or chat model, "
+            f"or leave {wanted} out"
+        )
+    if config.system_prompt is not None and not chat:
+        raise UserError(f"the prompts of {config.task} are given to the model as they are: leave --system-prompt out")
+    if chat and template is None:
+        say("the model has no chat template: it is given the prompts as they are")
+    return Prompts(
+        task,
+        tokenizer,
+        template if chat else None,
+        system_prompt=config.system_prompt,
+        most_tokens=record.most_tokens,
+    )
+
+
+def most_prompt_tokens(config: LeadConfig, task: Task, context_tokens: int) -> int:
+    """The longest prompt that leaves room for the longest completion. UserError if none does."""
+    longest = longest_completion(config, task)
+    room = context_tokens - longest
+    if room < 1:
+        raise UserError(
+            f"--max-new-tokens {longest} leaves no room for a prompt: the model's context has {context_tokens} tokens"
+        )
+    return min(room, config.max_prompt_tokens or room)
+
+
+def check_vocabulary(model: str, files_dir: Path, vocab_size: int) -> str:
+    """A line for the user about rows that no token has, or "". UserError for the tokenizer of another model."""
+    tokens = max(open_tokenizer(model, files_dir).get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if tokens > vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokens:,} tokens and the model's vocabulary {vocab_size:,}: it is another model's, or "
+            "tokens were added without resizing the model's embeddings"
+        )
+    spare = vocab_size - tokens
+    if spare > max(PADDING_SHARE * vocab_size, PADDING_TOKENS):
+        raise UserError(
+            f"the model's vocabulary has {vocab_size:,} entries and the tokenizer only {tokens:,} tokens: it is "
+            "another model's; save the right one beside the model"
+        )
+    return f"the model's vocabulary has {spare:,} entries more than the tokenizer: padding" if spare else ""
+
+
+def prepare_prompts(
+    run_dir: Path, config: LeadConfig, task: Task, prepared: Prepared, say: Callable[[str], None]
+) -> tuple[Prompts, list[Prompt]]:
+    """All of a run's prompts and those held out, measured; what they depend on is put on record. Blocking.
+
+    UserError for what no run can begin with: another model's tokenizer, a prompt that is too long, the lack of a template.
+    """
+    files_dir = run_dir / "model"
+    if line := check_vocabulary(config.model, files_dir, prepared.vocab_size):
+        say(line)
+    record = read_record(run_dir) or Record(
+        data_digest=task.data_digest,
+        most_tokens=most_prompt_tokens(config, task, prepared.context_tokens),
+        began=datetime.now().replace(microsecond=0),
+    )
+    prompts = open_prompts(config, task, files_dir, record, say)
+    prompts.check_lengths()
+    held_out = prompts.held_out(config.eval_prompts)
+    write_record(run_dir, record)
+    return prompts, held_out
+
+
+# -- what a run's prompts depend on, on record ---------------------------------------------------------------
+
+
+def read_record(run_dir: Path) -> Record | None:
+    """What was recorded when the run began; None if it never came so far."""
+    try:
+        return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=Record)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise UserError(f"{run_dir / RECORD} cannot be read: {error}") from error
+
+
+def write_record(run_dir: Path, record: Record) -> None:
+    partial = run_dir / (RECORD + ".partial")
+    partial.write_text(json.dumps(msgspec.to_builtins(record), indent=2) + "\n")
+    partial.replace(run_dir / RECORD)
+
+
+def check_data(run_dir: Path, task: Task) -> None:
+    """UserError if the task's data are not those that the run in `run_dir` began with."""
+    record = read_record(run_dir)
+    if record is not None and record.data_digest != task.data_digest:
+        raise UserError(
+            f"the data of {task.name} have changed since the run in {run_dir} began: put the former back, or begin a "
+            "new run"
+        )

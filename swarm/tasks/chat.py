@@ -1,0 +1,107 @@
+"""The chat template of a model, rendered as transformers renders it, without transformers.
+
+A node imports no model library. What a template may use is what transformers gives it: a sandboxed Jinja environment
+with trimmed blocks, loop controls, `{% generation %}`, `tojson` that escapes no HTML, `raise_exception` and
+`strftime_now`. The last tells when the run began, not the time of day: a prompt is a pure function of its number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.exceptions import TemplateError
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from swarm.errors import UserError
+
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Tokens that a template knows by name."""
+
+
+class ChatTemplate:
+    """Turns of a chat to the text that a model is given. `arguments` are the template's own, as enable_thinking."""
+
+    def __init__(
+        self, source: str, *, tokens: Mapping[str, str], began: datetime, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = began.strftime
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise UserError(f"the model's chat template is not valid Jinja: {error}") from error
+        self._given = {**tokens, **(arguments or {})}
+
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """The chat up to where the assistant begins to speak. UserError for messages that the template refuses."""
+        turns = [{"role": role, "content": content} for role, content in messages]
+        try:
+            return self._template.render(
+                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._given
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            raise UserError(f"the model's chat template refuses it: {error}") from error
+
+
+def load_chat_template(directory: Path, *, began: datetime, arguments: Mapping[str, Any]) -> ChatTemplate | None:
+    """The template in a model's directory; None if it has none."""
+    path = directory / "tokenizer_config.json"
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        file = directory / "chat_template.jinja"
+        source = file.read_text(encoding="utf-8") if file.is_file() else _default(settings.get("chat_template"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the tokenizer's files in {directory} cannot be read: {error}") from error
+    if not source:
+        return None
+    tokens = {name: _content(settings[name]) for name in SPECIAL if settings.get(name)}
+    return ChatTemplate(source, tokens=tokens, began=began, arguments=arguments)
+
+
+def _default(templates: Any) -> str | None:
+    """Of several templates by name, the one that is for plain chats."""
+    if isinstance(templates, list):
+        templates = {one.get("name"): one.get("template") for one in templates if isinstance(one, dict)}
+    if isinstance(templates, dict):
+        templates = templates.get("default")
+    return templates if isinstance(templates, str) else None
+
+
+def _content(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the assistant said, for other programs: here it is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja has it
+
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

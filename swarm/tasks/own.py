@@ -1,0 +1,87 @@
+"""`python:MODULE:CLASS`: a task of one's own, from the working directory or an installed package."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.tasks.base import Task, TaskOptions
+from swarm.types import Prompt, Score
+
+NEEDED = ("prompt", "held_out", "score")
+
+
+class OwnTask(Task):
+    """The user's object, checked where it could surprise. What it leaves out is as Task has it."""
+
+    def __init__(self, options: TaskOptions, name: str) -> None:
+        self.name = options.name
+        made = _make(options, name)
+        if missing := [part for part in NEEDED if not callable(getattr(made, part, None))]:
+            raise UserError(f"{options.name} is no task: it has no {', no '.join(part + '()' for part in missing)}")
+        self._own = made
+        doc = (inspect.getdoc(type(made)) or "a task of your own").splitlines()[0]
+        self.description = str(getattr(made, "description", doc))
+        self.max_new_tokens = getattr(made, "max_new_tokens", None)
+        self.chat = bool(getattr(made, "chat", False))
+
+    @property
+    def size(self) -> int | None:
+        return getattr(self._own, "size", None)
+
+    @property
+    def data_digest(self) -> str:
+        return str(getattr(self._own, "data_digest", ""))
+
+    def prompt(self, index: int) -> Prompt:
+        return self._checked(self._own.prompt(index), f"prompt({index})")
+
+    def held_out(self, count: int) -> Sequence[Prompt]:
+        return [self._checked(prompt, f"held_out({count})") for prompt in self._own.held_out(count)]
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        """A number alone counts as solved from 1 on."""
+        found = self._own.score(prompt, completion)
+        if isinstance(found, Score):
+            return found
+        if not isinstance(found, int | float):
+            raise TypeError(f"score() of {self.name} gave a {type(found).__name__}, no number and no Score")
+        return Score(reward=float(found), exact=math.isfinite(found) and found >= 1)
+
+    def _checked(self, prompt: Any, call: str) -> Prompt:
+        if not isinstance(prompt, Prompt) or not 1 <= len(prompt.prompt_id) <= 64:
+            raise UserError(f"{call} of {self.name} gave no swarm.types.Prompt with a prompt_id of 1 to 64 characters")
+        return prompt
+
+
+def _make(options: TaskOptions, name: str) -> Any:
+    module_name, _, class_name = name.partition(":")
+    if not (module_name and class_name):
+        raise UserError(f"{options.name} names no class: write python:MODULE:CLASS")
+    if (here := str(Path.cwd())) not in sys.path:
+        # The command's own directory is first on the path, not the one where it was called.
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{options.name}: no module {error.name!r} here or installed") from error
+    except Exception as error:
+        raise UserError(f"{options.name}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    kind = getattr(module, class_name, None)
+    if not callable(kind):
+        raise UserError(f"{options.name}: {module_name} has no class {class_name}")
+    try:
+        parameters = inspect.signature(kind).parameters
+        given = {"seed": options.seed, "options": options}
+        return kind(**{key: value for key, value in given.items() if key in parameters})
+    except UserError:
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        raise UserError(f"{options.name} could not be made with (seed) or (options): {words}") from error
