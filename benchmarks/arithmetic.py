@@ -174,11 +174,11 @@ def _fail(message: str, status: int) -> NoReturn:
 
 def main() -> None:
     options = _options()
+    if options.minutes <= 0 or options.samplers < 1 or options.eval_every < 1:
+        _fail("--minutes is above 0, --samplers and --eval-every are 1 at least", BAD_INPUT)
     # Asked to end, it first ends what it started.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        if options.minutes <= 0 or options.samplers < 1 or options.eval_every < 1:
-            raise UserError("--minutes is above 0, --samplers and --eval-every are 1 at least")
         if options.directory is not None:
             met = _work(options.directory.resolve(), options)
         else:
