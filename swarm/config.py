@@ -119,7 +119,7 @@ class LeadConfig(BaseModel):
     trainer_ranks: Annotated[int, Field(ge=1, le=1024)] = 1
 
     alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100)] = 0.5
-    alarm_entropy: Annotated[float, Field(ge=0, le=100)] = 0.0
+    alarm_entropy: Annotated[float, Field(ge=0, le=1)] = 0.1
     alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9)] = 10.0
 
     rewards: Rewards = {}

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swarm.broadcast.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
 from swarm.config import TINY, TINY_WARM
 from swarm.errors import UserError
+from swarm.learner.checkpoints import in_stream_dtype
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.warm import warm_model
 
@@ -117,5 +118,4 @@ def torch_stream_dtype(tensor: torch.Tensor) -> torch.dtype:
 def _state_dtype(directory: Path) -> None:
     """Make config.json say what the tensors are; save_pretrained writes the dtype of the model in memory."""
     path = directory / "config.json"
-    text = path.read_text()
-    path.write_text(text.replace('"dtype": "float32"', '"dtype": "bfloat16"'))
+    path.write_bytes(in_stream_dtype(path.name, path.read_bytes()))

@@ -131,7 +131,7 @@ class Trainer:
         """Copy what a checkpoint holds; the copy is written while training goes on."""
         with self._channel.alive():
             self._saver.wait()
-            snapshot = take(self._parts, step=command.step, lineage=self._lineage)
+            snapshot = take(self._parts, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state)
         self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, Path(command.directory)))
         return Done()
 
@@ -144,6 +144,7 @@ class Trainer:
     def _resume(self, directory: str) -> tuple[int, bytes]:
         with self._channel.alive():
             state = restore(self._parts, Path(directory))
+        self._update.alarms.state = state.alarms
         return state.step, bytes.fromhex(state.lineage)
 
 
