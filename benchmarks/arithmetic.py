@@ -12,9 +12,9 @@ which of its ways pays, and more certainty in it. It is no sign of a skill that 
 What runs is what a researcher would run: `echo-node lead --model DIR --task jsonl:FILE` with numeric reward and
 --samplers `join` processes on loopback, asked to end after --minutes from the first held-out round.
 
-The curve: greedy answers to 400 held-out questions, a round every --eval-every steps. Target: the last round is above
-the first by a two-proportion z test at 1 % (one-sided). With --control the reward is random and the target is that it
-is not. Exit status 1 if the target is missed.
+The curve: pass@1 of 400 held-out questions, two samples each at the temperature of training, a round every --eval-every
+steps. Target: the last round is above the first by a two-proportion z test at 1 % (one-sided). With --control the
+reward is random and the target is that it is not. Exit status 1 if the target is missed.
 
 --directory keeps base, data, run and logs; a base that is there already is used again.
 """
@@ -41,6 +41,9 @@ HELD_OUT_SHARE = 0.05
 
 EVAL_PROMPTS = 400
 """An accuracy of one half is then known to 0.05."""
+
+EVAL_SAMPLES = 2
+"""Of each; more than one are drawn at the temperature of training, not greedily."""
 
 LEARNING_RATE = 3e-4
 """As suits the tiny model after its warm start."""
@@ -74,6 +77,7 @@ def lead_settings(directory: Path, *, random_reward: bool, eval_every: int, seed
         "max_new_tokens": MAX_NEW_TOKENS,
         "eval_every_steps": eval_every,
         "eval_prompts": EVAL_PROMPTS,
+        "eval_samples": EVAL_SAMPLES,
         "checkpoint_every_steps": 100,
         "steps": ENDLESS,
         "beat_s": 1.0,

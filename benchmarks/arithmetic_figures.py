@@ -19,19 +19,20 @@ RISEN_Z = 2.326348
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One held-out round. `minutes` since the first one; `exact` is the share of right greedy answers to `prompts`
+    """One held-out round. `minutes` since the first one; `pass_at_1` is the share of right answers to `prompts`
     questions. Of the training batches since the round before: mean reward and mean completion length in tokens."""
 
     step: int
     minutes: float
-    exact: float
+    pass_at_1: float
     prompts: int
     reward: float | None
     tokens: float | None
 
     @property
     def interval(self) -> tuple[float, float]:
-        return wilson(self.exact, self.prompts)
+        """As if each question had been answered once: several samples of one are no independent ones."""
+        return wilson(self.pass_at_1, self.prompts)
 
 
 def read_curve(run_dir: Path) -> list[Point]:
@@ -46,7 +47,7 @@ def read_curve(run_dir: Path) -> list[Point]:
             Point(
                 step=found["version"],
                 minutes=(found["time"] - rounds[0]["time"]) / 60,
-                exact=found["exact_match"],
+                pass_at_1=found["exact_match"],
                 prompts=found["prompts"],
                 reward=_mean([step["reward"] for step in trained]),
                 tokens=_mean([step["completions/mean_length"] for step in trained]),
@@ -76,11 +77,11 @@ def two_proportion_z(first: float, last: float, count: int) -> float:
 def summary(points: Sequence[Point]) -> dict[str, Any]:
     """What the JSON line says of a curve of one round at least."""
     first, last = points[0], points[-1]
-    z = two_proportion_z(first.exact, last.exact, first.prompts)
+    z = two_proportion_z(first.pass_at_1, last.pass_at_1, first.prompts)
     return {
-        "first": first.exact,
+        "first": first.pass_at_1,
         "first_interval": first.interval,
-        "last": last.exact,
+        "last": last.pass_at_1,
         "last_interval": last.interval,
         "prompts": first.prompts,
         "steps": last.step,
@@ -94,13 +95,13 @@ def summary(points: Sequence[Point]) -> dict[str, Any]:
 def line_of(point: Point) -> str:
     """A line of the table under HEAD."""
     low, high = point.interval
-    shown = f"{point.step:>6}{point.minutes:>9.1f}{point.exact:>10.3f}   {low:.3f} to {high:.3f}"
+    shown = f"{point.step:>6}{point.minutes:>9.1f}{point.pass_at_1:>10.3f}   {low:.3f} to {high:.3f}"
     if point.reward is None or point.tokens is None:
         return shown
     return f"{shown}{point.reward:>9.3f}{point.tokens:>8.1f}"
 
 
-HEAD = f"{'step':>6}{'minutes':>9}{'held-out':>10}{'95 % interval':>17}{'reward':>9}{'tokens':>8}"
+HEAD = f"{'step':>6}{'minutes':>9}{'pass@1':>10}{'95 % interval':>17}{'reward':>9}{'tokens':>8}"
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -122,8 +122,8 @@ def test_the_base_takes_learner_steps_on_the_data(prepared: Path, tmp_path: Path
 # -- figures -------------------------------------------------------------------------------------------------
 
 
-def point(step: int, exact: float, prompts: int = 400) -> Point:
-    return Point(step=step, minutes=step / 10, exact=exact, prompts=prompts, reward=None, tokens=None)
+def point(step: int, pass_at_1: float, prompts: int = 400) -> Point:
+    return Point(step=step, minutes=step / 10, pass_at_1=pass_at_1, prompts=prompts, reward=None, tokens=None)
 
 
 def test_a_curve_is_read_from_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_curve_is_read_from_a_run_that_goes_on(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
     first, last = read_curve(tmp_path)
     assert (first.step, first.minutes, first.reward) == (0, 0.0, None)
-    assert (last.step, last.minutes, last.exact, last.tokens) == (3, 1.0, 0.5, 2.0)
+    assert (last.step, last.minutes, last.pass_at_1, last.tokens) == (3, 1.0, 0.5, 2.0)
     assert last.reward == pytest.approx(0.2)
     assert "0.500" in line_of(last)
 
