@@ -13,8 +13,9 @@ from swarm.sampler.engine import EngineDtype, EngineOptions
 
 DEFAULT_PORT = 7700
 
-TINY = "tiny"
-"""The name of the embedded model."""
+TINY, TINY_WARM = "tiny", "tiny-warm"
+EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
+"""Models that are made and not loaded, with the learning rate that suits each: random, and with its warm start."""
 
 MOST_FAULTS = 3
 """Of a file, told in one line: who sees more reads none."""
@@ -118,7 +119,7 @@ class LeadConfig(BaseModel):
     trainer_ranks: Annotated[int, Field(ge=1, le=1024)] = 1
 
     alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100)] = 0.5
-    alarm_entropy: Annotated[float, Field(ge=0, le=100)] = 0.0
+    alarm_entropy: Annotated[float, Field(ge=0, le=1)] = 0.1
     alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9)] = 10.0
 
     rewards: Rewards = {}
@@ -164,8 +165,8 @@ class LeadConfig(BaseModel):
 
     @property
     def resolved_learning_rate(self) -> float:
-        """1e-3 suits the embedded model; 1e-6 is the usual rate for post-training a real one."""
-        return self.learning_rate or (1e-3 if self.model == TINY else 1e-6)
+        """EMBEDDED says what suits those; 1e-6 is the usual rate for post-training a real one."""
+        return self.learning_rate or EMBEDDED.get(self.model, 1e-6)
 
 
 class JoinConfig(BaseModel):

@@ -155,7 +155,9 @@ def open_group(table: LeaseTable, number: int, *, purpose: Purpose = "train", ve
     )
 
 
-def new_plane(*, max_staleness: int = 2, groups: int = 2, size: int = 2, newest: int | None = 0) -> RolloutPlane:
+def new_plane(
+    *, max_staleness: int = 2, groups: int = 2, size: int = 2, newest: int | None = 0, eval_samples: int = 1
+) -> RolloutPlane:
     """A plane that has published `newest`."""
     rules = PlaneRules(
         swarm=SWARM,
@@ -163,6 +165,7 @@ def new_plane(*, max_staleness: int = 2, groups: int = 2, size: int = 2, newest:
         max_staleness=max_staleness,
         groups_per_step=groups,
         group_size=size,
+        eval_samples=eval_samples,
         rules=RULES,
         vocab_size=VOCAB,
         beat_s=1.0,

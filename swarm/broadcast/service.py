@@ -139,6 +139,14 @@ class BroadcastService:
         return found.complete_s.get(node) if found is not None else None
 
     @property
+    def raw_weights(self) -> Path | None:
+        """The file with the newest version's weights, in layout order; None if it does not hold them whole."""
+        if self._versions is None or self.newest is None:
+            return None
+        weights = self._versions.weights
+        return weights.path if weights.version == self.newest.head.version else None
+
+    @property
     def version_bytes(self) -> int:
         """What the newest version takes as it is sent; 0 before the first."""
         return self.newest.table.encoded_bytes if self.newest is not None else 0

@@ -1,32 +1,203 @@
-"""When a learner step is wrong, and what is done: skip it, lower the learning rate, or stop. Pure."""
+"""When a learner step is wrong, and what is done: skip it, lower the learning rate, or stop. Pure.
+
+Theory of operation. Before each optimiser step `is_fit` is asked; after each learner step `stepped` judges it as a
+whole. What goes off, in order of precedence:
+
+    kind            when                                                         reaction
+    not_finite      the gradient's norm is NaN or infinite                       skip that optimiser step
+                    three learner steps in a row of nothing but such ones        stop
+    mismatch_kl     the engines' log-probs are further than `mismatch_kl` from   skip all of the learner step
+                    the learner's own at equal weights
+                    ten such learner steps in a row                              stop
+    gradient_spike  the norm is above `gradient_spike` medians of the last 50    skip that optimiser step
+                    and would have to be clipped
+    entropy         it has fallen to the share `entropy` of what it was at       halve the learning rate, at most
+                    first, and the reward has not risen for it                   every ten steps and to an eighth
+
+A step that cannot be judged neither counts nor breaks a row: one without any group to learn from, and for mismatch_kl
+one without a token drawn with weights equal to the learner's. While weights stand still, since steps are skipped, older
+versions are equal to the newest (`unchanged_steps`), so that a fault seen once is seen again until it is gone.
+
+Everything follows from the steps alone, so a replay decides alike, and so do ranks that are given the same sums.
+`state` is what a checkpoint has to hold.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import fmean, median
 
-from swarm.learner.messages import Alarm, AlarmRules
+from msgspec import structs
+
+from swarm.learner.messages import Alarm, AlarmKind, AlarmRules, AlarmState, Reaction
+
+GRADIENT_CLIP = 1.0
+"""Norm to which gradients are clipped; one that is shorter is no spike, however short others were."""
+
+NORMS_KEPT = 50
+"""Norms that a spike is compared with: 25 learner steps of two minibatches. Skipped ones are among them, so a lasting
+change is taken for the new regime after half as many."""
+
+NORMS_BEFORE = 20
+"""Norms before any counts as a spike: the first ones of a run, under warm-up, are few and small."""
+
+NOT_FINITE_STEPS = 3
+"""Learner steps in a row of nothing but gradients that are not finite: then it is the weights, not the batch."""
+
+MISMATCH_STEPS = 10
+"""Learner steps in a row on which engine and learner disagree: one broken sampler may have left by then."""
+
+ENTROPY_STEPS = 10
+"""Learner steps over which entropy and reward are averaged, at first and of late; one step alone is noisy."""
+
+PAID_FOR = 0.5
+"""Rise of the mean reward, in spreads of the rewards within groups at first, that makes a fall of entropy what was
+wanted: of seventeen runs of the demo that learned, the smallest had risen by 7 spreads."""
+
+LOWER_EVERY_STEPS = 10
+LEAST_SCALE = 1 / 8
+"""The learning rate is halved three times at most: what goes on then is not the learning rate's fault."""
+
+REASONS: dict[tuple[AlarmKind, Reaction], str] = {
+    ("not_finite", "skip"): "the gradient is not finite: this optimiser step is left out",
+    ("not_finite", "stop"): (
+        f"no gradient of {NOT_FINITE_STEPS} learner steps was finite, so the weights or their arithmetic are broken: "
+        "go on from an older checkpoint with a lower learning rate, or with precision float32"
+    ),
+    ("mismatch_kl", "skip"): "samplers and learner disagree about log-probs: this learner step is left out",
+    ("mismatch_kl", "stop"): (
+        f"samplers and learner have disagreed about log-probs for {MISMATCH_STEPS} learner steps: compare their "
+        "versions of transformers and vLLM, the samplers' dtype, and the chat template; look for one odd sampler in "
+        "`echo-node status`"
+    ),
+    ("gradient_spike", "skip"): "the gradient is far larger than it was of late: this optimiser step is left out",
+    ("entropy", "lower"): "the policy has lost its entropy and gained no reward for it: the learning rate is halved",
+}
+"""What a person reads of an alarm."""
 
 
 class Alarms:
     """Judges every optimiser step before it is made and every learner step after it."""
 
-    def __init__(self, rules: AlarmRules) -> None:
+    def __init__(self, rules: AlarmRules, state: AlarmState | None = None) -> None:
         self._rules = rules
-        self.learning_rate_scale = 1.0
+        self.state = state or AlarmState()
+        """As it was after the last learner step, and the norms of the one under way."""
+        self._mismatch: float | None = None
+        self._optimizer_steps = 0
+        self._is_finite_seen = False
+        self._broken: float | None = None
+        self._spike: tuple[float, float] | None = None
+
+    @property
+    def learning_rate_scale(self) -> float:
         """Times which the learning rate is taken."""
-        self._raised: list[Alarm] = []
+        return self.state.learning_rate_scale
+
+    @property
+    def unchanged_steps(self) -> int:
+        """Learner steps since the weights last changed: tokens up to so stale were drawn with weights equal to now."""
+        return self.state.unchanged_steps
 
     def is_fit(self, *, gradient_norm: float, mismatch_kl: float | None) -> bool:
-        """Whether the optimiser may step on this gradient. `mismatch_kl`: of the step's first minibatch, if known."""
-        if math.isfinite(gradient_norm):
-            return True
-        self._raised.append(
-            Alarm(kind="not_finite", reaction="skip", value=gradient_norm, limit=0.0, text="not finite")
-        )
-        return False
+        """Whether the optimiser may step on this gradient, whose norm is given as it was before clipping.
+
+        `mismatch_kl` is that of the step's first minibatch, in nats a token; None for the others, and where no token is
+        of the weights of now.
+        """
+        if mismatch_kl is not None and not math.isnan(mismatch_kl):
+            self._mismatch = mismatch_kl
+        if not math.isfinite(gradient_norm):
+            self._broken = gradient_norm
+            return False
+        self._is_finite_seen = True
+        limit = max(GRADIENT_CLIP, self._rules.gradient_spike * self._usual_norm())
+        self.state = structs.replace(self.state, norms=(*self.state.norms, gradient_norm)[-NORMS_KEPT:])
+        if self._is_mismatched:
+            return False
+        if gradient_norm > limit:
+            if self._spike is None or gradient_norm > self._spike[0]:
+                self._spike = (gradient_norm, limit)
+            return False
+        self._optimizer_steps += 1
+        return True
 
     def stepped(self, figures: Mapping[str, float]) -> tuple[Alarm, ...]:
-        """What went off since the last learner step, with what `figures` of the whole step tell."""
-        raised, self._raised = tuple(self._raised), []
-        return raised
+        """What went off in the learner step that `is_fit` was asked about, one alarm of a kind at most, and what its
+        `figures` tell: reward, reward_std and, where anything was trained on, entropy."""
+        raised = [*self._not_finite(), *self._mismatched(), *self._spiked()]
+        if self._optimizer_steps:
+            self.state = structs.replace(self.state, unchanged_steps=0)
+            raised += self._collapsed(figures)
+        else:
+            self.state = structs.replace(self.state, unchanged_steps=self.state.unchanged_steps + 1)
+        self._mismatch = self._broken = self._spike = None
+        self._optimizer_steps, self._is_finite_seen = 0, False
+        return tuple(raised)
+
+    # -- one kind each ---------------------------------------------------------------------------------------
+
+    def _not_finite(self) -> list[Alarm]:
+        if self._broken is None and not self._is_finite_seen:
+            return []
+        count = 0 if self._is_finite_seen else self.state.not_finite_steps + 1
+        self.state = structs.replace(self.state, not_finite_steps=count)
+        if self._broken is None:
+            return []
+        reaction: Reaction = "stop" if count >= NOT_FINITE_STEPS else "skip"
+        return [_alarm("not_finite", reaction, self._broken, 0.0)]
+
+    def _mismatched(self) -> list[Alarm]:
+        if self._mismatch is None:
+            return []
+        count = self.state.mismatched_steps + 1 if self._is_mismatched else 0
+        self.state = structs.replace(self.state, mismatched_steps=count)
+        if not count:
+            return []
+        reaction: Reaction = "stop" if count >= MISMATCH_STEPS else "skip"
+        return [_alarm("mismatch_kl", reaction, self._mismatch, self._rules.mismatch_kl)]
+
+    def _spiked(self) -> list[Alarm]:
+        return [] if self._spike is None else [_alarm("gradient_spike", "skip", *self._spike)]
+
+    def _collapsed(self, figures: Mapping[str, float]) -> list[Alarm]:
+        state = self._with_figures(figures)
+        self.state = state
+        if len(state.recent) < ENTROPY_STEPS or len(state.first) < ENTROPY_STEPS or not self._rules.entropy:
+            return []
+        entropy, reward = _mean(state.recent, 0), _mean(state.recent, 1)
+        limit = self._rules.entropy * _mean(state.first, 0)
+        paid_for = reward >= _mean(state.first, 1) + PAID_FOR * _mean(state.first, 2)
+        may_lower = state.learning_rate_scale > LEAST_SCALE and state.steps_since_lowered >= LOWER_EVERY_STEPS
+        if entropy >= limit or paid_for or not may_lower:
+            return []
+        self.state = structs.replace(state, learning_rate_scale=state.learning_rate_scale / 2, steps_since_lowered=0)
+        return [_alarm("entropy", "lower", entropy, limit)]
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    @property
+    def _is_mismatched(self) -> bool:
+        return self._mismatch is not None and self._mismatch > self._rules.mismatch_kl
+
+    def _usual_norm(self) -> float:
+        """The median of the last norms; infinite while there are too few."""
+        norms = self.state.norms
+        return median(norms) if len(norms) >= NORMS_BEFORE and any(norms) else math.inf
+
+    def _with_figures(self, figures: Mapping[str, float]) -> AlarmState:
+        """The state with entropy, reward and spread of one more step that was trained on."""
+        one = (figures["entropy"], figures["reward"], figures["reward_std"])
+        state = structs.replace(self.state, steps_since_lowered=self.state.steps_since_lowered + 1)
+        if len(state.first) < ENTROPY_STEPS:
+            return structs.replace(state, first=(*state.first, one))
+        return structs.replace(state, recent=(*state.recent, one)[-ENTROPY_STEPS:])
+
+
+def _alarm(kind: AlarmKind, reaction: Reaction, value: float, limit: float) -> Alarm:
+    return Alarm(kind=kind, reaction=reaction, value=value, limit=limit, text=REASONS[kind, reaction])
+
+
+def _mean(steps: tuple[tuple[float, float, float], ...], place: int) -> float:
+    return fmean(step[place] for step in steps)

@@ -25,6 +25,7 @@ from blake3 import blake3
 from swarm.broadcast import disk
 from swarm.broadcast.disk import DiskFull
 from swarm.errors import UserError
+from swarm.learner.messages import AlarmState
 
 PARTIAL = ".partial"
 """Ends the name of a directory that is being written, or being removed."""
@@ -40,7 +41,7 @@ STEP_NAME = re.compile(r"step-([0-9]{6,18})")
 """Six digits sort as text up to a million steps; beyond that the number counts, not the text."""
 
 JSON_BYTES = 1 << 20
-"""Longest file of JSON that is read here: digests.json takes about 130 bytes a file, trainer.json about 150."""
+"""Longest file of JSON that is read here: digests.json takes about 130 bytes a file, trainer.json about 5,000."""
 
 BLOCK_BYTES = 1 << 20
 """Read at once when a file is hashed; larger blocks were no faster."""
@@ -56,11 +57,13 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """trainer.json: learner steps taken, the digest of all batches behind them (hexadecimal), and whose they are."""
+    """trainer.json: learner steps taken, the digest of all batches behind them (hexadecimal), whose they are, and what
+    the alarms remember; a checkpoint without the latter is from before there were any."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
     parameters: int
+    alarms: AlarmState = AlarmState()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +226,12 @@ def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)
+
+
+def in_stream_dtype(name: str, content: bytes) -> bytes:
+    """A small file of a model as it belongs beside tensors of the stream: its config.json says bfloat16, where that of
+    the model in memory says float32."""
+    return content.replace(b'"dtype": "float32"', b'"dtype": "bfloat16"') if name == "config.json" else content
 
 
 # -- files ---------------------------------------------------------------------------------------------------

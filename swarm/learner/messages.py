@@ -37,27 +37,50 @@ class ComputeRules(msgspec.Struct, frozen=True):
 
 
 class AlarmRules(msgspec.Struct, frozen=True):
-    """Where an alarm goes off. `entropy` in nats a token, 0 is never; `gradient_spike` in medians of the norm."""
+    """Where an alarm goes off. `mismatch_kl` in nats a token; `entropy` as a share of what it was at first, 0 is never;
+    `gradient_spike` in medians of the norm."""
 
     mismatch_kl: float = 0.5
-    entropy: float = 0.0
+    entropy: float = 0.1
     gradient_spike: float = 10.0
+
+
+AlarmKind = Literal["mismatch_kl", "entropy", "gradient_spike", "not_finite"]
+
+Reaction = Literal["skip", "lower", "stop"]
 
 
 class Alarm(msgspec.Struct, frozen=True):
     """Something is wrong with a learner step, and what was done about it. `text` is for people."""
 
-    kind: Literal["mismatch_kl", "entropy", "gradient_spike", "not_finite"]
-    reaction: Literal["skip", "lower", "stop"]
+    kind: AlarmKind
+    reaction: Reaction
     value: float
     limit: float
     text: str
 
 
+class AlarmState(msgspec.Struct, frozen=True):
+    """What alarms remember from one learner step to the next, and over checkpoints.
+
+    `norms` are the last gradient norms before clipping; `first` and `recent` are (entropy, reward, spread of the reward
+    within groups) of the first steps and of the last ones that were trained on. Counts are of learner steps in a row.
+    """
+
+    learning_rate_scale: float = 1.0
+    norms: tuple[float, ...] = ()
+    not_finite_steps: int = 0
+    mismatched_steps: int = 0
+    unchanged_steps: int = 0
+    steps_since_lowered: int = 0
+    first: tuple[tuple[float, float, float], ...] = ()
+    recent: tuple[tuple[float, float, float], ...] = ()
+
+
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
-    `model` is a directory, a Hugging Face id, or "tiny". `minibatches` optimiser steps are made per learner step.
+    `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
     `resume` is the checkpoint directory to go on from; "" begins anew. A step takes at least `rehearse_step_s`, more or
     less by up to the share `rehearse_noise`.
     """

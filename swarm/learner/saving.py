@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from swarm.errors import UserError
 from swarm.learner.checkpoint import save_model, stream_tensors, torch_stream_dtype
 from swarm.learner.checkpoints import STATE, TENSORS, TrainerState, being_written, read_state
-from swarm.learner.messages import Saved
+from swarm.learner.messages import AlarmState, Saved
 
 ADAM_KINDS = ("exp_avg", "exp_avg_sq", "step")
 """The state of torch's AdamW, without amsgrad."""
@@ -47,14 +47,15 @@ class Snapshot:
     state: TrainerState
 
 
-def take(parts: Parts, *, step: int, lineage: bytes) -> Snapshot:
+def take(parts: Parts, *, step: int, lineage: bytes, alarms: AlarmState | None = None) -> Snapshot:
     """A copy of everything, of now."""
     live = {**_weights(parts.model), **_moments(parts), **_generators(parts)}
     copies = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in live.items()
     }
-    return Snapshot(tensors=copies, state=TrainerState(step=step, lineage=lineage.hex(), parameters=_size(parts.model)))
+    state = TrainerState(step=step, lineage=lineage.hex(), parameters=_size(parts.model), alarms=alarms or AlarmState())
+    return Snapshot(tensors=copies, state=state)
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from swarm.child import Child
@@ -99,7 +100,8 @@ def prepare_command(
             compile=config.compile,
         ),
         alarms=AlarmRules(
-            mismatch_kl=config.alarm_mismatch_kl,
+            # In a rehearsal samplers have no model, and what they claim means nothing.
+            mismatch_kl=math.inf if config.rehearse_step_s else config.alarm_mismatch_kl,
             entropy=config.alarm_entropy,
             gradient_spike=config.alarm_gradient_spike,
         ),

@@ -40,7 +40,7 @@ class Trainer:
         self._command = command
         self._device = pick_device(command.device)
         with channel.alive():
-            self._model, self._tokenizer = load_model(command.model, command.seed)
+            self._model, self._tokenizer = load_model(command.model, command.seed, Path(command.files_dir))
         self._parameters = sum(p.numel() for p in self._model.parameters())
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
@@ -98,7 +98,7 @@ class Trainer:
         if command.learning.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
-                frozen, _ = load_model(command.model, command.seed)
+                frozen, _ = load_model(command.model, command.seed, Path(command.files_dir))
             frozen.to(self._device).requires_grad_(False)
             reference = Policy(frozen, compute, temperature=command.temperature)
         return Update(
@@ -131,7 +131,7 @@ class Trainer:
         """Copy what a checkpoint holds; the copy is written while training goes on."""
         with self._channel.alive():
             self._saver.wait()
-            snapshot = take(self._parts, step=command.step, lineage=self._lineage)
+            snapshot = take(self._parts, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state)
         self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, Path(command.directory)))
         return Done()
 
@@ -144,6 +144,7 @@ class Trainer:
     def _resume(self, directory: str) -> tuple[int, bytes]:
         with self._channel.alive():
             state = restore(self._parts, Path(directory))
+        self._update.alarms.state = state.alarms
         return state.step, bytes.fromhex(state.lineage)
 
 

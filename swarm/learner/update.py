@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,17 +12,16 @@ import torch
 
 from swarm.errors import UserError
 from swarm.learner.advantages import reward_figures, rows_of
-from swarm.learner.alarms import Alarms
+from swarm.learner.alarms import GRADIENT_CLIP, Alarms
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.messages import Alarm, Prepare, TrainGroup
 from swarm.learner.objective import OBJECTIVES, WANT_PROXIMAL, Tokens
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.learner.ranks import Ranks
 
-GRADIENT_CLIP = 1.0
-
-MAX_LOG_RATIO = 20.0
-"""Bound of one token's part in mismatch_kl."""
+MAX_TOKEN_KL = 5.0
+"""Bound of one token's part in mismatch_kl, in nats: one sampler in twenty that claims nonsense adds 0.25. An estimate
+beyond it says no more than that the two know nothing of each other."""
 
 Sums = defaultdict[str, float]
 
@@ -106,6 +106,9 @@ class Update:
             self._at.optimizer.step()
             found |= {"grad_norm": norm, "stepped": 1.0}
         self._at.optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(norm):
+            # Its sums are no more finite than its gradient, and would spoil the figures of the whole step.
+            return
         for name, value in found.items():
             sums[name] += value
 
@@ -128,7 +131,7 @@ class Update:
             told = {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
             told |= found.figures
             if count_mismatch:
-                told |= _mismatch_sums(read, part)
+                told |= _mismatch_sums(read, part, self.alarms.unchanged_steps)
             for name, value in told.items():
                 sums[name] += float(value)
 
@@ -155,16 +158,18 @@ class Update:
             group["lr"] = self._command.learning_rate * warm * self.alarms.learning_rate_scale
 
 
-def _mismatch_sums(read: TokenFigures, part: MicroBatch) -> dict[str, torch.Tensor]:
-    """Distance between the engine's and the learner's log-probs where both are of the same version.
+def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[str, torch.Tensor]:
+    """Distance between the engine's and the learner's log-probs where both are of the same weights: of one version, or
+    of one since which `unchanged_steps` learner steps have changed nothing.
 
     Bounded, since one claim must not drown the others. The estimator r - 1 - log r of KL(behaviour, learner) is never
     negative (Schulman's k3). Only the first minibatch counts: after it the learner's weights are no longer those of any
     published version.
     """
-    same = part.mask * (part.staleness == 0)
-    log_ratio = (read.logprobs - part.behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return {"mismatch": ((log_ratio.exp() - 1 - log_ratio) * same).sum(), "mismatch_tokens": same.sum()}
+    same = part.mask * (part.staleness <= unchanged_steps)
+    log_ratio = read.logprobs - part.behaviour
+    kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
+    return {"mismatch": (kl * same).sum(), "mismatch_tokens": same.sum()}
 
 
 def _mismatch(sums: Mapping[str, float]) -> float | None:

@@ -16,10 +16,11 @@ from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store import newest_head
 from swarm.broadcast.tracker import InstallTracker
-from swarm.config import DEFAULT_PORT, TINY, LeadConfig
+from swarm.config import DEFAULT_PORT, EMBEDDED, LeadConfig
 from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
+from swarm.node.best import BestModel
 from swarm.node.control import control
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
@@ -168,6 +169,7 @@ class LearnerNode:
             on_trained=self._log.metrics,
             on_divergence=lambda: self._publication.diverged(),
         )
+        self._best = BestModel(self._run_dir, self._training.held, emit=emit, say=self._say)
         self._publication = Publication(
             network, self._broadcast, self._rollouts, self._training, self._journal, self._tracker, say=self._say
         )
@@ -206,7 +208,10 @@ class LearnerNode:
             "versions_published": self._publication.count,
             "broadcast_s": self._tracker.last_broadcast_s,
             "held_out": [],
+            "best": None,
             "metrics": {},
+            "alarm": None,
+            "stopped_by": "",
             **(self._steps.status() if self._steps is not None else {}),
             **self._rollouts.status(),
             **self._provisioning.status(),
@@ -301,6 +306,7 @@ class LearnerNode:
             hold_s=config.hold_s,
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,
+            eval_samples=config.eval_samples,
             rules=SamplingRules(
                 temperature=config.temperature,
                 max_new_tokens=self._max_new_tokens,
@@ -334,6 +340,7 @@ class LearnerNode:
             self._log,
             self._provisioning,
             self._held_out,
+            self._best,
             say=self._say,
         )
 
@@ -381,7 +388,7 @@ def _network_settings(config: LeadConfig) -> NetworkSettings:
 def check_model(name: str) -> None:
     """UserError for a path that cannot be a model, before anything is started."""
     path = Path(name)
-    looks_like_path = name != TINY and (path.is_dir() or name.startswith((".", "/")))
+    looks_like_path = name not in EMBEDDED and (path.is_dir() or name.startswith((".", "/")))
     if looks_like_path and not (path / "config.json").is_file():
         raise UserError(f"{name} has no config.json: give a directory in Hugging Face format, a model id, or tiny")
 

@@ -17,6 +17,9 @@ from swarm.types import NodeId
 LINES_KEPT = 10_000
 """Lines that wait for room on a full disk: an hour of a fast run. More are lost, the oldest first."""
 
+HELD_OUT = ("version", "exact_match", "pass_at_1", "pass_at_k", "reward", "samples")
+"""What an event `evaluated` says of a version."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
@@ -50,7 +53,7 @@ class RunLog:
         self.last: Mapping[str, Any] = self._metrics.found[-1] if self._metrics.found else {}
         """Of the last learner step that was written down, in whatever life."""
         self.held_out = [
-            {"version": line["version"], "exact_match": line["exact_match"]}
+            {name: line[name] for name in HELD_OUT if name in line}
             for line in self._events.found
             if line["kind"] == "evaluated"
         ]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from swarm.broadcast.disk import DiskFull
@@ -18,6 +20,7 @@ from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store import HeldVersion
 from swarm.broadcast.tracker import InstallTracker
 from swarm.gossip.records import Profile
+from swarm.node.best import weigh
 from swarm.node.network import NodeNetwork
 from swarm.node.training import PublishedStep, Training
 from swarm.rollout.api import RolloutService
@@ -111,6 +114,14 @@ class Publication:
                 return
             self._diverged = False
             await self._announce(encoded, staged_at=staged_at)
+
+    async def weigh(self, held: Path) -> VersionId:
+        """The newest version, which is to be measured; its weights get the name `held` too, where that can be had."""
+        async with self._publishing:
+            if (weights := self._broadcast.raw_weights) is not None:
+                with suppress(OSError, DiskFull):
+                    await asyncio.to_thread(weigh, weights, held)
+            return self.newest
 
     async def watch(self) -> None:
         """Whenever what is published counts as older than what others hold, publish it anew; for ever."""

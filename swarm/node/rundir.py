@@ -35,6 +35,10 @@ CHANGEABLE = frozenset(
         "target",
         "checkpoint_every_steps",
         "eval_every_steps",
+        "eval_samples",
+        "alarm_mismatch_kl",
+        "alarm_entropy",
+        "alarm_gradient_spike",
         "keep_checkpoints",
         "keep_rollouts",
         "trainer_hang_s",
@@ -117,7 +121,7 @@ def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False)
     """The configuration of the run in `path`, with what `flags` change.
 
     UserError if there is no run, if a flag asks for what a run cannot change, or if the run came to its end, unless it
-    may be `finished`.
+    may be `finished`. One that an alarm stopped did not.
     """
     try:
         values: dict[str, Any] = json.loads((path / CONFIG).read_text())
@@ -133,11 +137,19 @@ def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False)
     config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
     rises = config.steps > values["steps"] or (config.target or 0.0) > (values["target"] or 0.0)
     more = rises or (config.max_cost or math.inf) > (values.get("max_cost") or math.inf)
-    if not (finished or more) and (path / SUMMARY).is_file():
+    if not (finished or more or _was_stopped(path)) and (path / SUMMARY).is_file():
         most = values.get("max_cost")
         cost = f" or --max-cost with more than {most:g}" if most else ""
         raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']}{cost} to go on")
     return config
+
+
+def _was_stopped(path: Path) -> bool:
+    """Whether an alarm ended the run before its time."""
+    try:
+        return bool(json.loads((path / SUMMARY).read_text()).get("stopped_by"))
+    except (OSError, ValueError):
+        return False
 
 
 def _last_port(path: Path) -> int | None:

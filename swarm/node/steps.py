@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swarm.broadcast.tracker import InstallTracker
 from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner.messages import Trained
+from swarm.node.alarms import AlarmLog
+from swarm.node.best import BestModel
 from swarm.node.metrics import RunLog
 from swarm.node.provisioning import Provisioning
 from swarm.node.publication import Publication
 from swarm.node.training import Training, step_figures, train_group
 from swarm.rollout.admission import staleness
 from swarm.rollout.api import RolloutService
+from swarm.rollout.effects import Evaluated
 from swarm.rollout.entries import BoundSet
+from swarm.rollout.heldout import held_out_figures
 from swarm.rollout.journal import Journal
 from swarm.rollout.leases import Group
 from swarm.types import Prompt
@@ -51,6 +55,7 @@ class Steps:
         log: RunLog,
         provisioning: Provisioning,
         held_out_prompts: Sequence[Prompt],
+        best: BestModel,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -64,8 +69,11 @@ class Steps:
         self._provisioning = provisioning
         self._recorded_at = self._waited_s = 0.0
         self._held_out_prompts = held_out_prompts
+        self._best = best
         self._say = say
         self._save_failed_at = 0.0
+        self._alarms = AlarmLog(emit=log.event, say=say)
+        self._unsaid: dict[str, float] = {}
         self.bound = bound
         self.held_out: list[dict[str, float]] = log.held_out
         self.last: dict[str, Any] = dict(log.last)
@@ -79,7 +87,7 @@ class Steps:
         return target is not None and bool(self.held_out) and self.held_out[-1]["exact_match"] >= target
 
     async def run(self) -> None:
-        """All steps that are left, until the last version reaches the target, or until the money is spent."""
+        """All steps that are left, until the last version reaches the target, or money or an alarm ends the run."""
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         self._recorded_at = time.monotonic()
@@ -93,8 +101,11 @@ class Steps:
                 prompts = [
                     train_group(g.prompt, [(s.rollout, s.score) for s in g.samples if s.rollout], step) for g in batch
                 ]
-                self._record(batch, step, await self._training.train(prompts))
+                trained = await self._training.train(prompts)
+                self._record(batch, step, trained)
                 await publishing
+                if self._alarms.told(trained.alarms, step=self.step):
+                    return
                 if self._is_for_publication():
                     publishing = await self._begin_publication()
                 await self._save_if_due()
@@ -110,10 +121,17 @@ class Steps:
 
     async def finish(self) -> bool:
         """Measure the last version, keep it, and tell the samplers that the run is over; False if a target was set and
-        not reached."""
+        not reached, or if an alarm ended the run."""
         await self._rollouts.end("draining")
         await self._measure_last()
         await self._keep()
+        if (best := self._best.known) is not None:
+            self._say(
+                f"the last version is {self.step}, in checkpoints; the best measured is {best['version']} with "
+                f"{best['exact_match']:.3f} exact, in {self._best.directory}"
+            )
+        if self.stopped_by:
+            return False
         return self._config.target is None or (self._target_reached and self._is_measured)
 
     async def _last_reaches_it(self, publishing: asyncio.Task[None], evaluation: asyncio.Task[None]) -> bool:
@@ -125,13 +143,18 @@ class Steps:
         return self._target_reached
 
     @property
+    def stopped_by(self) -> str:
+        """The alarm that ended the run; empty if none did."""
+        return self._alarms.stopped_by
+
+    @property
     def _is_measured(self) -> bool:
         """Whether the last version is."""
         return bool(self.held_out) and self.held_out[-1]["version"] == self.step
 
     async def _measure_last(self) -> None:
-        if self._provisioning.spent.is_set():
-            # It would have to be paid for.
+        if self._provisioning.spent.is_set() or self.stopped_by:
+            # It would have to be paid for, or is not worth being shown.
             return
         if self.step > self._publication.newest.version:
             await self._publication.publish(self.step)
@@ -174,7 +197,10 @@ class Steps:
             "publish_every_steps": self.bound.publish_every_steps,
             "max_staleness_seen": self.max_staleness_seen,
             "held_out": self.held_out,
+            "best": self._best.known,
             "metrics": self.last,
+            "alarm": self._alarms.last,
+            "stopped_by": self.stopped_by,
         }
 
     # -- waiting ---------------------------------------------------------------------------------------------
@@ -257,17 +283,31 @@ class Steps:
             await self._training.save()
 
     async def _evaluate(self) -> None:
-        version = self._publication.newest
-        if self.held_out and self.held_out[-1]["version"] == version.version:
-            # A former life measured it. Nobody may be left to measure it again.
-            return
-        result = await self._rollouts.evaluate(version, self._held_out_prompts)
-        exact = sum(score.exact for score in result.scores) / len(result.scores)
-        self.held_out.append({"version": result.version, "exact_match": exact})
-        self._log.event("evaluated", version=result.version, exact_match=exact, prompts=len(result.scores))
+        """Measure the newest version, and keep its weights if none was better. Training goes on beside it."""
+        version = await self._publication.weigh(self._training.held)
+        try:
+            if self.held_out and self.held_out[-1]["version"] == version.version:
+                # A former life measured it. Nobody may be left to measure it again.
+                return
+            figures = self._measured(await self._rollouts.evaluate(version, self._held_out_prompts))
+            if self._best.is_better(figures):
+                assert self._training.layout is not None
+                await self._best.keep(version, figures, self._training.layout)
+        finally:
+            self._best.forget()
+
+    def _measured(self, result: Evaluated) -> dict[str, float]:
+        """Write down what a version came to."""
+        figures = held_out_figures(result.scores)
+        self.held_out.append({"version": result.version, **figures})
+        self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}
+        self._log.event("evaluated", version=result.version, prompts=len(result.scores), **figures)
+        self._say(f"step {self.step}/{self._config.steps}: {_held_out_line(figures)}{self._reward()}")
+        return figures
+
+    def _reward(self) -> str:
         reward = self.last.get("reward")
-        shown = "" if reward is None else f", reward {reward:.3f}"
-        self._say(f"step {self.step}/{self._config.steps}: held-out exact match {exact:.3f}{shown}")
+        return "" if reward is None else f", reward {reward:.3f}"
 
     def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
         """Count the step. All of it at once: `status` may be asked at every await."""
@@ -281,10 +321,18 @@ class Steps:
             "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=time.monotonic()), 1),
             "samplers": len(self._rollouts.samplers),
             **self._provisioning.stepped(waited_s=self._waited_s, period_s=self._period_s()),
+            **self._unsaid,
         }
+        self._unsaid = {}
         self._log.metrics({**self.last, "time": round(time.time(), 3)})
 
     def _period_s(self) -> float:
         """Since the last step was counted, or since the run began."""
         before, self._recorded_at = self._recorded_at, time.monotonic()
         return self._recorded_at - before
+
+
+def _held_out_line(figures: Mapping[str, float]) -> str:
+    if figures["samples"] == 1:
+        return f"held-out exact match {figures['exact_match']:.3f}"
+    return f"held-out pass@1 {figures['pass_at_1']:.3f}, pass@{figures['samples']} {figures['pass_at_k']:.3f}"

@@ -5,7 +5,8 @@ which the journal knows nothing. What was trained since the checkpoint is traine
 the same order; so weights, optimiser and generators come out as they were. On a GPU perhaps not to the last bit: what
 was published is compared with what comes out, and `on_divergence` told.
 
-The staging file is written by the child and read by publications: `staging_lock` keeps the two apart.
+The staging file is written by the child and read by publications: `staging_lock` keeps the two apart. It is the file of
+the weights published before last; where somebody keeps those under another name (`held`) another file takes its place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from swarm.broadcast.disk import DiskFull, allocate
 from swarm.broadcast.manifest import Layout
 from swarm.broadcast.publishing import content_of_file
 from swarm.config import LeadConfig
@@ -72,7 +74,8 @@ class Training:
         self._root = run_dir / "checkpoints"
         self._faults = 0
         self.saved_step: int | None = None
-        self._layout: Layout | None = None
+        self.layout: Layout | None = None
+        """Of the staged weights; None before `open`."""
         self.step = 0
         self.staged_step = 0
         """After how many steps the staged weights are."""
@@ -80,6 +83,8 @@ class Training:
         self.staging_lock = asyncio.Lock()
         self.files_dir = self._trainer.files_dir
         self.staging = self._trainer.staging
+        self.held = run_dir / "held.bin"
+        """Another name of a version's weights while it is measured (node/best.py)."""
         self.save_fault = ""
         """Why the last checkpoint could not be written; empty once one could."""
 
@@ -91,10 +96,11 @@ class Training:
         found = await asyncio.to_thread(newest_whole, self._root)
         if found is not None:
             await asyncio.to_thread(self._check_lineage, found)
+        await asyncio.to_thread(self._own_staging)
         prepared = await self._trainer.prepare(self._config, self._longest_completion, found.path if found else None)
         self.step = self.staged_step = prepared.step
         self.saved_step = found.step if found is not None else None
-        self._layout = prepared.layout
+        self.layout = prepared.layout
         return prepared
 
     async def catch_up(self, step: int) -> None:
@@ -199,14 +205,30 @@ class Training:
                     await self._compare(self.published.content)
 
     async def _stage(self) -> None:
+        await asyncio.to_thread(self._own_staging)
         await self._trainer.stage()
         self.staged_step = self.step
 
+    def _own_staging(self) -> None:
+        """Make sure that the staging file holds nobody else's weights: those that are measured are given up if the disk
+        has no room for both."""
+        if not self.staging.exists() or (state := self.staging.stat()).st_nlink == 1:
+            return
+        fresh = self.staging.with_name("staging.next")
+        try:
+            with fresh.open("wb") as file:
+                allocate(file.fileno(), state.st_size, fresh)
+        except DiskFull:
+            fresh.unlink()
+            self.held.unlink(missing_ok=True)
+        else:
+            fresh.replace(self.staging)
+
     async def _compare(self, content: Digest) -> None:
         """Whether the weights of now are those that were published."""
-        assert self._layout is not None
+        assert self.layout is not None
         await self._stage()
-        if await asyncio.to_thread(content_of_file, self.staging, self._layout) != content:
+        if await asyncio.to_thread(content_of_file, self.staging, self.layout) != content:
             self._emit("diverged", step=self.step)
             self._on_divergence()
 

@@ -82,10 +82,10 @@ class GenerationFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Every held-out prompt of a round is answered and scored."""
+    """Every held-out prompt of a round is answered and scored: the scores of the samples of each prompt."""
 
     version: int
-    scores: tuple[Score, ...]
+    scores: tuple[tuple[Score, ...], ...]
 
 
 Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutScored | GroupDropped | BatchTaken

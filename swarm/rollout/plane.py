@@ -1,7 +1,8 @@
 """The rollout plane of the learner: who may generate what, which answers count, and when a batch is ready.
 
-Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers held-out prompts and
-samples that lost their node, then opens new groups as far as the pacing rule (pacing.Pacing) allows. Answers
+Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers held-out prompts, as far as
+they may come first (heldout), and samples that lost their node, then opens new groups as far as the pacing rule
+(pacing.Pacing) allows. Answers
 are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups go to the
 buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 from swarm.rollout.admission import is_fresh
 from swarm.rollout.buffer import Buffer
+from swarm.rollout.claims import Claim
 from swarm.rollout.effects import (
     Effect,
     GenerationFailed,
@@ -58,8 +60,9 @@ MAX_FAILURES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneRules:
-    """What the user set. `rules` are for training; held-out prompts are answered greedily. `life` differs between two
-    lives of a learner, `hold_s` is how long a whole batch waits for samples that would become stale if it were taken.
+    """What the user set. `rules` are for training, and for held-out prompts if each is answered by several samples
+    (`eval_samples`); one alone is drawn greedily. `life` differs between two lives of a learner, `hold_s` is how long a
+    whole batch waits for samples that would become stale if it were taken.
     """
 
     swarm: SwarmId
@@ -69,6 +72,7 @@ class PlaneRules:
     hold_s: float = 0.0
     groups_per_step: int
     group_size: int
+    eval_samples: int = 1
     rules: SamplingRules
     vocab_size: int
     beat_s: float
@@ -87,7 +91,12 @@ class RolloutPlane:
         self._table = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s)
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
-        self._round = HeldOutRound(rules.life)
+        self._round = HeldOutRound(
+            rules.life,
+            rules.rules,
+            samples=rules.eval_samples,
+            batch_samples=rules.groups_per_step * rules.group_size,
+        )
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}
@@ -255,24 +264,8 @@ class RolloutPlane:
         return self._expire()
 
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
-        """Have samplers that hold `version` or a newer one answer held-out prompts greedily. One round at a time."""
-        greedy = SamplingRules(
-            temperature=0.0,
-            max_new_tokens=self.rules.rules.max_new_tokens,
-            stop_token_ids=self.rules.rules.stop_token_ids,
-        )
-        names = self._round.begin(version.version, len(prompts))
-        for i, (group_id, prompt) in enumerate(zip(names, prompts, strict=True)):
-            self._table.open(
-                group_id,
-                order=i,
-                purpose="eval",
-                prompt=prompt,
-                rules=greedy,
-                min_version=version,
-                bound=self.max_staleness,
-                size=1,
-            )
+        """Have samplers that hold `version` or a newer one answer held-out prompts. One round at a time."""
+        self._round.begin(self._table, version, prompts, bound=self.max_staleness)
 
     @property
     def evaluating(self) -> bool:
@@ -304,49 +297,44 @@ class RolloutPlane:
     def _claim(
         self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float
     ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
-        shares: list[Share] = []
-        records: list[GroupOpened | SamplesLeased] = []
-        if node in self.standby and not (self._round.open and self._table.knows_only(self.standby)):
-            return shares, records  # Held-out prompts alone, and only where nobody else is there to answer them.
-        capacity = min(capacity, self._table.room(node))
-        at_once = min(capacity, at_once or (0 if self._table.holds_any(node) else capacity))
+        room = min(capacity, self._table.room(node))
+        at_once = min(room, at_once or (0 if self._table.holds_any(node) else room))
+        claim = Claim(table=self._table, node=node, now=now, capacity=room, at_once=at_once)
+        # On standby held-out prompts alone, and only where nobody else is there to answer them.
+        if node not in self.standby or (self._round.open and self._table.knows_only(self.standby)):
+            self._fill(claim, held)
+        if self._round.open:
+            self._round.leased(claim.samples, claim.held_out)
+        return claim.shares, claim.records
 
-        def claim(group: Group, most: int) -> None:
-            nonlocal capacity, at_once
-            share = self._table.claim(group, node, most, now=now)
-            if not share.specs:
+    def _fill(self, claim: Claim, held: VersionId) -> None:
+        """Held-out prompts as far as they may come first, then training, then what places are still free for."""
+        claimable = self._table.claimable(held)
+        held_out = [group for group in claimable if group.purpose == "eval"]
+        if self._ending or claim.node in self.standby or not self._fresh(held.version):
+            claim.take_of(held_out, claim.capacity)
+            return
+        if held_out:
+            claim.take_of(held_out, self._round.allowance(claim.capacity))
+        self._train(claim, held, [group for group in claimable if group.purpose == "train"])
+        claim.take_of(held_out, claim.at_once)
+
+    def _train(self, claim: Claim, held: VersionId, begun: Sequence[Group]) -> None:
+        """What was begun, then new groups as far as pacing allows."""
+        for group in begun:
+            if claim.capacity == 0:
                 return
-            shares.append(share)
-            capacity -= len(share.specs)
-            at_once = max(0, at_once - len(share.specs))
-            if group.purpose == "train":
-                indices = tuple(spec.index for spec in share.specs)
-                records.append(SamplesLeased(number=group.order, node=node, indices=indices))
-
-        for group in self._table.claimable(held):
-            if capacity == 0:
-                break
-            if group.purpose == "eval":
-                claim(group, capacity)
-            elif self._trainable(group, held, node):
-                if at_once == 0:
-                    return shares, records  # What was begun waits for a node that can go on with it at once.
-                claim(group, at_once)
-        if self._ending or node in self.standby or not self._fresh(held.version):
-            return shares, records
+            if self._fresh(group.oldest_version):
+                if claim.at_once == 0:
+                    return  # What was begun waits for a node that can go on with it at once.
+                claim.take(group, claim.at_once)
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
-        while capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=at_once == 0):
+        while claim.capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=claim.at_once == 0):
             by_deadline[due] += 1
-            records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
-            claim(self._open(self._opened, held, self.max_staleness), capacity)
+            claim.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
+            claim.take(self._open(self._opened, held, self.max_staleness), claim.capacity)
             self._opened += 1
-        return shares, records
-
-    def _trainable(self, group: Group, held: VersionId, node: NodeId) -> bool:
-        """True if an answer of `node` by `held` can still be in a batch, and batches will still be taken."""
-        wanted = not self._ending and node not in self.standby
-        return wanted and self._fresh(held.version) and self._fresh(group.oldest_version)
 
     def _by_deadline(self) -> Counter[int]:
         """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
@@ -418,7 +406,7 @@ class RolloutPlane:
     def _completed(self, group: Group) -> list[Effect]:
         self._table.close(group)
         if group.purpose == "eval":
-            return [*self._round.scored(group.group_id, group.samples[0].score)]
+            return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score])]
         if self._fresh(group.oldest_version):
             self._buffer.add(group)
             return []

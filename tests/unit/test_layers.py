@@ -17,6 +17,7 @@ CORES = (
     "swarm.rollout.intake",
     "swarm.rollout.leases",
     "swarm.rollout.buffer",
+    "swarm.rollout.claims",
     "swarm.rollout.pacing",
     "swarm.rollout.plane",
     "swarm.rollout.effects",
@@ -48,6 +49,7 @@ CORES = (
     "swarm.gossip.reachability",
     "swarm.gossip.table",
     "swarm.gossip.view",
+    "swarm.learner.alarms",
     *(name for name in modules() if name.startswith("swarm.capacity.")),
 )
 DATA = (
@@ -62,6 +64,7 @@ DATA = (
     "swarm.gossip.messages",
     "swarm.gossip.records",
     "swarm.gossip.rules",
+    "swarm.learner.messages",
 )
 """Modules without IO that a core may build on."""
 

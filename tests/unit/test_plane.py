@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from swarm.rollout.effects import (
@@ -15,6 +17,7 @@ from swarm.rollout.effects import (
     ScoreWanted,
 )
 from swarm.rollout.entries import GroupDropped, RolloutAccepted
+from swarm.rollout.heldout import EVERY
 from swarm.rollout.leases import LEASE_SLACK_S, MAX_NODES
 from swarm.rollout.plane import MAX_FAILURES, RolloutPlane
 from swarm.types import Lease, NodeId, Score
@@ -133,10 +136,53 @@ def test_draining_hands_out_held_out_prompts_only_and_finished_nothing() -> None
 
 def test_held_out_prompts_come_first_and_are_greedy() -> None:
     plane = new_plane()
-    plane.evaluate(v(0), [prompt(0), prompt(1)])
+    plane.evaluate(v(0), [prompt(0)])
     granted = ask(plane, ALICE, 0, 3)
-    assert [one.purpose for one in granted] == ["eval", "eval", "train"]
-    assert [one.rules.temperature for one in granted] == [0.0, 0.0, 1.0]
+    assert [one.purpose for one in granted] == ["eval", "train"]
+    assert [one.rules.temperature for one in granted] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 64])
+def test_a_large_evaluation_leaves_training_seven_of_eight_samples(capacity: int) -> None:
+    """However many a node asks for at a time. Training work is there for it all along."""
+    plane = new_plane(groups=512, size=2, eval_samples=16)
+    plane.evaluate(v(0), [prompt(i) for i in range(100)])
+    leased = Counter[str]()
+    while leased["train"] < 700:
+        granted = ask(plane, ALICE, 0, capacity)
+        for one in granted:
+            leased[one.purpose] += len(one.samples)
+        submit_and_score(plane, ALICE, granted, 0)
+    burst = 512 * 2 // EVERY
+    assert leased["eval"] <= burst + leased.total() // EVERY
+    assert leased["eval"] >= burst
+
+
+def test_places_without_training_work_are_for_held_out_prompts() -> None:
+    plane = new_plane(max_staleness=0)
+    plane.evaluate(v(0), [prompt(i) for i in range(20)])
+    granted = ask(plane, ALICE, 0, 100)
+    assert Counter(one.purpose for one in granted) == {"eval": 20, "train": 2}
+
+
+def test_a_node_that_has_work_is_given_held_out_prompts_within_their_share_alone() -> None:
+    plane = new_plane(max_staleness=0)
+    ask(plane, ALICE, 0, 100)
+    plane.evaluate(v(0), [prompt(i) for i in range(20)])
+    assert len(ask(plane, ALICE, 0, 8)) == 2
+    assert refusal(plane, ALICE, 0, 1) == "paced"
+    assert len(ask(plane, BOB, 0, 100)) == 18
+
+
+def test_several_samples_of_a_held_out_prompt_are_drawn_as_in_training() -> None:
+    plane = new_plane(eval_samples=3)
+    plane.end("draining")
+    plane.evaluate(v(0), [prompt(0)])
+    (one,) = granted = ask(plane, ALICE, 0, 10)
+    assert one.rules == plane.rules.rules
+    assert len({sample.seed for sample in one.samples}) == 3
+    effects = submit_and_score(plane, ALICE, granted, 0)
+    assert effects[-1] == Evaluated(version=0, scores=((SCORE,) * 3,))
 
 
 def test_a_sampler_with_older_weights_answers_no_held_out_prompt() -> None:
@@ -149,6 +195,7 @@ def test_a_sampler_with_older_weights_answers_no_held_out_prompt() -> None:
 
 def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wrong() -> None:
     plane = new_plane()
+    plane.end("draining")
     plane.evaluate(v(0), [prompt(0), prompt(1)])
     granted = ask(plane, ALICE, 0, 2)
     submit_and_score(plane, ALICE, granted[:1], 0)
@@ -157,7 +204,7 @@ def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wr
     plane.submit(ALICE, one, answer, now=0.0)
     dropped, over = plane.unscorable(one.group_id, "reward_failed")
     assert isinstance(dropped, GroupDropped)
-    assert over == Evaluated(version=0, scores=(SCORE, Score(reward=0.0, exact=False)))
+    assert over == Evaluated(version=0, scores=((SCORE,), (Score(reward=0.0, exact=False),)))
     assert not plane.evaluating
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,17 +11,24 @@ from typing import Any, cast
 
 import pytest
 
+from swarm.broadcast.manifest import ModelFile
 from swarm.broadcast.tracker import InstallTracker
 from swarm.config import LeadConfig
 from swarm.errors import UserError
+from swarm.learner.messages import Alarm, Trained
 from swarm.node import steps as steps_module
+from swarm.node.best import BestModel
 from swarm.node.metrics import RunLog
 from swarm.node.steps import MAX_BOUND, Steps
 from swarm.rollout.effects import Evaluated
 from swarm.rollout.entries import BoundSet, Entry
 from swarm.rollout.journal import JournalFailed
-from swarm.types import Score
-from tests.builders import ListJournal, v
+from swarm.rollout.leases import Group
+from swarm.rollout.tally import Tally
+from swarm.types import Score, VersionId
+from tests.builders import ALICE, ListJournal, ask, layout, new_plane, submit_and_score, v
+
+LAYOUT = layout(("weight", "BF16", (4, 2)), files=[ModelFile(name="config.json", content=b'{"dtype": "float32"}')])
 
 
 class Rollouts:
@@ -29,7 +37,10 @@ class Rollouts:
     def __init__(self) -> None:
         self.bounds: list[int] = []
         self.evaluations = 0
-        self.asked, self.evaluating = asyncio.Event(), asyncio.Event()
+        self.samplers: dict[str, Any] = {}
+        self.tally = Tally()
+        self.asked, self.evaluating, self.starved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.batches: list[list[Group]] = []
         self.right: dict[int, bool] = {}  # by version, whether its rounds are answered and how
 
     async def set_bound(self, max_staleness: int) -> None:
@@ -39,21 +50,27 @@ class Rollouts:
 
     async def next_batch(self) -> Any:
         self.asked.set()
+        if self.batches:
+            return self.batches.pop()
+        self.starved.set()
         return await asyncio.get_running_loop().create_future()
 
     async def evaluate(self, version: Any, prompts: object) -> Any:
         self.evaluations += 1
         self.evaluating.set()
         if (right := self.right.get(version.version)) is not None:
-            return Evaluated(version=version.version, scores=(Score(reward=1.0, exact=right),))
+            return Evaluated(version=version.version, scores=((Score(reward=1.0, exact=right),),))
         return await asyncio.get_running_loop().create_future()
 
 
 class Training:
     """Takes `full_for` checkpoints to a full disk."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, directory: Path, step: int) -> None:
         self.step = step
+        self.held = directory / "held.bin"
+        self.layout = LAYOUT
+        self.alarms: tuple[Alarm, ...] = ()
         self.save_fault = ""
         self.saved_step: int | None = None
         self.full_for = self.saves = 0
@@ -65,6 +82,10 @@ class Training:
         if self.saves:
             self.save_fault = "the disk is full" if self.saves <= self.full_for else ""
             self.saved_step = None if self.save_fault else self.step
+
+    async def train(self, groups: object) -> Trained:
+        self.step += 1
+        return Trained(metrics={"reward": 0.5}, seconds=0.0, alarms=self.alarms)
 
 
 class BrokenJournal(ListJournal):
@@ -78,10 +99,12 @@ class Loop:
     def __init__(self, directory: Path, *, step: int = 0, journal: ListJournal | None = None, **values: Any) -> None:
         self.journal = journal or ListJournal()
         self.rollouts = Rollouts()
-        self.publication = cast(Any, SimpleNamespace(due=asyncio.Event(), newest=v(step), publish=self._publish))
+        self.publication = cast(
+            Any, SimpleNamespace(due=asyncio.Event(), newest=v(step), publish=self._publish, weigh=self._weigh)
+        )
         self.said: list[str] = []
         self.log = RunLog(directory)
-        self.training = Training(step)
+        self.training = Training(directory, step)
         training: Any = self.training
         given: Any = self.journal
         rollouts: Any = self.rollouts
@@ -98,11 +121,21 @@ class Loop:
             self.log,
             provisioning,
             [],
+            BestModel(directory, self.training.held, emit=self.log.event, say=self.said.append),
             say=self.said.append,
         )
 
     async def _publish(self, step: int) -> None:
         self.publication.newest = v(step)
+
+    async def _weigh(self, held: Path) -> VersionId:
+        newest: VersionId = self.publication.newest
+        _write(held, bytes([newest.version]) * LAYOUT.total_bytes)
+        return newest
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(("bounds", "period"), [((0,), 1), ((0, 2), 3), ((3,), 4), ((9,), 5), ((0, 1024), 5)], ids=str)
@@ -186,7 +219,8 @@ async def test_a_target_counts_once_the_last_version_reaches_it(tmp_path: Path, 
     going_on = asyncio.create_task(loop.rollouts.asked.wait())
     await asyncio.wait({running, going_on}, return_when=asyncio.FIRST_COMPLETED)
     assert (running.done(), going_on.done()) == (still, not still)
-    assert loop.steps.held_out[-1] == {"version": 12, "exact_match": float(still)}
+    assert loop.steps.held_out[-1]["version"] == 12
+    assert loop.steps.held_out[-1]["exact_match"] == float(still)
     for task in (running, going_on):
         task.cancel()
 
@@ -249,3 +283,57 @@ async def test_the_last_evaluation_is_not_waited_for_once_the_money_is_spent(tmp
     await asyncio.wait_for(ending, 5)
     await asyncio.wait_for(loop.steps.finish(), 5)
     assert loop.training.saved_step == 3
+
+
+# -- alarms and the best version -----------------------------------------------------------------------------
+
+
+def answered() -> Group:
+    """A group that is complete."""
+    plane = new_plane(groups=1)
+    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 2), 0)
+    (group,), _ = plane.take()
+    return group
+
+
+@pytest.mark.parametrize("reaction", ["skip", "stop"])
+async def test_an_alarm_that_stops_the_run_ends_it_in_good_order(tmp_path: Path, reaction: Any) -> None:
+    loop = Loop(tmp_path, steps=200)
+    loop.rollouts.batches = [[answered()]]
+    loop.training.alarms = (Alarm(kind="mismatch_kl", reaction=reaction, value=2.0, limit=0.5, text="they disagree"),)
+    running = asyncio.create_task(loop.steps.run())
+    if reaction == "skip":
+        await loop.rollouts.starved.wait()
+        assert loop.steps.step == 1
+        assert loop.steps.status()["stopped_by"] == ""
+        assert not running.done()
+        running.cancel()
+        return
+    async with asyncio.timeout(5):
+        await running
+        assert not await loop.steps.finish()
+    assert loop.training.saved_step == 1
+    assert loop.rollouts.evaluations == 1, "the last version is not worth measuring"
+    status = loop.steps.status()
+    assert status["stopped_by"] == "they disagree"
+    assert status["alarm"] == {"alarm": "mismatch_kl", "reaction": "stop", "value": 2.0, "limit": 0.5, "step": 1}
+
+
+async def test_the_best_version_is_kept_and_the_first_of_equals_and_over_a_resume(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=200)
+    kept: list[int] = []
+    for version, right in [(1, False), (2, True), (3, False), (4, True)]:
+        loop.publication.newest = v(version)
+        loop.rollouts.right = {version: right}
+        await loop.steps._evaluate()
+        kept.append((tmp_path / "best" / "model.safetensors").read_bytes()[-1])
+        assert not loop.training.held.exists()
+    assert kept == [1, 2, 2, 2]
+    best = {"version": 2, "incarnation": 0, "exact_match": 1.0, "pass_at_1": 1.0, "pass_at_k": 1.0, "reward": 1.0}
+    assert loop.steps.status()["best"] == {**best, "samples": 1}
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["version"] for event in events if event["kind"] == "best"] == [1, 2]
+    again = Loop(tmp_path, steps=200)
+    assert again.steps.status()["best"] == {**best, "samples": 1}
+    assert [entry["version"] for entry in again.steps.held_out] == [1, 2, 3, 4]
+    assert again.steps.held_out[-1] == loop.steps.held_out[-1]

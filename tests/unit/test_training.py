@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.payload import layout_of
+from swarm.broadcast.disk import DiskFull
 from swarm.broadcast.publishing import content_of_file
 from swarm.config import LeadConfig
 from swarm.errors import ChildFailed
@@ -206,3 +208,43 @@ async def test_staging_waits_while_a_publication_reads_the_file(run: Run) -> Non
     await staging
     assert run.training.staged_step == 1
     assert run.training.staging.read_bytes() != before
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_weights_that_are_measured_are_not_staged_over(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """Without room for both, the learner's own come first."""
+    run = Run(tmp_path, journal)
+    await run.training.open()
+    await run.training.stage()
+    before = run.training.staging.read_bytes()
+    os.link(run.training.staging, run.training.held)
+    if not room:
+        monkeypatch.setattr("swarm.node.training.allocate", _no_room)
+    await run.training.catch_up(1)
+    await run.training.stage()
+    assert run.training.staging.read_bytes() != before
+    assert run.training.held.exists() == room
+    if room:
+        assert run.training.held.read_bytes() == before
+    assert not (tmp_path / "staging.next").exists()
+
+
+async def test_a_trainer_that_is_started_again_stages_over_no_measured_weights(
+    tmp_path: Path, journal: Journal
+) -> None:
+    run = Run(tmp_path, journal)
+    await run.training.open()
+    await run.training.catch_up(1)
+    await run.training.stage()
+    before = run.training.staging.read_bytes()
+    os.link(run.training.staging, run.training.held)
+    run.child.dies_at = [("train", 1)]
+    await run.training.catch_up(2)
+    assert run.child.starts == 2
+    assert run.training.held.read_bytes() == before
+
+
+def _no_room(descriptor: int, nbytes: int, path: Path) -> None:
+    raise DiskFull(f"the disk of {path.parent} is full")

@@ -1,0 +1,290 @@
+"""When a learner step is wrong, and what is done about it: the rules alone, and on the tiny model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from msgspec import structs
+
+from swarm.learner.alarms import (
+    ENTROPY_STEPS,
+    LEAST_SCALE,
+    LOWER_EVERY_STEPS,
+    MISMATCH_STEPS,
+    NORMS_BEFORE,
+    NORMS_KEPT,
+    NOT_FINITE_STEPS,
+    Alarms,
+)
+from swarm.learner.messages import Alarm, AlarmRules, AlarmState, Save, Train, TrainGroup, TrainRollout
+from swarm.learner.trainer import Trainer
+from swarm.node.alarms import SAY_AGAIN_STEPS, AlarmLog
+from tests.builders import floats, ints
+from tests.unit.trainers import group, trainer_in
+
+RULES = AlarmRules(mismatch_kl=0.5, entropy=0.1, gradient_spike=10.0)
+
+
+def step(
+    alarms: Alarms,
+    norms: Sequence[float] = (2.0, 2.0),
+    *,
+    mismatch_kl: float | None = None,
+    entropy: float = 2.0,
+    reward: float = 0.0,
+) -> tuple[list[bool], list[tuple[str, str]]]:
+    """One learner step: which optimiser steps were made, and kind and reaction of its alarms."""
+    fit = [
+        alarms.is_fit(gradient_norm=norm, mismatch_kl=None if number else mismatch_kl)
+        for number, norm in enumerate(norms)
+    ]
+    raised = alarms.stepped({"entropy": entropy, "reward": reward, "reward_std": 0.2})
+    return fit, [(alarm.kind, alarm.reaction) for alarm in raised]
+
+
+def after(steps: int, rules: AlarmRules = RULES, **values: Any) -> Alarms:
+    """Alarms that have seen so many ordinary steps."""
+    alarms = Alarms(rules)
+    for _ in range(steps):
+        assert step(alarms, **values)[1] == []
+    return alarms
+
+
+# -- not finite ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_skipped_and_a_third_barren_step_stops(norm: float) -> None:
+    alarms = after(1)
+    for _ in range(NOT_FINITE_STEPS - 1):
+        assert step(alarms, (norm, norm)) == ([False, False], [("not_finite", "skip")])
+    assert step(alarms, (norm, norm)) == ([False, False], [("not_finite", "stop")])
+
+
+def test_one_finite_gradient_breaks_the_row_and_a_step_without_any_does_not() -> None:
+    alarms = after(1)
+    for _ in range(4 * NOT_FINITE_STEPS):
+        assert step(alarms, (math.nan, 2.0)) == ([False, True], [("not_finite", "skip")])
+    for _ in range(NOT_FINITE_STEPS - 1):
+        step(alarms, (math.nan,))
+        assert step(alarms, ())[1] == []
+    assert step(alarms, (math.nan,))[1] == [("not_finite", "stop")]
+
+
+# -- spikes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("norm", "fit"), [(19.9, True), (20.1, False)])
+def test_a_norm_above_ten_medians_is_skipped(norm: float, fit: bool) -> None:
+    alarms = after(NORMS_BEFORE // 2)
+    assert step(alarms, (2.0, norm)) == ([True, fit], [] if fit else [("gradient_spike", "skip")])
+
+
+def test_the_first_norms_are_no_spikes() -> None:
+    alarms = after(NORMS_BEFORE // 2 - 1)
+    assert step(alarms, (1e6, 2.0)) == ([True, True], [])
+
+
+def test_a_norm_that_needs_no_clipping_is_no_spike() -> None:
+    alarms = after(NORMS_KEPT, norms=(0.01, 0.01))
+    assert step(alarms, (0.9, 1.1)) == ([True, False], [("gradient_spike", "skip")])
+
+
+def test_a_lasting_change_becomes_the_new_regime() -> None:
+    alarms = after(NORMS_KEPT)
+    skipped = 0
+    while not step(alarms, (100.0,))[0][0]:
+        skipped += 1
+    assert skipped == NORMS_KEPT // 2
+    assert step(alarms, (100.0, 100.0)) == ([True, True], [])
+
+
+# -- mismatch ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mismatch", "fit"), [(0.5, True), (0.51, False)])
+def test_a_mismatch_in_the_first_minibatch_skips_the_whole_step(mismatch: float, fit: bool) -> None:
+    assert step(Alarms(RULES), mismatch_kl=mismatch) == ([fit, fit], [] if fit else [("mismatch_kl", "skip")])
+
+
+def test_ten_steps_of_mismatch_stop_and_what_cannot_be_compared_does_not_count() -> None:
+    alarms = Alarms(RULES)
+    for number in range(MISMATCH_STEPS - 1):
+        assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "skip")]
+        assert step(alarms, ())[1] == []
+        assert alarms.unchanged_steps == 2 * (number + 1)
+    assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "stop")]
+
+
+def test_one_step_of_agreement_breaks_the_row() -> None:
+    alarms = Alarms(RULES)
+    for _ in range(MISMATCH_STEPS - 1):
+        step(alarms, mismatch_kl=1.0)
+    assert step(alarms, mismatch_kl=0.1) == ([True, True], [])
+    assert alarms.unchanged_steps == 0
+    assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "skip")]
+
+
+# -- entropy -------------------------------------------------------------------------------------------------
+
+
+def test_lost_entropy_halves_the_learning_rate_every_ten_steps_down_to_an_eighth() -> None:
+    alarms = after(ENTROPY_STEPS)
+    raised = [number for number in range(100) if step(alarms, entropy=0.1)[1] == [("entropy", "lower")]]
+    first = raised[0]
+    assert first <= ENTROPY_STEPS
+    assert raised == [first, first + LOWER_EVERY_STEPS, first + 2 * LOWER_EVERY_STEPS]
+    assert alarms.learning_rate_scale == LEAST_SCALE
+
+
+@pytest.mark.parametrize(
+    ("entropy", "reward", "share"), [(0.25, 0.0, 0.1), (0.1, 0.11, 0.1), (0.0, 0.0, 0.0)], ids=["kept", "paid", "off"]
+)
+def test_entropy_that_is_there_or_was_paid_for_or_not_watched_is_no_alarm(
+    entropy: float, reward: float, share: float
+) -> None:
+    alarms = after(ENTROPY_STEPS, structs.replace(RULES, entropy=share))
+    for _ in range(50):
+        assert step(alarms, entropy=entropy, reward=reward)[1] == []
+
+
+def test_a_reward_that_was_gained_and_lost_again_pays_for_nothing() -> None:
+    alarms = after(ENTROPY_STEPS)
+    for _ in range(50):
+        step(alarms, entropy=0.1, reward=0.9)
+    assert alarms.learning_rate_scale == 1.0
+    for _ in range(ENTROPY_STEPS):
+        step(alarms, entropy=0.01, reward=0.0)
+    assert alarms.learning_rate_scale == 0.5
+
+
+# -- what is remembered --------------------------------------------------------------------------------------
+
+
+def test_what_is_remembered_passes_through_a_checkpoint_and_decides_alike() -> None:
+    first = after(30, norms=(0.1 + 0.2, 2.0))
+    step(first, mismatch_kl=1.0)
+    step(first, (math.nan,))
+    held = msgspec.json.decode(msgspec.json.encode(first.state), type=AlarmState)
+    assert held == first.state
+    again = Alarms(RULES, held)
+    for norms, entropy in [((2.0, 30.0), 2.0), ((math.nan,), 0.1), ((2.0, 2.0), 0.0), ((50.0,), 0.0)] * 10:
+        assert step(again, norms, entropy=entropy) == step(first, norms, entropy=entropy)
+
+
+# -- on the tiny model ---------------------------------------------------------------------------------------
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer._model.parameters()])
+
+
+def kinds(alarms: Sequence[Alarm]) -> list[tuple[str, str]]:
+    return [(alarm.kind, alarm.reaction) for alarm in alarms]
+
+
+def agreed(trainer: Trainer, rewards: list[float], *, staleness: int = 0, shift: float = 0.0) -> TrainGroup:
+    """A group whose claims are the learner's own log-probs, `shift` higher."""
+    made = group(rewards)
+    rollouts: list[TrainRollout] = []
+    for number, rollout in enumerate(made.rollouts):
+        token_ids = [*made.prompt_token_ids, 3 + number, 3 + number + 1]
+        rollout = structs.replace(rollout, token_ids=ints(*token_ids[3:]), staleness=staleness)
+        with torch.no_grad():
+            logits = trainer._model(input_ids=torch.tensor([token_ids])).logits[0, 2:4].log_softmax(-1)
+        claims = [float(logits[i, token]) + shift for i, token in enumerate(token_ids[3:])]
+        rollouts.append(structs.replace(rollout, logprobs=floats(*claims)))
+    return TrainGroup(prompt_token_ids=made.prompt_token_ids, rollouts=tuple(rollouts))
+
+
+def test_a_poisoned_batch_changes_nothing_spoils_no_figure_and_stops_the_third_time(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    before = weights(trainer)
+    poisoned = (group([math.nan, 1.0]),)
+    for number, reaction in enumerate(["skip"] * (NOT_FINITE_STEPS - 1) + ["stop"]):
+        done = trainer.step(Train(step=number, groups=poisoned))
+        assert kinds(done.alarms) == [("not_finite", reaction)]
+        own = {name: value for name, value in done.metrics.items() if not name.startswith("reward")}
+        assert all(math.isfinite(value) for value in own.values())
+    assert torch.equal(weights(trainer), before)
+
+
+def test_shifted_claims_are_skipped_for_as_long_as_they_can_be_compared(tmp_path: Path) -> None:
+    """The second batch is a version older, of weights that are equal since the first one was skipped."""
+    trainer = trainer_in(tmp_path)
+    before = weights(trainer)
+    for number in range(2):
+        wrong = agreed(trainer, [1.0, 0.0, 0.0, 0.0], staleness=number, shift=2.0)
+        assert kinds(trainer.step(Train(step=number, groups=(wrong,))).alarms) == [("mismatch_kl", "skip")]
+    assert torch.equal(weights(trainer), before)
+    done = trainer.step(Train(step=2, groups=(agreed(trainer, [1.0, 0.0, 0.0, 0.0], staleness=2),)))
+    assert done.alarms == ()
+    assert done.metrics["mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert not torch.equal(weights(trainer), before)
+    late = agreed(trainer, [1.0, 0.0], staleness=1, shift=2.0)
+    assert trainer.step(Train(step=3, groups=(late,))).alarms == ()
+
+
+def test_a_policy_that_collapses_gets_a_lower_learning_rate_and_keeps_it_over_a_checkpoint(tmp_path: Path) -> None:
+    """A hundred times the usual learning rate, on one batch whose reward cannot rise."""
+    trainer = trainer_in(tmp_path, learning_rate=1e-1)
+    raised: list[tuple[str, str]] = []
+    number = 0
+    while ("entropy", "lower") not in raised:
+        assert number < 60
+        done = trainer.step(Train(step=number, groups=(agreed(trainer, [1.0, 0.0, 0.0, 0.0]),)))
+        raised += kinds(done.alarms)
+        number += 1
+    trainer.save(Save(directory=str(tmp_path / "step-000060"), step=number))
+    trainer.flush()
+    again = trainer_in(tmp_path / "again", learning_rate=1e-1, resume=tmp_path / "step-000060")
+    assert again._update.alarms.state == trainer._update.alarms.state
+    next_batch = (agreed(trainer, [1.0, 0.0, 0.0, 0.0]),)
+    done, repeated = (one.step(Train(step=number, groups=next_batch)) for one in (trainer, again))
+    assert done.metrics["learning_rate"] == repeated.metrics["learning_rate"] == pytest.approx(0.05)
+
+
+def test_a_gradient_out_of_all_proportion_is_skipped(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    for number in range(NORMS_BEFORE // 2):
+        trainer.step(Train(step=number, groups=(agreed(trainer, [1.0, 0.0, 0.0, 0.0]),)))
+    before = weights(trainer)
+    with torch.no_grad():
+        # As of a batch whose loss is steep: the model's last norm is what all gradients pass through.
+        trainer._model.model.norm.weight.mul_(1e3)
+    changed = weights(trainer)
+    assert not torch.equal(changed, before)
+    done = trainer.step(Train(step=NORMS_BEFORE // 2, groups=(agreed(trainer, [1.0, 0.0, 0.0, 0.0], staleness=9),)))
+    assert ("gradient_spike", "skip") in kinds(done.alarms)
+
+
+# -- in the node ---------------------------------------------------------------------------------------------
+
+
+def test_every_alarm_is_an_event_and_a_line_only_now_and_then() -> None:
+    events: list[dict[str, Any]] = []
+    said: list[str] = []
+    log = AlarmLog(emit=lambda kind, **fields: events.append({"kind": kind, **fields}), say=said.append)
+    spike = Alarm(kind="gradient_spike", reaction="skip", value=31.0, limit=20.0, text="left out")
+    for number in range(1, SAY_AGAIN_STEPS + 2):
+        assert not log.told((spike,), step=number)
+    assert len(events) == SAY_AGAIN_STEPS + 1
+    assert said == [f"step {n}: alarm gradient_spike (31, limit 20): left out" for n in (1, SAY_AGAIN_STEPS + 1)]
+    broken = Alarm(kind="not_finite", reaction="stop", value=math.nan, limit=0.0, text="broken")
+    assert log.told((broken,), step=30)
+    assert log.stopped_by == "broken"
+    assert events[-1] == {
+        "kind": "alarm",
+        "alarm": "not_finite",
+        "reaction": "stop",
+        "value": None,
+        "limit": 0.0,
+        "step": 30,
+        "text": "broken",
+    }
