@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from swarm.broadcast.manifest import Layout
 from swarm.config import LeadConfig
@@ -166,6 +166,19 @@ def test_a_chat_of_several_turns_needs_a_template(run_dir: Path, sums: Path) -> 
     sums.write_text(sums.read_text() + json.dumps({"id": "talk", "prompt": turns, "answer": "c"}) + "\n")
     with pytest.raises(UserError, match="the prompt talk is a chat, which needs a chat template"):
         _open(run_dir, _config(sums))
+
+
+def test_a_prompt_counts_as_short_only_if_no_tokenizer_could_make_it_long(tmp_path: Path) -> None:
+    """U+FDFA, three bytes, becomes 18 letters: the longest of what a normaliser makes of a character."""
+    tokenizer: Any = _characters(tmp_path)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.normalizer = normalizers.NFKC()
+    text = "\ufdfa" * 10
+    long = len(tokenizer.encode(text).ids)
+    assert long == 181
+    assert not Prompts(Letters(), tokenizer, None, most_tokens=long - 1)._is_short(text)
+    assert Prompts(Letters(), tokenizer, None, most_tokens=6 * 30 + 64)._is_short(text)
 
 
 @pytest.mark.parametrize("number", [*range(4)])
