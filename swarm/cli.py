@@ -91,7 +91,7 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 @app.command()
 def lead(
     context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="Directory, Hugging Face id, or tiny. Default: tiny.")] = None,
+    model: Annotated[str | None, typer.Option(help="Directory, Hugging Face id, tiny or tiny-warm.")] = None,
     task: Annotated[str | None, typer.Option(help="What to learn. Default: copy.")] = None,
     port: Annotated[int | None, typer.Option(help="Default: 7700; 0 takes any free one.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
@@ -119,7 +119,7 @@ def lead(
     keep_rollouts: KeepRollouts = None,
     resume: Resume = None,
     objective: Annotated[str | None, typer.Option(help="grpo, decoupled_ppo, ... (docs/learner.md).")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Default: 1e-6; for tiny 1e-3.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Default: 1e-6; tiny 1e-3, tiny-warm 3e-4.")] = None,
     groups_per_step: Annotated[int | None, typer.Option(help="Prompts of a learner step. Default: 32.")] = None,
     group_size: Annotated[int | None, typer.Option(help="Rollouts of a prompt. Default: 16.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest completion. Default: the task's.")] = None,

@@ -13,8 +13,9 @@ from swarm.sampler.engine import EngineDtype, EngineOptions
 
 DEFAULT_PORT = 7700
 
-TINY = "tiny"
-"""The name of the embedded model."""
+TINY, TINY_WARM = "tiny", "tiny-warm"
+EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
+"""Models that are made and not loaded, with the learning rate that suits each: random, and with its warm start."""
 
 MOST_FAULTS = 3
 """Of a file, told in one line: who sees more reads none."""
@@ -165,8 +166,8 @@ class LeadConfig(BaseModel):
 
     @property
     def resolved_learning_rate(self) -> float:
-        """1e-3 suits the embedded model; 1e-6 is the usual rate for post-training a real one."""
-        return self.learning_rate or (1e-3 if self.model == TINY else 1e-6)
+        """EMBEDDED says what suits those; 1e-6 is the usual rate for post-training a real one."""
+        return self.learning_rate or EMBEDDED.get(self.model, 1e-6)
 
 
 class JoinConfig(BaseModel):

@@ -9,10 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.broadcast.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
-from swarm.config import TINY
+from swarm.config import TINY, TINY_WARM
 from swarm.errors import UserError
 from swarm.learner.checkpoints import in_stream_dtype
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.warm import warm_model
 
 STREAM_DTYPES: dict[torch.dtype, Dtype] = {
     torch.float64: "BF16",
@@ -32,10 +33,13 @@ FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")
 """Configuration and tokenizer files that belong to a model; weights are sent another way."""
 
 
-def load_model(name: str, seed: int) -> tuple[Any, Any]:
-    """Model (fp32 masters) and tokenizer of a directory, a Hugging Face id, or "tiny". UserError if there is none."""
+def load_model(name: str, seed: int, made_in: Path | None = None) -> tuple[Any, Any]:
+    """Model (fp32 masters) and tokenizer of a directory, a Hugging Face id, "tiny" or "tiny-warm". UserError if there
+    is none. What took long to make is kept in the directory `made_in`, and read from there the next time."""
     if name == TINY:
         return tiny_model(seed), tiny_tokenizer()
+    if name == TINY_WARM:
+        return warm_model(seed, made_in), tiny_tokenizer()
     try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
         return model, AutoTokenizer.from_pretrained(name)

@@ -80,7 +80,7 @@ class AlarmState(msgspec.Struct, frozen=True):
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
-    `model` is a directory, a Hugging Face id, or "tiny". `minibatches` optimiser steps are made per learner step.
+    `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
     `resume` is the checkpoint directory to go on from; "" begins anew. A step takes at least `rehearse_step_s`, more or
     less by up to the share `rehearse_noise`.
     """

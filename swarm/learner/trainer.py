@@ -40,7 +40,7 @@ class Trainer:
         self._command = command
         self._device = pick_device(command.device)
         with channel.alive():
-            self._model, self._tokenizer = load_model(command.model, command.seed)
+            self._model, self._tokenizer = load_model(command.model, command.seed, Path(command.files_dir))
         self._parameters = sum(p.numel() for p in self._model.parameters())
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
@@ -98,7 +98,7 @@ class Trainer:
         if command.learning.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
-                frozen, _ = load_model(command.model, command.seed)
+                frozen, _ = load_model(command.model, command.seed, Path(command.files_dir))
             frozen.to(self._device).requires_grad_(False)
             reference = Policy(frozen, compute, temperature=command.temperature)
         return Update(

@@ -16,7 +16,7 @@ from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store import newest_head
 from swarm.broadcast.tracker import InstallTracker
-from swarm.config import DEFAULT_PORT, TINY, LeadConfig
+from swarm.config import DEFAULT_PORT, EMBEDDED, LeadConfig
 from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
@@ -392,7 +392,7 @@ def _network_settings(config: LeadConfig) -> NetworkSettings:
 def check_model(name: str) -> None:
     """UserError for a path that cannot be a model, before anything is started."""
     path = Path(name)
-    looks_like_path = name != TINY and (path.is_dir() or name.startswith((".", "/")))
+    looks_like_path = name not in EMBEDDED and (path.is_dir() or name.startswith((".", "/")))
     if looks_like_path and not (path / "config.json").is_file():
         raise UserError(f"{name} has no config.json: give a directory in Hugging Face format, a model id, or tiny")
 

@@ -29,6 +29,12 @@ CHUNK = 1000
 LOOKED_AT = 64
 """Training prompts of a task without end that are measured before the run."""
 
+TOKENS_PER_BYTE = 6
+"""A tokenizer makes at most one token of a byte, after a normaliser that may make six bytes of one: NFKC, of U+FDFA."""
+
+SPECIAL_TOKENS = 64
+"""More than any tokenizer puts around a text."""
+
 TRIES = 64
 """Prompts that may take the place of one that is too long, one after the other."""
 
@@ -115,10 +121,14 @@ class Prompts:
         size = self._task.size
         training = (self._task.prompt(number) for number in range(LOOKED_AT if size is None else size))
         for chunk in _chunks(training):
-            texts = [self.text(prompt) for prompt in chunk]
-            found = self._tokenizer.encode_batch(texts, add_special_tokens=self._template is None)
-            for prompt, encoded in zip(chunk, found, strict=True):
+            texts = [(prompt, text) for prompt in chunk if not self._is_short(text := self.text(prompt))]
+            found = self._tokenizer.encode_batch([text for _, text in texts], add_special_tokens=self._template is None)
+            for (prompt, _), encoded in zip(texts, found, strict=True):
                 self._check_length(prompt, len(encoded.ids))
+
+    def _is_short(self, text: str) -> bool:
+        """Whether its bytes alone show that it is not too long: most prompts of most data sets need no tokenizer."""
+        return bool(text) and len(text.encode()) * TOKENS_PER_BYTE + SPECIAL_TOKENS <= self.most_tokens
 
     def _check_length(self, prompt: Prompt, length: int) -> None:
         if length == 0:

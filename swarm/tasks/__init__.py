@@ -12,6 +12,7 @@ from swarm.tasks.gym import GymTask
 from swarm.tasks.hub import hub_task
 from swarm.tasks.jsonl import jsonl_task
 from swarm.tasks.own import OwnTask
+from swarm.tasks.sort import SortTask
 
 if TYPE_CHECKING:
     from swarm.config import LeadConfig
@@ -25,7 +26,7 @@ class Kind(NamedTuple):
     make: Callable[[TaskOptions, str], Task]
 
 
-TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask}
+TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask, "sort": SortTask}
 """Tasks that make their own prompts, by name; each is made from the run's seed."""
 
 KINDS: dict[str, Kind] = {

@@ -104,6 +104,12 @@ def test_the_learning_rate_suits_the_model_unless_it_is_given() -> None:
     assert load_config(LeadConfig, None, {"learning_rate": 0.5}).resolved_learning_rate == 0.5
 
 
+def test_the_example_of_a_run_on_own_questions_is_a_configuration() -> None:
+    config = load_config(LeadConfig, Path(__file__).parents[2] / "examples" / "questions.toml", {})
+    assert config.task.startswith("jsonl:")
+    assert config.rewards == {"numeric": 1.0, "boxed": 0.1}
+
+
 def test_only_an_engine_without_a_model_can_be_rehearsed_with() -> None:
     said = fault(JoinConfig, None, bootstrap="127.0.0.1", rehearse_tokens_per_s=4.0)
     assert 'set engine = "scripted" with it' in said

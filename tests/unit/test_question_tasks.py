@@ -271,6 +271,9 @@ class NoHeldOut(Whole):
 class NoPrompt(Whole):
     def prompt(self, index): return "2+2="
 
+class Stumbles(Whole):
+    def held_out(self, count): return [1 / 0]
+
 class LongId(Whole):
     def prompt(self, index): return Prompt(prompt_id="x" * 65, text="a", answer="b")
 
@@ -317,6 +320,7 @@ def test_a_task_of_ones_own_may_say_more(own: str) -> None:
         ("Unlike", r"is no task: it has no held_out\(\), no score\(\)"),
         ("NoHeldOut", r"has no held-out prompt"),
         ("NoPrompt", r"prompt\(0\) of .* gave no swarm.types.Prompt"),
+        ("Stumbles", r"held_out\(1\) of .* raised ZeroDivisionError"),
         ("LongId", r"prompt_id of 1 to 64"),
         ("Raises", r"could not be made with \(seed\) or \(options\): OSError: no disk"),
         ("Asks", r"could not be made with \(seed\) or \(options\): TypeError"),

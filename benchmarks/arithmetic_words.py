@@ -1,0 +1,174 @@
+"""What the arithmetic benchmark is made of: questions in English, a tokenizer of bytes, and a small random model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from swarm.learner.warm import Course, Lesson, teach
+
+SPECIAL = ("<pad>", "<eos>", "<user>", "<assistant>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+HIDDEN, LAYERS = 64, 3
+COURSE = Course(steps=350, batch=64, learning_rate=4e-3, warmup_steps=50)
+"""It ends while the model still fails at most questions."""
+
+SAY_EVERY = 50
+"""Steps."""
+
+CONTEXT_TOKENS = 256
+"""A question has some 70 bytes, an answer at most ten."""
+
+LARGEST = 20
+
+NAMES = ("Ann", "Ben", "Eva", "Ida", "Jan", "Kim", "Leo", "Max", "Mia", "Tom", "Una", "Zoe")
+THINGS = ("apples", "books", "cards", "coins", "eggs", "kites", "pens", "plums", "shells", "stamps")
+
+SUMS = (
+    "{name} has {a} {things} and gets {b} more. How many now?",
+    "{name} has {a} {things}, {other} has {b}. How many together?",
+    "There are {a} red and {b} green {things}. How many in all?",
+    "{name} put {a} {things} in a box and then {b}. How many are in it?",
+)
+DIFFERENCES = (
+    "{name} has {a} {things} and gives {b} away. How many are left?",
+    "{name} had {a} {things} and lost {b}. How many remain?",
+    "Of {a} {things} {name} sold {b}. How many are left?",
+    "{name} has {a} {things}, {other} has {b} fewer. How many has {other}?",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question with whole numbers of 1 to LARGEST, and its answer, which is never negative."""
+
+    text: str
+    left: int
+    sign: str
+    right: int
+
+    @property
+    def answer(self) -> int:
+        return self.left + self.right if self.sign == "+" else self.left - self.right
+
+    @property
+    def working(self) -> str:
+        """The answer with the calculation before it."""
+        return f"{self.left}{self.sign}{self.right}={self.answer}"
+
+
+def question(draw: Random) -> Question:
+    """One drawn at random: sums and differences alike."""
+    left, right = draw.randint(1, LARGEST), draw.randint(1, LARGEST)
+    sign = draw.choice("+-")
+    if sign == "-":
+        left, right = max(left, right), min(left, right)
+    name, other = draw.sample(NAMES, 2)
+    template = draw.choice(SUMS if sign == "+" else DIFFERENCES)
+    text = template.format(name=name, other=other, things=draw.choice(THINGS), a=left, b=right)
+    return Question(text=text, left=left, sign=sign, right=right)
+
+
+def questions(seed: str, count: int) -> list[Question]:
+    """So many different ones."""
+    draw, found = Random(seed), dict[str, Question]()
+    while len(found) < count:
+        one = question(draw)
+        found.setdefault(one.text, one)
+    return list(found.values())
+
+
+def write_jsonl(found: Iterable[Question], path: Path) -> None:
+    """As `jsonl:FILE` reads it: an id, the prompt and the answer."""
+    rows = ({"id": f"q{at:06}", "prompt": one.text, "answer": str(one.answer)} for at, one in enumerate(found))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def byte_tokenizer() -> Any:
+    """A fast tokenizer without merges: one token a byte of UTF-8, after the special ones; with a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate((*SPECIAL, *alphabet))}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(list(SPECIAL))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=["<user>", "<assistant>"],
+        model_max_length=CONTEXT_TOKENS,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def asked(tokenizer: Any, text: str) -> str:
+    """A question as the model reads it."""
+    turns = [{"role": "user", "content": text}]
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+
+def small_model(seed: int) -> Any:
+    """A random Qwen3 for bytes, the same for the same seed."""
+    config = Qwen3Config(
+        vocab_size=len(SPECIAL) + 256,
+        hidden_size=HIDDEN,
+        intermediate_size=3 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HIDDEN // 32,
+        num_key_value_heads=HIDDEN // 64,
+        head_dim=32,
+        max_position_embeddings=CONTEXT_TOKENS,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        pad_token_id=SPECIAL.index("<pad>"),
+        bos_token_id=None,
+        eos_token_id=SPECIAL.index("<eos>"),
+    )
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(config)
+
+
+def lesson(tokenizer: Any, seed: int, index: int, without: Collection[str]) -> Lesson:
+    """A question with no text of `without`, and its answer: as often with its calculation as alone."""
+    draw = Random(f"lesson {seed} {index}")
+    while (one := question(draw)).text in without:
+        pass
+    return Lesson(prompt=asked(tokenizer, one.text), completion=one.working if draw.random() < 0.5 else str(one.answer))
+
+
+def make_base(
+    directory: Path, seed: int, without: Collection[str], say: Callable[[str], None], course: Course = COURSE
+) -> int:
+    """A directory in Hugging Face format with the model after its course, unless it is there; its parameters."""
+    tokenizer, model = byte_tokenizer(), small_model(seed)
+    parameters = sum(int(p.numel()) for p in model.parameters())
+    if (directory / "config.json").is_file():
+        return parameters
+    say(f"teaching a model of {parameters:,} parameters for {course.steps} steps of {course.batch} questions")
+
+    def told(step: int, loss: float) -> None:
+        if (step + 1) % SAY_EVERY == 0:
+            say(f"  step {step + 1}: {loss:.3f} nats a token")
+
+    held_back = frozenset(without)
+    # A small model gains nothing by a second thread, and sums of several come in no fixed order.
+    torch.set_num_threads(1)
+    teach(model, tokenizer, lambda index: lesson(tokenizer, seed, index, held_back), course, told)
+    tokenizer.save_pretrained(directory)
+    # Its config.json comes with the weights, and says that the directory is whole.
+    model.save_pretrained(directory)
+    return parameters

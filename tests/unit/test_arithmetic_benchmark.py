@@ -1,0 +1,175 @@
+"""The arithmetic benchmark: its questions, its tokenizer, its base, and what it says of a curve."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+import pytest
+from tokenizers import Tokenizer
+
+from benchmarks.arithmetic import lead_settings, main
+from benchmarks.arithmetic_figures import Point, line_of, read_curve, summary, two_proportion_z, wilson
+from benchmarks.arithmetic_words import LARGEST, asked, byte_tokenizer, lesson, make_base, questions, write_jsonl
+from benchmarks.learning_forced import OneProcess
+from swarm.config import LeadConfig, load_config
+from swarm.learner.checkpoint import load_model
+from swarm.learner.warm import Course
+from swarm.tasks import load_task, task_options
+from swarm.tasks.chat import load_chat_template
+from swarm.tasks.rewards import numeric
+
+ODD = "Zoë has 3 äpfel, 苹果 and\ttwo 🍏.\n <b>How many?</b>"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and a base that was hardly taught."""
+    directory = tmp_path_factory.mktemp("arithmetic")
+    data = questions("data 0", 300)
+    write_jsonl(data, directory / "questions.jsonl")
+    course = Course(steps=2, batch=4, learning_rate=1e-3)
+    make_base(directory / "base", 0, [one.text for one in data], lambda line: None, course)
+    return directory
+
+
+def config_of(directory: Path, **flags: object) -> LeadConfig:
+    """What the benchmark's learner is started with."""
+    path = directory / "lead.toml"
+    path.write_text(lead_settings(directory, random_reward=False, eval_every=20, seed=0))
+    return load_config(LeadConfig, path, flags)
+
+
+# -- what it is made of --------------------------------------------------------------------------------------
+
+
+def test_questions_are_different_small_and_the_same_every_time() -> None:
+    found = questions("a", 2_000)
+    assert found == questions("a", 2_000) != questions("b", 2_000)
+    assert len({one.text for one in found}) == 2_000
+    assert all(str(one.left) in one.text and str(one.right) in one.text for one in found)
+    assert all(1 <= one.left <= LARGEST and 1 <= one.right <= LARGEST and one.answer >= 0 for one in found)
+    signs = Counter(one.sign for one in found)
+    assert 900 < signs["+"] < 1_100
+
+
+def test_an_answer_is_right_alone_and_after_its_calculation() -> None:
+    for one in questions("a", 200):
+        assert one.answer == (one.left + one.right if one.sign == "+" else one.left - one.right)
+        assert numeric(str(one.answer), str(one.answer)) == numeric(one.working, str(one.answer)) == 1.0
+        assert numeric(one.working + "0", str(one.answer)) == 0.0 or one.answer == 0
+
+
+def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    saved = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    token_ids = saved.encode(ODD).ids
+    assert len(token_ids) == len(ODD.encode())
+    assert saved.decode(token_ids) == ODD
+    assert tokenizer(ODD)["input_ids"] == token_ids
+    assert saved.decode([*token_ids, tokenizer.eos_token_id], skip_special_tokens=True) == ODD
+
+
+def test_a_node_asks_as_the_course_did(prepared: Path) -> None:
+    template = load_chat_template(prepared / "base", began=datetime.now(UTC), arguments={})
+    assert template is not None
+    assert template.render([("user", ODD)]) == asked(byte_tokenizer(), ODD) == f"<user>{ODD}<assistant>"
+
+
+def test_lessons_are_none_of_the_data_and_show_both_ways_to_answer() -> None:
+    tokenizer = byte_tokenizer()
+    draw = Random(0)
+    shown = [lesson(tokenizer, 0, index, frozenset()) for index in range(200)]
+    taken = {one.prompt.removeprefix("<user>").removesuffix("<assistant>") for one in draw.sample(shown, 50)}
+    again = {lesson(tokenizer, 0, index, taken).prompt for index in range(200)}
+    assert not again & {f"<user>{text}<assistant>" for text in taken}
+    assert 70 < sum("=" in one.completion for one in shown) < 130
+
+
+# -- as a run has it -----------------------------------------------------------------------------------------
+
+
+def test_the_data_is_a_task_with_a_part_held_out(prepared: Path) -> None:
+    task = load_task(task_options(config_of(prepared)))
+    held_out, first = task.held_out(1_000), task.prompt(0)
+    assert 3 < len(held_out) < 40
+    assert first.text not in {prompt.text for prompt in held_out}
+    assert task.score(first, f"1+1={first.answer}").reward == 1.0
+    assert task.score(first, f"{first.answer}5").reward == 0.0
+
+
+def test_a_base_is_a_model_directory_and_is_not_made_twice(prepared: Path) -> None:
+    written = (prepared / "base" / "model.safetensors").stat().st_mtime_ns
+    parameters = make_base(prepared / "base", 0, (), lambda line: None)
+    assert (prepared / "base" / "model.safetensors").stat().st_mtime_ns == written
+    model, tokenizer = load_model(str(prepared / "base"), 0)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert tokenizer.eos_token_id == model.generation_config.eos_token_id
+
+
+def test_the_base_takes_learner_steps_on_the_data(prepared: Path, tmp_path: Path) -> None:
+    config = config_of(prepared, groups_per_step=2, group_size=2, eval_prompts=4)
+    process = OneProcess(config, tmp_path)
+    assert [0 <= process.step(number).reward <= 1 for number in range(2)] == [True, True]
+    assert 0 <= process.accuracy() <= 1
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+def point(step: int, pass_at_1: float, prompts: int = 400) -> Point:
+    return Point(step=step, minutes=step / 10, pass_at_1=pass_at_1, prompts=prompts, reward=None, tokens=None)
+
+
+def test_a_curve_is_read_from_a_run_that_goes_on(tmp_path: Path) -> None:
+    assert read_curve(tmp_path) == []
+    rounds = [
+        {"kind": "evaluated", "version": 0, "exact_match": 0.2, "prompts": 400, "time": 60.0},
+        {"kind": "saved", "time": 61.0},
+        {"kind": "evaluated", "version": 3, "exact_match": 0.5, "prompts": 400, "time": 120.0},
+    ]
+    steps = [{"step": n, "reward": n / 10, "completions/mean_length": n} for n in range(1, 6)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds) + '{"kind": "eval')
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    first, last = read_curve(tmp_path)
+    assert (first.step, first.minutes, first.reward) == (0, 0.0, None)
+    assert (last.step, last.minutes, last.pass_at_1, last.tokens) == (3, 1.0, 0.5, 2.0)
+    assert last.reward == pytest.approx(0.2)
+    assert "0.500" in line_of(last)
+
+
+def test_an_interval_is_that_of_wilson() -> None:
+    assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    low, high = wilson(0.0, 50)
+    assert low == pytest.approx(0.0, abs=1e-12)
+    assert high == pytest.approx(0.0713, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "z"), [(0.3, 0.4, 2.9650), (0.4, 0.3, -2.9650), (0.3, 0.3, 0.0), (1.0, 1.0, 0.0)]
+)
+def test_a_rise_is_judged_by_two_proportions(first: float, last: float, z: float) -> None:
+    assert two_proportion_z(first, last, 400) == pytest.approx(z, abs=1e-4)
+
+
+@pytest.mark.parametrize(("last", "risen"), [(0.4, True), (0.36, False), (0.2, False)])
+def test_a_curve_has_risen_if_its_last_round_is_above_its_first(last: float, risen: bool) -> None:
+    found = summary([point(0, 0.3), point(20, 0.9), point(40, last)])
+    assert (found["risen"], found["first"], found["last"], found["steps"]) == (risen, 0.3, last, 40)
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("arguments", [("--minutes", "0"), ("--samplers", "0")])
+def test_bad_input_is_one_line(
+    arguments: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["arithmetic", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("benchmarks.arithmetic: --minutes is above 0")

@@ -1,0 +1,112 @@
+"""The warm start: what the base can do before reinforcement, and that a few learner steps choose among it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_model
+
+from benchmarks.learning_forced import OneProcess
+from swarm.config import LeadConfig
+from swarm.learner.checkpoint import load_model
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.warm import IGNORED, Course, Lesson, _rows, four_skills, teach
+from swarm.tasks.copy import is_held_out
+from swarm.tasks.sort import SKILLS, SortTask
+
+SHORT = Course(steps=12, batch=16, learning_rate=3e-3, warmup_steps=4)
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def taught(seed: int, course: Course = SHORT) -> tuple[Any, list[float]]:
+    """A tiny model after a short course on one thread, and its losses."""
+    torch.set_num_threads(1)
+    model, losses = tiny_model(seed), list[float]()
+    teach(
+        model,
+        tiny_tokenizer(),
+        lambda index: four_skills(seed, index),
+        course,
+        told=lambda step, loss: losses.append(loss),
+    )
+    return model, losses
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory where tiny-warm of seed 0 is kept: made once, because it takes nine seconds."""
+    directory = tmp_path_factory.mktemp("warm") / "model"
+    load_model("tiny-warm", 0, directory)
+    return directory
+
+
+def test_teaching_is_deterministic_and_lowers_the_loss() -> None:
+    (one, losses), (other, same) = taught(0), taught(0)
+    assert torch.equal(weights(one), weights(other))
+    assert losses == same
+    assert len(losses) == SHORT.steps
+    assert losses[-1] < losses[0] - 0.3
+    assert not torch.equal(weights(one), weights(taught(1)[0]))
+
+
+def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
+    course = Course(steps=100, batch=1, learning_rate=1.0, warmup_steps=10)
+    assert [course.rate(step) for step in (0, 4, 10, 50, 99)] == pytest.approx([0.1, 0.48, 0.9, 0.5, 0.01])
+
+
+def test_only_completions_and_their_ends_are_learned() -> None:
+    tokenizer = tiny_tokenizer()
+    token_ids, labels = _rows(tokenizer, [Lesson(prompt="31=", completion="13"), Lesson(prompt="4=", completion="4")])
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert token_ids.tolist() == [[begin, 6, 4, 13, 4, 6, end], [begin, 7, 13, 7, end, end, end]]
+    ignored = [IGNORED]
+    assert labels.tolist() == [ignored * 4 + [4, 6, end], ignored * 3 + [7, end] + ignored * 2]
+
+
+def test_lessons_leave_the_held_out_numbers_alone_and_are_of_all_skills() -> None:
+    lessons = [four_skills(0, index) for index in range(2_000)]
+    numbers = [lesson.prompt.removesuffix("=") for lesson in lessons]
+    assert not any(is_held_out(number) for number in numbers)
+    for skill in SKILLS.values():
+        shown = sum(lesson.completion == skill(number) for lesson, number in zip(lessons, numbers, strict=True))
+        assert 450 < shown < 650
+
+
+def test_the_base_has_all_four_skills_and_no_choice_among_them(base: Path) -> None:
+    model, tokenizer = load_model("tiny-warm", 0, base)
+    shown = shares(model.eval(), tokenizer)
+    assert all(0.15 < share < 0.32 for share in shown.values()), shown
+    assert sum(shown.values()) > 0.75
+
+
+def test_what_was_made_is_read_and_not_made_again(tmp_path: Path) -> None:
+    other = tiny_model(5)
+    save_model(other, str(tmp_path / "base.safetensors"))
+    assert torch.equal(weights(load_model("tiny-warm", 0, tmp_path)[0]), weights(other))
+
+
+def test_a_few_learner_steps_elicit_the_skill_that_is_rewarded(base: Path) -> None:
+    config = LeadConfig(model="tiny-warm", task="sort", group_size=8, max_staleness=0, eval_prompts=200)
+    assert config.resolved_learning_rate == 3e-4
+    process = OneProcess(config, base.parent)
+    rewards = [process.step(number).reward for number in range(12)]
+    assert sum(rewards[:3]) / 3 < 0.4
+    assert sum(rewards[-3:]) / 3 > 0.45
+    assert process.accuracy() > 0.6
+
+
+@torch.inference_mode()
+def shares(model: Any, tokenizer: Any) -> dict[str, float]:
+    """Of held-out prompts, which share of samples shows each skill. Skills agree on few numbers."""
+    prompts = [prompt.text for prompt in SortTask(0).held_out(900)]
+    torch.manual_seed(0)
+    answers = model.generate(**tokenizer(prompts, return_tensors="pt"), do_sample=True, max_new_tokens=6, top_k=0)
+    texts = tokenizer.batch_decode(answers[:, 6:], skip_special_tokens=True)
+    pairs = [(prompt.removesuffix("="), text) for prompt, text in zip(prompts, texts, strict=True)]
+    return {name: sum(text == skill(n) for n, text in pairs) / len(pairs) for name, skill in SKILLS.items()}
