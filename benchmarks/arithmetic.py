@@ -52,7 +52,8 @@ GROUPS, GROUP_SIZE = 32, 8
 MAX_NEW_TOKENS = 12
 """The longest calculation has nine bytes."""
 
-EVAL_EVERY = 20
+EVAL_EVERY = 50
+"""A round is some 25 steps under way, because training goes first: one of eight samples may be held-out."""
 ENDLESS = 1_000_000
 
 START_S = 300.0
