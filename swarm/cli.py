@@ -17,6 +17,7 @@ import typer
 from swarm.cli_capacity import plan
 from swarm.cli_runs import export_app, set_value, verify
 from swarm.cli_simulate import simulate
+from swarm.cli_tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ app.command()(verify)
 app.command()(plan)
 app.command()(simulate)
 app.add_typer(export_app, name="export")
+app.add_typer(tasks_app, name="tasks")
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]

@@ -26,7 +26,7 @@ RECORD = "task.json"
 CHUNK = 1000
 """Prompts that are encoded at a time to measure them."""
 
-LOOKED_AT = 256
+LOOKED_AT = 64
 """Training prompts of a task without end that are measured before the run."""
 
 TRIES = 64
@@ -38,7 +38,7 @@ STRIDE = 1 << 40
 PADDING_SHARE = 0.05
 PADDING_TOKENS = 1024
 """A vocabulary padded to a round number is larger than the tokenizer's by less than one of the two: Qwen3's 151,936 for
-151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. One larger by more than both is another tokenizer's."""
+151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. More than both is another tokenizer's."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Prompts:
             raise UserError(f"the prompt {prompt.prompt_id} has no tokens: the tokenizer knows none of its text")
         if length > self.most_tokens:
             raise UserError(
-                f"the prompt {prompt.prompt_id} has {length} tokens; {self.most_tokens} is the most (max_prompt_tokens, "
+                f"the prompt {prompt.prompt_id} has {length} tokens; the most is {self.most_tokens} (max_prompt_tokens "
                 "or the model's context less --max-new-tokens): leave it out or change these"
             )
 
@@ -218,7 +218,7 @@ def prepare_prompts(
 ) -> tuple[Prompts, list[Prompt]]:
     """All of a run's prompts and those held out, measured; what they depend on is put on record. Blocking.
 
-    UserError for what no run can begin with: another model's tokenizer, a prompt that is too long, the lack of a template.
+    UserError for what no run can begin with, as a prompt that is too long.
     """
     files_dir = run_dir / "model"
     if line := check_vocabulary(config.model, files_dir, prepared.vocab_size):

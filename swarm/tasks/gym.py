@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,6 +27,9 @@ HELD_OUT_BEGINS = 1 << 62
 
 DRAWS = 16
 """Entries that a training prompt may be one of. At a share of 0.05 all are held out once in 1e20 prompts."""
+
+DRAW_STRIDE = 1 << 52
+"""Between them: prompts that follow one another come from one data set, which is slow to make for some names."""
 
 HELD_OUT_DRAWS = 100
 """Entries looked at for each held-out question wanted, before it is said that there are no more."""
@@ -60,7 +64,7 @@ class GymTask(Task):
 
     def prompt(self, index: int) -> Prompt:
         for draw in range(DRAWS):
-            prompt = self._prompt(self._first + index * DRAWS + draw)
+            prompt = self._prompt(self._first + index + draw * DRAW_STRIDE)
             if not is_held_out(prompt, self._share):
                 return prompt
         raise UserError(f"{self.name} has too few questions: those drawn are all held out")
@@ -100,7 +104,8 @@ class GymTask(Task):
             except (ValueError, AssertionError) as error:
                 known = sorted(reasoning_gym.factory.DATASETS)
                 if self._gym not in known:
-                    raise UserError(f"reasoning-gym has no {self._gym!r}; it has {', '.join(known)}") from error
+                    near = get_close_matches(self._gym, known, n=5, cutoff=0.4) or known
+                    raise UserError(f"reasoning-gym has no {self._gym!r}; it has {', '.join(near)}") from error
                 raise UserError(f"{self.name} cannot be made without settings of its own: {error}") from error
             if len(self._datasets) > DATASETS_KEPT:
                 self._datasets.popitem(last=False)

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,12 @@ class OwnTask(Task):
         return str(getattr(self._own, "data_digest", ""))
 
     def prompt(self, index: int) -> Prompt:
-        return self._checked(self._own.prompt(index), f"prompt({index})")
+        call = f"prompt({index})"
+        return self._checked(self._asked(call, lambda: self._own.prompt(index)), call)
 
     def held_out(self, count: int) -> Sequence[Prompt]:
-        return [self._checked(prompt, f"held_out({count})") for prompt in self._own.held_out(count)]
+        call = f"held_out({count})"
+        return [self._checked(prompt, call) for prompt in self._asked(call, lambda: list(self._own.held_out(count)))]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         """A number alone counts as solved from 1 on."""
@@ -53,6 +55,14 @@ class OwnTask(Task):
         if not isinstance(found, int | float):
             raise TypeError(f"score() of {self.name} gave a {type(found).__name__}, no number and no Score")
         return Score(reward=float(found), exact=math.isfinite(found) and found >= 1)
+
+    def _asked(self, call: str, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{call} of {self.name} raised {type(error).__name__}: {error}") from error
 
     def _checked(self, prompt: Any, call: str) -> Prompt:
         if not isinstance(prompt, Prompt) or not 1 <= len(prompt.prompt_id) <= 64:

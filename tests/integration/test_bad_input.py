@@ -23,6 +23,9 @@ def _refused(*arguments: str) -> str:
     ("arguments", "words"),
     [
         (("--task", "chess"), "known tasks: copy"),
+        (("--task", "jsonl:/no/such.jsonl"), "/no/such.jsonl: No such file"),
+        (("--task", "jsonl:x", "--rewards", "exat=1"), "there is no reward 'exat'; known rewards: exact, numeric"),
+        (("--task", "jsonl:x", "--rewards", "exact=much"), "valid number"),
         (("--max-staleness", "-1"), "greater than or equal to 0"),
         (("--max-staleness", "1", "--publish-every-steps", "3"), "lower the one or raise the other"),
         (("--steps", "many"), "valid integer"),
@@ -39,6 +42,25 @@ def _refused(*arguments: str) -> str:
 def test_lead_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     run_dir = tmp_path / "run"
     assert words in _refused("lead", "--port", "0", "--run-dir", str(run_dir), *arguments)
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "words"),
+    [
+        (20, ("--rewards", "numeric=1", "--chat"), "chat needs a chat template, and the model 'tiny' has none"),
+        (20, ("--max-new-tokens", "62"), "the most is 2 (max_prompt_tokens or"),
+        (0, (), "is empty: it has no question"),
+    ],
+)
+def test_lead_refuses_a_task_before_anything_is_trained(
+    tmp_path: Path, lines: int, arguments: tuple[str, ...], words: str
+) -> None:
+    data, run_dir = tmp_path / "sums.jsonl", tmp_path / "run"
+    data.write_text("".join(f'{{"prompt": "{n}=", "answer": {n}}}\n' for n in range(lines)))
+    (tmp_path / "lead.toml").write_text("held_out_share = 0.3\nmax_new_tokens = 8\n")
+    given = ("--port", "0", "--run-dir", str(run_dir), "--task", f"jsonl:{data}", *arguments)
+    assert words in _refused("lead", "--config", str(tmp_path / "lead.toml"), *given)
     assert not run_dir.exists()
 
 

@@ -80,6 +80,7 @@ ABOVE = (
     "swarm.cli_capacity",
     "swarm.cli_runs",
     "swarm.cli_simulate",
+    "swarm.cli_tasks",
     "swarm.demo",
     "swarm.__main__",
 )

@@ -1,0 +1,293 @@
+"""A run's prompts as token ids: with a chat template and without, measured before the run, on record for the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+from swarm.broadcast.manifest import Layout
+from swarm.config import LeadConfig
+from swarm.errors import UserError
+from swarm.learner.messages import Prepared
+from swarm.node.prompts import (
+    STRIDE,
+    Prompts,
+    Record,
+    check_data,
+    check_vocabulary,
+    longest_completion,
+    most_prompt_tokens,
+    open_prompts,
+    open_task,
+    prepare_prompts,
+    read_record,
+)
+from swarm.node.rundir import named_after
+from swarm.tasks.base import Task
+from swarm.types import Prompt, Score
+
+BOS = "<s>"
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}a("
+CONTEXT = 64
+
+
+class Letters(Task):
+    """Prompt i is `i % 10` letters long, and no end of them."""
+
+    name, description, max_new_tokens = "letters", "letters", None
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(prompt_id=f"l{index}", text="x" * (1 + index % 10), answer="")
+
+    def held_out(self, count: int) -> Sequence[Prompt]:
+        return [Prompt(prompt_id="h", text="yy", answer="")]
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        return Score(reward=0.0, exact=False)
+
+
+def _characters(directory: Path) -> Any:
+    """One token a character, and a BOS before a text."""
+    words = {word: at for at, word in enumerate((BOS, "?", *map(chr, range(32, 127))))}
+    tokenizer: Any = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    tokenizer.add_special_tokens([BOS])
+    # As a tokenizer that was trained with: prompts must not be padded or cut.
+    tokenizer.enable_padding(length=50)
+    tokenizer.enable_truncation(4)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return tokenizer
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    _characters(tmp_path / "run" / "model")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def template(run_dir: Path) -> None:
+    (run_dir / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    (run_dir / "model" / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS}))
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> Path:
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(40)))
+    return path
+
+
+def _config(path: Path, **settings: Any) -> LeadConfig:
+    return LeadConfig(**{"task": f"jsonl:{path}", "max_new_tokens": 8, "held_out_share": 0.2, **settings})
+
+
+def _prepared(**changes: Any) -> Prepared:
+    facts = {"parameters": 1, "vocab_size": 97, "context_tokens": CONTEXT, "stop_token_ids": (), "device": "cpu"}
+    return Prepared(**{"layout": Layout(tensors=(), files=()), **facts, **changes})
+
+
+def _open(run_dir: Path, config: LeadConfig) -> tuple[Prompts, list[Prompt], list[str]]:
+    said: list[str] = []
+    prompts, held_out = prepare_prompts(run_dir, config, open_task(config), _prepared(), said.append)
+    return prompts, held_out, said
+
+
+def _decoded(run_dir: Path, prompt: Prompt) -> str:
+    tokenizer: Any = Tokenizer.from_file(str(run_dir / "model" / "tokenizer.json"))
+    return "".join(tokenizer.id_to_token(number) for number in prompt.token_ids)
+
+
+def test_without_a_template_a_prompt_is_the_text_with_the_tokenizers_bos(run_dir: Path, sums: Path) -> None:
+    prompts, held_out, said = _open(run_dir, _config(sums))
+    assert _decoded(run_dir, prompts(0)) == BOS + prompts(0).text
+    assert [_decoded(run_dir, prompt) for prompt in held_out] == [BOS + prompt.text for prompt in held_out]
+    assert said == ["the model has no chat template: it is given the prompts as they are"]
+
+
+@pytest.mark.usefixtures("template")
+def test_with_a_template_a_prompt_is_a_chat_and_its_bos_is_not_doubled(run_dir: Path, sums: Path) -> None:
+    prompts, held_out, said = _open(run_dir, _config(sums, system_prompt="Go."))
+    assert _decoded(run_dir, prompts(0)) == f"{BOS}s(Go.)u({prompts(0).text})a("
+    assert _decoded(run_dir, held_out[0]) == f"{BOS}s(Go.)u({held_out[0].text})a("
+    assert said == []
+
+
+@pytest.mark.usefixtures("template")
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"chat": False}, "{}"),
+        ({"task": "copy"}, "{}"),
+        ({"task": "copy", "chat": True}, "u({})a("),
+        ({}, "u({})a("),
+    ],
+)
+def test_chat_is_for_questions_unless_the_user_says(
+    run_dir: Path, sums: Path, settings: dict[str, Any], text: str
+) -> None:
+    prompts, _, _ = _open(run_dir, _config(sums, **settings))
+    assert _decoded(run_dir, prompts(0)) == BOS + text.format(prompts(0).text)
+
+
+@pytest.mark.usefixtures("template")
+def test_a_system_message_of_the_prompts_own_goes_before_the_settings(run_dir: Path, sums: Path) -> None:
+    prompts, _, _ = _open(run_dir, _config(sums, system_prompt="Go."))
+    chat = Prompt(prompt_id="c", text="b", answer="", messages=(("system", "Mine."), ("user", "b")))
+    assert prompts.text(chat) == f"{BOS}s(Mine.)u(b)a("
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"chat": True}, "chat needs a chat template, and the model .* has none"),
+        ({"system_prompt": "Go."}, "--system-prompt needs a chat template"),
+        ({"task": "copy", "system_prompt": "Go."}, "given to the model as they are: leave --system-prompt out"),
+    ],
+)
+def test_a_chat_and_a_model_without_a_template_are_one_line(
+    run_dir: Path, sums: Path, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        _open(run_dir, _config(sums, **settings))
+
+
+def test_a_chat_of_several_turns_needs_a_template(run_dir: Path, sums: Path) -> None:
+    turns = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    sums.write_text(sums.read_text() + json.dumps({"id": "talk", "prompt": turns, "answer": "c"}) + "\n")
+    with pytest.raises(UserError, match="the prompt talk is a chat, which needs a chat template"):
+        _open(run_dir, _config(sums))
+
+
+@pytest.mark.parametrize("number", [*range(4)])
+def test_every_question_is_measured_before_the_run(run_dir: Path, sums: Path, number: int) -> None:
+    long = json.dumps({"id": "much", "prompt": f"{number}" * (CONTEXT - 8), "answer": "a"}) + "\n"
+    sums.write_text(sums.read_text() + long)
+    with pytest.raises(UserError, match=rf"the prompt much has {CONTEXT - 7} tokens; the most is {CONTEXT - 8} "):
+        _open(run_dir, _config(sums))
+    assert read_record(run_dir) is None
+
+
+def test_the_user_may_set_a_lower_limit(run_dir: Path, sums: Path) -> None:
+    with pytest.raises(UserError, match=r"has [56] tokens; the most is 4 \(max_prompt_tokens or "):
+        _open(run_dir, _config(sums, max_prompt_tokens=4))
+    assert _open(run_dir, _config(sums, max_prompt_tokens=6))[0].most_tokens == 6
+
+
+def test_no_room_for_a_prompt_is_one_line(run_dir: Path, sums: Path) -> None:
+    with pytest.raises(UserError, match="--max-new-tokens 64 leaves no room for a prompt"):
+        _open(run_dir, _config(sums, max_new_tokens=CONTEXT))
+
+
+def test_of_a_task_without_end_a_long_prompt_gives_way_to_another(tmp_path: Path) -> None:
+    tokenizer: Any = _characters(tmp_path)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    prompts = Prompts(Letters(), tokenizer, None, most_tokens=8)
+    assert prompts(3).prompt_id == "l3"
+    # It would have a BOS and 9 letters; the one in its place has 5.
+    assert prompts(8).prompt_id == f"l{8 + STRIDE}"
+    assert prompts(8) == prompts(8)
+    with pytest.raises(UserError, match="in a row have more than 0 tokens"):
+        Prompts(Letters(), tokenizer, None, most_tokens=0)(0)
+    with pytest.raises(UserError, match="the prompt l7 has 9 tokens; the most is 8"):
+        prompts.check_lengths()
+
+
+def test_the_longest_completion_is_the_users_the_tasks_or_a_page(sums: Path) -> None:
+    task = open_task(_config(sums))
+    assert longest_completion(_config(sums), task) == 8
+    assert longest_completion(_config(sums, max_new_tokens=None), task) == 1024
+    copy = LeadConfig()
+    assert longest_completion(copy, open_task(copy)) == 6
+    assert most_prompt_tokens(_config(sums), task, CONTEXT) == CONTEXT - 8
+
+
+@pytest.mark.parametrize(("vocab_size", "line"), [(97, ""), (128, "31 entries more than the tokenizer: padding")])
+def test_a_padded_vocabulary_goes_on_with_a_word(run_dir: Path, vocab_size: int, line: str) -> None:
+    assert line in check_vocabulary("m", run_dir / "model", vocab_size)
+    assert bool(line) == bool(check_vocabulary("m", run_dir / "model", vocab_size))
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "words"),
+    [
+        (96, "the tokenizer has 97 tokens and the model's vocabulary 96"),
+        (1300, "only 97 tokens: it is another model's"),
+    ],
+)
+def test_the_tokenizer_of_another_model_is_refused(run_dir: Path, vocab_size: int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_vocabulary("m", run_dir / "model", vocab_size)
+
+
+def test_qwens_padding_is_padding() -> None:
+    from swarm.node import prompts
+
+    spare = 151_936 - 151_669
+    assert spare <= max(prompts.PADDING_TOKENS, prompts.PADDING_SHARE * 151_936)
+
+
+def test_a_model_without_a_fast_tokenizer_is_one_line(tmp_path: Path, sums: Path) -> None:
+    with pytest.raises(UserError, match=r"has no tokenizer.json"):
+        _open(tmp_path, _config(sums))
+
+
+def test_what_the_prompts_depend_on_is_on_record_and_other_data_are_refused(run_dir: Path, sums: Path) -> None:
+    first, _, _ = _open(run_dir, _config(sums))
+    record = read_record(run_dir)
+    assert record is not None
+    assert record.most_tokens == first.most_tokens == CONTEXT - 8
+    check_data(run_dir, open_task(_config(sums)))
+    sums.write_text(sums.read_text().replace("40", "41"))
+    with pytest.raises(UserError, match=r"have changed since the run in .* began"):
+        check_data(run_dir, open_task(_config(sums)))
+
+
+@pytest.mark.usefixtures("template")
+def test_a_resumed_run_is_told_the_day_it_began(run_dir: Path, sums: Path) -> None:
+    (run_dir / "model" / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}")
+    _open(run_dir, _config(sums))
+    record = read_record(run_dir)
+    assert record is not None
+    then = msgspec.structs.replace(record, began=datetime(1999, 1, 1))
+    (run_dir / "task.json").write_bytes(msgspec.json.encode(then))
+    prompts, _, _ = _open(run_dir, _config(sums))
+    assert prompts.text(prompts(0)) == "1999"
+    assert read_record(run_dir) == then
+
+
+def test_a_damaged_record_is_the_users_to_mend(run_dir: Path) -> None:
+    (run_dir / "task.json").write_text("{")
+    with pytest.raises(UserError, match=r"task.json cannot be read"):
+        read_record(run_dir)
+
+
+def test_a_prompt_without_tokens_is_refused(run_dir: Path, sums: Path) -> None:
+    (run_dir / "model" / "chat_template.jinja").write_text("{# nothing #}")
+    with pytest.raises(UserError, match=r"has no tokens"):
+        _open(run_dir, _config(sums))
+
+
+def test_a_record_of_a_former_life_decides_the_longest_prompt(run_dir: Path, sums: Path) -> None:
+    record = Record(data_digest="", most_tokens=3, began=datetime(2026, 1, 1))
+    config = _config(sums)
+    prompts = open_prompts(config, open_task(config), run_dir / "model", record, say=lambda line: None)
+    assert prompts.most_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [("copy", "copy"), ("jsonl:../my data/x.jsonl", "jsonl-..-my-data-x.jsonl"), ("gym:ab", "gym-ab"), ("/" * 300, "")],
+)
+def test_a_run_directory_is_named_after_its_task(task: str, name: str) -> None:
+    assert named_after(task) == name

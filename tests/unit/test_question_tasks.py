@@ -1,0 +1,341 @@
+"""Tasks of questions with answers: files, data sets, reasoning-gym and one's own classes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarm.errors import UserError
+from swarm.tasks import KINDS, check_task, load_task
+from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.fetch import fetch
+from swarm.tasks.hub import Fetch
+from swarm.tasks.jsonl import read_questions
+from swarm.tasks.questions import is_held_out, permutation, prompt_id
+from swarm.types import Prompt
+
+SHARE = 0.2
+
+
+def _file(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _rows(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(count)]
+
+
+def _task(path: Path, **options: Any) -> Task:
+    return load_task(TaskOptions(**{"name": f"jsonl:{path}", "held_out_share": SHARE, **options}))
+
+
+def _all(task: Task, epoch: int = 0) -> list[str]:
+    assert task.size is not None
+    return [task.prompt(epoch * task.size + place).text for place in range(task.size)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return _file(tmp_path / "sums.jsonl", _rows(100))
+
+
+def test_every_question_is_on_one_side(path: Path) -> None:
+    task = _task(path)
+    train, held_out = _all(task), [prompt.text for prompt in task.held_out(1000)]
+    assert sorted(train + held_out) == sorted(row["prompt"] for row in _rows(100))
+    assert 10 <= len(held_out) <= 30
+    assert task.held_out(3) == task.held_out(1000)[:3]
+
+
+def test_the_split_is_the_same_for_every_seed_and_order_of_the_file(path: Path, tmp_path: Path) -> None:
+    backwards = _file(tmp_path / "backwards.jsonl", _rows(100)[::-1])
+    assert _task(path, seed=1).held_out(99) == _task(path, seed=2).held_out(99) == _task(backwards).held_out(99)
+
+
+def test_a_question_asked_twice_is_on_one_side_whatever_its_ids(tmp_path: Path) -> None:
+    rows = [{**row, "id": f"{copy}-{row['prompt']}"} for row in _rows(50) for copy in range(2)]
+    task = _task(_file(tmp_path / "twice.jsonl", rows))
+    assert not {prompt.text for prompt in task.held_out(99)} & set(_all(task))
+
+
+def test_an_epoch_asks_everything_once_in_an_order_of_its_own(path: Path) -> None:
+    task = _task(path)
+    first, second = _all(task), _all(task, epoch=1)
+    assert sorted(first) == sorted(second) == sorted(set(first))
+    assert first != second
+    assert first != _all(_task(path, seed=1))
+
+
+def test_a_cursor_is_one_number(path: Path) -> None:
+    again = _task(path)
+    assert [_task(path).prompt(i) for i in (300, 5, 81)] == [again.prompt(i) for i in (300, 5, 81)]
+
+
+def test_a_permutation_is_one() -> None:
+    assert sorted(permutation(1000, "a")) == list(range(1000))
+    assert permutation(1000, "a") != permutation(1000, "b")
+
+
+def test_ids_fit_whatever_the_file_says(tmp_path: Path) -> None:
+    long = ["x" * 63 + str(n) * 40 for n in range(2)]
+    rows = [{"prompt": "a", "answer": "b", "id": name} for name in (*long, "short", 7)]
+    task = _task(_file(tmp_path / "ids.jsonl", [*rows, *_rows(50)]), held_out_share=0.5)
+    prompts = [task.prompt(i) for i in range(task.size or 0)] + list(task.held_out(99))
+    ids = [msgspec.convert(msgspec.to_builtins(prompt), Prompt).prompt_id for prompt in prompts]
+    assert len(set(ids)) == 54
+    assert {"short", "7"} <= set(ids)
+    assert max(map(len, ids)) == 64
+
+
+def test_without_an_id_a_prompt_is_called_after_its_question() -> None:
+    one = Prompt(prompt_id="-", text="a", answer="b")
+    assert prompt_id("", one) == prompt_id("", msgspec.structs.replace(one, answer="c"))
+    assert prompt_id("", one) != prompt_id("", msgspec.structs.replace(one, messages=(("user", "a"),)))
+
+
+def test_other_columns_numbers_chats_and_marks_of_the_encoding_are_read(tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2?"}]
+    rows = [{"question": turns, "target": 4}, {"question": turns[1:], "target": 4.5}]
+    file = tmp_path / "chat.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\r\n\n" for row in rows).encode())
+    options = TaskOptions(name="jsonl:chat", prompt_column="question", answer_column="target")
+    prompts, _ = read_questions(file, options, at=str)
+    assert [(p.text, p.messages, p.answer) for p in prompts] == [
+        ("2+2?", (("system", "Be short."), ("user", "2+2?")), "4"),
+        ("2+2?", (), "4.5"),
+    ]
+
+
+def test_a_changed_file_has_another_digest(path: Path) -> None:
+    before = _task(path).data_digest
+    assert _task(path).data_digest == before
+    path.write_bytes(path.read_bytes().replace(b'"100"', b'"101"'))
+    assert _task(path).data_digest != before
+
+
+def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> None:
+    options = pickle.loads(pickle.dumps(TaskOptions(name="jsonl:gone.jsonl", rewards={"numeric": 2.0})))  # noqa: S301
+    assert options == msgspec.msgpack.decode(msgspec.msgpack.encode(options), type=TaskOptions)
+    score = load_task(options).score(Prompt(prompt_id="a", text="1+1=", answer="2"), "it is 2")
+    assert (score.reward, score.parts) == (2.0, {"numeric": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"prompt": "a", "answer": "b"}\n{"prompt": \n', r"bad.jsonl:2 is not valid JSON"),
+        (b'{"prompt": "a", "answer": "b"}\n\n[1]\n', r"bad.jsonl:3 is no JSON object"),
+        (b'{"prompt": "a"}\n', r"bad.jsonl:1 has no 'answer', only prompt: .* answer_column"),
+        (
+            b'{"question": "a", "answer": "b"}\n',
+            r"bad.jsonl:1 has no 'prompt', only question, answer: .* prompt_column",
+        ),
+        (b'{"prompt": null, "answer": "b"}\n', r"has no 'prompt'"),
+        (b'{"prompt": "a\xff", "answer": "b"}\n', r"bad.jsonl:1 is not UTF-8"),
+        (b'{"prompt": "", "answer": "b"}\n', r"bad.jsonl:1: the prompt is empty"),
+        (b'{"prompt": 1, "answer": "b"}\n', r"string or a list of chat messages"),
+        (
+            b'{"prompt": [{"role": "king", "content": "a"}], "answer": "b"}\n',
+            r'has a "role" \(system, user, assistant\)',
+        ),
+        (b'{"prompt": [{"role": "system", "content": "a"}], "answer": "b"}\n', r"the user's, not the system's"),
+        (b'{"prompt": "a", "answer": [1]}\n', r"bad.jsonl:1: the answer is neither"),
+        (b'{"prompt": "a", "answer": true}\n', r"bad.jsonl:1: the answer is neither"),
+        (b'{"id": "x", "prompt": "a", "answer": "b"}\n' * 2, r"bad.jsonl:2: the id 'x' is that of .*bad.jsonl:1"),
+        (b"", r"is empty: it has no question"),
+        (b"\n\n", r"is empty: it has no question"),
+        (b'{"prompt": "a", "answer": "b"}\n', r"no question of .* is (held out|left to train on): it has 1, and"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=words) as caught:
+        check_task(_task(tmp_path / "bad.jsonl"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none.jsonl: No such file"):
+        check_task(_task(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "chess"}, "known tasks: copy.*jsonl:FILE.*hf:DATASET.*gym:NAME.*python:MODULE:CLASS"),
+        ({"name": "json:x"}, "there is no task 'json:x'"),
+        ({"name": "copy", "rewards": {"exact": 1.0}}, "a reward of its own: leave rewards out"),
+        ({"name": "gym:ab", "rewards": {"exact": 1.0}}, "scores answers itself: leave rewards out"),
+        ({"name": "jsonl:x", "rewards": {"exat": 1.0}}, "there is no reward 'exat'"),
+        ({"name": "hf:"}, "names no data set"),
+        ({"name": "gym:leg_countin"}, "reasoning-gym has no 'leg_countin'; it has leg_counting"),
+        ({"name": "gym:composite"}, "cannot be made without settings of its own"),
+        ({"name": "python:only_a_module"}, "names no class: write python:MODULE:CLASS"),
+        ({"name": "python:no_such_module:Task"}, "no module 'no_such_module' here or installed"),
+        ({"name": "python:json:Task"}, "json has no class Task"),
+    ],
+)
+def test_a_task_that_is_not_there_is_one_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        check_task(load_task(TaskOptions(**options)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "package"), [("hf:x", "hub"), ("gym:ab", "gym")])
+def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
+    monkeypatch.setattr(f"swarm.tasks.{package}.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'echo-node\[tasks\]'"):
+        load_task(TaskOptions(name=name))
+
+
+# -- data sets -----------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_on_disk_is_read_with_its_own_test_split(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra tasks is not installed")
+    columns = {"question": [f"{n}?" for n in range(20)], "answer": list(range(20)), "id": [0] * 20}
+    whole = datasets.Dataset.from_dict(columns)
+    # The split for tests repeats a question of the other: it must not be trained on.
+    splits = datasets.DatasetDict(train=whole.select(range(16)), test=whole.select(range(15, 20)))
+    splits.save_to_disk(str(tmp_path / "set"))
+    task = load_task(TaskOptions(name=f"hf:{tmp_path / 'set'}", prompt_column="question"))
+    assert sorted(_all(task)) == sorted(f"{n}?" for n in range(15))
+    assert {p.text: p.answer for p in task.held_out(99)} == {f"{n}?": str(n) for n in range(15, 20)}
+    for split, column, words in (
+        ("valid", "question", "it has the splits train, test: name one of them with @SPLIT"),
+        ("train", "prompt", "it has no column 'prompt', only question, answer, id: name one with prompt_column"),
+    ):
+        with pytest.raises(UserError, match=words):
+            fetch(Fetch(str(tmp_path / "set"), None, split, column, "answer", 9, str(tmp_path)))
+
+
+def test_a_data_set_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="the extra tasks is not installed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"hf:nobody/nothing cannot be read: ") as caught:
+        check_task(load_task(TaskOptions(name="hf:nobody/nothing")))
+    assert "\n" not in str(caught.value)
+
+
+# -- reasoning-gym -------------------------------------------------------------------------------------------
+
+
+def test_reasoning_gym_asks_and_scores() -> None:
+    pytest.importorskip("reasoning_gym", reason="the extra tasks is not installed")
+    task, again = (load_task(TaskOptions(name="gym:leg_counting", seed=3)) for _ in range(2))
+    trained = [task.prompt(i) for i in range(40)]
+    assert [again.prompt(i) for i in (30, 2)] == [trained[30], trained[2]]
+    assert load_task(TaskOptions(name="gym:leg_counting", seed=4)).prompt(0) != trained[0]
+    held_out = load_task(TaskOptions(name="gym:leg_counting", seed=4)).held_out(5)
+    assert list(task.held_out(5)) == list(held_out)
+    assert len({p.text for p in held_out} - {p.text for p in trained}) == 5
+    assert not any(is_held_out(p, 0.05) for p in trained)
+    prompt = trained[0]
+    for completion in (prompt.answer, f"<think>3 legs</think>so\n<answer> {prompt.answer} </answer>."):
+        assert again.score(prompt, completion).exact
+    for completion in ("", f"<think>{prompt.answer}", "<answer>none</answer>"):
+        assert not again.score(prompt, completion).exact
+
+
+# -- one's own -----------------------------------------------------------------------------------------------
+
+OWN = '''
+from swarm.types import Prompt, Score
+
+class Whole:
+    """Say the number again."""
+    max_new_tokens = 8
+    def __init__(self, seed): self.seed = seed
+    def prompt(self, index): return Prompt(prompt_id=f"p{index}", text=f"{self.seed}/{index}", answer="1")
+    def held_out(self, count): return [Prompt(prompt_id="h", text="h", answer="1")]
+    def score(self, prompt, completion): return {"1": 1, "half": 0.5, "s": Score(reward=3, exact=False)}[completion]
+
+class Configured(Whole):
+    chat, size, data_digest, description = True, 7, "d", "mine"
+    def __init__(self, options): super().__init__(options.seed)
+
+class Unlike:
+    def prompt(self, index): ...
+
+class NoHeldOut(Whole):
+    def held_out(self, count): return []
+
+class NoPrompt(Whole):
+    def prompt(self, index): return "2+2="
+
+class Stumbles(Whole):
+    def held_out(self, count): return [1 / 0]
+
+class LongId(Whole):
+    def prompt(self, index): return Prompt(prompt_id="x" * 65, text="a", answer="b")
+
+class Raises(Whole):
+    def __init__(self, seed): raise OSError("no disk")
+
+class Asks(Whole):
+    def __init__(self, other): ...
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the working directory, which is not on the path."""
+    (tmp_path / "my_own_task.py").write_text(OWN)
+    (tmp_path / "broken_task.py").write_text("1 +\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_own_task", raising=False)
+    return "python:my_own_task:"
+
+
+def test_a_task_of_ones_own_needs_three_methods(own: str) -> None:
+    task = load_task(TaskOptions(name=own + "Whole", seed=5))
+    check_task(task)
+    assert (task.name, task.description, task.max_new_tokens) == (own + "Whole", "Say the number again.", 8)
+    assert (task.chat, task.size, task.data_digest) == (False, None, "")
+    prompt = task.prompt(2)
+    assert prompt.text == "5/2"
+    assert (task.score(prompt, "1").reward, task.score(prompt, "1").exact) == (1.0, True)
+    assert (task.score(prompt, "half").reward, task.score(prompt, "half").exact) == (0.5, False)
+    assert task.score(prompt, "s").reward == 3
+
+
+def test_a_task_of_ones_own_may_say_more(own: str) -> None:
+    task = load_task(TaskOptions(name=own + "Configured", seed=5))
+    assert (task.description, task.chat, task.size, task.data_digest) == ("mine", True, 7, "d")
+    assert task.prompt(1).text == "5/1"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Unlike", r"is no task: it has no held_out\(\), no score\(\)"),
+        ("NoHeldOut", r"has no held-out prompt"),
+        ("NoPrompt", r"prompt\(0\) of .* gave no swarm.types.Prompt"),
+        ("Stumbles", r"held_out\(1\) of .* raised ZeroDivisionError"),
+        ("LongId", r"prompt_id of 1 to 64"),
+        ("Raises", r"could not be made with \(seed\) or \(options\): OSError: no disk"),
+        ("Asks", r"could not be made with \(seed\) or \(options\): TypeError"),
+        ("Missing", r"my_own_task has no class Missing"),
+    ],
+)
+def test_a_class_that_is_no_task_is_one_line(own: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_task(load_task(TaskOptions(name=own + name)))
+
+
+def test_a_module_that_cannot_be_imported_is_one_line(own: str) -> None:
+    with pytest.raises(UserError, match=r"importing broken_task raised SyntaxError"):
+        load_task(TaskOptions(name="python:broken_task:Task"))
+
+
+def test_every_kind_is_written_with_its_rest() -> None:
+    assert all(kind.rest and kind.description for kind in KINDS.values())
