@@ -104,7 +104,8 @@ def byte_tokenizer() -> Any:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(list(SPECIAL))
-    tokenizer = PreTrainedTokenizerFast(
+    untyped: Any = PreTrainedTokenizerFast
+    tokenizer = untyped(
         tokenizer_object=core,
         pad_token="<pad>",
         eos_token="<eos>",
@@ -139,7 +140,8 @@ def small_model(seed: int) -> Any:
         eos_token_id=SPECIAL.index("<eos>"),
     )
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(config)
+    untyped: Any = Qwen3ForCausalLM
+    return untyped(config)
 
 
 def lesson(tokenizer: Any, seed: int, index: int, without: Collection[str]) -> Lesson:
