@@ -21,8 +21,8 @@ RATIO_CAP = 10.0
 Far outside any clip in use, so that it binds on what is absurd."""
 
 WEIGHT_CAP = 2.0
-"""Largest weight of truncated importance sampling. From 2 on the bias is small, below 10 the variance: the lower end of
-what is in use, since claims of samplers are weighted."""
+"""Largest weight of truncated importance sampling: the lower end of what is in use, since what is weighted are claims.
+Each token beyond it is biased, each weight above it adds variance."""
 
 ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0
 """Band of proximal / behaviour outside which icepop leaves a token out; the values of its paper."""
@@ -89,8 +89,10 @@ def objective_named(name: str) -> Objective:
 
 @objective()
 def grpo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-min(r A, clip(r) A), with r = min(pi / behaviour, RATIO_CAP). GRPO (arXiv 2402.03300, equation 3) with DAPO's
-    asymmetric clip (arXiv 2503.14476, equation 8)."""
+    """-min(r A, clip(r) A), with r = min(pi / behaviour, RATIO_CAP).
+
+    GRPO (arXiv 2402.03300, equation 3) with DAPO's asymmetric clip (arXiv 2503.14476, equation 8).
+    """
     ratio = _ratio(tokens.logprobs, tokens.behaviour, tokens.counts)
     gain, figures = _clipped(ratio, tokens, rules)
     return TokenLoss(loss=-gain, figures=figures | _weight_figure(ratio, tokens))
@@ -99,7 +101,9 @@ def grpo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
 @objective(wants_proximal=True)
 def decoupled_ppo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
     """-w min(r A, clip(r) A), with r = min(pi / proximal, RATIO_CAP) and w = min(proximal / behaviour, WEIGHT_CAP).
-    Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298); truncated here."""
+
+    Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298); truncated here.
+    """
     weight = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts, cap=WEIGHT_CAP)
     gain, figures = _clipped(_ratio(tokens.logprobs, _proximal(tokens), tokens.counts), tokens, rules)
     return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))
@@ -108,7 +112,9 @@ def decoupled_ppo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
 @objective(wants_proximal=True)
 def icepop(tokens: Tokens, rules: LearningRules) -> TokenLoss:
     """decoupled_ppo with w = proximal / behaviour where that is in [ICEPOP_LOW, ICEPOP_HIGH], and 0 elsewhere.
-    Ring-1T (arXiv 2510.18855)."""
+
+    Ring-1T (arXiv 2510.18855).
+    """
     found = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts)
     inside = (found >= ICEPOP_LOW) & (found <= ICEPOP_HIGH)
     weight = torch.where(inside, found, 0.0)
@@ -119,21 +125,27 @@ def icepop(tokens: Tokens, rules: LearningRules) -> TokenLoss:
 
 @objective()
 def cispo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-w A log pi, with w = min(pi / behaviour, 1 + clip_high) held constant. MiniMax-M1 (arXiv 2506.13585, section
-    3.1), which has no lower clip either."""
+    """-w A log pi, with w = min(pi / behaviour, 1 + clip_high) held constant.
+
+    MiniMax-M1 (arXiv 2506.13585, section 3.1), whose lower clip never binds.
+    """
     return _weighted_log_prob(tokens, cap=1 + rules.clip_high)
 
 
 @objective()
 def tis(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-w A log pi, with w = min(pi / behaviour, WEIGHT_CAP) held constant: truncated importance sampling without a
-    clip, as LlamaRL's AIPO (arXiv 2505.24034)."""
+    """-w A log pi, with w = min(pi / behaviour, WEIGHT_CAP) held constant: importance sampling, truncated, no clip.
+
+    As AIPO in LlamaRL (arXiv 2505.24034).
+    """
     return _weighted_log_prob(tokens, cap=WEIGHT_CAP)
 
 
 def kl_to_reference(logprobs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """exp(d) - d - 1 with d = min(log(reference / pi), log RATIO_CAP), of every token: [tokens]; 0 where it does not
-    count. Schulman's k3, GRPO's equation 4 (arXiv 2402.03300)."""
+    """exp(d) - d - 1 with d = min(log(reference / pi), log RATIO_CAP): [tokens]; 0 where a token does not count.
+
+    Schulman's estimator k3 of KL(pi, reference), equation 4 of GRPO (arXiv 2402.03300).
+    """
     log_ratio = torch.where(mask.bool(), reference - logprobs, 0.0).clamp(max=math.log(RATIO_CAP))
     return torch.expm1(log_ratio) - log_ratio
 
