@@ -99,7 +99,7 @@ class Trainer:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
                 frozen, _ = load_model(command.model, command.seed)
-            frozen.to(self._device).eval().requires_grad_(False)
+            frozen.to(self._device).requires_grad_(False)
             reference = Policy(frozen, compute, temperature=command.temperature)
         return Update(
             msgspec.structs.replace(command, compute=compute),
