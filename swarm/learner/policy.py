@@ -2,8 +2,8 @@
 
 A causal model gives logits for every position, [tokens, vocabulary] in float32: at 150,000 words that is far more than
 the rest of a forward pass. Here the last hidden states of the places that count go through the model's head in chunks,
-each of which is made anew in the backward pass, so that only one chunk's logits are there at a time. `Policy.settle` compares
-this way with the model's own before it is trusted.
+each of which is made anew in the backward pass, so that only one chunk's logits are there at a time. `Policy.settle`
+compares this way with the model's own before it is trusted.
 """
 
 from __future__ import annotations
@@ -94,17 +94,15 @@ class PolicyModel(torch.nn.Module):
 
 
 class Policy:
-    """`model` at the temperature of the rollouts, computed as `rules` say; it is changed accordingly."""
+    """`model` at the temperature of the rollouts, which were sampled without dropout: it has none from here on.
+
+    `module` is what FSDP may shard.
+    """
 
     def __init__(self, model: Any, rules: ComputeRules, *, temperature: float) -> None:
         self.module = PolicyModel(model, temperature=temperature)
         self._precision = rules.precision
         _without_dropout(model)
-        if rules.activation_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if rules.compile:
-            for layer in layers_of(model):
-                layer.compile(dynamic=True)
 
     def read(self, part: MicroBatch) -> TokenFigures:
         """Log-probs and entropies of the completion tokens, float32."""
@@ -117,7 +115,7 @@ class Policy:
 
     @torch.no_grad()
     def settle(self, rules: ComputeRules, device: torch.device) -> tuple[ComputeRules, tuple[str, ...]]:
-        """Try on a few tokens what not every model can do, and choose: the rules with `packing` set, and lines for people.
+        """Try on a few tokens what not every model can do, and choose: rules with `packing` set, and lines for people.
 
         Every rank calls it. UserError if rows are to be packed and the model lets them see one another.
         """
@@ -130,7 +128,7 @@ class Policy:
             apart = whole
         # Where the attention kernel takes the rows of a line apart by itself, as flash attention does. The others are
         # given a mask of all pairs of tokens in a line, and compute them all.
-        packing = rules.packing if rules.packing is not None else self._is_flash
+        packing = rules.packing if rules.packing is not None else self.is_flash
         if packing and not self._are_equal(apart, self._all(rows, ComputeRules(packing=True), device), device):
             if rules.packing:
                 raise UserError("this model does not keep packed rows apart: leave packing out, rows are padded then")
@@ -138,17 +136,18 @@ class Policy:
         return msgspec.structs.replace(rules, packing=packing), () if self.module.in_chunks else (WHOLE_LOGITS,)
 
     @property
-    def _is_flash(self) -> bool:
+    def is_flash(self) -> bool:
+        """Whether the attention kernel takes packed rows apart by itself."""
         return "flash" in (self.module.model.config._attn_implementation or "")
 
     def _are_equal(self, some: torch.Tensor, others: torch.Tensor, device: torch.device) -> bool:
-        half = self._is_flash and is_half(self._precision, device.type)
+        half = self.is_flash and is_half(self._precision, device.type)
         return float((some - others).abs().max()) <= PROBE_ERROR[torch.bfloat16 if half else torch.float32]
 
     def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device) -> torch.Tensor:
         """Log-probs of all rows, [tokens], in their order; in float32 where the attention kernel can."""
         (part,) = micro_batches(rows, rules, device)
-        return self._read(part, half=self._is_flash and is_half(self._precision, device.type)).logprobs
+        return self._read(part, half=self.is_flash and is_half(self._precision, device.type)).logprobs
 
 
 class _Chosen(torch.autograd.Function):
@@ -176,6 +175,20 @@ class _Chosen(torch.autograd.Function):
         found = log_softmax.exp().mul_(-pull[:, None])
         found.scatter_add_(1, targets[:, None], pull[:, None])
         return found.to(ctx.dtype), None
+
+
+def arrange(model: Any, rules: ComputeRules) -> None:
+    """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so.
+
+    Layers are compiled one by one: they share their code, so that it is compiled once.
+    """
+    if rules.activation_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if rules.compile:
+        for layer in layers_of(model):
+            layer.compile(dynamic=True)
 
 
 def chunk_tokens(vocab_size: int) -> int:
