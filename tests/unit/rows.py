@@ -51,25 +51,25 @@ OLDER: dict[str, Any] = {
 }
 
 
+# Annotated in part only.
+MODELS: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE)),
+    "window": (MistralForCausalLM, MistralConfig(**SHAPE, sliding_window=3)),
+    "capped": (Gemma2ForCausalLM, Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=2.0)),
+    "scaled": (GraniteForCausalLM, GraniteConfig(**SHAPE, logits_scaling=4.0)),
+    "dropout": (GPT2LMHeadModel, GPT2Config(**OLDER, n_embd=32, resid_pdrop=0.5)),
+    "alibi": (BloomForCausalLM, BloomConfig(**OLDER, hidden_size=32)),
+}
+
+
 def small_model(name: str) -> Any:
-    """The tiny Qwen3 or another architecture, the same each time; `capped` and `scaled` change their logits after the
-    output layer, `alibi` takes no position ids, `window` attends to the last three tokens."""
+    """The tiny Qwen3 ("qwen3") or another architecture, the same each time; `capped` and `scaled` change their logits
+    after the output layer, `alibi` takes no position ids, `window` attends to the last three tokens."""
+    if name == "qwen3":
+        return tiny_model(0)
     torch.manual_seed(0)
-    match name:
-        case "qwen3":
-            return tiny_model(0)
-        case "llama":
-            return LlamaForCausalLM(LlamaConfig(**SHAPE))  # type: ignore[no-untyped-call]
-        case "window":
-            return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=3))
-        case "capped":
-            return Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=2.0))
-        case "scaled":
-            return GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=4.0))
-        case "dropout":
-            return GPT2LMHeadModel(GPT2Config(**OLDER, n_embd=32, resid_pdrop=0.5))
-        case _:
-            return BloomForCausalLM(BloomConfig(**OLDER, hidden_size=32))
+    make, config = MODELS[name]
+    return make(config)
 
 
 def row(prompt: Sequence[int], completion: Sequence[int], *, staleness: int = 0, advantage: float = 1.0) -> Row:

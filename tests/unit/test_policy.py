@@ -62,7 +62,7 @@ def test_packed_rows_give_the_log_probs_and_the_gradient_of_padded_ones(name: st
     for some, others in zip(read_all(policy, rows, padded), read_all(policy, rows, packed), strict=True):
         torch.testing.assert_close(some, others, atol=2e-5, rtol=0)
     some, others = (gradient(model, policy, rows, rules) for rules in (padded, packed))
-    torch.testing.assert_close(some, others, atol=1e-4, rtol=1e-4)
+    assert float((some - others).norm()) < 1e-5 * float(some.norm())
 
 
 def test_packing_is_refused_where_rows_would_see_one_another() -> None:
@@ -86,7 +86,7 @@ def test_chunks_change_neither_a_log_prob_nor_an_entropy_nor_the_gradient(
     torch.testing.assert_close(chunked.logprobs, whole.logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(chunked.entropy, whole.entropy, atol=1e-5, rtol=0)
     assert not chunked.entropy.requires_grad
-    torch.testing.assert_close(gradient(model, policy, rows), expected, atol=1e-4, rtol=1e-4)
+    assert float((gradient(model, policy, rows) - expected).norm()) < 1e-5 * float(expected.norm())
 
 
 def test_a_chunk_at_most_is_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
     policy = Policy(model, ComputeRules(), temperature=1.0)
     expected = gradient(model, policy, rows)
     runs = [0]
-    model.model.layers[0].mlp.register_forward_hook(lambda *_: runs.append(1))
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
     arrange(model, ComputeRules(activation_checkpointing=True))
     torch.testing.assert_close(gradient(model, policy, rows), expected, atol=1e-6, rtol=1e-5)
     assert sum(runs) == 2
