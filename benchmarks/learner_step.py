@@ -184,9 +184,11 @@ def _adamw(model: Any) -> torch.optim.AdamW:
 
 
 def _now(device: torch.device) -> float:
+    """Seconds: of a GPU by the clock, of the CPU those of this process, so that what else runs there counts little."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()
+        return time.perf_counter()
+    return time.process_time()
 
 
 # -- a process of its own ------------------------------------------------------------------------------------------
