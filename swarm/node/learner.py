@@ -298,6 +298,8 @@ class LearnerNode:
         if fault:
             self._say(f"what this run ran on could not be noted: {fault}")
         self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
+        for note in prepared.notes:
+            self._say(note)
         return prepared
 
     def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
