@@ -99,13 +99,13 @@ def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt]
     import msgspec
     from tokenizers import Tokenizer
 
-    from swarm.tasks import load_task
+    from swarm.tasks import load_task, task_options
 
     path = run_dir / "model" / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"{run_dir} has no tokenizer yet: the run never came to its first step")
     tokenizer: Any = Tokenizer.from_file(str(path))
-    task = load_task(config.task, config.seed)
+    task = load_task(task_options(config))
 
     def prompt(number: int) -> Prompt:
         found = task.prompt(number)

@@ -133,16 +133,20 @@ class Rollout(Message, frozen=True):
 
 
 class Prompt(Message, frozen=True):
-    """A question of a task. `text` is what the model sees before tokenisation, `answer` only the reward sees."""
+    """A question of a task. `text` is what the model sees, between the marks of a chat if it is one; `answer` only the
+    reward sees. `messages`: a chat that begins with more than one question, as (role, content); `text` is its last."""
 
     prompt_id: Id
     text: str
     answer: str
     token_ids: tuple[int, ...] = ()
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 class Score(Message, frozen=True):
-    """What a reward function says of one completion."""
+    """What a reward function says of one completion. `parts`: rewards that were weighted and summed, by name, as they
+    were before."""
 
     reward: float
     exact: bool
+    parts: dict[str, float] = msgspec.field(default_factory=dict)

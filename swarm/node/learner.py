@@ -40,7 +40,7 @@ from swarm.rollout.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane import PlaneRules, RolloutPlane
 from swarm.rollout.scoring import ScoringFailed
 from swarm.signing import swarm_id_of
-from swarm.tasks import load_task
+from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
 from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
 from swarm.types import Prompt, SamplingRules, Score
 from swarm.wire import encode
@@ -57,8 +57,8 @@ class LearnerNode:
         self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
-        self._task = load_task(config.task, config.seed)
-        self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens
+        self._task = load_task(task_options(config))
+        self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens or DEFAULT_NEW_TOKENS
         self._run_dir = config.run_dir or Path("runs") / time.strftime(f"{config.task}-%Y%m%d-%H%M%S")
         self._state = "starting"
         self._tracker = InstallTracker()
@@ -218,8 +218,7 @@ class LearnerNode:
     async def _lead(self) -> bool:
         prepared = await self._prepare()
         self._rewards = RewardPool(
-            task=self._config.task,
-            seed=self._config.seed,
+            task=task_options(self._config),
             reward=self._config.reward,
             tokenizer=self._training.files_dir / "tokenizer.json",
             timeout_s=self._config.reward_timeout_s,

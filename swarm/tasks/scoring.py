@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from swarm.errors import EchoError
 from swarm.tasks import load_task
-from swarm.tasks.base import RewardKind, Task, random_score
+from swarm.tasks.base import RewardKind, Task, TaskOptions, random_score
 from swarm.types import Prompt, Score
 
 MAX_PENDING = 256
@@ -57,7 +57,7 @@ class RewardPool:
     """
 
     def __init__(
-        self, *, task: str, seed: int, reward: RewardKind, tokenizer: Path, timeout_s: float, processes: int = 1
+        self, *, task: TaskOptions, reward: RewardKind, tokenizer: Path, timeout_s: float, processes: int = 1
     ) -> None:
         self._timeout_s = timeout_s
         self._room = asyncio.Semaphore(MAX_PENDING)
@@ -66,7 +66,7 @@ class RewardPool:
             ProcessPool,
             max_workers=processes,
             initializer=_start_worker,
-            initargs=(task, seed, reward, str(tokenizer)),
+            initargs=(task, reward, str(tokenizer)),
             # A forked copy of an event loop and its threads would not work; spawn starts clean.
             context=multiprocessing.get_context("spawn"),
         )
@@ -129,11 +129,11 @@ _reward: RewardKind
 _tokenizer: Tokenizer
 
 
-def _start_worker(task: str, seed: int, reward: RewardKind, tokenizer: str) -> None:
+def _start_worker(task: TaskOptions, reward: RewardKind, tokenizer: str) -> None:
     global _task, _reward, _tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _task, _reward, _tokenizer = load_task(task, seed), reward, Tokenizer.from_file(tokenizer)
+    _task, _reward, _tokenizer = load_task(task), reward, Tokenizer.from_file(tokenizer)
 
 
 def _end_with_parent() -> None:

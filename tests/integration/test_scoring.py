@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from swarm.tasks import scoring
+from swarm.tasks.base import TaskOptions
 from swarm.tasks.copy import CopyTask
 from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
 from tests.integration.dying_reward import score_after_deaths
@@ -30,7 +31,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pool(tokenizer: Path) -> Iterator[RewardPool]:
-    pool = RewardPool(task="copy", seed=0, reward="task", tokenizer=tokenizer, timeout_s=60.0)
+    pool = RewardPool(task=TaskOptions(name="copy"), reward="task", tokenizer=tokenizer, timeout_s=60.0)
     yield pool
     pool.close()
 
@@ -48,7 +49,7 @@ async def test_completions_are_decoded_and_scored_elsewhere(pool: RewardPool) ->
 
 
 async def test_a_call_over_its_time_fails_and_the_next_one_is_computed(tokenizer: Path) -> None:
-    pool = RewardPool(task="copy", seed=0, reward="task", tokenizer=tokenizer, timeout_s=1e-6)
+    pool = RewardPool(task=TaskOptions(name="copy"), reward="task", tokenizer=tokenizer, timeout_s=1e-6)
     answer = _completion(CopyTask(0).prompt(0).answer)
     try:
         with pytest.raises(RewardFailed, match="within"):
@@ -113,7 +114,7 @@ async def test_a_reward_that_ends_its_process_each_time_fails_its_call_alone(
 
 
 async def test_a_pool_that_was_closed_starts_no_process(tokenizer: Path) -> None:
-    pool = RewardPool(task="copy", seed=0, reward="task", tokenizer=tokenizer, timeout_s=60.0)
+    pool = RewardPool(task=TaskOptions(name="copy"), reward="task", tokenizer=tokenizer, timeout_s=60.0)
     pool.close()
     with pytest.raises(RewardFailed):
         await pool.score([_right()])
