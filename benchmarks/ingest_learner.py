@@ -33,7 +33,7 @@ from swarm.signing import SigningKey, swarm_id_of
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.scoring import Completion, RewardPool
-from swarm.types import SamplingRules, Score, VersionId
+from swarm.types import SamplingRules, Score, Unscored, VersionId
 
 VOCAB = 32_768
 """Of a common tokenizer."""
@@ -124,7 +124,7 @@ class BenchmarkedLearner:
             work.cancel()
         await self._server.stop()
         await journal.close()
-        rewards.close()
+        await rewards.close()
 
     async def _train(self) -> None:
         while True:
@@ -166,7 +166,7 @@ class BenchmarkedLearner:
 def scorer(rewards: RewardPool) -> Scorer:
     """Rewards as a learner node has them computed."""
 
-    async def score(wanted: Sequence[ScoreWanted]) -> list[Score]:
+    async def score(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
         return await rewards.score(
             [Completion(prompt=one.prompt, token_ids=one.rollout.token_ids, seed=0) for one in wanted]
         )

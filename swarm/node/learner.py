@@ -38,11 +38,10 @@ from swarm.rollout.entries import BoundSet
 from swarm.rollout.journal import Journal
 from swarm.rollout.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane import PlaneRules, RolloutPlane
-from swarm.rollout.scoring import ScoringFailed
 from swarm.signing import swarm_id_of
 from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
-from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
-from swarm.types import Prompt, SamplingRules, Score
+from swarm.tasks.scoring import Completion, RewardPool
+from swarm.types import Prompt, SamplingRules, Score, Unscored
 from swarm.wire import encode
 
 
@@ -177,7 +176,7 @@ class LearnerNode:
         await network.stop()
         await self._training.stop()
         if self._rewards is not None:
-            await asyncio.to_thread(self._rewards.close)
+            await self._rewards.close()
         self._broadcast.close()
         await self._journal.close()
         step = self._steps.step if self._steps is not None else 0
@@ -222,7 +221,9 @@ class LearnerNode:
             reward=self._config.reward,
             tokenizer=self._training.files_dir / "tokenizer.json",
             timeout_s=self._config.reward_timeout_s,
+            memory_mb=self._config.reward_memory_mb,
         )
+        await self._rewards.start()
         await self._publication.look_back()
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
@@ -309,6 +310,7 @@ class LearnerNode:
                 temperature=config.temperature,
                 max_new_tokens=self._max_new_tokens,
                 stop_token_ids=prepared.stop_token_ids,
+                stop=config.stop,
             ),
             vocab_size=prepared.vocab_size,
             beat_s=config.beat_s,
@@ -318,15 +320,13 @@ class LearnerNode:
         plane = RolloutPlane(rules, prompts=lambda i: self._encode(self._task.prompt(i)))
         held_out = [self._encode(p) for p in self._task.held_out(config.eval_prompts)]
 
-        async def score(wanted: Sequence[ScoreWanted]) -> list[Score]:
-            completions = [
-                Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=_control_seed(config.seed, w))
-                for w in wanted
-            ]
-            try:
-                return await rewards.score(completions)
-            except RewardFailed as error:
-                raise ScoringFailed(str(error)) from error
+        async def score(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
+            return await rewards.score(
+                [
+                    Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=_control_seed(config.seed, w))
+                    for w in wanted
+                ]
+            )
 
         self._rollouts.open(plane, score, self._journal, plane.restore(self._recorded, now=time.monotonic()))
         return Steps(

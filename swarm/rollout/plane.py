@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from swarm.rollout.admission import is_fresh
 from swarm.rollout.buffer import Buffer
 from swarm.rollout.effects import (
@@ -38,6 +40,7 @@ from swarm.rollout.entries import (
     RecordedGroup,
     RecordedRun,
     RolloutAccepted,
+    RolloutReturned,
     RolloutScored,
     SamplesLeased,
 )
@@ -219,10 +222,16 @@ class RolloutPlane:
             effects.append(RolloutScored(number=group.order, index=index, score=score))
         return effects + self._completed(group) if group.complete else effects
 
-    def unscorable(self, group_id: str, reason: str) -> list[Effect]:
-        """A reward raised or took too long: the group is dropped, since its prompt would fail again."""
+    def unscorable(self, group_id: str, index: int) -> list[Effect]:
+        """The reward of a rollout failed: its sample is drawn anew. The group is dropped where that did not help, where
+        the answer would be too late, and where it would be the same again (held-out prompts are answered greedily)."""
         group = self._table.group(group_id)
-        return [] if group is None else self._drop(group, reason)
+        if group is None:
+            return []
+        may_wait = group.purpose == "train" and self._fresh(group.min_version.version)
+        if may_wait and self._table.retract(group, index):
+            return [RolloutReturned(number=group.order, index=index)]
+        return self._drop(group, "reward_failed")
 
     def can_take(self, *, now: float) -> bool:
         """True if batch `next_batch` is ready, and nothing that was asked for would become stale by taking it now; a
@@ -256,11 +265,7 @@ class RolloutPlane:
 
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
         """Have samplers that hold `version` or a newer one answer held-out prompts greedily. One round at a time."""
-        greedy = SamplingRules(
-            temperature=0.0,
-            max_new_tokens=self.rules.rules.max_new_tokens,
-            stop_token_ids=self.rules.rules.stop_token_ids,
-        )
+        greedy = structs.replace(self.rules.rules, temperature=0.0)
         names = self._round.begin(version.version, len(prompts))
         for i, (group_id, prompt) in enumerate(zip(names, prompts, strict=True)):
             self._table.open(
