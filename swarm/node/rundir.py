@@ -36,6 +36,7 @@ CHANGEABLE = frozenset(
         "eval_every_steps",
         "keep_checkpoints",
         "keep_rollouts",
+        "tensorboard",
         "trainer_hang_s",
         "rehearse_step_s",
         "rehearse_noise",

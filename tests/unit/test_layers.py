@@ -78,6 +78,7 @@ ABOVE = (
     "swarm.cli_runs",
     "swarm.cli_simulate",
     "swarm.demo",
+    "swarm.report",
     "swarm.__main__",
 )
 
