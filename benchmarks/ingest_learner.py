@@ -31,8 +31,9 @@ from swarm.rollout.plane import PlaneRules, RolloutPlane
 from swarm.rollout.scoring import Scorer
 from swarm.signing import SigningKey, swarm_id_of
 from swarm.tasks import load_task
+from swarm.tasks.base import TaskOptions
 from swarm.tasks.scoring import Completion, RewardPool
-from swarm.types import SamplingRules, Score, VersionId
+from swarm.types import SamplingRules, Score, Unscored, VersionId
 
 VOCAB = 32_768
 """Of a common tokenizer."""
@@ -98,14 +99,14 @@ class BenchmarkedLearner:
         """Serve until the pipe says stop (None); any other word is answered with a Mark."""
         # The reward process inherits its core.
         os.sched_setaffinity(0, {self._plan.reward_core})
+        task = TaskOptions(name="copy")
         rewards = RewardPool(
-            task="copy",
-            seed=0,
+            task=task,
             reward="task",
             tokenizer=write_tokenizer(self._plan.directory / "tokenizer.json"),
             timeout_s=REWARD_S,
         )
-        await rewards.score([Completion(prompt=load_task("copy", 0).prompt(0), token_ids=b"\3\0\0\0", seed=0)])
+        await rewards.score([Completion(prompt=load_task(task).prompt(0), token_ids=b"\3\0\0\0", seed=0)])
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), {self._plan.core})
         journal = Journal(self._plan.directory / "journal", group_size=self._plan.group_size)
@@ -123,7 +124,7 @@ class BenchmarkedLearner:
             work.cancel()
         await self._server.stop()
         await journal.close()
-        rewards.close()
+        await rewards.close()
 
     async def _train(self) -> None:
         while True:
@@ -132,7 +133,7 @@ class BenchmarkedLearner:
             await self._service.published(VersionId(incarnation=0, version=self._steps))
 
     def _plane(self) -> RolloutPlane:
-        task = load_task("copy", 0)
+        task = load_task(TaskOptions(name="copy"))
         rules = PlaneRules(
             swarm=swarm_id_of(self._key.public_bytes),
             run_seed=0,
@@ -165,7 +166,7 @@ class BenchmarkedLearner:
 def scorer(rewards: RewardPool) -> Scorer:
     """Rewards as a learner node has them computed."""
 
-    async def score(wanted: Sequence[ScoreWanted]) -> list[Score]:
+    async def score(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
         return await rewards.score(
             [Completion(prompt=one.prompt, token_ids=one.rollout.token_ids, seed=0) for one in wanted]
         )

@@ -22,7 +22,7 @@ from swarm.learner.trainer import Trainer
 from swarm.rollout.leases import sample_seed
 from swarm.sampler.engine import Generate, Install, Job, Sampled, Start
 from swarm.sampler.transformers_engine import TransformersEngine
-from swarm.tasks import load_task
+from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
 TIME_LIMIT_S = 600.0
@@ -54,12 +54,13 @@ class OneProcess:
         self._config = config
         self._directory = directory
         self._staging = directory / "staging.bin"
+        self._task = load_task(task_options(config))
+        self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens or DEFAULT_NEW_TOKENS
         self._trainer = Trainer(self._prepare(), NoParent())
         prepared = self._trainer.prepared()
         self._layout = prepared.layout
         self._engine = TransformersEngine()
         self._engine.start(Start(directory=str(directory / "model"), layout=self._layout, device="cpu"), _quietly)
-        self._task = load_task(config.task, config.seed)
         self._tokenizer = Tokenizer.from_file(str(directory / "model" / "tokenizer.json"))
         self._stop_token_ids = prepared.stop_token_ids
         self._kept: deque[Version] = deque(maxlen=config.max_staleness + 1)
@@ -88,7 +89,7 @@ class OneProcess:
             self._config,
             files_dir=self._directory / "model",
             staging=self._staging,
-            longest_completion=self._config.max_new_tokens or load_task(self._config.task, 0).max_new_tokens,
+            longest_completion=self._max_new_tokens,
         )
 
     def _keep(self, number: int) -> None:
@@ -122,8 +123,9 @@ class OneProcess:
         )
 
     def _job(self, prompt: Prompt, *, seed: int, temperature: float) -> Job:
-        limit = self._config.max_new_tokens or self._task.max_new_tokens
-        rules = SamplingRules(temperature=temperature, max_new_tokens=limit, stop_token_ids=self._stop_token_ids)
+        rules = SamplingRules(
+            temperature=temperature, max_new_tokens=self._max_new_tokens, stop_token_ids=self._stop_token_ids
+        )
         return Job(prompt_token_ids=self._token_ids(prompt), seed=seed, rules=rules, time_limit_s=TIME_LIMIT_S)
 
     def _generate(self, jobs: list[Job]) -> tuple[Sampled, ...]:

@@ -20,6 +20,14 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 MAX_TOKENS = 131_072
 """Longest prompt or completion: the largest context that current open models state."""
 
+MAX_PARTS = 16
+PART_NAME_LENGTH = 64
+"""Rewards that one completion may have, each a column of the metrics, and the length of their names."""
+
+Parts = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=PART_NAME_LENGTH)], float], msgspec.Meta(max_length=MAX_PARTS)
+]
+
 Role = Literal["learner", "sampler", "relay"]
 Purpose = Literal["train", "eval"]
 Finish = Literal["stop", "length", "failed"]
@@ -53,12 +61,19 @@ class Address(Message, frozen=True):
         return f"{'https' if self.fingerprint else 'http'}://{self.authority}"
 
 
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
 class SamplingRules(Message, frozen=True):
-    """How a completion must be drawn. top_p 1 and no truncation, so that log-probs are the policy's own."""
+    """How a completion must be drawn. top_p 1 and no truncation, so that log-probs are the policy's own.
+
+    It ends with a stop token, or with the token after which its text holds a string of `stop`; either is part of it.
+    """
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)]
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
     stop_token_ids: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+    stop: Annotated[tuple[StopString, ...], msgspec.Meta(max_length=16)] = ()
 
 
 class SampleSpec(Message, frozen=True):
@@ -133,16 +148,26 @@ class Rollout(Message, frozen=True):
 
 
 class Prompt(Message, frozen=True):
-    """A question of a task. `text` is what the model sees before tokenisation, `answer` only the reward sees."""
+    """A question of a task. `text` is what the model sees, between the marks of a chat if it is one; `answer` only the
+    reward sees. `messages`: a chat that begins with more than one question, as (role, content); `text` is its last."""
 
     prompt_id: Id
     text: str
     answer: str
     token_ids: tuple[int, ...] = ()
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 class Score(Message, frozen=True):
-    """What a reward function says of one completion."""
+    """What a reward function says of one completion. `parts`: rewards that were weighted and summed, by name, as they
+    were before."""
 
     reward: float
     exact: bool
+    parts: Parts = msgspec.field(default_factory=dict)
+
+
+class Unscored(Message, frozen=True):
+    """In place of a score: why the reward of a completion could not be computed."""
+
+    reason: str

@@ -17,10 +17,9 @@ from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import Offer
 from swarm.rollout.plane import RolloutPlane
-from swarm.rollout.scoring import ScoringFailed
 from swarm.rollout.watch import SamplerWatch
 from swarm.signing import SigningKey
-from swarm.types import Address, NodeId, Score
+from swarm.types import Address, NodeId, Score, Unscored
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
 
@@ -93,10 +92,11 @@ class Learner(SamplerWatch):
         writer.write(head.encode() + sent)
         return reader, writer
 
-    async def _score(self, wanted: Sequence[ScoreWanted]) -> list[Score]:
-        if self.unscorable & {asked.group_id for asked in wanted}:
-            raise ScoringFailed("no")
-        return [Score(reward=0.5, exact=False) for _ in wanted]
+    async def _score(self, wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
+        return [
+            Unscored(reason="no") if one.rollout.rollout_id in self.unscorable else Score(reward=0.5, exact=False)
+            for one in wanted
+        ]
 
 
 @asynccontextmanager

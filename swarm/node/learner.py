@@ -24,6 +24,7 @@ from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
 from swarm.node.best import BestModel
 from swarm.node.control import control
+from swarm.node.environment import note_life
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
@@ -39,11 +40,10 @@ from swarm.rollout.entries import BoundSet
 from swarm.rollout.journal import Journal
 from swarm.rollout.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane import PlaneRules, RolloutPlane
-from swarm.rollout.scoring import ScoringFailed
 from swarm.signing import swarm_id_of
-from swarm.tasks import load_task
-from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
-from swarm.types import Prompt, SamplingRules, Score
+from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
+from swarm.tasks.scoring import Completion, RewardPool
+from swarm.types import Prompt, SamplingRules, Score, Unscored
 from swarm.wire import encode
 
 
@@ -58,8 +58,8 @@ class LearnerNode:
         self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
-        self._task = load_task(config.task, config.seed)
-        self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens
+        self._task = load_task(task_options(config))
+        self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens or DEFAULT_NEW_TOKENS
         self._run_dir = config.run_dir or Path("runs") / time.strftime(f"{config.task}-%Y%m%d-%H%M%S")
         self._state = "starting"
         self._tracker = InstallTracker()
@@ -80,7 +80,7 @@ class LearnerNode:
         """No other process writes to the run directory."""
         try:
             state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
-            self._log = RunLog(self._run_dir)
+            self._log = RunLog(self._run_dir, tensorboard=self._config.tensorboard)
             self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=self._log.event)
         except UserError:
             # Leave no run directory that refuses the corrected command.
@@ -179,12 +179,12 @@ class LearnerNode:
         await network.stop()
         await self._training.stop()
         if self._rewards is not None:
-            await asyncio.to_thread(self._rewards.close)
+            await self._rewards.close()
         self._broadcast.close()
         await self._journal.close()
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
-        self._log.close()
+        await asyncio.to_thread(self._log.close)
         if self._keep_run_dir:
             self._say(f"{self._state} at step {step}; run directory {self._run_dir}")
         else:
@@ -223,12 +223,13 @@ class LearnerNode:
     async def _lead(self) -> bool:
         prepared = await self._prepare()
         self._rewards = RewardPool(
-            task=self._config.task,
-            seed=self._config.seed,
+            task=task_options(self._config),
             reward=self._config.reward,
             tokenizer=self._training.files_dir / "tokenizer.json",
             timeout_s=self._config.reward_timeout_s,
+            memory_mb=self._config.reward_memory_mb,
         )
+        await self._rewards.start()
         await self._publication.look_back()
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
@@ -295,7 +296,12 @@ class LearnerNode:
             )
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
+        fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
+        if fault:
+            self._say(f"what this run ran on could not be noted: {fault}")
         self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
+        for note in prepared.notes:
+            self._say(note)
         return prepared
 
     def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
@@ -314,6 +320,7 @@ class LearnerNode:
                 temperature=config.temperature,
                 max_new_tokens=self._max_new_tokens,
                 stop_token_ids=prepared.stop_token_ids,
+                stop=config.stop,
             ),
             vocab_size=prepared.vocab_size,
             beat_s=config.beat_s,
@@ -323,15 +330,13 @@ class LearnerNode:
         plane = RolloutPlane(rules, prompts=lambda i: self._encode(self._task.prompt(i)))
         held_out = [self._encode(p) for p in self._task.held_out(config.eval_prompts)]
 
-        async def score(wanted: Sequence[ScoreWanted]) -> list[Score]:
-            completions = [
-                Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=_control_seed(config.seed, w))
-                for w in wanted
-            ]
-            try:
-                return await rewards.score(completions)
-            except RewardFailed as error:
-                raise ScoringFailed(str(error)) from error
+        async def score(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
+            return await rewards.score(
+                [
+                    Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=_control_seed(config.seed, w))
+                    for w in wanted
+                ]
+            )
 
         self._rollouts.open(plane, score, self._journal, plane.restore(self._recorded, now=time.monotonic()))
         return Steps(

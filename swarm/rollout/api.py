@@ -34,7 +34,15 @@ from swarm.rollout.effects import (
     Refused,
     ScoreWanted,
 )
-from swarm.rollout.entries import BatchTaken, GroupDropped, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
+from swarm.rollout.entries import (
+    BatchTaken,
+    GroupDropped,
+    GroupOpened,
+    RolloutAccepted,
+    RolloutReturned,
+    RolloutScored,
+    SamplesLeased,
+)
 from swarm.rollout.intake import Intake, IntakeLimits, Overloaded
 from swarm.rollout.leases import MAX_NODES, Group
 from swarm.rollout.messages import (
@@ -51,12 +59,12 @@ from swarm.rollout.messages import (
 from swarm.rollout.plane import RETURN_S, RolloutPlane
 from swarm.rollout.recording import COMMIT_S, FAULT_CHECK_S, Recorder, Recording
 from swarm.rollout.replies import come_back, refuse, too_much
-from swarm.rollout.scoring import Scorer, Scoring
+from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
 from swarm.rollout.submissions import Opened, is_small, open_submission
 from swarm.rollout.tally import SamplerStats, Tally
 from swarm.rollout.watch import SamplerWatch, tell_accepted
 from swarm.signing import SigningKey
-from swarm.types import Lease, NodeId, Prompt, Score, VersionId
+from swarm.types import Lease, NodeId, Prompt, Score, Unscored, VersionId
 from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 
 MAX_WAIT_S = 20.0
@@ -88,6 +96,7 @@ class RolloutService:
         self._watch = watch or SamplerWatch()
         self._plane: RolloutPlane | None = None
         self._scoring: Scoring | None = None
+        self._failures = RewardFailures(emit)
         self._records: Recording | None = None
         self._intake = Intake(limits)
         self._commit_s = commit_s
@@ -104,7 +113,7 @@ class RolloutService:
         """Start answering from `plane`; before this every sampler is told that the learner is starting. `effects` are
         those of restoring the plane."""
         self._plane = plane
-        self._scoring = Scoring(scorer, scored=self._scored, failed=self._unscorable)
+        self._scoring = Scoring(scorer, scored=self._scored)
         self._records = Recording(journal, commit_s=self._commit_s)
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
@@ -349,7 +358,14 @@ class RolloutService:
                     pass
                 case ScoreWanted():
                     wanted.append(effect)
-                case GroupOpened() | SamplesLeased() | RolloutAccepted() | RolloutScored() | BatchTaken():
+                case (
+                    GroupOpened()
+                    | SamplesLeased()
+                    | RolloutAccepted()
+                    | RolloutReturned()
+                    | RolloutScored()
+                    | BatchTaken()
+                ):
                     records.append(effect)
                 case GroupDropped():
                     records.append(effect)
@@ -388,19 +404,16 @@ class RolloutService:
             first = judged[0]
             self._emit("rollouts_malformed", node=first.node, rollouts=len(judged), first=first.detail)
 
-    def _scored(self, wanted: Sequence[ScoreWanted], scores: Sequence[Score]) -> None:
+    def _scored(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored]) -> None:
         effects: list[Effect] = []
-        for asked, score in zip(wanted, scores, strict=True):
-            effects += self._opened.scored(asked.group_id, asked.index, score)
+        for asked, outcome in zip(wanted, outcomes, strict=True):
+            if isinstance(outcome, Unscored):
+                effects += self._opened.unscorable(asked.group_id, asked.index)
+            else:
+                effects += self._opened.scored(asked.group_id, asked.index, outcome)
         self._perform(effects)
         self._ready.tell()
-
-    def _unscorable(self, wanted: Sequence[ScoreWanted], why: str) -> None:
-        """If the reward of one rollout fails, its group is dropped."""
-        group_id = wanted[0].group_id
-        self._emit("reward_failed", group=group_id, reason=why, rollouts=len(wanted))
-        self._perform(self._opened.unscorable(group_id, "reward_failed"))
-        self._ready.tell()
+        self._failures.note(wanted, outcomes, now=time.monotonic())
 
     def _hear(self, node: NodeId) -> SamplerStats:
         stats = self.samplers.get(node)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.rollout.entries import BatchTaken, GroupDropped, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
+from swarm.rollout.entries import (
+    BatchTaken,
+    GroupDropped,
+    GroupOpened,
+    RolloutAccepted,
+    RolloutReturned,
+    RolloutScored,
+    SamplesLeased,
+)
 from swarm.rollout.messages import Refusal
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
 
@@ -88,10 +96,10 @@ class Evaluated:
     scores: tuple[tuple[Score, ...], ...]
 
 
-Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutScored | GroupDropped | BatchTaken
+Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
 """To be journaled, in this order. What a question, a submission or a batch recorded is committed before its answer is
 sent or its trainer called."""
 
-RECORDS = (GroupOpened, SamplesLeased, RolloutAccepted, RolloutScored, GroupDropped, BatchTaken)
+RECORDS = (GroupOpened, SamplesLeased, RolloutAccepted, RolloutReturned, RolloutScored, GroupDropped, BatchTaken)
 
 Effect = Granted | Refused | Judged | ScoreWanted | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated | Record

@@ -43,6 +43,14 @@ class RolloutAccepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutReturned:
+    """An accepted rollout that cannot be scored: it counts as never accepted, and its sample waits to be drawn anew."""
+
+    number: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutScored:
     """The reward of an accepted rollout."""
 
@@ -98,6 +106,7 @@ Entry = (
     GroupOpened
     | SamplesLeased
     | RolloutAccepted
+    | RolloutReturned
     | RolloutScored
     | GroupDropped
     | BatchTaken

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -25,14 +25,16 @@ from swarm.rollout.entries import (
     GroupDropped,
     GroupOpened,
     RolloutAccepted,
+    RolloutReturned,
     RolloutScored,
     SamplesLeased,
     VersionPublished,
 )
 from swarm.rollout.segments import Stored, no_room
-from swarm.types import NodeId
+from swarm.types import NodeId, Score
+from swarm.wire import encode
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the tables below, in the database's user_version."""
 
 WAL_PAGES = 4096
@@ -46,6 +48,9 @@ KNOWN_NODES = 65_536
 
 MOST_ROWS = 256
 """In one statement: of 12 columns, a tenth of the parameters that SQLite allows."""
+
+UNSCORED = (None, None, None)
+"""Reward, exactness and parts of a rollout that waits for them."""
 
 FINISHES = ("stop", "length", "failed")
 """Their places are what the rows hold."""
@@ -74,7 +79,7 @@ CREATE UNIQUE INDEX groups_by_step ON groups(step, place) WHERE step IS NOT NULL
 CREATE INDEX groups_waiting ON groups(number) WHERE step IS NULL AND reason IS NULL;
 CREATE TABLE rollouts(
     number INTEGER NOT NULL REFERENCES groups(number), idx INTEGER NOT NULL, node INTEGER NOT NULL,
-    oldest INTEGER NOT NULL, tokens INTEGER NOT NULL, finish INTEGER NOT NULL, reward REAL, exact INTEGER,
+    oldest INTEGER NOT NULL, tokens INTEGER NOT NULL, finish INTEGER NOT NULL, reward REAL, exact INTEGER, parts BLOB,
     segment INTEGER NOT NULL, start INTEGER NOT NULL, nbytes INTEGER NOT NULL, digest BLOB NOT NULL,
     PRIMARY KEY(number, idx)
 ) STRICT, WITHOUT ROWID;
@@ -89,7 +94,7 @@ CREATE TABLE bounds(
     id INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, publish_every_steps INTEGER NOT NULL
 ) STRICT;
 """
-"""`batches.lineage` is h_{step + 1}. `meta` has the group size, and `synced`: the batches at the last sync."""
+"""`batches.lineage` is h_{step + 1}, `rollouts.parts` a map of rewards by name in msgpack, NULL for none. `meta` has the group size, and `synced`: the batches at the last sync."""
 
 WAITING = "step IS NULL AND reason IS NULL"
 """Of groups: open or ready."""
@@ -210,6 +215,18 @@ class Index:
     # -- the kinds of entries --------------------------------------------------------------------------------
 
     def _apply(self, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
+        places, some = iter(stored), list[Entry]()
+        for entry in entries:
+            if isinstance(entry, RolloutReturned):
+                # The one kind whose order tells: the sample may be answered again behind it.
+                self._apply_kinds(some, places)
+                self._return(entry)
+                some = []
+            else:
+                some.append(entry)
+        self._apply_kinds(some, places)
+
+    def _apply_kinds(self, entries: Sequence[Entry], stored: Iterator[Stored]) -> None:
         self._open_groups([e for e in entries if isinstance(e, GroupOpened)])
         self._lease([e for e in entries if isinstance(e, SamplesLeased)])
         self._accept([e for e in entries if isinstance(e, RolloutAccepted)], stored)
@@ -236,18 +253,26 @@ class Index:
         rows = [(e.number, index, self._node(e.node)) for e in entries for index in e.indices]
         self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
 
-    def _accept(self, entries: Sequence[RolloutAccepted], stored: Sequence[Stored]) -> None:
+    def _accept(self, entries: Sequence[RolloutAccepted], stored: Iterator[Stored]) -> None:
         rows = [
-            (e.number, r.index, self._node(e.node), r.oldest, r.length, FINISHES.index(r.finish), None, None, *place)
-            for e, r, place in zip(entries, (entry.rollout for entry in entries), stored, strict=True)
+            (e.number, r.index, self._node(e.node), r.oldest, r.length, FINISHES.index(r.finish), *UNSCORED, *place)
+            for e, r, place in zip(entries, (entry.rollout for entry in entries), stored, strict=False)
         ]
         self._many("INSERT INTO rollouts VALUES {}", rows)
 
+    def _return(self, entry: RolloutReturned) -> None:
+        self._each(
+            "DELETE FROM rollouts WHERE number = ? AND idx = ? AND reward IS NULL "
+            f"AND number IN (SELECT number FROM groups WHERE {WAITING})",
+            [(entry.number, entry.index)],
+            "the return of a rollout that does not wait for its score",
+        )
+
     def _score(self, entries: Sequence[RolloutScored]) -> None:
-        rows = [(e.score.reward, e.score.exact, e.number, e.index) for e in entries]
+        rows = [(e.score.reward, e.score.exact, _parts(e.score), e.number, e.index) for e in entries]
         changed = self._many(
-            "UPDATE rollouts SET reward = column1, exact = column2 FROM (VALUES {}) "
-            "WHERE rollouts.number = column3 AND rollouts.idx = column4",
+            "UPDATE rollouts SET reward = column1, exact = column2, parts = column3 FROM (VALUES {}) "
+            "WHERE rollouts.number = column4 AND rollouts.idx = column5",
             rows,
         )
         if changed != len(rows):
@@ -323,6 +348,10 @@ class Index:
                 self._nodes.clear()
             self._nodes[node] = known
         return known
+
+
+def _parts(score: Score) -> bytes | None:
+    return encode(score.parts) if score.parts else None
 
 
 def read_lineage(connection: sqlite3.Connection, step: int) -> bytes:

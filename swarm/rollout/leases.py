@@ -7,8 +7,9 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
     leased  -> waiting      the node released it, failed it, was silent for three beats, or says that it has it not
     leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
     answered -> scored      its reward arrived
+    answered -> waiting     its reward failed: it is drawn anew, from another seed
 
-A sample keeps its id and its seed over all of this, and nothing takes it from a node that is at work on it within its
+A sample keeps its id over all of this, and its seed but for the last, and nothing takes it from a node that is at work on it within its
 limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest sampler answers
 within the limit, if only to say that it failed; a lease past it belongs to one that beats and never answers. One answer
 is accepted. A group whose samples are all scored is complete and leaves the table.
@@ -58,6 +59,9 @@ FAILED_BY = 3
 """Different nodes that have failed a sample, or all there are, before its group is given up: one alone may be broken,
 or lie."""
 
+MAX_REDRAWS = 2
+"""Times that a sample is drawn anew because its answer could not be scored. By the third answer it is the prompt."""
+
 MAX_NODES = 4096
 """Samplers that the table remembers; the same bound as the table of publics."""
 
@@ -74,6 +78,7 @@ class Sample:
     failures: int = 0
     failed_at: float = 0.0
     failed_by: set[NodeId] = field(default_factory=set)
+    redraws: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -282,6 +287,26 @@ class LeaseTable:
         group.answered += 1
         group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
         self._age(group, 1)
+        return True
+
+    def retract(self, group: Group, index: int) -> bool:
+        """Have a sample whose answer cannot be scored drawn anew; False if that was done often enough."""
+        sample = group.samples[index]
+        assert sample.rollout is not None and sample.score is None
+        if sample.redraws >= MAX_REDRAWS:
+            return False
+        sample.redraws += 1
+        # With its old seed it would be the same answer, if the version is the same.
+        seed = sample_seed(self._run_seed, GroupId(f"{group.group_id}/{sample.redraws}"), index)
+        sample.spec = structs.replace(sample.spec, seed=seed)
+        self._age(group, -1)
+        sample.rollout = sample.author = None
+        answers = [one.rollout.oldest for one in group.samples if one.rollout is not None]
+        group.answered = len(answers)
+        group.oldest_answer = min((oldest for oldest in answers if oldest is not None), default=None)
+        self._age(group, 1)
+        self._wait(group, 1)
+        self.chances += 1
         return True
 
     def release(self, node: NodeId, group_id: str, index: int) -> bool:

@@ -40,6 +40,7 @@ from swarm.rollout.entries import (
     RecordedGroup,
     RecordedRun,
     RolloutAccepted,
+    RolloutReturned,
     RolloutScored,
     SamplesLeased,
 )
@@ -228,10 +229,16 @@ class RolloutPlane:
             effects.append(RolloutScored(number=group.order, index=index, score=score))
         return effects + self._completed(group) if group.complete else effects
 
-    def unscorable(self, group_id: str, reason: str) -> list[Effect]:
-        """A reward raised or took too long: the group is dropped, since its prompt would fail again."""
+    def unscorable(self, group_id: str, index: int) -> list[Effect]:
+        """The reward of a rollout failed: its sample is drawn anew. The group is dropped where that did not help, where
+        the answer would be too late, and where it would be the same again (held-out prompts are answered greedily)."""
         group = self._table.group(group_id)
-        return [] if group is None else self._drop(group, reason)
+        if group is None:
+            return []
+        may_wait = group.purpose == "train" and self._fresh(group.min_version.version)
+        if may_wait and self._table.retract(group, index):
+            return [RolloutReturned(number=group.order, index=index)]
+        return self._drop(group, "reward_failed")
 
     def can_take(self, *, now: float) -> bool:
         """True if batch `next_batch` is ready, and nothing that was asked for would become stale by taking it now; a

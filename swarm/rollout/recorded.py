@@ -12,7 +12,7 @@ from swarm.errors import UserError
 from swarm.rollout.entries import BoundSet, RecordedGroup, RecordedRollout, RecordedRun, VersionPublished
 from swarm.rollout.index import WAITING
 from swarm.rollout.segments import SegmentReader, Stored
-from swarm.types import NodeId, Rollout, Score, VersionId
+from swarm.types import NodeId, Parts, Rollout, Score, VersionId
 from swarm.wire import Digest
 
 _ROLLOUT = msgspec.msgpack.Decoder(Rollout)
@@ -29,10 +29,19 @@ class RolloutRow(NamedTuple):
     finish: int
     reward: float | None
     exact: int | None
+    parts: bytes | None
     segment: int
     start: int
     nbytes: int
     digest: bytes
+
+    @property
+    def score(self) -> Score | None:
+        """None while the reward is not there."""
+        if self.reward is None:
+            return None
+        parts = {} if self.parts is None else msgspec.msgpack.decode(self.parts, type=Parts)
+        return Score(reward=self.reward, exact=bool(self.exact), parts=parts)
 
     @property
     def place(self) -> Stored:
@@ -79,8 +88,8 @@ def batch_rows(connection: sqlite3.Connection, step: int) -> list[GroupRow]:
 def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow]:
     """The accepted rollouts of a group, by index."""
     rows = connection.execute(
-        "SELECT r.number, r.idx, n.name, r.oldest, r.tokens, r.finish, r.reward, r.exact, r.segment, r.start, "
-        "r.nbytes, r.digest FROM rollouts r JOIN nodes n ON n.id = r.node WHERE r.number = ? ORDER BY r.idx",
+        "SELECT r.number, r.idx, n.name, r.oldest, r.tokens, r.finish, r.reward, r.exact, r.parts, "
+        "r.segment, r.start, r.nbytes, r.digest FROM rollouts r JOIN nodes n ON n.id = r.node WHERE r.number = ? ORDER BY r.idx",
         (number,),
     )
     return [RolloutRow._make(row) for row in rows]
@@ -96,8 +105,7 @@ def read_rollout(row: RolloutRow, reader: SegmentReader) -> RecordedRollout | No
     payload = reader.payload(row.place)
     if payload is None:
         return None
-    score = None if row.reward is None else Score(reward=row.reward, exact=bool(row.exact))
-    return RecordedRollout(node=NodeId(row.node), rollout=decode_payload(payload), score=score)
+    return RecordedRollout(node=NodeId(row.node), rollout=decode_payload(payload), score=row.score)
 
 
 def read_run(connection: sqlite3.Connection, reader: SegmentReader) -> tuple[RecordedRun, list[tuple[int, int]]]:

@@ -92,6 +92,14 @@ class Books:
             del entry.holders[index]
         return holds
 
+    def take_back(self, group_id: str, index: int) -> bool:
+        """Forget an answer that could not be scored; False if none waits for a score."""
+        entry = self.groups.get(group_id)
+        waits = entry is not None and entry.unscorable and index in entry.rollouts and index not in entry.scored
+        if entry is not None and waits:
+            del entry.rollouts[index]
+        return waits
+
     def is_current(self, lease: Lease, rollout: Rollout) -> bool:
         """True if the sample did not fail since the lease was given."""
         entry = self.groups.get(rollout.group_id)

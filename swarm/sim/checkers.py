@@ -33,10 +33,7 @@ from swarm.rollout.effects import (
     LeaseOverdue,
     NodeSilent,
 )
-from swarm.rollout.entries import (
-    BatchTaken,
-    GroupDropped,
-)
+from swarm.rollout.entries import BatchTaken, GroupDropped, RolloutReturned
 from swarm.rollout.leases import MISSED_BEATS, Group
 from swarm.rollout.messages import Refusal
 from swarm.rollout.plane import MAX_FAILURES, RETURN_S, RolloutPlane
@@ -194,11 +191,11 @@ class WatchedPlane:
                 self._books.close(group_id)
         return self._settled(effects)
 
-    def unscorable(self, group_id: str, reason: str) -> list[Effect]:
+    def unscorable(self, group_id: str, index: int) -> list[Effect]:
         entry = self._books.groups.get(group_id)
         if entry is not None:
             entry.unscorable = True
-        return self._settled(self._live.unscorable(group_id, reason))
+        return self._settled(self._live.unscorable(group_id, index))
 
     def can_take(self) -> bool:
         ready = sum(e.ready and e.purpose == "train" and not self._late(e.oldest) for e in self._books.groups.values())
@@ -383,6 +380,10 @@ class WatchedPlane:
             match effect:
                 case GroupDropped():
                     self._drop(effect)
+                case RolloutReturned():
+                    known = self._books.take_back(f"t{effect.number}", effect.index)
+                    self._require(known, "I3", f"t{effect.number}/{effect.index} was returned, but does not wait")
+                    self._accepted -= 1
                 case NodeSilent():
                     silent_s = self._clock() - self._heard_at.pop(effect.node)
                     due = silent_s >= MISSED_BEATS * self._scenario.beat_s

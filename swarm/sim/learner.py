@@ -31,6 +31,7 @@ from swarm.rollout.entries import (
     GroupDropped,
     GroupOpened,
     RolloutAccepted,
+    RolloutReturned,
     RolloutScored,
     SamplesLeased,
     VersionPublished,
@@ -397,7 +398,14 @@ class Learner:
                     self._evaluated(effect)
                 case GenerationFailed() | LeaseOverdue():
                     pass
-                case GroupOpened() | SamplesLeased() | RolloutAccepted() | RolloutScored() | BatchTaken():
+                case (
+                    GroupOpened()
+                    | SamplesLeased()
+                    | RolloutAccepted()
+                    | RolloutReturned()
+                    | RolloutScored()
+                    | BatchTaken()
+                ):
                     self._disk.enqueue([effect])
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
@@ -405,15 +413,14 @@ class Learner:
             self._process.later(self._scenario.reward_s, "scored", lambda: self._score(wanted))
 
     def _score(self, wanted: Sequence[ScoreWanted]) -> None:
-        """Rewards of one submission arrive together, or fail together."""
+        """Rewards of one submission arrive together; the first of them may fail."""
         effects: list[Effect] = []
-        if self._world.random.random() < self._scenario.reward_failure_share:
-            for group_id in dict.fromkeys(asked.group_id for asked in wanted):
-                effects += self._plane.unscorable(group_id, "reward_failed")
-        else:
-            for asked in wanted:
-                score = Score(reward=float(asked.rollout.length % 2), exact=False)
-                effects += self._plane.scored(asked.group_id, asked.index, score)
+        failed = int(self._world.random.random() < self._scenario.reward_failure_share)
+        for asked in wanted[:failed]:
+            effects += self._plane.unscorable(asked.group_id, asked.index)
+        for asked in wanted[failed:]:
+            score = Score(reward=float(asked.rollout.length % 2), exact=False)
+            effects += self._plane.scored(asked.group_id, asked.index, score)
         self._perform(effects)
         self._changed()
 

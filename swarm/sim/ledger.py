@@ -21,6 +21,7 @@ from swarm.rollout.entries import (
     RecordedRollout,
     RecordedRun,
     RolloutAccepted,
+    RolloutReturned,
     RolloutScored,
     SamplesLeased,
     VersionPublished,
@@ -39,6 +40,7 @@ class Recorded:
     scores: dict[int, Score] = field(default_factory=dict)
     holders: dict[int, NodeId] = field(default_factory=dict)
     given: set[tuple[int, NodeId]] = field(default_factory=set)
+    returned: list[Rollout] = field(default_factory=list)
     end: int | str | None = None
 
 
@@ -105,6 +107,11 @@ class Ledger:
                 self._require(index not in group.rollouts, f"{entry.rollout.rollout_id} is on record twice")
                 self._require(entry.next_batch == len(self.batches), f"{entry.rollout.rollout_id} names a wrong batch")
                 group.rollouts[index] = (entry.node, entry.rollout)
+            case RolloutReturned():
+                group = self._open(entry.number)
+                fits = entry.index in group.rollouts and entry.index not in group.scores
+                self._require(fits, f"sample {entry.index} of group {entry.number} is returned out of turn")
+                group.returned.append(group.rollouts.pop(entry.index)[1])
             case RolloutScored():
                 group = self._open(entry.number)
                 fits = entry.index in group.rollouts and entry.index not in group.scores

@@ -69,8 +69,9 @@ class Lineage:
         number, index = place
         if number >= len(self._ledger.groups):
             return False
-        found = self._ledger.groups[number].rollouts.get(index)
-        return found is not None and found[1] is self._acknowledged[place]
+        group, rollout = self._ledger.groups[number], self._acknowledged[place]
+        found = group.rollouts.get(index)
+        return (found is not None and found[1] is rollout) or any(one is rollout for one in group.returned)
 
     def _require(self, holds: bool, what: str) -> None:
         if not holds:

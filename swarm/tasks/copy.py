@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 
+from swarm.tasks.base import Task
 from swarm.types import Prompt, Score
 from swarm.wire import digest
 
@@ -17,10 +18,11 @@ HELD_OUT_SHARE = 10
 """One number in ten is held out."""
 
 
-class CopyTask:
+class CopyTask(Task):
     """`3141=` asks for `3141`."""
 
     name = "copy"
+    description = "copy four digits; a random model learns it by reinforcement alone"
     max_new_tokens = DIGITS + 2
 
     def __init__(self, seed: int) -> None:

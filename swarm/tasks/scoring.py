@@ -1,154 +1,269 @@
-"""Rewards in processes of their own: bounded, timed, and started without the node's memory."""
+"""Rewards in processes of their own: timed, bounded in memory, and started without what the node knows.
+
+Theory of operation. A process is started as a program, not forked or spawned from the node: it has a new session, no
+descriptor of the node's but its pipes, and of its environment only the names in INHERITED. So neither the node's key
+nor a token in a variable reaches a reward by itself. It still runs as the same user in the same directory (tasks read
+files there), and may open what that user may: a reward that is not trusted needs a user or a container of its own.
+
+One completion is one question and one answer, so each has a fate of its own: a reward that raises, or returns what is
+no finite score, fails it alone; one that takes too long, or ends its process twice, costs a process besides, and the
+others are asked of a new one. A process that was killed from outside costs nothing but its start.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import multiprocessing
 import os
 import signal
-import threading
-from array import array
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import wait
+import struct
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from pebble import ProcessExpired, ProcessPool
-from tokenizers import Tokenizer
+import msgspec
 
-from swarm.errors import EchoError
-from swarm.tasks import load_task
-from swarm.tasks.base import RewardKind, Task, random_score
-from swarm.types import Prompt, Score
+import swarm
+from swarm.errors import EchoError, UserError
+from swarm.tasks.base import RewardKind, TaskOptions
+from swarm.tasks.reward_child import Begin, Completion, Outcome, framed
+from swarm.types import Score, Unscored
 
-MAX_PENDING = 256
-"""Scoring calls under way at once; a call is one group's rollouts of one POST. More wait their turn."""
+__all__ = ["Completion", "RewardPool"]
+
+START_S = 600.0
+"""Longest wait for a process to load the task: libraries, and a data set of some millions of lines."""
+
+MAX_DEATHS = 2
+"""Ends of processes over one completion: the first may be no fault of it (the kernel killed what was largest)."""
+
+OUTCOME_BYTES = 64 * 1024
+"""Largest frame of an answer: a score with its parts is about 2 kB at most."""
+
+LAST_WORDS_S = 1.0
+"""Wait for what a process printed before it ended; what it started may hold the pipe open."""
+
+SAID_BYTES = 2048
+"""Kept of what a process printed, for the reason of its end."""
+
+INHERITED = (
+    *("PATH", "HOME", "USER", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT"),
+    *("PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "XDG_CACHE_HOME"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
+)
+"""Variables that a reward process gets from the node; the others may hold secrets."""
+
+SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
+"""Where the node's environment does not say: several processes share the machine with the trainer."""
 
 
-QUEUE_S = 60.0
-"""A call that no process has begun after this long fails too: pebble's limit counts from the beginning."""
-
-
-class RewardFailed(EchoError):
-    """A reward function raised, returned no number, took too long, or ended its process twice."""
-
-
-class _ProcessDied(EchoError):
-    """A reward process ended before a call's scores were there. It may be no fault of the call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """What a reward process needs to know of one rollout."""
-
-    prompt: Prompt
-    token_ids: bytes
-    seed: int
+class _Broken(EchoError):
+    """No process can be started, or it cannot load the task."""
 
 
 class RewardPool:
-    """A few processes that decode completions and score them; one that hangs is killed and replaced.
-
-    One that dies (of too little memory, most likely) is replaced too, and its call made once more. pebble sees to that
-    when it dies in a call; when an idle one dies the pool is broken, and the first call that finds out makes a new one.
-    """
+    """A few processes that decode completions and score them, each started when it is first needed."""
 
     def __init__(
-        self, *, task: str, seed: int, reward: RewardKind, tokenizer: Path, timeout_s: float, processes: int = 1
+        self,
+        *,
+        task: TaskOptions,
+        reward: RewardKind,
+        tokenizer: Path,
+        timeout_s: float,
+        memory_mb: int = 4096,
+        processes: int = 1,
     ) -> None:
-        self._timeout_s = timeout_s
-        self._room = asyncio.Semaphore(MAX_PENDING)
-        self._closed = False
-        self._new_pool = partial(
-            ProcessPool,
-            max_workers=processes,
-            initializer=_start_worker,
-            initargs=(task, seed, reward, str(tokenizer)),
-            # A forked copy of an event loop and its threads would not work; spawn starts clean.
-            context=multiprocessing.get_context("spawn"),
+        """`timeout_s` for one completion; `memory_mb` MiB for one process, kept on Linux alone."""
+        begin = Begin(
+            task=task,
+            reward=reward,
+            tokenizer=str(tokenizer.absolute()),
+            memory_bytes=memory_mb << 20,
+            path=module_path(),
         )
-        self._pool = self._new_pool()
+        self._workers = [_Worker(begin, timeout_s) for _ in range(processes)]
+        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        for worker in self._workers:
+            self._free.put_nowait(worker)
 
-    async def score(self, completions: list[Completion]) -> list[Score]:
-        """Scores in order; RewardFailed for the whole call if one of them fails or the time of all is up."""
-        async with self._room:
-            try:
-                scores = await self._score_once(completions)
-            except _ProcessDied:
-                try:
-                    scores = await self._score_once(completions)
-                except _ProcessDied as error:
-                    raise RewardFailed("the reward process died twice") from error
-        if not all(math.isfinite(score.reward) for score in scores):
-            raise RewardFailed("the reward is not a finite number")
-        return scores
-
-    async def _score_once(self, completions: list[Completion]) -> list[Score]:
-        limit_s = self._timeout_s * len(completions)
-        pool = self._pool
+    async def start(self) -> None:
+        """Have one process load the task, before anybody works for its rewards. UserError if it cannot."""
         try:
-            future: Future[list[Score]] = pool.schedule(_score, args=(completions,), timeout=limit_s)
-        except RuntimeError as error:
-            await self._replace(pool)
-            raise _ProcessDied from error
+            await self._workers[-1].begin()
+        except _Broken as error:
+            raise UserError(str(error)) from error
+
+    async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
+        """In order. They wait for a process that is free for as long as it takes: whoever asks is bounded, by pacing."""
+        worker = await self._free.get()
         try:
-            async with asyncio.timeout(limit_s + QUEUE_S):
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:
-            raise RewardFailed(f"no {len(completions)} rewards within {limit_s:g} s") from error
-        except ProcessExpired as error:
-            raise _ProcessDied from error
-        except BrokenProcessPool as error:
-            await self._replace(pool)
-            raise _ProcessDied from error
-        except Exception as error:
-            raise RewardFailed(f"the reward raised {type(error).__name__}: {error}") from error
+            return await worker.score(completions)
+        finally:
+            self._free.put_nowait(worker)
 
-    async def _replace(self, broken: ProcessPool) -> None:
-        """A new pool in the place of `broken`, unless another call has put one there already."""
-        if self._pool is broken and not self._closed:
-            # Before anything is awaited: calls that find the same pool broken must not make one each.
-            self._pool = self._new_pool()
-            await asyncio.to_thread(_end, broken)
+    async def close(self) -> None:
+        for worker in self._workers:
+            await worker.close()
 
-    def close(self) -> None:
+
+class _Worker:
+    """One process at a time."""
+
+    def __init__(self, begin: Begin, timeout_s: float) -> None:
+        self._begin = begin
+        self._timeout_s = timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._printed = bytearray()
+        self._listening: asyncio.Task[None] | None = None
+        self._closed = False
+        self._status = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
+        outcomes: list[Score | Unscored] = []
+        deaths = 0
+        try:
+            while len(outcomes) < len(completions):
+                before = len(outcomes)
+                fault = await self._score_on(completions[before:], outcomes)
+                if fault is None:
+                    break
+                deaths = deaths + 1 if len(outcomes) == before else 1
+                if fault or deaths >= MAX_DEATHS:
+                    outcomes.append(Unscored(reason=fault or self._end))
+                    deaths = 0
+        except _Broken as error:
+            outcomes += [Unscored(reason=str(error)[:400])] * (len(completions) - len(outcomes))
+        return outcomes
+
+    async def _score_on(self, completions: Sequence[Completion], outcomes: list[Score | Unscored]) -> str | None:
+        """Add outcomes as far as a process gets; None at the end of all, else why the next one has none: empty if its
+        process is gone."""
+        try:
+            await self.begin()
+            process = self._running
+            assert process.stdin is not None
+            # All at once: it is in memory anyway, and the process reads beside its work.
+            process.stdin.write(b"".join(framed(msgspec.msgpack.encode(_stripped(one))) for one in completions))
+            for _ in completions:
+                async with asyncio.timeout(self._timeout_s):
+                    outcome = await self._answer()
+                outcomes.append(Unscored(reason=outcome.fault) if outcome.score is None else outcome.score)
+        except TimeoutError:
+            await self._kill()
+            return f"it took longer than {self._timeout_s:g} s"
+        except (OSError, EOFError, msgspec.DecodeError):
+            await self._kill()
+            return ""
+        except BaseException:
+            # Its answers would be taken for those to the next call.
+            await self._kill()
+            raise
+        return None
+
+    async def begin(self) -> None:
+        """Have a process that has loaded the task. _Broken if there can be none."""
+        if self._closed:
+            raise _Broken("the rewards are closed")
+        if self._process is not None and self._process.returncode is None:
+            return
+        await self._kill()
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "swarm.tasks.reward_child",
+            env=clean_environment(os.environ),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stderr is not None
+        self._listening = asyncio.create_task(self._listen(self._process.stderr))
+        self._process.stdin.write(framed(msgspec.msgpack.encode(self._begin)))
+        try:
+            async with asyncio.timeout(START_S):
+                fault = (await self._answer()).fault
+        except TimeoutError:
+            fault = f"it took longer than {START_S:g} s"
+        except (OSError, EOFError, msgspec.DecodeError):
+            await self._kill()
+            fault = self._end
+        except BaseException:
+            await self._kill()
+            raise
+        if fault:
+            await self._kill()
+            raise _Broken(f"a reward process cannot load the task {self._begin.task.name!r}: {fault}")
+
+    async def close(self) -> None:
         self._closed = True
-        _end(self._pool)
+        await self._kill()
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        assert self._process is not None
+        return self._process
+
+    async def _answer(self) -> Outcome:
+        stream = self._running.stdout
+        assert stream is not None
+        (size,) = struct.unpack(">I", await stream.readexactly(4))
+        if size > OUTCOME_BYTES:
+            raise OSError(f"an answer of {size} bytes")
+        return msgspec.msgpack.decode(await stream.readexactly(size), type=Outcome)
+
+    async def _listen(self, stderr: asyncio.StreamReader) -> None:
+        """Keep the end of what it prints; a pipe that nobody reads would stop it."""
+        self._printed.clear()
+        while said := await stderr.read(SAID_BYTES):
+            self._printed += said
+            del self._printed[:-SAID_BYTES]
+
+    @property
+    def _end(self) -> str:
+        """How the last process ended."""
+        lines = [line.strip() for line in self._printed.decode(errors="replace").split("\n") if line.strip()]
+        how = f"was killed ({signal.Signals(-self._status).name})" if self._status < 0 else f"exited ({self._status})"
+        return f"its process {how}: {lines[-1][-200:] if lines else 'it said nothing'}"
+
+    async def _kill(self) -> None:
+        """End the process, if there is one, and all that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._status = await process.wait()
+        if self._listening is not None:
+            # What it said last may still be on its way.
+            await asyncio.wait({self._listening}, timeout=LAST_WORDS_S)
+            self._listening.cancel()
 
 
-def _end(pool: ProcessPool) -> None:
-    pool.stop()  # type: ignore[no-untyped-call]
-    pool.join()
+def clean_environment(given: dict[str, str] | os._Environ[str]) -> dict[str, str]:
+    """What a reward process gets of the environment `given`, and the way to this package."""
+    kept = {name: given[name] for name in INHERITED if name in given}
+    package = str(Path(swarm.__file__).absolute().parent.parent)
+    kept["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [kept.get("PYTHONPATH")])])
+    return {**SET, **kept}
 
 
-_task: Task
-_reward: RewardKind
-_tokenizer: Tokenizer
+def module_path() -> tuple[str, ...]:
+    """Where this process looks for modules, and its working directory, where a user's own are."""
+    places = [os.path.abspath(place) for place in sys.path]
+    return tuple(dict.fromkeys([*places, os.getcwd()]))
 
 
-def _start_worker(task: str, seed: int, reward: RewardKind, tokenizer: str) -> None:
-    global _task, _reward, _tokenizer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _task, _reward, _tokenizer = load_task(task, seed), reward, Tokenizer.from_file(tokenizer)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(0)
-
-
-def _score(completions: list[Completion]) -> list[Score]:
-    return [_score_one(completion) for completion in completions]
-
-
-def _score_one(completion: Completion) -> Score:
-    text = _tokenizer.decode(array("i", completion.token_ids), skip_special_tokens=True)
-    if _reward == "random":
-        return random_score(_task, completion.prompt, text, completion.seed)
-    return _task.score(completion.prompt, text)
+def _stripped(completion: Completion) -> Completion:
+    """Without the token ids of the prompt: a reward sees texts."""
+    prompt = msgspec.structs.replace(completion.prompt, token_ids=())
+    return msgspec.structs.replace(completion, prompt=prompt)

@@ -1,120 +1,151 @@
-"""Rewards in real processes: computed, timed, replaced when they hang."""
+"""Rewards in real processes: computed, timed, kept from the node's secrets, and each with a fate of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import json
+import os
+import signal
 from array import array
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from swarm.tasks import scoring
+from swarm.errors import UserError
+from swarm.tasks.base import TaskOptions
 from swarm.tasks.copy import CopyTask
-from swarm.tasks.scoring import Completion, RewardFailed, RewardPool
-from tests.integration.dying_reward import score_after_deaths
-from tests.unit.wires import until
+from swarm.tasks.scoring import Completion, RewardPool
+from swarm.types import Prompt, Score, Unscored
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ODD = TaskOptions(name="python:tests.integration.odd_reward:OddTask")
+SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY")
+RIGHT = Score(reward=1.0, exact=True)
 
 
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
+def write_tokenizer(directory: Path) -> Path:
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate("0123456789=")}, unk_token="="))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
-    core.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path / "tokenizer.json"
+    core.save(str(directory / "tokenizer.json"))
+    return directory / "tokenizer.json"
 
 
-@pytest.fixture
-def pool(tokenizer: Path) -> Iterator[RewardPool]:
-    pool = RewardPool(task="copy", seed=0, reward="task", tokenizer=tokenizer, timeout_s=60.0)
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def odd(tokenizer: Path) -> AsyncIterator[RewardPool]:
+    """One pool for all tests: a process is started anew only after one that a test has ended."""
+    pool = RewardPool(task=ODD, reward="task", tokenizer=tokenizer, timeout_s=60.0, memory_mb=2048)
     yield pool
-    pool.close()
+    await pool.close()
 
 
-def _completion(digits: str) -> Completion:
+def doing(what: str, directory: Path | None = None) -> Completion:
+    prompt = Prompt(prompt_id="odd-0", text=str(directory or ""), answer="", token_ids=(1, 2))
+    return Completion(prompt=prompt, token_ids=array("i", map(int, what)).tobytes(), seed=0)
+
+
+def fault(outcome: Score | Unscored) -> str:
+    assert isinstance(outcome, Unscored), outcome
+    return outcome.reason
+
+
+async def test_completions_are_decoded_and_scored_elsewhere(tokenizer: Path) -> None:
+    pool = RewardPool(task=TaskOptions(name="copy"), reward="task", tokenizer=tokenizer, timeout_s=60.0)
     prompt = CopyTask(0).prompt(0)
-    return Completion(prompt=prompt, token_ids=array("i", [int(d) for d in digits]).tobytes(), seed=0)
+    texts = [prompt.answer, ""]
+    asked = [Completion(prompt=prompt, token_ids=array("i", map(int, text)).tobytes(), seed=5) for text in texts]
+    await pool.start()
+    right, wrong = await pool.score(asked)
+    await pool.close()
+    assert right == RIGHT
+    assert wrong == Score(reward=0.0, exact=False)
 
 
-async def test_completions_are_decoded_and_scored_elsewhere(pool: RewardPool) -> None:
-    answer = CopyTask(0).prompt(0).answer
-    right, wrong = await pool.score([_completion(answer), _completion("")])
-    assert (right.reward, right.exact) == (1.0, True)
-    assert (wrong.reward, wrong.exact) == (0.0, False)
+async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None:
+    """A raise, a NaN, another type, too much memory, too many parts: in one process, which goes on."""
+    await odd.start()
+    pid = odd._workers[0].pid
+    scored = await odd.score([doing(what) for what in ("9", "0", "3", "4", "5", "8", "9")])
+    assert scored[0] == scored[-1] == RIGHT
+    assert [fault(one) for one in scored[1:-1]] == [
+        "it raised ValueError: this reward raises",
+        "it raised ValueError: the reward is nan, which is not a finite number",
+        "it raised TypeError: a reward is a Score, not a float",
+        "it needs more memory than the 2048 MiB that reward_memory_mb allows",
+        "it raised ValueError: 17 parts of a reward are over the 16 that are kept",
+    ]
+    assert odd._workers[0].pid == pid
 
 
-async def test_a_call_over_its_time_fails_and_the_next_one_is_computed(tokenizer: Path) -> None:
-    pool = RewardPool(task="copy", seed=0, reward="task", tokenizer=tokenizer, timeout_s=1e-6)
-    answer = _completion(CopyTask(0).prompt(0).answer)
-    try:
-        with pytest.raises(RewardFailed, match="within"):
-            await pool.score([answer] * 200_000)
-        pool._timeout_s = 60.0
-        (again,) = await pool.score([answer])
-    finally:
-        pool.close()
-    assert again.exact
-
-
-async def test_a_reward_that_raises_fails_its_call_alone(pool: RewardPool) -> None:
-    broken = Completion(prompt=CopyTask(0).prompt(0), token_ids=b"\1\2\3", seed=0)
-    with pytest.raises(RewardFailed, match="raised"):
-        await pool.score([broken])
-    (score,) = await pool.score([_completion(CopyTask(0).prompt(0).answer)])
-    assert score.exact
-
-
-def _right() -> Completion:
-    return _completion(CopyTask(0).prompt(0).answer)
-
-
-def _kill_worker() -> None:
-    (worker,) = [child for child in multiprocessing.active_children() if child.name == "pebble_pool_worker"]
-    worker.kill()
-    worker.join()
-
-
-@pytest.mark.parametrize("noticed", [True, False])
-async def test_a_process_that_is_killed_while_idle_is_replaced(pool: RewardPool, noticed: bool) -> None:
-    """Whether pebble has seen it or not; calls that come together share the new process."""
-    await pool.score([_right()])
-    _kill_worker()
-    if noticed:
-        broken = pool._pool
-        await until(lambda: not broken.active)
-    scores = await asyncio.gather(*(pool.score([_right()]) for _ in range(5)))
-    assert [one.exact for (one,) in scores] == [True] * 5
-    assert len([child for child in multiprocessing.active_children() if child.name == "pebble_pool_worker"]) == 1
-
-
-async def test_a_call_whose_process_is_killed_is_made_once_more(
-    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_reward_knows_nothing_of_the_node(
+    odd: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "_score", partial(score_after_deaths, str(tmp_path / "deaths"), 1))
-    (score,) = await pool.score([_right()])
-    assert score.exact
-    assert (tmp_path / "deaths").stat().st_size == 1
+    """No variable that is not on the list, no descriptor, no library of the trainer's, a session of its own."""
+    for name in SECRETS:
+        monkeypatch.setenv(name, "hunter2")
+    secret = tmp_path / "node.key"
+    with secret.open("w") as held:
+        os.set_inheritable(held.fileno(), True)
+        await odd._workers[0]._kill()
+        (scored,) = await odd.score([doing("7", tmp_path)])
+    assert isinstance(scored, Score)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert "hunter2" not in found["environment"].values()
+    assert found["environment"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    kinds = {link.partition(":")[0] for link in found["descriptors"] if not link.startswith("/proc/")}
+    assert kinds <= {"pipe", "socket", "/dev/null"}
+    assert str(secret) not in found["descriptors"]
+    assert not {"torch", "transformers", "aiohttp"} & set(found["modules"])
+    assert found["session"] != os.getsid(0)
 
 
-async def test_a_reward_that_ends_its_process_each_time_fails_its_call_alone(
-    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as dying:
-        dying.setattr(scoring, "_score", partial(score_after_deaths, str(tmp_path / "deaths"), 100))
-        with pytest.raises(RewardFailed, match="died twice"):
-            await pool.score([_right()])
-    assert (tmp_path / "deaths").stat().st_size == 2
-    (score,) = await pool.score([_right()])
-    assert score.exact
+async def test_a_process_that_ends_costs_one_completion_its_score(odd: RewardPool) -> None:
+    scored = await odd.score([doing("9"), doing("2"), doing("9")])
+    assert (scored[0], scored[2]) == (RIGHT, RIGHT)
+    assert fault(scored[1]) == "its process exited (3): about to go"
 
 
-async def test_a_pool_that_was_closed_starts_no_process(tokenizer: Path) -> None:
-    pool = RewardPool(task="copy", seed=0, reward="task", tokenizer=tokenizer, timeout_s=60.0)
-    pool.close()
-    with pytest.raises(RewardFailed):
-        await pool.score([_right()])
-    assert [child for child in multiprocessing.active_children() if child.name == "pebble_pool_worker"] == []
+async def test_a_completion_whose_process_was_killed_is_scored_by_another(odd: RewardPool, tmp_path: Path) -> None:
+    (scored,) = await odd.score([doing("6", tmp_path)])
+    assert scored == Score(reward=0.25, exact=False, parts={"style": 0.5, "answer": 0.0})
+    pid = odd._workers[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    calls = await asyncio.gather(*(odd.score([doing("9")]) for _ in range(3)))
+    assert calls == [[RIGHT]] * 3
+    assert odd._workers[0].pid != pid
+
+
+async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(odd._workers[0], "_timeout_s", 1.0)
+    scored = await odd.score([doing("9"), doing("1"), doing("9")])
+    assert (scored[0], scored[2]) == (RIGHT, RIGHT)
+    assert fault(scored[1]) == "it took longer than 1 s"
+
+
+async def test_a_call_that_is_given_up_leaves_no_answer_to_the_next(odd: RewardPool, tmp_path: Path) -> None:
+    await odd.score([doing("9")])
+    pid = odd._workers[0].pid
+    given_up = asyncio.create_task(odd.score([doing("1")]))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    assert await odd.score([doing("9")]) == [RIGHT]
+    assert odd._workers[0].pid != pid
+
+
+async def test_a_task_that_no_process_can_load_is_said_before_anybody_works(tokenizer: Path) -> None:
+    pool = RewardPool(task=TaskOptions(name="cpy"), reward="task", tokenizer=tokenizer, timeout_s=60.0)
+    with pytest.raises(UserError, match="cannot load the task 'cpy': UserError: there is no task"):
+        await pool.start()
+    await pool.close()
+    assert "closed" in fault((await pool.score([doing("9")]))[0])

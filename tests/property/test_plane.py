@@ -149,7 +149,7 @@ class PlaneMachine(RuleBasedStateMachine):
     def score(self, which: int, fails: bool) -> None:
         one = self.wanted.pop(which % len(self.wanted))
         if fails:
-            self.perform(self.plane.unscorable(one.group_id, "reward_failed"))
+            self.perform(self.plane.unscorable(one.group_id, one.index))
         else:
             self.perform(self.plane.scored(one.group_id, one.index, Score(reward=1.0, exact=True)))
 

@@ -9,6 +9,7 @@ import pytest
 
 from swarm.rollout.effects import Judged
 from swarm.rollout.entries import BatchTaken, GroupDropped
+from swarm.rollout.leases import MAX_REDRAWS
 from swarm.rollout.plane import RolloutPlane
 from swarm.types import Lease
 from tests.builders import ALICE, BOB, answers, ask, new_plane, prompt, refusal, rollout, submit_and_score, v
@@ -75,9 +76,11 @@ def test_an_unlimited_hold_ends_when_the_group_is_there() -> None:
 
 def test_an_unlimited_hold_ends_when_the_group_is_given_up() -> None:
     plane = plane_that_holds(math.inf)
-    one_left_behind(plane)
+    ((given, answer),) = answers([one_left_behind(plane)], 0)
+    plane.submit(ALICE, given, answer, now=0.0)
     assert not plane.can_take(now=0.0)
-    plane.unscorable("t0", "reward_failed")
+    next(plane.leased.groups()).samples[0].redraws = MAX_REDRAWS
+    plane.unscorable("t0", 0)
     assert plane.can_take(now=0.0)
 
 

@@ -12,7 +12,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swarm.rollout.entries import Entry, GroupOpened, RecordedGroup, RolloutAccepted, RolloutScored, SamplesLeased
+from swarm.rollout.entries import (
+    Entry,
+    GroupOpened,
+    RecordedGroup,
+    RolloutAccepted,
+    RolloutReturned,
+    RolloutScored,
+    SamplesLeased,
+)
 from swarm.rollout.journal import Journal
 from swarm.rollout.verify import verify_run
 from swarm.types import NodeId, Score
@@ -20,6 +28,12 @@ from tests.builders import ALICE, BOB, v
 from tests.unit.test_journal import SIZE, answer, damage, dropped, taken
 
 BOUND = 2
+
+
+def parts(index: int) -> dict[str, float]:
+    return {"length": index / 7, "answer": -1.0} if index else {}
+
+
 PICK = st.integers(0, 1 << 20)
 
 
@@ -105,7 +119,9 @@ class JournalBesideModel(RuleBasedStateMachine):
         """All answers that a group lacks, and all scores, in one transaction."""
         missing = [index for index in range(SIZE) if index not in group.answers]
         group.answers.update(missing)
-        group.scores = {index: Score(reward=index + number / 3, exact=bool(index)) for index in range(SIZE)}
+        group.scores = {
+            index: Score(reward=index + number / 3, exact=bool(index), parts=parts(index)) for index in range(SIZE)
+        }
         self.write(
             *(
                 RolloutAccepted(
@@ -129,6 +145,20 @@ class JournalBesideModel(RuleBasedStateMachine):
         group.answers.add(index)
         rollout = answer(number, index, group.version)
         self.write(RolloutAccepted(number=number, node=BOB, rollout=rollout, next_batch=len(self.batches)))
+
+    @rule(at=PICK, again=st.booleans())
+    def return_one(self, at: int, again: bool) -> None:
+        """An answer that cannot be scored, and perhaps the next one to its sample, in one transaction."""
+        found = self.pick(at, answered=False)
+        if found is None:
+            return
+        number, group = found
+        index = next(index for index in range(SIZE) if index not in group.answers)
+        rollout = answer(number, index, group.version)
+        accepted = RolloutAccepted(number=number, node=BOB, rollout=rollout, next_batch=len(self.batches))
+        returned = RolloutReturned(number=number, index=index)
+        self.write(accepted, returned, *([accepted] if again else []))
+        group.answers.update([index] if again else [])
 
     @rule(at=PICK, count=st.integers(1, 4))
     def take_batches(self, at: int, count: int) -> None:

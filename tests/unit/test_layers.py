@@ -81,6 +81,7 @@ ABOVE = (
     "swarm.cli_runs",
     "swarm.cli_simulate",
     "swarm.demo",
+    "swarm.report",
     "swarm.__main__",
 )
 

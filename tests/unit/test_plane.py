@@ -16,9 +16,9 @@ from swarm.rollout.effects import (
     NodeSilent,
     ScoreWanted,
 )
-from swarm.rollout.entries import GroupDropped, RolloutAccepted
+from swarm.rollout.entries import GroupDropped, RolloutAccepted, RolloutReturned
 from swarm.rollout.heldout import EVERY
-from swarm.rollout.leases import LEASE_SLACK_S, MAX_NODES
+from swarm.rollout.leases import LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
 from swarm.rollout.plane import MAX_FAILURES, RolloutPlane
 from swarm.types import Lease, NodeId, Score
 from tests.builders import (
@@ -202,7 +202,7 @@ def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wr
     assert plane.evaluating
     (one, answer), *_ = answers(granted[1:], 0)
     plane.submit(ALICE, one, answer, now=0.0)
-    dropped, over = plane.unscorable(one.group_id, "reward_failed")
+    dropped, over = plane.unscorable(one.group_id, 0)
     assert isinstance(dropped, GroupDropped)
     assert over == Evaluated(version=0, scores=((SCORE,), (Score(reward=0.0, exact=False),)))
     assert not plane.evaluating
@@ -371,17 +371,49 @@ def test_a_lease_is_limited_by_the_rate_that_its_sampler_measured() -> None:
     assert ask(plane, BOB, 0, 1)[0].time_limit_s == 48.0
 
 
-def test_a_reward_that_fails_drops_the_group_and_frees_its_room() -> None:
+def test_a_rollout_whose_reward_fails_is_drawn_anew_from_another_seed() -> None:
+    """Its neighbour keeps its score, and the group its place in the batch."""
     plane = new_plane(max_staleness=0, groups=1, size=2)
     granted = ask(plane, ALICE, 0, 2)
     for given, answer in answers(granted, 0):
         plane.submit(ALICE, given, answer, now=0.0)
+    plane.scored("t0", 1, SCORE)
+    assert plane.unscorable("t0", 0) == [RolloutReturned(number=0, index=0)]
+    (again,) = ask(plane, ALICE, 0, 4)
+    before, after = granted[0].samples[0], again.samples[0]
+    assert (again.group_id, after.index) == ("t0", 0)
+    assert after.seed != before.seed
+    submit_and_score(plane, ALICE, [again], 0)
+    batch, _ = plane.take()
+    assert [group.group_id for group in batch] == ["t0"]
+
+
+def test_a_group_is_dropped_once_a_sample_was_drawn_anew_often_enough() -> None:
+    plane = new_plane(max_staleness=0, groups=1, size=2)
+    other, *_ = answers(ask(plane, BOB, 0, 1), 0)
+    plane.submit(BOB, *other, now=0.0)
+    for _ in range(MAX_REDRAWS):
+        ((given, answer),) = answers(ask(plane, ALICE, 0, 1), 0)
+        plane.submit(ALICE, given, answer, now=0.0)
+        assert drops(plane.unscorable("t0", answer.index)) == []
+    ((given, answer),) = answers(ask(plane, ALICE, 0, 1), 0)
+    plane.submit(ALICE, given, answer, now=0.0)
     assert refusal(plane, ALICE, 0) == "paced"
-    dropped = plane.unscorable("t0", "reward_failed")
-    assert drops(dropped) == [("t0", "reward_failed", 2)]
+    assert drops(plane.unscorable("t0", answer.index)) == [("t0", "reward_failed", 2)]
     assert plane.scored("t0", 0, SCORE) == []
-    assert plane.unscorable("t0", "reward_failed") == []
+    assert plane.unscorable("t0", 0) == []
     assert ask(plane, ALICE, 0, 1)[0].group_id == "t1"
+
+
+def test_what_could_be_in_no_batch_any_more_is_not_drawn_anew() -> None:
+    """The sampler switched to a newer version before it began: the group is fresh by its answers alone."""
+    plane = new_plane(max_staleness=0, groups=1, size=1)
+    late = ask(plane, BOB, 0, 1)
+    plane.published(v(1))
+    plane.next_batch = 1
+    ((given, answer),) = answers(late, 1)
+    plane.submit(BOB, given, answer, now=0.0)
+    assert drops(plane.unscorable("t0", 0)) == [("t0", "reward_failed", 1)]
 
 
 def test_on_policy_every_batch_waits_for_its_own_version() -> None:

@@ -8,16 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from swarm.auth import Unauthorized
-from swarm.errors import EchoError, TooLarge
+from swarm.errors import EchoError, TooLarge, UserError
 from swarm.http import Busy, Forbidden
 from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.effects import ScoreWanted
-from swarm.rollout.entries import Entry
+from swarm.rollout.entries import Entry, RolloutReturned
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
+from swarm.rollout.scoring import MAX_IN_A_ROW
 from swarm.types import Score
 from swarm.wire import compress, encode
-from tests.builders import ListJournal, new_plane, rollout, v
+from tests.builders import ListJournal, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
 
 
@@ -114,13 +115,34 @@ async def test_what_a_sampler_does_not_name_is_leased_again(learner: Learner) ->
     assert [one.lease for one in again] == [one.lease for one in lost]
 
 
-async def test_a_reward_that_fails_drops_its_group_alone(learner: Learner) -> None:
+async def test_a_rollout_whose_reward_fails_is_asked_for_again_and_its_neighbours_stay(learner: Learner) -> None:
     await learner.open()
-    learner.unscorable = {"t1"}
+    learner.unscorable = {"t1/0"}
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 6)))
-    batch = await learner.service.next_batch()
-    assert [group.group_id for group in batch] == ["t0", "t2"]
-    assert learner.service.tally.dropped == {"reward_failed": 2}
+    assert [group.group_id for group in await learner.service.next_batch()] == ["t0", "t2"]
+    assert RolloutReturned(number=1, index=0) in learner.journal.entries
+    (told,) = [fields for kind, fields in learner.events if kind == "reward_failed"]
+    assert told == {"prompt": prompt(1).prompt_id, "rollout": "t1/0", "reason": "no", "rollouts": 1}
+    learner.unscorable = set()
+    (again, *_) = given = await leases_for(learner, ALICE, 1)
+    assert (again.lease.group_id, [spec.index for spec in again.lease.samples]) == ("t1", [0])
+    await learner.client(ALICE).submit(answers_to(given))
+    await learner.shows(lambda status: status["groups_ready"] == 1)
+    assert learner.service.tally.dropped == {}
+
+
+async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner) -> None:
+    await learner.open()
+    learner.unscorable = {f"t{number}/{index}" for number in range(MAX_IN_A_ROW) for index in range(2)}
+    watch = asyncio.create_task(learner.service.watch_silence())
+    answered = 0
+    while answered < MAX_IN_A_ROW:
+        given = await leases_for(learner, ALICE, 4096)
+        answered += sum(len(one.lease.samples) for one in given)
+        await learner.client(ALICE).submit(answers_to(given))
+    with pytest.raises(UserError, match=r"failed 64 times in a row, last for prompt .*: no; mend it"):
+        await watch
+    assert 1 <= len([kind for kind, _ in learner.events if kind == "reward_failed"]) < 8
 
 
 async def test_a_fault_behind_scoring_does_not_stay_hidden(learner: Learner) -> None:

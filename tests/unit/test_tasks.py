@@ -6,7 +6,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.tasks import TASKS, load_task
-from swarm.tasks.base import Task, random_score
+from swarm.tasks.base import Task, TaskOptions, random_score
 from swarm.tasks.copy import CopyTask, is_held_out
 from swarm.types import Prompt
 
@@ -80,8 +80,8 @@ def test_the_control_reward_is_blind_to_the_completion_and_the_same_for_the_same
 
 
 def test_a_task_is_found_by_name_or_the_names_are_said() -> None:
-    task: Task = load_task("copy", 1)
+    task: Task = load_task(TaskOptions(name="copy", seed=1))
     assert task.name == "copy"
     with pytest.raises(UserError, match="no task 'cpy'; known tasks: copy"):
-        load_task("cpy", 1)
-    assert all(load_task(name, 0).name == name for name in TASKS)
+        load_task(TaskOptions(name="cpy"))
+    assert all(load_task(TaskOptions(name=name)).name == name for name in TASKS)

@@ -113,8 +113,8 @@ def test_each_breach_is_found(tmp_path: Path, lineages: list[bytes], statement: 
 def test_a_group_with_more_rollouts_than_samples_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
     change(
         tmp_path,
-        "INSERT INTO rollouts SELECT number, 2, node, oldest, tokens, finish, reward, exact, segment, start, nbytes, "
-        "digest FROM rollouts WHERE number = 10 AND idx = 1",
+        "INSERT INTO rollouts SELECT number, 2, node, oldest, tokens, finish, reward, exact, parts, segment, start, "
+        "nbytes, digest FROM rollouts WHERE number = 10 AND idx = 1",
     )
     assert "group 10 has 3 rollouts, more than its 2 samples (I3)" in verified(tmp_path).breaches
 
