@@ -45,8 +45,9 @@ class BestModel:
         """Version and figures of what the directory holds; None while there is none."""
 
     def is_better(self, figures: Mapping[str, float]) -> bool:
-        """Whether this is a better result than that of the version kept. The first of equals stays."""
-        return self.known is None or figures["exact_match"] > self.known["exact_match"]
+        """Whether this is a better result than that of the version kept: more are right, or as many and the mean reward
+        is higher. The first of equals stays."""
+        return self.known is None or _rank(figures) > _rank(self.known)
 
     async def keep(self, version: VersionId, figures: Mapping[str, float], layout: Layout) -> None:
         """Replace what is kept by the weights that `held` names, which are those of `version`; or say why not."""
@@ -124,9 +125,13 @@ def _write_tensors(path: Path, weights: Path, layout: Layout) -> None:
         shutil.copyfileobj(source, file, COPY_BYTES)
 
 
+def _rank(figures: Mapping[str, Any]) -> tuple[float, float]:
+    return figures["exact_match"], figures["reward"]
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "exact_match" in found and "version" in found else None
+    return found if isinstance(found, dict) and {"version", "exact_match", "reward"} <= found.keys() else None
