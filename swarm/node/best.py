@@ -51,15 +51,21 @@ class BestModel:
 
     async def keep(self, version: VersionId, figures: Mapping[str, float], layout: Layout) -> None:
         """Replace what is kept by the weights that `held` names, which are those of `version`; or say why not."""
+        if not self._held.exists():
+            self._give_up(version, "the disk had no room for its weights beside the next ones")
+            return
         about = {"version": version.version, "incarnation": version.incarnation, **figures}
         try:
             await asyncio.to_thread(self._write, layout, about)
         except (OSError, DiskFull) as error:
-            self._say(f"version {version} is the best so far and could not be kept: {error}")
-            self._emit("best_failed", version=version.version, reason=str(error))
+            self._give_up(version, str(error))
             return
         self.known = about
         self._emit("best", **about)
+
+    def _give_up(self, version: VersionId, why: str) -> None:
+        self._say(f"version {version} is the best so far and could not be kept: {why}")
+        self._emit("best_failed", version=version.version, reason=why)
 
     def forget(self) -> None:
         """The version that was weighed is not to be kept, or is by now."""

@@ -292,8 +292,8 @@ BREAKAGES: dict[Breakage, tuple[str, str]] = {
 }
 
 SEEDS: dict[Breakage, int] = {_returning_nodes_have_no_time: 3, _batches_are_never_held: 6}
-"""Seeds other than 1: a sampler has to hold something, and to wait long, when the learner returns; a batch that is taken at
-once has to leave something behind."""
+"""Seeds other than 1: a sampler has to hold something, and to wait long, when the learner returns; a batch that is not
+held has to leave something behind."""
 
 
 def _breach(name: str, seed: int) -> InvariantBreach:

@@ -115,6 +115,13 @@ async def test_better_is_more_right_answers_then_more_reward(
     assert kept.best.is_better({"exact_match": exact, "reward": reward}) == better
 
 
+async def test_weights_that_were_given_up_meanwhile_are_not_kept(kept: Kept) -> None:
+    await kept.best.keep(v(1), FIGURES, MIXED_LAYOUT)
+    assert kept.events == ["best_failed"]
+    assert "had no room for its weights" in kept.said[0]
+    assert kept.best.known is None
+
+
 def _cut_off_while_written(directory: Path) -> None:
     shutil.copytree(directory / "best", directory / "best.partial")
     (directory / "best.partial" / "digests.json").unlink()
