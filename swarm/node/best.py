@@ -45,20 +45,27 @@ class BestModel:
         """Version and figures of what the directory holds; None while there is none."""
 
     def is_better(self, figures: Mapping[str, float]) -> bool:
-        """Whether this is a better result than that of the version kept. The first of equals stays."""
-        return self.known is None or figures["exact_match"] > self.known["exact_match"]
+        """Whether this is a better result than that of the version kept: more are right, or as many and the mean reward
+        is higher. The first of equals stays."""
+        return self.known is None or _rank(figures) > _rank(self.known)
 
     async def keep(self, version: VersionId, figures: Mapping[str, float], layout: Layout) -> None:
         """Replace what is kept by the weights that `held` names, which are those of `version`; or say why not."""
+        if not self._held.exists():
+            self._give_up(version, "the disk had no room for its weights beside the next ones")
+            return
         about = {"version": version.version, "incarnation": version.incarnation, **figures}
         try:
             await asyncio.to_thread(self._write, layout, about)
         except (OSError, DiskFull) as error:
-            self._say(f"version {version} is the best so far and could not be kept: {error}")
-            self._emit("best_failed", version=version.version, reason=str(error))
+            self._give_up(version, str(error))
             return
         self.known = about
         self._emit("best", **about)
+
+    def _give_up(self, version: VersionId, why: str) -> None:
+        self._say(f"version {version} is the best so far and could not be kept: {why}")
+        self._emit("best_failed", version=version.version, reason=why)
 
     def forget(self) -> None:
         """The version that was weighed is not to be kept, or is by now."""
@@ -124,9 +131,13 @@ def _write_tensors(path: Path, weights: Path, layout: Layout) -> None:
         shutil.copyfileobj(source, file, COPY_BYTES)
 
 
+def _rank(figures: Mapping[str, Any]) -> tuple[float, float]:
+    return figures["exact_match"], figures["reward"]
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "exact_match" in found and "version" in found else None
+    return found if isinstance(found, dict) and {"version", "exact_match", "reward"} <= found.keys() else None

@@ -54,6 +54,22 @@ def test_the_run_directory_holds_a_hugging_face_checkpoint(learned: dict[str, An
     assert right >= 40
 
 
+def test_the_best_version_is_kept_and_no_alarm_goes_off(learned: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run_dir = Path(learned["run_dir"])
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    measured = [event for event in events if event["kind"] == "evaluated"]
+    best = max(measured, key=lambda event: event["exact_match"])
+    assert [event for event in events if event["kind"] == "best"][-1]["version"] == best["version"]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["best"]["version"] == best["version"]
+    assert (summary["alarm"], summary["stopped_by"]) == (None, "")
+    model, tokenizer = (kind.from_pretrained(run_dir / "best") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    prompts = CopyTask(seed=0).held_out(50)
+    assert sum(_complete(model, tokenizer, prompt.text) == prompt.answer for prompt in prompts) >= 40
+
+
 def test_a_checkpoint_is_a_model_to_lead_with(learned: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = Path(learned["run_dir"]) / "checkpoints" / f"step-{learned['steps']:06}"
     with swarm_in(tmp_path) as swarm:

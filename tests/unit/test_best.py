@@ -19,7 +19,7 @@ from swarm.node.best import ABOUT, BestModel, weigh
 from tests.builders import MIXED_LAYOUT, v
 from tests.unit.trainers import trainer_in
 
-FIGURES = {"exact_match": 0.5}
+FIGURES = {"exact_match": 0.5, "reward": 0.25}
 
 
 class Kept:
@@ -88,7 +88,7 @@ def test_where_a_file_has_one_name_it_is_copied(tmp_path: Path, kept: Kept, monk
 
 async def keep(kept: Kept, version: int) -> None:
     kept.held.write_bytes(bytes([version]) * MIXED_LAYOUT.total_bytes)
-    await kept.best.keep(v(version), {"exact_match": version / 10}, MIXED_LAYOUT)
+    await kept.best.keep(v(version), {"exact_match": version / 10, "reward": 0.5}, MIXED_LAYOUT)
 
 
 def _full(directory: Path, nbytes: int, what: str) -> None:
@@ -102,8 +102,24 @@ async def test_a_full_disk_leaves_the_former_best_and_says_so(kept: Kept, monkey
     assert kept.events == ["best", "best_failed"]
     assert "version 0.2 is the best so far and could not be kept" in kept.said[0]
     assert "free 9 MB" in kept.said[0]
-    assert kept.reopen().known == kept.best.known == {"version": 1, "incarnation": 0, "exact_match": 0.1}
-    assert kept.best.is_better({"exact_match": 0.2})
+    assert kept.reopen().known == kept.best.known == {"version": 1, "incarnation": 0, "exact_match": 0.1, "reward": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("exact", "reward", "better"), [(0.2, 0.0, True), (0.1, 0.6, True), (0.1, 0.5, False), (0.0, 0.9, False)]
+)
+async def test_better_is_more_right_answers_then_more_reward(
+    kept: Kept, exact: float, reward: float, better: bool
+) -> None:
+    await keep(kept, 1)
+    assert kept.best.is_better({"exact_match": exact, "reward": reward}) == better
+
+
+async def test_weights_that_were_given_up_meanwhile_are_not_kept(kept: Kept) -> None:
+    await kept.best.keep(v(1), FIGURES, MIXED_LAYOUT)
+    assert kept.events == ["best_failed"]
+    assert "had no room for its weights" in kept.said[0]
+    assert kept.best.known is None
 
 
 def _cut_off_while_written(directory: Path) -> None:
