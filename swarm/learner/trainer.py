@@ -1,25 +1,23 @@
-"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node. Reads top to bottom."""
+"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node, or by torchrun as one rank of
+several. Reads top to bottom."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import traceback
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
 
 from swarm.broadcast.manifest import TensorSpec
-from swarm.child import ChildChannel
-from swarm.learner.checkpoint import (
-    layout_of,
-    load_model,
-    save_small_files,
-    stream_tensors,
-    write_staging,
-)
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
+from swarm.child import ChildChannel, NoParent
+from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors
+from swarm.learner.device import SMALL_MODEL_PARAMETERS
 from swarm.learner.messages import Command, Done, Flush, Prepare, Prepared, Save, Saved, Stage, Train, Trained
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
@@ -32,26 +30,38 @@ TOKENS_PER_MICRO_BATCH = 16_384
 """Of one forward pass of a large model, unless it is set; gradients are accumulated over them."""
 
 
-class Trainer:
-    """Model, optimiser and tokenizer of one run."""
+ALIKE_S = 1.0
+"""What befell a rank may have befallen rank 0 as well: it gets so long to answer the node before torchrun ends it."""
 
-    def __init__(self, command: Prepare, channel: ChildChannel) -> None:
+
+class Trainer:
+    """Model, optimiser and tokenizer of one run: a rank's part of them, if there are several."""
+
+    def __init__(self, command: Prepare, channel: ChildChannel, ranks: Ranks | None = None) -> None:
         self._channel = channel
         self._command = command
-        self._device = pick_device(command.device)
+        self._ranks = ranks or Ranks()
+        self._device = self._ranks.device(command.device)
         with channel.alive():
-            self._model, self._tokenizer = load_model(command.model, command.seed)
+            self._model, self._tokenizer = self._load()
         self._parameters = sum(p.numel() for p in self._model.parameters())
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
-        self._model.to(self._device).train()
+        self._model.train()
         torch.manual_seed(command.seed)
         self._shuffle = torch.Generator().manual_seed(command.seed)
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=command.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
         )
         self._tensors: dict[TensorSpec, torch.Tensor] = stream_tensors(self._model)
-        self._parts = Parts(model=self._model, optimizer=self._optimizer, shuffle=self._shuffle, device=self._device)
+        self._parts = Parts(
+            model=self._model,
+            optimizer=self._optimizer,
+            shuffle=self._shuffle,
+            device=self._device,
+            ranks=self._ranks,
+            progress=channel.progress,
+        )
         self._update = self._make_update()
         self._saver = Saver()
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
@@ -59,8 +69,11 @@ class Trainer:
 
     def prepared(self) -> Prepared:
         """Save the small files, stage the weights and describe the model."""
-        files = save_small_files(self._model, self._tokenizer, Path(self._command.files_dir))
-        write_staging(self._tensors, Path(self._command.staging))
+        is_first = self._ranks.rank == 0
+        files = self._ranks.together(
+            lambda: save_small_files(self._model, self._tokenizer, Path(self._command.files_dir)) if is_first else ()
+        )
+        self._ranks.stage(self._tensors, Path(self._command.staging))
         config = self._model.config
         return Prepared(
             layout=layout_of(self._tensors, files),
@@ -98,22 +111,25 @@ class Trainer:
         if command.learning.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
-                frozen, _ = load_model(command.model, command.seed)
-            frozen.to(self._device).requires_grad_(False)
+                frozen, _ = self._load()
+            frozen.requires_grad_(False)
             reference = Policy(frozen, compute, temperature=command.temperature)
-        return Update(
-            msgspec.structs.replace(command, compute=compute),
-            Learning(
-                model=self._model,
-                optimizer=self._optimizer,
-                shuffle=self._shuffle,
-                policy=Policy(self._model, compute, temperature=command.temperature),
-                reference=reference,
-                ranks=Ranks(),
-                device=self._device,
-                progress=channel.progress,
-            ),
+        learning = Learning(
+            model=self._model,
+            optimizer=self._optimizer,
+            shuffle=self._shuffle,
+            policy=Policy(self._model, compute, temperature=command.temperature),
+            reference=reference,
+            ranks=self._ranks,
+            device=self._device,
+            progress=channel.progress,
         )
+        return self._ranks.together(lambda: Update(msgspec.structs.replace(command, compute=compute), learning))
+
+    def _load(self) -> tuple[Any, Any]:
+        """The model that the run began with, on this rank's device, and the tokenizer."""
+        command = self._command
+        return self._ranks.load(command.model, command.seed, command.compute, self._device)
 
     def _rehearse(self, began: float, step: int) -> None:
         """Take as long as a large model would: a rehearsal of its swarm with a small one."""
@@ -124,15 +140,17 @@ class Trainer:
                 time.sleep(left_s)
 
     def stage(self) -> Done:
-        write_staging(self._tensors, Path(self._command.staging))
+        self._ranks.stage(self._tensors, Path(self._command.staging))
         return Done()
 
     def save(self, command: Save) -> Done:
         """Copy what a checkpoint holds; the copy is written while training goes on."""
         with self._channel.alive():
             self._saver.wait()
-            snapshot = take(self._parts, step=command.step, lineage=self._lineage)
-        self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, Path(command.directory)))
+        snapshot = take(self._parts, step=command.step, lineage=self._lineage)
+        if self._ranks.rank == 0:
+            directory = Path(command.directory)
+            self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, directory))
         return Done()
 
     def flush(self) -> Saved:
@@ -156,18 +174,22 @@ def _stop_token_ids(model: Any) -> tuple[int, ...]:
     return (int(stops),) if isinstance(stops, int) else tuple(int(stop) for stop in stops)
 
 
-def main() -> None:
-    channel = ChildChannel()
-    trainer: Trainer | None = None
+class Commands:
+    """Carries out commands, one after another, on every rank alike."""
 
-    def handle(command: Command) -> msgspec.Struct:
-        nonlocal trainer
+    def __init__(self, channel: ChildChannel, ranks: Ranks) -> None:
+        self._channel = channel
+        self._ranks = ranks
+        self._trainer: Trainer | None = None
+
+    def handle(self, command: Command) -> msgspec.Struct:
         if isinstance(command, Prepare):
             # Nobody's until all of it has succeeded: a node that goes on with half of it would train on other weights.
-            made = Trainer(command, channel)
+            made = Trainer(command, self._channel, self._ranks)
             prepared = made.prepared()
-            trainer = made
+            self._trainer = made
             return prepared
+        trainer = self._trainer
         assert trainer is not None
         if isinstance(command, Train | Save) and command.step != trainer.steps_taken:
             raise ValueError(f"step {command.step} does not follow the {trainer.steps_taken} steps taken")
@@ -181,7 +203,40 @@ def main() -> None:
             case Flush():
                 return trainer.flush()
 
-    channel.serve(Command, handle)
+
+def main() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _run_rank()
+    channel = ChildChannel()
+    channel.serve(Command, Commands(channel, Ranks()).handle)
+
+
+def _run_rank() -> NoReturn:
+    """One of several ranks, until the node goes: rank 0 has the node's commands, the others have them from it."""
+    from swarm.learner.sharded import Sharded, SharedFault
+
+    channel = ChildChannel(status_without_parent=1) if os.environ["RANK"] == "0" else NoParent()
+    ranks = Sharded()
+    commands = Commands(channel, ranks)
+
+    def lead(command: Command) -> msgspec.Struct:
+        ranks.tell(msgspec.msgpack.encode(command))
+        return commands.handle(command)
+
+    if ranks.rank == 0:
+        channel.serve(Command, lead, goes_on_after=SharedFault)
+        os._exit(1)
+    while (heard := ranks.hear()) is not None:
+        try:
+            commands.handle(msgspec.msgpack.decode(heard, type=Command))
+        except SharedFault:
+            pass
+        except Exception:  # noqa: BLE001 - whatever it was, nobody may wait for this rank any longer
+            traceback.print_exc()
+            sys.stderr.flush()
+            time.sleep(ALIKE_S)
+            os._exit(1)
+    os._exit(0)
 
 
 if __name__ == "__main__":

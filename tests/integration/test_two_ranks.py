@@ -1,0 +1,193 @@
+"""Two trainer ranks under torchrun, on CPU over gloo, do what one does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarm.child import NoParent
+from swarm.config import LeadConfig
+from swarm.errors import ChildFailed, UserError
+from swarm.learner.checkpoints import TENSORS, is_whole
+from swarm.learner.messages import Prepare, Prepared, Save, Saved, Train, Trained, TrainGroup, TrainRollout
+from swarm.learner.service import TrainerProcess, prepare_command, torchrun_options
+from swarm.learner.trainer import Trainer
+from tests.builders import floats, ints
+
+pytestmark = pytest.mark.integration
+
+CONFIG = LeadConfig(device="cpu", trainer_ranks=2, tokens_per_micro_batch=24, kl_weight=0.01, minibatches=2)
+LONGEST = 6
+SAVED = 3
+"""Learner steps taken when the checkpoint is written; one more follows it."""
+
+
+def group(rewards: Sequence[float], *, longest: int) -> TrainGroup:
+    """A rollout for each reward; no two have the same tokens, nor the same length."""
+    rollouts = []
+    for number, reward in enumerate(rewards):
+        tokens = [3 + (number + place) % 10 for place in range(max(1, longest - number))]
+        rollouts.append(
+            TrainRollout(
+                token_ids=ints(*tokens),
+                logprobs=floats(*[-2.6 - 0.1 * number] * len(tokens)),
+                loss_mask=bytes([1] * len(tokens)),
+                reward=reward,
+                staleness=number % 2,
+            )
+        )
+    return TrainGroup(prompt_token_ids=(1, 4, 13), rollouts=tuple(rollouts))
+
+
+BATCHES = (
+    # An odd number of rows.
+    (group([1.0, 0.0, 0.5], longest=6), group([0.0, 1.0, 0.25], longest=4), group([0.0, 0.0, 1.0], longest=3)),
+    # Nothing to learn.
+    (group([0.5, 0.5], longest=3),),
+    # One row in each minibatch: one of two ranks has nothing to do.
+    (group([1.0, 0.0], longest=5),),
+    # Going on after the checkpoint.
+    (group([0.0, 0.0, 1.0], longest=6), group([1.0, 0.0, 0.0], longest=3)),
+)
+
+
+def trains(steps: range) -> list[Train]:
+    return [Train(step=step, groups=BATCHES[step], lineage=bytes([step] * 32)) for step in steps]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """What a trainer answered and wrote."""
+
+    prepared: Prepared
+    trained: list[Trained]
+    staged: list[bytes]
+    """As prepared, at the checkpoint, and at the end."""
+    checkpoint: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Two:
+    """What two ranks did: a whole life, and the last step again from two checkpoints."""
+
+    life: Life
+    from_two: tuple[Trained, bytes]
+    from_one: tuple[Trained, bytes]
+    refusal: str
+    death: str
+    survivors: list[int]
+
+
+def command_in(directory: Path, resume: Path | None = None) -> Prepare:
+    return prepare_command(
+        CONFIG,
+        files_dir=directory / "model",
+        staging=directory / "staging.bin",
+        longest_completion=LONGEST,
+        resume=resume,
+    )
+
+
+def alone(directory: Path, resume: Path | None = None) -> Trainer:
+    directory.mkdir(exist_ok=True)
+    return Trainer(command_in(directory, resume), NoParent())
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Life:
+    """One rank, in this process."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("one")
+    trainer = alone(directory)
+    staging = directory / "staging.bin"
+    prepared = trainer.prepared()
+    staged = [staging.read_bytes()]
+    trained = [trainer.step(command) for command in trains(range(SAVED))]
+    trainer.stage()
+    staged.append(staging.read_bytes())
+    checkpoint = directory / f"step-{SAVED:06}"
+    trainer.save(Save(directory=str(checkpoint), step=SAVED))
+    assert trainer.flush() == Saved(step=SAVED, fault="")
+    trained += [trainer.step(command) for command in trains(range(SAVED, len(BATCHES)))]
+    trainer.stage()
+    return Life(prepared=prepared, trained=trained, staged=[*staged, staging.read_bytes()], checkpoint=checkpoint)
+
+
+@pytest.fixture(scope="module")
+def two(one: Life, tmp_path_factory: pytest.TempPathFactory) -> Two:
+    """Two ranks, by way of the node's own end of a trainer; started once, since that takes longest."""
+    return asyncio.run(_live(one.checkpoint, tmp_path_factory.mktemp("two")))
+
+
+async def _live(of_one: Path, directory: Path) -> Two:
+    process = TrainerProcess(directory, hang_s=120.0, torchrun=torchrun_options(CONFIG))
+    checkpoint = directory / f"step-{SAVED:06}"
+
+    async def train(steps: range) -> list[Trained]:
+        return [await process.train(one.step, list(one.groups), one.lineage) for one in trains(steps)]
+
+    async def stage() -> bytes:
+        await process.stage()
+        return process.staging.read_bytes()
+
+    async def resume(there: Path) -> tuple[Trained, bytes]:
+        await process._child.call(command_in(directory, there), Prepared)
+        (trained,) = await train(range(SAVED, len(BATCHES)))
+        return trained, await stage()
+
+    try:
+        prepared = await process.prepare(CONFIG, LONGEST)
+        staged = [process.staging.read_bytes()]
+        trained = await train(range(SAVED))
+        staged.append(await stage())
+        await process.save(checkpoint, SAVED)
+        # A step taken while it is written.
+        trained += await train(range(SAVED, len(BATCHES)))
+        assert await process.flush() == Saved(step=SAVED, fault="")
+        staged.append(await stage())
+        life = Life(prepared=prepared, trained=trained, staged=staged, checkpoint=checkpoint)
+        with pytest.raises(UserError) as refused:
+            await resume(directory / "nowhere")
+        from_two, from_one = await resume(checkpoint), await resume(of_one)
+        ranks = ranks_of(process._child.pid)
+        ranks[1].kill()
+        with pytest.raises(ChildFailed) as died:
+            await process.stage()
+        await process.stop()
+        psutil.wait_procs(ranks, timeout=60)
+        survivors = [rank.pid for rank in ranks if rank.is_running()]
+        return Two(
+            life=life,
+            from_two=from_two,
+            from_one=from_one,
+            refusal=str(refused.value),
+            death=str(died.value),
+            survivors=survivors,
+        )
+    finally:
+        await process.stop()
+
+
+def ranks_of(launcher: int | None) -> list[psutil.Process]:
+    """The ranks that torchrun started, by rank."""
+    children: list[psutil.Process] = psutil.Process(launcher).children()
+    return sorted(children, key=lambda child: int(child.environ()["RANK"]))
+
+
+def test_x(one, two):
+    print(two)
+    a=load_file(one.checkpoint/TENSORS); b=load_file(two.life.checkpoint/TENSORS)
+    assert a.keys()==b.keys()
+    for n in a:
+        if a[n].is_floating_point(): print(n, float((a[n]-b[n]).abs().max()), float(a[n].abs().max()))
+    for x,y in zip(one.trained,two.life.trained):
+        print({k:(v,y.metrics[k]) for k,v in x.metrics.items() if v!=y.metrics[k]})
+    assert 0
