@@ -244,13 +244,12 @@ class Sharded(Ranks):
         precision = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if is_half(rules, device) else None, reduce_dtype=torch.float32
         )
-        for layer in _layers(model):
-            fully_shard(layer, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
-        fully_shard(model, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
-        # FSDP takes the mean of the ranks' gradients; each is its share of one sum.
-        model.set_gradient_divide_factor(1.0)
-        # Gloo cannot scale as it adds up.
-        model.set_force_sum_reduction_for_comms(True)
+        for module in (*_layers(model), model):
+            sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
+            # FSDP takes the mean of the ranks' gradients; each is its share of one sum.
+            sharded.set_gradient_divide_factor(1.0)
+            # Gloo cannot scale as it adds up.
+            sharded.set_force_sum_reduction_for_comms(True)
         model.to_empty(device=device)
 
     def _rows(self, tensor: torch.Tensor, rank: int) -> slice:
