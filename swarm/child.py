@@ -141,7 +141,8 @@ class Child:
             await self.kill()
             raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
         except OSError as error:
-            await self.kill()
+            # What started it may have more to say of its end.
+            await self.stop()
             raise ChildFailed(f"the {self.name} died; {self.log_tail()}") from error
         except asyncio.CancelledError:
             await self.kill()

@@ -17,7 +17,7 @@ import torch
 from swarm.broadcast.manifest import TensorSpec
 from swarm.learner.checkpoint import load_model, write_staging
 from swarm.learner.device import pick_device
-from swarm.learner.messages import ComputeRules
+from swarm.learner.policy import PolicyModel
 
 R = TypeVar("R")
 
@@ -56,7 +56,7 @@ class Ranks:
         """Places, rising, of the rows that this rank computes; `tokens` are the lengths of all."""
         return list(range(len(tokens)))
 
-    def backward(self, loss: torch.Tensor, model: Any, *, is_last: bool) -> None:
+    def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
         """Add the gradient of `loss` to that of the minibatch; `is_last`: its last pass. Gradients of ranks add up."""
         loss.backward()
 
@@ -74,10 +74,15 @@ class Ranks:
         """Where this rank computes. UserError if it cannot be there."""
         return pick_device(wanted)
 
-    def load(self, name: str, seed: int, rules: ComputeRules, device: torch.device) -> tuple[Any, Any]:
-        """Model on `device` (fp32 masters) and tokenizer, which only rank 0 has. UserError if there is none."""
+    def read(self, name: str, seed: int) -> tuple[Any, Any, Any]:
+        """A model to be placed, and what only rank 0 has: the tokenizer, and the model with the weights if the first has
+        none. UserError if there is no such model."""
         model, tokenizer = load_model(name, seed)
-        return model.to(device), tokenizer
+        return model, tokenizer, None
+
+    def place(self, module: PolicyModel, source: Any, device: torch.device, *, half: bool) -> None:
+        """Bring what `read` gave onto `device` as fp32 masters. `half`: passes are computed in bf16."""
+        module.to(device)
 
     def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A copy in rank 0's own CPU memory; None on the others."""

@@ -24,14 +24,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from swarm.broadcast.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
 from swarm.learner.checkpoint import load_model, stream_places, torch_stream_dtype
 from swarm.learner.device import pick_device
-from swarm.learner.messages import ComputeRules
+from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import Ranks
 
 PATIENCE = timedelta(days=365)
@@ -141,8 +141,9 @@ class Sharded(Ranks):
                 own.append(place)
         return sorted(own)
 
-    def backward(self, loss: torch.Tensor, model: Any, *, is_last: bool) -> None:
-        model.set_requires_gradient_sync(is_last or not _is_kept_whole(model))
+    def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
+        assert isinstance(module, FSDPModule)
+        module.set_requires_gradient_sync(is_last or not _is_kept_whole(module))
         loss.backward()
 
     def clip_gradient(self, model: Any, limit: float) -> float:
@@ -166,8 +167,8 @@ class Sharded(Ranks):
             self._mesh = DeviceMesh.from_group(group, device.type)
         return device
 
-    def load(self, name: str, seed: int, rules: ComputeRules, device: torch.device) -> tuple[Any, Any]:
-        """Rank 0 reads the model into its CPU memory and hands out the rows; the others need no files."""
+    def read(self, name: str, seed: int) -> tuple[Any, Any, Any]:
+        """Rank 0 reads the model into its CPU memory; every rank gets one without weights, and needs no files."""
         source, tokenizer = self.together(lambda: load_model(name, seed) if self.rank == 0 else (None, None))
         kind, config, generation = self.from_first(
             (type(source), source.config, source.generation_config) if source is not None else (None, None, None)
@@ -176,12 +177,22 @@ class Sharded(Ranks):
         with torch.device("meta"):
             model = kind(config)
         model.generation_config = generation
-        model.train()
-        self._shard(model, rules, device)
+        return model, tokenizer, source
+
+    def place(self, module: PolicyModel, source: Any, device: torch.device, *, half: bool) -> None:
+        """Cut the parameters, make room for each rank's own rows, and have rank 0 hand them out."""
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
+        for part in (*layers_of(module), module):
+            cut = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
+            # FSDP takes the mean of the ranks' gradients; each is its share of one sum.
+            cut.set_gradient_divide_factor(1.0)
+            # Gloo cannot scale as it adds up.
+            cut.set_force_sum_reduction_for_comms(True)
+        module.weights_in_half = half
+        module.to_empty(device=device)
         held = _named_tensors(source) if source is not None else {}
-        for tensor_name, tensor in _named_tensors(model).items():
-            self.fill(tensor, held.get(tensor_name))
-        return model, tokenizer
+        for name, tensor in _named_tensors(module.model).items():
+            self.fill(tensor, held.get(name))
 
     def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if not isinstance(tensor, DTensor):
@@ -239,19 +250,6 @@ class Sharded(Ranks):
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _shard(self, model: Any, rules: ComputeRules, device: torch.device) -> None:
-        """Cut the parameters of `model`, which is on the meta device, and give each rank room for its rows."""
-        precision = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if is_half(rules, device) else None, reduce_dtype=torch.float32
-        )
-        for module in (*_layers(model), model):
-            sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
-            # FSDP takes the mean of the ranks' gradients; each is its share of one sum.
-            sharded.set_gradient_divide_factor(1.0)
-            # Gloo cannot scale as it adds up.
-            sharded.set_force_sum_reduction_for_comms(True)
-        model.to_empty(device=device)
-
     def _rows(self, tensor: torch.Tensor, rank: int) -> slice:
         """The rows of a sharded tensor that a rank holds; the last ranks may have fewer, or none."""
         rows = -(-tensor.shape[0] // self.count)
@@ -271,11 +269,6 @@ class Sharded(Ranks):
             place.copy_(part)
 
 
-def is_half(rules: ComputeRules, device: torch.device) -> bool:
-    """Whether passes are computed in bf16, from fp32 masters."""
-    return rules.precision == "bfloat16" or (rules.precision == "auto" and device.type == "cuda")
-
-
 def _local(tensor: DTensor) -> torch.Tensor:
     """The rows that this rank holds, as a view."""
     with torch.no_grad():
@@ -283,19 +276,13 @@ def _local(tensor: DTensor) -> torch.Tensor:
     return local.detach()
 
 
-def _layers(model: Any) -> list[torch.nn.Module]:
-    """What is gathered for a pass at once: the decoder layers, as the model itself names them."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
-
-
 def _named_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Parameters and buffers, tied ones once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _is_kept_whole(model: Any) -> bool:
-    return 4 * sum(int(p.numel()) for p in model.parameters()) <= WHOLE_GRADIENT_BYTES
+def _is_kept_whole(module: torch.nn.Module) -> bool:
+    return 4 * sum(p.numel() for p in module.parameters()) <= WHOLE_GRADIENT_BYTES
 
 
 def _own_device(wanted: str) -> torch.device:

@@ -16,22 +16,44 @@ import torch
 
 from swarm.broadcast.manifest import TensorSpec
 from swarm.child import ChildChannel, NoParent
+from swarm.config import TINY
 from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors
 from swarm.learner.device import SMALL_MODEL_PARAMETERS
-from swarm.learner.messages import Command, Done, Flush, Prepare, Prepared, Save, Saved, Stage, Train, Trained
-from swarm.learner.policy import Policy
+from swarm.learner.memory import (
+    check_weights,
+    count_parameters,
+    described,
+    fit,
+    read_free_bytes,
+    read_free_host_bytes,
+)
+from swarm.learner.messages import (
+    Command,
+    ComputeRules,
+    Done,
+    Flush,
+    Prepare,
+    Prepared,
+    Save,
+    Saved,
+    Stage,
+    Train,
+    Trained,
+)
+from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.saving import Parts, Saver, restore, take, write
 from swarm.learner.update import Learning, Update
 
 ADAM_BETAS = (0.9, 0.95)
 
-TOKENS_PER_MICRO_BATCH = 16_384
-"""Of one forward pass of a large model, unless it is set; gradients are accumulated over them."""
 
+LAST_WORDS_S = 1.0
+"""So long rank 0 waits before it tells the node of a fault: if that was another rank's end, torchrun ends this one
+meanwhile and says whose end it was."""
 
-ALIKE_S = 1.0
-"""What befell a rank may have befallen rank 0 as well: it gets so long to answer the node before torchrun ends it."""
+ALIKE_S = 3.0
+"""So long another rank with a fault lives on: the same may have befallen rank 0, which is to tell the node."""
 
 
 class Trainer:
@@ -43,7 +65,9 @@ class Trainer:
         self._ranks = ranks or Ranks()
         self._device = self._ranks.device(command.device)
         with channel.alive():
-            self._model, self._tokenizer = self._load()
+            self._check_weights()
+            self._policy, self._tokenizer = self._load(command.compute)
+        self._model = self._policy.module.model
         self._parameters = sum(p.numel() for p in self._model.parameters())
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
@@ -84,6 +108,7 @@ class Trainer:
             device=str(self._device),
             step=self._resumed_step,
             lineage=self._lineage,
+            notes=self._notes,
         )
 
     def step(self, command: Train) -> Trained:
@@ -102,23 +127,44 @@ class Trainer:
             alarms=alarms,
         )
 
+    def _check_weights(self) -> None:
+        """Refuse a model that is too large before it is loaded."""
+        free_bytes = self._free_bytes()
+
+        def check() -> None:
+            parameters = count_parameters(self._command.model) if self._command.model != TINY else None
+            if parameters is None or parameters < SMALL_MODEL_PARAMETERS:
+                return
+            check_weights(
+                parameters,
+                ranks=self._ranks.count,
+                free_bytes=free_bytes,
+                host_bytes=read_free_host_bytes(),
+                device=str(self._device),
+            )
+
+        self._ranks.together(check if self._ranks.rank == 0 else lambda: None)
+
+    def _free_bytes(self) -> int:
+        """What each rank may take: what the one that has least may."""
+        return -self._ranks.most(-read_free_bytes(self._device, ranks=self._ranks.count))
+
     def _make_update(self) -> Update:
         command, channel = self._command, self._channel
-        compute = command.compute
-        if compute.tokens_per_micro_batch is None and self._parameters >= SMALL_MODEL_PARAMETERS:
-            compute = msgspec.structs.replace(compute, tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH)
+        compute, self._notes = self._settle(self._policy)
+        arrange(self._model, compute)
         reference = None
         if command.learning.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
-                frozen, _ = self._load()
-            frozen.requires_grad_(False)
-            reference = Policy(frozen, compute, temperature=command.temperature)
+                reference, _ = self._load(compute)
+            reference.module.requires_grad_(False)
+            reference.settle(compute, self._device)
         learning = Learning(
             model=self._model,
             optimizer=self._optimizer,
             shuffle=self._shuffle,
-            policy=Policy(self._model, compute, temperature=command.temperature),
+            policy=self._policy,
             reference=reference,
             ranks=self._ranks,
             device=self._device,
@@ -126,10 +172,31 @@ class Trainer:
         )
         return self._ranks.together(lambda: Update(msgspec.structs.replace(command, compute=compute), learning))
 
-    def _load(self) -> tuple[Any, Any]:
+    def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
         """The model that the run began with, on this rank's device, and the tokenizer."""
         command = self._command
-        return self._ranks.load(command.model, command.seed, command.compute, self._device)
+        model, tokenizer, source = self._ranks.read(command.model, command.seed)
+        policy = Policy(model, rules, temperature=command.temperature)
+        half = is_half(rules.precision, self._device.type)
+        self._ranks.place(policy.module, source, self._device, half=half)
+        return policy, tokenizer
+
+    def _settle(self, policy: Policy) -> tuple[ComputeRules, tuple[str, ...]]:
+        """How steps are computed, and lines about it. A small model takes a minibatch at once and always fits."""
+        command = self._command
+        compute, notes = policy.settle(command.compute, self._device)
+        if self._parameters < SMALL_MODEL_PARAMETERS:
+            return compute, notes
+        fitted = fit(
+            policy,
+            compute,
+            self._device,
+            self._free_bytes(),
+            ranks=self._ranks.count,
+            longest=command.learning.longest_completion,
+            kl=bool(command.learning.kl_weight),
+        )
+        return fitted, (*notes, described(fitted, self._device))
 
     def _rehearse(self, began: float, step: int) -> None:
         """Take as long as a large model would: a rehearsal of its swarm with a small one."""
@@ -160,8 +227,7 @@ class Trainer:
         return self._saver.report()
 
     def _resume(self, directory: str) -> tuple[int, bytes]:
-        with self._channel.alive():
-            state = restore(self._parts, Path(directory))
+        state = restore(self._parts, Path(directory))
         return state.step, bytes.fromhex(state.lineage)
 
 
@@ -220,8 +286,14 @@ def _run_rank() -> NoReturn:
     commands = Commands(channel, ranks)
 
     def lead(command: Command) -> msgspec.Struct:
-        ranks.tell(msgspec.msgpack.encode(command))
-        return commands.handle(command)
+        try:
+            ranks.tell(msgspec.msgpack.encode(command))
+            return commands.handle(command)
+        except SharedFault:
+            raise
+        except Exception:
+            time.sleep(LAST_WORDS_S)
+            raise
 
     if ranks.rank == 0:
         channel.serve(Command, lead, goes_on_after=SharedFault)

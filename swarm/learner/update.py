@@ -142,7 +142,7 @@ class Update:
             self._command.learning,
         )
         loss = (found.loss * part.mask).sum() / tokens
-        self._at.ranks.backward(loss, self._at.model, is_last=is_last)
+        self._at.ranks.backward(loss, self._at.policy.module, is_last=is_last)
         with torch.no_grad():
             told = {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
             told |= found.figures

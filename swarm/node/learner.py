@@ -291,6 +291,8 @@ class LearnerNode:
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
+        for note in prepared.notes:
+            self._say(note)
         return prepared
 
     def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
