@@ -1,9 +1,17 @@
-"""Two trainer ranks under torchrun, on CPU over gloo, do what one does."""
+"""Two trainer ranks under torchrun, on CPU over gloo, do what one does.
+
+Those of the fixture are of two machines as far as they know, so rows are sent; those of the run at the end are of one,
+so each writes its own rows.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,20 +20,30 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from swarm.child import NoParent
-from swarm.config import LeadConfig
+from swarm.config import TINY, LeadConfig
 from swarm.errors import ChildFailed, UserError
+from swarm.learner.checkpoint import stream_tensors
 from swarm.learner.checkpoints import TENSORS, is_whole
 from swarm.learner.messages import Prepare, Prepared, Save, Saved, Train, Trained, TrainGroup, TrainRollout
 from swarm.learner.service import TrainerProcess, prepare_command, torchrun_options
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from tests.builders import floats, ints
+from tests.integration.processes import eventually, free_port, swarm_in
 
 pytestmark = pytest.mark.integration
 
-CONFIG = LeadConfig(device="cpu", trainer_ranks=2, tokens_per_micro_batch=24, kl_weight=0.01, minibatches=2)
+CONFIG = LeadConfig(
+    device="cpu",
+    trainer_machines=2,
+    trainer_meeting=f"127.0.0.1:{free_port()}",
+    tokens_per_micro_batch=24,
+    kl_weight=0.01,
+    minibatches=2,
+)
 LONGEST = 6
 SAVED = 3
 """Learner steps taken when the checkpoint is written; one more follows it."""
@@ -77,19 +95,19 @@ class Life:
 
 @dataclass(frozen=True, kw_only=True)
 class Two:
-    """What two ranks did: a whole life, and the last step again from two checkpoints."""
+    """What two ranks did: a whole life, the last step again from two checkpoints, and another model."""
 
     life: Life
     from_two: tuple[Trained, bytes]
     from_one: tuple[Trained, bytes]
     refusal: str
-    death: str
-    survivors: list[int]
+    of_directory: tuple[Prepared, bytes]
+    end: str
 
 
-def command_in(directory: Path, resume: Path | None = None) -> Prepare:
+def command_in(directory: Path, resume: Path | None = None, model: str = TINY) -> Prepare:
     return prepare_command(
-        CONFIG,
+        CONFIG.model_copy(update={"model": model}),
         files_dir=directory / "model",
         staging=directory / "staging.bin",
         longest_completion=LONGEST,
@@ -97,9 +115,21 @@ def command_in(directory: Path, resume: Path | None = None) -> Prepare:
     )
 
 
-def alone(directory: Path, resume: Path | None = None) -> Trainer:
+def alone(directory: Path, resume: Path | None = None, model: str = TINY) -> Trainer:
     directory.mkdir(exist_ok=True)
-    return Trainer(command_in(directory, resume), NoParent())
+    return Trainer(command_in(directory, resume, model), NoParent())
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory as people have it, of a model whose head is not tied, with dimensions that two do not divide."""
+    config = tiny_model(0).config
+    config.update({"tie_word_embeddings": False, "intermediate_size": 77, "vocab_size": 15, "num_hidden_layers": 1})
+    directory = tmp_path_factory.mktemp("model")
+    torch.manual_seed(5)
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return str(directory)
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +153,24 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Life:
 
 
 @pytest.fixture(scope="module")
-def two(one: Life, tmp_path_factory: pytest.TempPathFactory) -> Two:
+def two(one: Life, other_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     """Two ranks, by way of the node's own end of a trainer; started once, since that takes longest."""
-    return asyncio.run(_live(one.checkpoint, tmp_path_factory.mktemp("two")))
+    host, port = str(CONFIG.trainer_meeting).split(":")
+    place = ["--nnodes", "2", "--node-rank", "1", "--master-addr", host, "--master-port", port]
+    # As docs/learner.md has it.
+    other_machine = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *place, "-m", "swarm.learner.trainer"]
+    )
+    try:
+        yield asyncio.run(_live(one.checkpoint, other_model, tmp_path_factory.mktemp("two")))
+        # Its rank ends when rank 0 is gone.
+        assert other_machine.wait(60) == 0
+    finally:
+        other_machine.kill()
+        other_machine.wait()
 
 
-async def _live(of_one: Path, directory: Path) -> Two:
+async def _live(of_one: Path, other_model: str, directory: Path) -> Two:
     process = TrainerProcess(directory, hang_s=120.0, torchrun=torchrun_options(CONFIG))
     checkpoint = directory / f"step-{SAVED:06}"
 
@@ -145,7 +187,7 @@ async def _live(of_one: Path, directory: Path) -> Two:
         return trained, await stage()
 
     try:
-        prepared = await process.prepare(CONFIG, LONGEST)
+        first = await process.prepare(CONFIG, LONGEST)
         staged = [process.staging.read_bytes()]
         trained = await train(range(SAVED))
         staged.append(await stage())
@@ -154,33 +196,28 @@ async def _live(of_one: Path, directory: Path) -> Two:
         trained += await train(range(SAVED, len(BATCHES)))
         assert await process.flush() == Saved(step=SAVED, fault="")
         staged.append(await stage())
-        life = Life(prepared=prepared, trained=trained, staged=staged, checkpoint=checkpoint)
+        life = Life(prepared=first, trained=trained, staged=staged, checkpoint=checkpoint)
         with pytest.raises(UserError) as refused:
             await resume(directory / "nowhere")
         from_two, from_one = await resume(checkpoint), await resume(of_one)
-        ranks = ranks_of(process._child.pid)
-        ranks[1].kill()
-        with pytest.raises(ChildFailed) as died:
+        prepared = await process._child.call(command_in(directory, model=other_model), Prepared)
+        of_directory = prepared, process.staging.read_bytes()
+        (rank,) = psutil.Process(process._child.pid).children()
+        os.kill(rank.pid, signal.SIGSTOP)
+        process._child._hang_s = 0.1
+        with pytest.raises(ChildFailed) as ended:
             await process.stage()
-        await process.stop()
-        psutil.wait_procs(ranks, timeout=60)
-        survivors = [rank.pid for rank in ranks if rank.is_running()]
+        assert psutil.wait_procs([rank], timeout=60)[1] == []
         return Two(
             life=life,
             from_two=from_two,
             from_one=from_one,
             refusal=str(refused.value),
-            death=str(died.value),
-            survivors=survivors,
+            of_directory=of_directory,
+            end=str(ended.value),
         )
     finally:
         await process.stop()
-
-
-def ranks_of(launcher: int | None) -> list[psutil.Process]:
-    """The ranks that torchrun started, by rank."""
-    children: list[psutil.Process] = psutil.Process(launcher).children()
-    return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 
 
 GRADIENT_TOLERANCE = 1e-5
@@ -264,6 +301,33 @@ def test_a_fault_that_all_ranks_know_of_is_one_line_and_they_go_on(two: Two) -> 
     assert "\n" not in two.refusal
 
 
-def test_a_killed_rank_ends_all_and_the_node_hears_which(two: Two) -> None:
-    assert "rank 1 of the trainer was killed by SIGKILL" in two.death
-    assert two.survivors == []
+def test_a_model_from_a_directory_is_read_by_rank_0_alone_and_the_same(
+    two: Two, other_model: str, tmp_path: Path
+) -> None:
+    prepared, staged = two.of_directory
+    assert prepared == alone(tmp_path, model=other_model).prepared()
+    assert staged == (tmp_path / "staging.bin").read_bytes()
+
+
+def test_a_rank_that_stands_still_is_ended(two: Two) -> None:
+    """Though torchrun gives it a session of its own; asserted where it is ended."""
+    assert "made no progress" in two.end
+
+
+def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
+    with swarm_in(tmp_path) as swarm:
+        swarm.lead_with(checkpoint_every_steps=2)
+        learner = swarm.lead("--port", "0", "--steps", "6", "--device", "cpu", "--trainer-ranks", "2")
+        swarm.scripted(learner.url(), name="sampler")
+        eventually(lambda: learner.status()["step"] > 2, learner, "a checkpoint and more steps")
+        (second,) = [child for child in learner.children() if child.environ().get("RANK") == "1"]
+        second.kill()
+        assert learner.wait() == 0, learner.output()
+        (restarted,) = [event for event in learner.events() if event["kind"] == "trainer_restarted"]
+        assert "rank 1 of the trainer was killed by SIGKILL" in restarted["reason"]
+        assert not [event for event in learner.events() if event["kind"] == "diverged"]
+        # What each rank wrote into the published file, and what rank 0 gathered for the checkpoint.
+        saved = load_file(learner.run_dir / "checkpoints" / "step-000006" / "model.safetensors")
+        assert (learner.run_dir / "versions" / "weights.bin").read_bytes() == b"".join(
+            saved[spec.name].view(torch.uint8).numpy().tobytes() for spec in stream_tensors(tiny_model(0))
+        )
