@@ -75,7 +75,7 @@ class Ranks:
         return pick_device(wanted)
 
     def read(self, name: str, seed: int) -> tuple[Any, Any, Any]:
-        """A model to be placed, and what only rank 0 has: the tokenizer, and the model with the weights if the first has
+        """A model to be placed, and what only rank 0 has: the tokenizer, and a model with the weights if the first has
         none. UserError if there is no such model."""
         model, tokenizer = load_model(name, seed)
         return model, tokenizer, None
