@@ -293,7 +293,7 @@ def _own_device(wanted: str) -> torch.device:
         return device
     if wanted not in ("auto", "cuda"):
         raise UserError(
-            f"--device {wanted} is one device, and each of {count} trainer ranks takes its own: leave it out"
+            f'device = "{wanted}" is one device, and each of {count} trainer ranks takes its own: leave it out'
         )
     there = torch.cuda.device_count()
     if count > there:

@@ -201,7 +201,8 @@ async def _live(of_one: Path, other_model: str, directory: Path) -> Two:
             await resume(directory / "nowhere")
         from_two, from_one = await resume(checkpoint), await resume(of_one)
         prepared = await process._child.call(command_in(directory, model=other_model), Prepared)
-        of_directory = prepared, process.staging.read_bytes()
+        # The file is that of the larger model before.
+        of_directory = prepared, process.staging.read_bytes()[: prepared.layout.total_bytes]
         (rank,) = psutil.Process(process._child.pid).children()
         os.kill(rank.pid, signal.SIGSTOP)
         process._child._hang_s = 0.1
