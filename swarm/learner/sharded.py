@@ -16,6 +16,7 @@ import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -94,6 +95,8 @@ class Sharded(Ranks):
             done = work()
         except Exception as error:  # noqa: BLE001 - all ranks have to hear of every fault
             is_user_error = isinstance(error, UserError)
+            if not is_user_error:
+                traceback.print_exc()
             fault = str(error) if is_user_error else f"{type(error).__name__}: {error}"
         told = self._from_all((fault, is_user_error))
         for rank, (line, is_users) in enumerate(told):
@@ -272,7 +275,7 @@ class Sharded(Ranks):
 def _local(tensor: DTensor) -> torch.Tensor:
     """The rows that this rank holds, as a view."""
     with torch.no_grad():
-        local: torch.Tensor = tensor.to_local()  # type: ignore[no-untyped-call]
+        local: torch.Tensor = tensor.to_local()
     return local.detach()
 
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from swarm.child import NoParent
 from swarm.config import TINY, LeadConfig
@@ -127,7 +127,8 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     config.update({"tie_word_embeddings": False, "intermediate_size": 77, "vocab_size": 15})
     directory = tmp_path_factory.mktemp("model")
     torch.manual_seed(5)
-    Qwen3ForCausalLM(config).save_pretrained(directory)
+    auto: Any = AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return str(directory)
 
