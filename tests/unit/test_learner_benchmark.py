@@ -1,0 +1,60 @@
+"""The learner's benchmark: its arithmetic, and one short run of what needs no second process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks import learner
+from benchmarks.learner_step import Peak, tokens_of
+from swarm.learner.memory import Shape
+
+
+def test_a_quick_run_measures_speed_and_publishing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert learner.main(["--quick", "--parts", "speed,publish", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert figures["mixed"]["ratio"] > 0
+    assert figures["publish"]["publish_s"] > 0
+    assert figures["publish"]["published_bytes"] > 0
+
+
+def test_tokens_are_prompts_and_completions() -> None:
+    groups = replace(learner.QUICK, least=5, most=5).rollouts(0)
+    assert tokens_of(groups) == 4 * (4 + 5)
+
+
+def test_a_token_costs_six_flops_a_weight_and_attention_besides() -> None:
+    shape = Shape(
+        parameters=1000,
+        layer_parameters=400,
+        layers=2,
+        hidden=10,
+        feed_forward=30,
+        queries=8,
+        keys=4,
+        vocab_size=20,
+    )
+    assert learner.flops_per_token(shape, 0) == 6000
+    assert learner.flops_per_token(shape, 50) == 6000 + 6 * 2 * 8 * 50
+
+
+@pytest.mark.parametrize(
+    ("ratio", "estimate", "share", "met"),
+    [(0.95, 1.2, 0.04, True), (0.85, 1.0, 0.04, False), (0.95, 1.3, 0.04, False), (0.95, 1.0, 0.06, False)],
+)
+def test_each_target_can_be_missed(ratio: float, estimate: float, share: float, met: bool) -> None:
+    figures: dict[str, Any] = {
+        "mixed": {"ratio": ratio},
+        "memory": [{"variant": "chunked", "estimate_ratio": estimate}, {"variant": "bare", "estimate_ratio": 9.0}],
+        "publish": {"share": share},
+    }
+    assert learner.met(figures) is met
+
+
+def test_a_peak_is_told_in_weights() -> None:
+    of = Peak(variant="chunked", model_bytes=100, peak_bytes=500, estimated_bytes=450)
+    assert of.per_model_byte == 5
+    assert of.estimate_ratio == pytest.approx(1.1)

@@ -1,0 +1,200 @@
+"""The memory preflight: its arithmetic, what it chooses, and the line it refuses with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from swarm.errors import UserError
+from swarm.learner import trainer as trainer_module
+from swarm.learner.memory import (
+    GIB,
+    SNAPSHOT_BYTES,
+    Setting,
+    Shape,
+    check_weights,
+    choose,
+    count_parameters,
+    read_free_bytes,
+    shape_of,
+    step_bytes,
+)
+from swarm.learner.messages import ComputeRules
+from swarm.learner.policy import CHUNK_BYTES, Policy
+from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from tests.unit.rows import CPU, small_model
+from tests.unit.trainers import trainer_in
+
+# Qwen3-4B.
+FOUR_B = Shape(
+    parameters=4_022_468_096,
+    layer_parameters=100_930_816,
+    layers=36,
+    hidden=2560,
+    feed_forward=9728,
+    queries=4096,
+    keys=1024,
+    vocab_size=151_936,
+)
+ON_GPU = Setting(
+    tokens=16_384,
+    activation_checkpointing=True,
+    half=True,
+    in_chunks=True,
+    has_dense_mask=False,
+    ranks=1,
+    has_reference=False,
+    on_host=False,
+)
+
+
+def total(setting: Setting) -> int:
+    return sum(step_bytes(FOUR_B, setting).values())
+
+
+def test_each_part_is_counted_for_what_it_is() -> None:
+    parts = step_bytes(FOUR_B, ON_GPU)
+    assert parts["gradients and AdamW"] == 12 * FOUR_B.parameters
+    assert parts["weights gathered or in bf16"] == 2 * FOUR_B.parameters
+    assert parts["logits"] == 3 * CHUNK_BYTES + 4 * 151_936 * 2560
+    assert parts["activations"] > 16_384 * 36 * 2560 * 4
+    assert set(parts) == {"gradients and AdamW", "weights gathered or in bf16", "logits", "activations"}
+
+
+def test_what_else_is_there_is_added() -> None:
+    assert total(replace(ON_GPU, has_reference=True)) - total(ON_GPU) == 4 * FOUR_B.parameters
+    assert total(replace(ON_GPU, on_host=True)) - total(ON_GPU) == SNAPSHOT_BYTES * FOUR_B.parameters
+    assert total(replace(ON_GPU, has_dense_mask=True)) - total(ON_GPU) == 5 * 16_384**2
+    whole = step_bytes(FOUR_B, replace(ON_GPU, in_chunks=False))["logits"]
+    assert whole == 3 * 4 * 16_384 * 151_936
+    without = step_bytes(FOUR_B, replace(ON_GPU, activation_checkpointing=False))["activations"]
+    assert without > 10 * step_bytes(FOUR_B, ON_GPU)["activations"]
+    eight = step_bytes(FOUR_B, replace(ON_GPU, ranks=8))
+    assert eight["gradients and AdamW"] == 12 * FOUR_B.parameters // 8
+    assert eight["activations"] == step_bytes(FOUR_B, ON_GPU)["activations"]
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "tokens", "checkpointing"),
+    [(300, 16_384, False), (110, 4096, False), (78, 16_384, True), (65, 8192, True), (61, 2048, True)],
+)
+def test_the_fastest_way_that_fits_is_chosen(free_gib: int, tokens: int, checkpointing: bool) -> None:
+    found = choose(FOUR_B, ON_GPU, ComputeRules(), free_gib * GIB, longest=0)
+    assert (found.tokens_per_micro_batch, found.activation_checkpointing) == (tokens, checkpointing)
+
+
+def test_what_the_user_has_set_stays() -> None:
+    wanted = ComputeRules(tokens_per_micro_batch=1000, activation_checkpointing=True)
+    assert choose(FOUR_B, ON_GPU, wanted, 300 * GIB, longest=0) == wanted
+    with pytest.raises(UserError, match=r"fewer --tokens-per-micro-batch"):
+        choose(FOUR_B, ON_GPU, ComputeRules(tokens_per_micro_batch=1 << 20), 100 * GIB, longest=0)
+    with pytest.raises(UserError, match="activation_checkpointing"):
+        choose(FOUR_B, ON_GPU, ComputeRules(activation_checkpointing=False), 80 * GIB, longest=0)
+
+
+def test_a_row_longer_than_the_budget_is_reckoned_with() -> None:
+    found = choose(FOUR_B, ON_GPU, ComputeRules(), 110 * GIB, longest=0)
+    longer = choose(FOUR_B, ON_GPU, ComputeRules(), 110 * GIB, longest=32_768)
+    assert (found.activation_checkpointing, longer.activation_checkpointing) == (False, True)
+    with pytest.raises(UserError, match="max-new-tokens"):
+        choose(FOUR_B, ON_GPU, ComputeRules(), 70 * GIB, longest=131_072)
+
+
+def test_too_little_is_one_line_that_says_what_does_not_fit() -> None:
+    with pytest.raises(UserError) as caught:
+        choose(FOUR_B, ON_GPU, ComputeRules(), 40 * GIB, longest=0)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "40.0 GiB are free" in line
+    assert "gradients and AdamW 45.0 GiB" in line
+    assert "--trainer-ranks" in line
+    assert "a smaller model" in line
+
+
+def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> None:
+    check_weights(10**9, ranks=1, free_bytes=16 * 10**9, host_bytes=14 * 10**9, device="cuda:0")
+    with pytest.raises(UserError, match=r"--trainer-ranks 4"):
+        check_weights(4 * 10**9, ranks=1, free_bytes=16 * 10**9, host_bytes=10**12, device="cuda:0")
+    check_weights(4 * 10**9, ranks=4, free_bytes=16 * 10**9, host_bytes=10**12, device="cuda:0")
+    with pytest.raises(UserError, match="on the host"):
+        check_weights(10**9, ranks=1, free_bytes=10**12, host_bytes=10**9, device="cuda:0")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "window", "capped", "scaled", "dropout", "alibi"])
+def test_the_shape_of_every_architecture_is_read(name: str) -> None:
+    model = small_model(name)
+    shape = shape_of(model)
+    assert shape.layers == 2
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert 0 < 2 * shape.layer_parameters < shape.parameters
+    assert (shape.vocab_size, shape.hidden) == (14, model.config.hidden_size)
+
+
+def test_a_model_is_counted_from_its_configuration_alone(tmp_path: Path) -> None:
+    model = tiny_model(0)
+    model.config.save_pretrained(tmp_path)
+    assert count_parameters(str(tmp_path)) == sum(p.numel() for p in model.parameters())
+    assert count_parameters(str(tmp_path / "nothing")) is None
+
+
+def test_free_memory_is_read_and_shared_among_ranks() -> None:
+    free = read_free_bytes(CPU, ranks=1)
+    assert 1 << 20 < free < 1 << 50
+    assert read_free_bytes(CPU, ranks=4) < free / 2
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    """Of a layer of the Qwen kind, by the bytes of the tensors that it saves."""
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+    )
+    model = Qwen3ForCausalLM(config).train()  # type: ignore[no-untyped-call]
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        alive = model.model(input_ids=torch.zeros((8, 64), dtype=torch.long), use_cache=False)
+    setting = replace(ON_GPU, tokens=512, activation_checkpointing=False, half=False)
+    estimated = step_bytes(shape_of(model), setting)["activations"]
+    assert alive.last_hidden_state.shape == (8, 64, 128)
+    assert estimated == pytest.approx(sum(kept.values()), rel=0.25)
+
+
+def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "SMALL_MODEL_PARAMETERS", 1000)
+    tiny_model(0).save_pretrained(tmp_path / "tiny")
+    tiny_tokenizer().save_pretrained(tmp_path / "tiny")
+    trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"))
+    assert trainer.prepared().notes == ("a learner step takes up to 16,384 tokens at a time, padded, in float32",)
+    monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 2_000_000)
+    with pytest.raises(UserError, match="a step of"):
+        trainer_in(tmp_path, model=str(tmp_path / "tiny"))
+    monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 1_000_000)
+    monkeypatch.setattr(trainer_module, "load_model", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(UserError, match="too little memory on cpu"):
+        trainer_in(tmp_path, model=str(tmp_path / "tiny"))
+
+
+def test_a_model_without_activation_checkpointing_is_not_given_it() -> None:
+    policy = Policy(small_model("qwen3"), ComputeRules(), temperature=1.0)
+    assert policy.module.model.supports_gradient_checkpointing
+    with pytest.raises(UserError, match="too little memory"):
+        choose(FOUR_B, ON_GPU, ComputeRules(), 78 * GIB, longest=0, may_checkpoint=False)
