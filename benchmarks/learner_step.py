@@ -24,12 +24,13 @@ import torch
 
 from benchmarks.sampler_models import Size, random_model
 from swarm.learner import policy as policy_module
+from swarm.learner.alarms import GRADIENT_CLIP
 from swarm.learner.memory import Setting, shape_of, step_bytes
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.trainer import ADAM_BETAS
-from swarm.learner.update import GRADIENT_CLIP, Learning, Update
+from swarm.learner.update import Learning, Update
 from tests.builders import floats, ints
 
 Variant = Literal["bare", "whole", "chunked", "checkpointed"]

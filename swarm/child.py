@@ -79,12 +79,15 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Child:
     """The parent's end. `name` is for messages, `module` is run with `python -m` and the arguments."""
 
-    def __init__(self, name: str, module: str, *arguments: str, log: Path, hang_s: float) -> None:
+    def __init__(
+        self, name: str, module: str, *arguments: str, log: Path, hang_s: float, start_s: float = START_S
+    ) -> None:
         self.name = name
         self._module = module
         self._arguments = arguments
         self._log = log
         self._hang_s = hang_s
+        self._start_s = start_s
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -113,7 +116,7 @@ class Child:
                 assert self._process is not None
                 ended = asyncio.ensure_future(self._process.wait())
                 waits: set[asyncio.Future[Any]] = {connected, ended}
-                await asyncio.wait(waits, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waits, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED)
                 ended.cancel()
                 if not connected.done():
                     await self.kill()
@@ -138,7 +141,8 @@ class Child:
             await self.kill()
             raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
         except OSError as error:
-            await self.kill()
+            # What started it may have more to say of its end.
+            await self.stop()
             raise ChildFailed(f"the {self.name} died; {self.log_tail()}") from error
         except asyncio.CancelledError:
             await self.kill()
@@ -260,9 +264,11 @@ async def _read_frame(reader: asyncio.StreamReader) -> bytes:
 
 
 class ChildChannel:
-    """The child's end: commands in, progress and one answer each out."""
+    """The child's end: commands in, progress and one answer each out. When the parent goes the process ends, with
+    `status_without_parent`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, status_without_parent: int = 0) -> None:
+        self._status_without_parent = status_without_parent
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.connect(os.environ[SOCKET_VARIABLE])
@@ -298,14 +304,19 @@ class ChildChannel:
             over.set()
             beating.join()
 
-    def serve(self, kind: Any, handle: Callable[[Any], msgspec.Struct]) -> None:
-        """Answer commands of the union `kind` with `handle(command)`, one after another, until the parent goes."""
+    def serve(
+        self, kind: Any, handle: Callable[[Any], msgspec.Struct], *, goes_on_after: type[Exception] = Exception
+    ) -> None:
+        """Answer commands of the union `kind` with `handle(command)`, one after another, until the parent goes, or a
+        fault is answered that is none of `goes_on_after`."""
         while True:
             call = msgspec.msgpack.decode(self._commands.get(), type=Call)
             try:
                 self._reply(call, handle(msgspec.msgpack.decode(call.body, type=kind)))
             except Exception as error:  # noqa: BLE001 - the parent has to hear of every fault of a command
                 self._fail(call, error)
+                if not isinstance(error, goes_on_after):
+                    return
 
     async def serve_side_by_side(self, kind: Any, handle: Callable[[Any], Awaitable[msgspec.Struct]]) -> None:
         """Answer commands of the union `kind` with `handle(command)`, begun in order, until the parent goes; it sees to
@@ -348,4 +359,12 @@ class ChildChannel:
         finally:
             # The parent is gone, by end of file or, if it died with an answer unread, by a reset: whatever is being
             # computed is of no use to anybody.
-            os._exit(0)
+            os._exit(self._status_without_parent)
+
+
+class NoParent(ChildChannel):
+    """The channel of a process that no parent listens to."""
+
+    def __init__(self) -> None: ...
+
+    def progress(self) -> None: ...

@@ -117,6 +117,8 @@ class LeadConfig(BaseModel):
     activation_checkpointing: bool | None = None
     compile: bool = False
     trainer_ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    trainer_machines: Annotated[int, Field(ge=1, le=1024)] = 1
+    trainer_meeting: Annotated[str, Field(pattern=r"^[^\s:]+:[0-9]{1,5}$")] | None = None
 
     alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100)] = 0.5
     alarm_entropy: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -161,6 +163,14 @@ class LeadConfig(BaseModel):
                 f"--publish-every-steps {self.publish_every_steps} is above --max-staleness + 1, which is "
                 f"{self.max_staleness + 1}: the learner would wait for ever for rollouts fresh enough; lower the one "
                 "or raise the other"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _machines_know_where_to_meet(self) -> Self:
+        if self.trainer_machines > 1 and self.trainer_meeting is None:
+            raise ValueError(
+                "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
             )
         return self
 

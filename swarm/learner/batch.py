@@ -10,7 +10,7 @@ in the same way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,6 +65,19 @@ class MicroBatch:
     def by_row(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
         """`values`, [tokens], by the number of the row."""
         return dict(zip(self.numbers, values.split(self.counts), strict=True))
+
+
+def without_weight(row: Row) -> Row:
+    """A row as long as `row` that changes no gradient and no figure, whatever it holds."""
+    nothing = torch.zeros_like(row.behaviour)
+    return replace(
+        row,
+        behaviour=nothing,
+        mask=torch.zeros_like(row.mask),
+        advantage=0.0,
+        proximal=None if row.proximal is None else nothing,
+        reference=None if row.reference is None else nothing,
+    )
 
 
 Numbered = tuple[int, Row]

@@ -79,7 +79,8 @@ def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
     aliases: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     first: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
+        # A sharded tensor has no address; tied ones are one object.
+        key = (tensor.data_ptr() or id(tensor), tuple(tensor.shape))
         aliases.setdefault(key, []).append(name)
         first.setdefault(key, tensor)
     specs = {
@@ -101,13 +102,19 @@ def layout_of(tensors: dict[TensorSpec, torch.Tensor], files: tuple[ModelFile, .
 @torch.no_grad()
 def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
     """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory."""
+    for place, tensor in zip(stream_places(tensors, path), tensors.values(), strict=True):
+        place.copy_(tensor.detach())
+
+
+def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:
+    """Where each tensor of the stream lies in the file at `path`, in the memory that is mapped to it."""
     total = sum(spec.nbytes for spec in tensors)
     flat = torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
-    at = 0
-    for spec, tensor in tensors.items():
-        place = flat[at : at + spec.nbytes].view(torch_stream_dtype(tensor)).view(spec.shape)
-        place.copy_(tensor.detach())
-        at += spec.nbytes
+    parts = flat.split([spec.nbytes for spec in tensors])
+    return [
+        part.view(torch_stream_dtype(tensor)).view(spec.shape)
+        for part, (spec, tensor) in zip(parts, tensors.items(), strict=True)
+    ]
 
 
 def torch_stream_dtype(tensor: torch.Tensor) -> torch.dtype:

@@ -59,6 +59,8 @@ class PolicyModel(torch.nn.Module):
         capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         self.in_chunks = head is not None and backbone is not model and not capped
         """Whether the head is taken apart from the rest of the model."""
+        self.weights_in_half = False
+        """Whether weights are bf16 whenever they are computed with, as FSDP gathers them."""
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor | None, places: torch.Tensor, targets: torch.Tensor
@@ -142,13 +144,16 @@ class Policy:
         return "flash" in (self.module.model.config._attn_implementation or "")
 
     def _are_equal(self, some: torch.Tensor, others: torch.Tensor, device: torch.device) -> bool:
-        half = self.is_flash and is_half(self._precision, device.type)
+        half = self._probes_in_half(device)
         return float((some - others).abs().max()) <= PROBE_ERROR[torch.bfloat16 if half else torch.float32]
 
     def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device) -> torch.Tensor:
         """Log-probs of all rows, [tokens], in their order; in float32 where the attention kernel can."""
         (part,) = micro_batches(rows, rules, device)
-        return self._read(part, half=self.is_flash and is_half(self._precision, device.type)).logprobs
+        return self._read(part, half=self._probes_in_half(device)).logprobs
+
+    def _probes_in_half(self, device: torch.device) -> bool:
+        return self.module.weights_in_half or (self.is_flash and is_half(self._precision, device.type))
 
 
 class _Chosen(torch.autograd.Function):

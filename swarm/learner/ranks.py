@@ -1,13 +1,25 @@
-"""The processes that share one trainer's work. One alone, until several are started under torchrun."""
+"""The processes that share one trainer's work: what a step asks of them, and one alone. Several are in sharded.py.
+
+Every rank gets every command and walks through the same code. What a rank does for itself differs in the rows that it
+computes and the rows of each tensor that it holds; what it decides must not: a figure that decides anything is added up
+over all ranks first, in one order, so that it is the same number everywhere.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-from swarm.learner.batch import MicroBatch
+from swarm.broadcast.manifest import TensorSpec
+from swarm.learner.checkpoint import load_model, write_staging
+from swarm.learner.device import pick_device
+from swarm.learner.policy import PolicyModel
+
+R = TypeVar("R")
 
 
 class Ranks:
@@ -16,13 +28,37 @@ class Ranks:
     rank = 0
     count = 1
 
-    def share(self, parts: list[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches that this rank computes: as many on every rank, since each takes part in every pass."""
-        return parts
+    # -- what all of them decide -----------------------------------------------------------------------------
+
+    def together(self, work: Callable[[], R]) -> R:
+        """`work()`, in which no rank waits for another one. If it fails on one rank, all of them raise."""
+        return work()
+
+    def from_first(self, value: R) -> R:
+        """Rank 0's `value`, on every rank."""
+        return value
+
+    def most(self, count: int) -> int:
+        """The largest `count` of any rank."""
+        return count
 
     def add_up(self, sums: dict[str, float]) -> dict[str, float]:
         """Sums over the tokens of this rank, added up over all."""
         return sums
+
+    def merge(self, found: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What any rank has found, by its number."""
+        return found
+
+    # -- a learner step --------------------------------------------------------------------------------------
+
+    def share(self, tokens: Sequence[int]) -> list[int]:
+        """Places, rising, of the rows that this rank computes; `tokens` are the lengths of all."""
+        return list(range(len(tokens)))
+
+    def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
+        """Add the gradient of `loss` to that of the minibatch; `is_last`: its last pass. Gradients of ranks add up."""
+        loss.backward()
 
     def clip_gradient(self, model: Any, limit: float) -> float:
         """Scale the gradient to a norm of at most `limit`; the norm that it had, which may not be finite."""
@@ -31,3 +67,33 @@ class Ranks:
             # Scaled by NaN; nobody may step on it.
             return math.nan
         return norm
+
+    # -- the model -------------------------------------------------------------------------------------------
+
+    def device(self, wanted: str) -> torch.device:
+        """Where this rank computes. UserError if it cannot be there."""
+        return pick_device(wanted)
+
+    def read(self, name: str, seed: int, made_in: Path) -> tuple[Any, Any, Any]:
+        """A model to be placed, and what only rank 0 has: the tokenizer, and a model with the weights if the first has
+        none. UserError if there is no such model."""
+        model, tokenizer = load_model(name, seed, made_in)
+        return model, tokenizer, None
+
+    def place(self, module: PolicyModel, source: Any, device: torch.device, *, half: bool) -> None:
+        """Bring what `read` gave onto `device` as fp32 masters. `half`: passes are computed in bf16."""
+        module.to(device)
+
+    def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy in rank 0's own CPU memory; None on the others."""
+        return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+    @torch.no_grad()
+    def fill(self, tensor: torch.Tensor, whole: torch.Tensor | None) -> None:
+        """Overwrite `tensor` with `whole`, of the same shape, which rank 0 has."""
+        assert whole is not None
+        tensor.copy_(whole)
+
+    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
+        """Write the stream of bf16 weights over the file at `path`."""
+        write_staging(tensors, path)

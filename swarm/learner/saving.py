@@ -9,7 +9,7 @@ Tied tensors are in it once, under their first name.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,24 @@ from swarm.errors import UserError
 from swarm.learner.checkpoint import save_model, stream_tensors, torch_stream_dtype
 from swarm.learner.checkpoints import STATE, TENSORS, TrainerState, being_written, read_state
 from swarm.learner.messages import AlarmState, Saved
+from swarm.learner.ranks import Ranks
 
 ADAM_KINDS = ("exp_avg", "exp_avg_sq", "step")
 """The state of torch's AdamW, without amsgrad."""
+
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""By the names in a file's header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,23 +52,26 @@ class Parts:
     optimizer: torch.optim.AdamW
     shuffle: torch.Generator
     device: torch.device
+    ranks: Ranks
+    progress: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One moment of a run, in CPU memory of its own: 12 bytes a parameter, and 2 more while it is written."""
+    """One moment of a run, in rank 0's own CPU memory: 12 bytes a parameter, and 2 more while it is written."""
 
     tensors: dict[str, torch.Tensor]
     state: TrainerState
 
 
 def take(parts: Parts, *, step: int, lineage: bytes, alarms: AlarmState | None = None) -> Snapshot:
-    """A copy of everything, of now."""
-    live = {**_weights(parts.model), **_moments(parts), **_generators(parts)}
-    copies = {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in live.items()
-    }
+    """A copy of everything, of now. Only rank 0's has tensors."""
+    copies: dict[str, torch.Tensor] = {}
+    for name, tensor in {**_weights(parts.model), **_moments(parts), **_generators(parts)}.items():
+        copy = parts.ranks.copy_whole(tensor)
+        if copy is not None:
+            copies[name] = copy
+        parts.progress()
     state = TrainerState(step=step, lineage=lineage.hex(), parameters=_size(parts.model), alarms=alarms or AlarmState())
     return Snapshot(tensors=copies, state=state)
 
@@ -77,18 +95,88 @@ def restore(parts: Parts, directory: Path) -> TrainerState:
 
     The state of a CUDA generator is put back only on a CUDA device.
     """
-    state = read_state(directory)
-    if state.parameters != (own := _size(parts.model)):
-        raise UserError(
-            f"the checkpoint {directory} is of a model of {state.parameters:,} parameters, not of one of {own:,}: "
-            "resume with the model that it was trained from"
-        )
-    try:
-        with safe_open(directory / TENSORS, framework="pt") as file:
-            _put_back(parts, {name: file.get_tensor(name) for name in file.keys()}, directory)  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{directory / TENSORS} cannot be read: {error}") from error
+    ranks = parts.ranks
+    held = ranks.together(lambda: _Held(parts, directory) if ranks.rank == 0 else None)
+    state, small, names = ranks.from_first((held.state, held.small(), held.names) if held else _NOTHING)
+    for name, tensor in _weights(parts.model).items():
+        ranks.fill(tensor, held.tensor(name) if held else None)
+        parts.progress()
+    for name, parameter in parts.model.named_parameters():
+        moments = parts.optimizer.state[parameter] = {}
+        for kind in ADAM_KINDS:
+            key = f"adam/{kind}/{name}"
+            if key in small:
+                # The step count stays on the CPU, where AdamW made it.
+                moments[kind] = small[key]
+            elif key in names:
+                moments[kind] = torch.zeros_like(parameter)
+                ranks.fill(moments[kind], held.tensor(key) if held else None)
+                parts.progress()
+    parts.shuffle.set_state(small["rng/shuffle"])
+    torch.set_rng_state(small["rng/torch"])
+    if parts.device.type == "cuda" and "rng/cuda" in small:
+        torch.cuda.set_rng_state(small["rng/cuda"], parts.device)
     return state
+
+
+_NOTHING: tuple[TrainerState, dict[str, torch.Tensor], frozenset[str]] = (
+    TrainerState(step=0, lineage="", parameters=0),
+    {},
+    frozenset(),
+)
+"""What the other ranks have of a checkpoint before rank 0 tells them."""
+
+
+class _Held:
+    """A checkpoint's tensors, read one at a time. UserError if they are another model's, or cannot be read."""
+
+    def __init__(self, parts: Parts, directory: Path) -> None:
+        self._path = directory / TENSORS
+        self.state = read_state(directory)
+        if self.state.parameters != (own := _size(parts.model)):
+            raise UserError(
+                f"the checkpoint {directory} is of a model of {self.state.parameters:,} parameters, not of one of "
+                f"{own:,}: resume with the model that it was trained from"
+            )
+        try:
+            self._file = safe_open(self._path, framework="pt")
+            self.names = frozenset(self._file.keys())
+        except (OSError, SafetensorError) as error:
+            raise self._unreadable(error) from error
+        self._check_weights(_weights(parts.model), directory)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise self._unreadable(error) from error
+        return tensor
+
+    def small(self) -> dict[str, torch.Tensor]:
+        """What every rank has whole: step counts and states of generators."""
+        # Cloned, since what was read may be mapped from the file.
+        return {name: self.tensor(name).clone() for name in self.names if name.startswith(("adam/step/", "rng/"))}
+
+    def _check_weights(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
+        expected = {name: (list(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+        found = {
+            name: (self._file.get_slice(name).get_shape(), self._dtype(name))
+            for name in sorted(self.names)
+            if name.startswith("weight/")
+        }
+        if found != expected:
+            name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
+            raise UserError(
+                f"the checkpoint {directory} is of another model: {name.removeprefix('weight/')} differs; "
+                "resume with the model that it was trained from"
+            )
+
+    def _dtype(self, name: str) -> torch.dtype | None:
+        """None for one that no tensor of a model has."""
+        return SAFETENSORS_DTYPES.get(self._file.get_slice(name).get_dtype())
+
+    def _unreadable(self, error: Exception) -> UserError:
+        return UserError(f"{self._path} cannot be read: {error}")
 
 
 class Saver:
@@ -129,33 +217,6 @@ class Saver:
         else:
             traceback.print_exception(error)
             self._fault = f"the checkpoint of step {self._step} could not be saved: {error}"
-
-
-def _put_back(parts: Parts, held: dict[str, torch.Tensor], directory: Path) -> None:
-    """`held` may be mapped from the file, so all of it is copied."""
-    weights = _weights(parts.model)
-    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
-    found = {name: (tensor.shape, tensor.dtype) for name, tensor in held.items() if name.startswith("weight/")}
-    if found != shapes:
-        name = next(name for name in (*shapes, *found) if found.get(name) != shapes.get(name))
-        raise UserError(
-            f"the checkpoint {directory} is of another model: {name.removeprefix('weight/')} differs; "
-            "resume with the model that it was trained from"
-        )
-    for name, tensor in weights.items():
-        tensor.copy_(held[name])
-    for name, parameter in parts.model.named_parameters():
-        moments = {kind: held.get(f"adam/{kind}/{name}") for kind in ADAM_KINDS}
-        parts.optimizer.state[parameter] = {
-            # The step count stays on the CPU, where AdamW made it.
-            kind: tensor.clone() if kind == "step" else torch.zeros_like(parameter).copy_(tensor)
-            for kind, tensor in moments.items()
-            if tensor is not None
-        }
-    parts.shuffle.set_state(held["rng/shuffle"].clone())
-    torch.set_rng_state(held["rng/torch"].clone())
-    if parts.device.type == "cuda" and "rng/cuda" in held:
-        torch.cuda.set_rng_state(held["rng/cuda"].clone(), parts.device)
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from swarm.child import Child
+from swarm.child import START_S, Child
 from swarm.config import LeadConfig
 from swarm.learner.messages import (
     AlarmRules,
@@ -23,14 +23,25 @@ from swarm.learner.messages import (
     TrainGroup,
 )
 
+MACHINES_START_S = 600.0
+"""Longest wait for trainer ranks on other machines, where somebody has to start them."""
+
 
 class TrainerProcess:
-    """Starts `swarm.learner.trainer` and calls it; files live under the run directory."""
+    """Starts `swarm.learner.trainer` and calls it; files live under the run directory. `torchrun`: its options, to have
+    several ranks."""
 
-    def __init__(self, run_dir: Path, *, hang_s: float) -> None:
+    def __init__(self, run_dir: Path, *, hang_s: float, torchrun: tuple[str, ...] = ()) -> None:
         self.files_dir = run_dir / "model"
         self.staging = run_dir / "staging.bin"
-        self._child = Child("trainer", "swarm.learner.trainer", log=run_dir / "logs" / "trainer.log", hang_s=hang_s)
+        self._child = Child(
+            "trainer",
+            "swarm.learner.launch" if torchrun else "swarm.learner.trainer",
+            *torchrun,
+            log=run_dir / "logs" / "trainer.log",
+            hang_s=hang_s,
+            start_s=MACHINES_START_S if "--nnodes" in torchrun else START_S,
+        )
 
     async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
         """Start the child and load the model, as it was at the checkpoint `resume` if one is given.
@@ -66,6 +77,18 @@ class TrainerProcess:
     async def stop(self) -> None:
         """End the child; a checkpoint that is being written is lost."""
         await self._child.stop()
+
+
+def torchrun_options(config: LeadConfig) -> tuple[str, ...]:
+    """What starts the trainer's ranks on this machine; none for one rank alone."""
+    own = ("--nproc-per-node", str(config.trainer_ranks))
+    if config.trainer_machines > 1:
+        assert config.trainer_meeting is not None
+        host, _, port = config.trainer_meeting.rpartition(":")
+        # Machine 0 has rank 0, which the node speaks with.
+        there = ("--nnodes", str(config.trainer_machines), "--node-rank", "0")
+        return (*there, "--master-addr", host, "--master-port", port, *own)
+    return ("--standalone", *own) if config.trainer_ranks > 1 else ()
 
 
 def prepare_command(

@@ -1,26 +1,24 @@
-"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node. Reads top to bottom."""
+"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node, or by torchrun as one rank of
+several. Reads top to bottom."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import traceback
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
 
 from swarm.broadcast.manifest import TensorSpec
-from swarm.child import ChildChannel
-from swarm.config import TINY
-from swarm.learner.checkpoint import (
-    layout_of,
-    load_model,
-    save_small_files,
-    stream_tensors,
-    write_staging,
-)
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
+from swarm.child import ChildChannel, NoParent
+from swarm.config import EMBEDDED
+from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors
+from swarm.learner.device import SMALL_MODEL_PARAMETERS
 from swarm.learner.memory import (
     check_weights,
     count_parameters,
@@ -42,7 +40,7 @@ from swarm.learner.messages import (
     Train,
     Trained,
 )
-from swarm.learner.policy import Policy, arrange
+from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.saving import Parts, Saver, restore, take, write
 from swarm.learner.update import Learning, Update
@@ -50,27 +48,44 @@ from swarm.learner.update import Learning, Update
 ADAM_BETAS = (0.9, 0.95)
 
 
-class Trainer:
-    """Model, optimiser and tokenizer of one run."""
+LAST_WORDS_S = 1.0
+"""So long rank 0 waits before it tells the node of a fault: if that was another rank's end, torchrun ends this one
+meanwhile and says whose end it was."""
 
-    def __init__(self, command: Prepare, channel: ChildChannel) -> None:
+ALIKE_S = 3.0
+"""So long another rank with a fault lives on: the same may have befallen rank 0, which is to tell the node."""
+
+
+class Trainer:
+    """Model, optimiser and tokenizer of one run: a rank's part of them, if there are several."""
+
+    def __init__(self, command: Prepare, channel: ChildChannel, ranks: Ranks | None = None) -> None:
         self._channel = channel
         self._command = command
-        self._device = pick_device(command.device)
+        self._ranks = ranks or Ranks()
+        self._device = self._ranks.device(command.device)
         with channel.alive():
             self._check_weights()
-            self._model, self._tokenizer = load_model(command.model, command.seed, Path(command.files_dir))
+            self._policy, self._tokenizer = self._load(command.compute)
+        self._model = self._policy.module.model
         self._parameters = sum(p.numel() for p in self._model.parameters())
         if self._parameters < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
-        self._model.to(self._device).train()
+        self._model.train()
         torch.manual_seed(command.seed)
         self._shuffle = torch.Generator().manual_seed(command.seed)
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=command.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
         )
         self._tensors: dict[TensorSpec, torch.Tensor] = stream_tensors(self._model)
-        self._parts = Parts(model=self._model, optimizer=self._optimizer, shuffle=self._shuffle, device=self._device)
+        self._parts = Parts(
+            model=self._model,
+            optimizer=self._optimizer,
+            shuffle=self._shuffle,
+            device=self._device,
+            ranks=self._ranks,
+            progress=channel.progress,
+        )
         self._update = self._make_update()
         self._saver = Saver()
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
@@ -78,8 +93,11 @@ class Trainer:
 
     def prepared(self) -> Prepared:
         """Save the small files, stage the weights and describe the model."""
-        files = save_small_files(self._model, self._tokenizer, Path(self._command.files_dir))
-        write_staging(self._tensors, Path(self._command.staging))
+        is_first = self._ranks.rank == 0
+        files = self._ranks.together(
+            lambda: save_small_files(self._model, self._tokenizer, Path(self._command.files_dir)) if is_first else ()
+        )
+        self._ranks.stage(self._tensors, Path(self._command.staging))
         config = self._model.config
         return Prepared(
             layout=layout_of(self._tensors, files),
@@ -111,43 +129,57 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """Refuse a model that is too large before it is loaded."""
-        parameters = count_parameters(self._command.model) if self._command.model != TINY else None
-        if parameters is None or parameters < SMALL_MODEL_PARAMETERS:
-            return
-        check_weights(
-            parameters,
-            ranks=1,
-            free_bytes=read_free_bytes(self._device, ranks=1),
-            host_bytes=read_free_host_bytes(),
-            device=str(self._device),
-        )
+        free_bytes = self._free_bytes()
+
+        def check() -> None:
+            parameters = count_parameters(self._command.model) if self._command.model not in EMBEDDED else None
+            if parameters is None or parameters < SMALL_MODEL_PARAMETERS:
+                return
+            check_weights(
+                parameters,
+                ranks=self._ranks.count,
+                free_bytes=free_bytes,
+                host_bytes=read_free_host_bytes(),
+                device=str(self._device),
+            )
+
+        self._ranks.together(check if self._ranks.rank == 0 else lambda: None)
+
+    def _free_bytes(self) -> int:
+        """What each rank may take: what the one that has least may."""
+        return -self._ranks.most(-read_free_bytes(self._device, ranks=self._ranks.count))
 
     def _make_update(self) -> Update:
         command, channel = self._command, self._channel
-        policy = Policy(self._model, command.compute, temperature=command.temperature)
-        compute, self._notes = self._settle(policy)
+        compute, self._notes = self._settle(self._policy)
         arrange(self._model, compute)
         reference = None
         if command.learning.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
-                frozen, _ = load_model(command.model, command.seed, Path(command.files_dir))
-            frozen.to(self._device).requires_grad_(False)
-            reference = Policy(frozen, compute, temperature=command.temperature)
+                reference, _ = self._load(compute)
+            reference.module.requires_grad_(False)
             reference.settle(compute, self._device)
-        return Update(
-            msgspec.structs.replace(command, compute=compute),
-            Learning(
-                model=self._model,
-                optimizer=self._optimizer,
-                shuffle=self._shuffle,
-                policy=policy,
-                reference=reference,
-                ranks=Ranks(),
-                device=self._device,
-                progress=channel.progress,
-            ),
+        learning = Learning(
+            model=self._model,
+            optimizer=self._optimizer,
+            shuffle=self._shuffle,
+            policy=self._policy,
+            reference=reference,
+            ranks=self._ranks,
+            device=self._device,
+            progress=channel.progress,
         )
+        return self._ranks.together(lambda: Update(msgspec.structs.replace(command, compute=compute), learning))
+
+    def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
+        """The model that the run began with, on this rank's device, and the tokenizer."""
+        command = self._command
+        model, tokenizer, source = self._ranks.read(command.model, command.seed, Path(command.files_dir))
+        policy = Policy(model, rules, temperature=command.temperature)
+        half = is_half(rules.precision, self._device.type)
+        self._ranks.place(policy.module, source, self._device, half=half)
+        return policy, tokenizer
 
     def _settle(self, policy: Policy) -> tuple[ComputeRules, tuple[str, ...]]:
         """How steps are computed, and lines about it. A small model takes a minibatch at once and always fits."""
@@ -159,8 +191,8 @@ class Trainer:
             policy,
             compute,
             self._device,
-            read_free_bytes(self._device, ranks=1),
-            ranks=1,
+            self._free_bytes(),
+            ranks=self._ranks.count,
             longest=command.learning.longest_completion,
             kl=bool(command.learning.kl_weight),
         )
@@ -175,15 +207,17 @@ class Trainer:
                 time.sleep(left_s)
 
     def stage(self) -> Done:
-        write_staging(self._tensors, Path(self._command.staging))
+        self._ranks.stage(self._tensors, Path(self._command.staging))
         return Done()
 
     def save(self, command: Save) -> Done:
         """Copy what a checkpoint holds; the copy is written while training goes on."""
         with self._channel.alive():
             self._saver.wait()
-            snapshot = take(self._parts, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state)
-        self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, Path(command.directory)))
+        snapshot = take(self._parts, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state)
+        if self._ranks.rank == 0:
+            directory = Path(command.directory)
+            self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, directory))
         return Done()
 
     def flush(self) -> Saved:
@@ -193,8 +227,7 @@ class Trainer:
         return self._saver.report()
 
     def _resume(self, directory: str) -> tuple[int, bytes]:
-        with self._channel.alive():
-            state = restore(self._parts, Path(directory))
+        state = restore(self._parts, Path(directory))
         self._update.alarms.state = state.alarms
         return state.step, bytes.fromhex(state.lineage)
 
@@ -208,18 +241,22 @@ def _stop_token_ids(model: Any) -> tuple[int, ...]:
     return (int(stops),) if isinstance(stops, int) else tuple(int(stop) for stop in stops)
 
 
-def main() -> None:
-    channel = ChildChannel()
-    trainer: Trainer | None = None
+class Commands:
+    """Carries out commands, one after another, on every rank alike."""
 
-    def handle(command: Command) -> msgspec.Struct:
-        nonlocal trainer
+    def __init__(self, channel: ChildChannel, ranks: Ranks) -> None:
+        self._channel = channel
+        self._ranks = ranks
+        self._trainer: Trainer | None = None
+
+    def handle(self, command: Command) -> msgspec.Struct:
         if isinstance(command, Prepare):
             # Nobody's until all of it has succeeded: a node that goes on with half of it would train on other weights.
-            made = Trainer(command, channel)
+            made = Trainer(command, self._channel, self._ranks)
             prepared = made.prepared()
-            trainer = made
+            self._trainer = made
             return prepared
+        trainer = self._trainer
         assert trainer is not None
         if isinstance(command, Train | Save) and command.step != trainer.steps_taken:
             raise ValueError(f"step {command.step} does not follow the {trainer.steps_taken} steps taken")
@@ -233,7 +270,46 @@ def main() -> None:
             case Flush():
                 return trainer.flush()
 
-    channel.serve(Command, handle)
+
+def main() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _run_rank()
+    channel = ChildChannel()
+    channel.serve(Command, Commands(channel, Ranks()).handle)
+
+
+def _run_rank() -> NoReturn:
+    """One of several ranks, until the node goes: rank 0 has the node's commands, the others have them from it."""
+    from swarm.learner.sharded import Sharded, SharedFault
+
+    channel = ChildChannel(status_without_parent=1) if os.environ["RANK"] == "0" else NoParent()
+    ranks = Sharded()
+    commands = Commands(channel, ranks)
+
+    def lead(command: Command) -> msgspec.Struct:
+        try:
+            ranks.tell(msgspec.msgpack.encode(command))
+            return commands.handle(command)
+        except SharedFault:
+            raise
+        except Exception:
+            time.sleep(LAST_WORDS_S)
+            raise
+
+    if ranks.rank == 0:
+        channel.serve(Command, lead, goes_on_after=SharedFault)
+        os._exit(1)
+    while (heard := ranks.hear()) is not None:
+        try:
+            commands.handle(msgspec.msgpack.decode(heard, type=Command))
+        except SharedFault:
+            pass
+        except Exception:  # noqa: BLE001 - whatever it was, nobody may wait for this rank any longer
+            traceback.print_exc()
+            sys.stderr.flush()
+            time.sleep(ALIKE_S)
+            os._exit(1)
+    os._exit(0)
 
 
 if __name__ == "__main__":

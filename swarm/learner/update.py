@@ -13,7 +13,7 @@ import torch
 from swarm.errors import UserError
 from swarm.learner.advantages import reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms
-from swarm.learner.batch import MicroBatch, Row, micro_batches
+from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
 from swarm.learner.objective import Tokens, kl_to_reference, objective_named
 from swarm.learner.policy import Policy, TokenFigures
@@ -84,18 +84,37 @@ class Update:
     def _read_all(self, rows: Sequence[Row], policy: Policy) -> list[torch.Tensor]:
         """Log-probs of every row, on the CPU."""
         found: dict[int, torch.Tensor] = {}
-        for part in micro_batches(rows, self._command.compute, self._at.device):
-            found |= part.by_row(policy.read(part).logprobs.cpu())
+        places, parts, idle = self._share(rows)
+        for part in parts:
+            found |= {
+                places[number]: values for number, values in part.by_row(policy.read(part).logprobs.cpu()).items()
+            }
             self._at.progress()
-        return [found[number] for number in range(len(rows))]
+        for part in idle:
+            policy.read(part)
+        found = self._at.ranks.merge(found)
+        return [found[place] for place in range(len(rows))]
+
+    def _share(self, rows: Sequence[Row]) -> tuple[list[int], list[MicroBatch], list[MicroBatch]]:
+        """Places of this rank's rows among `rows`, their micro-batches, and micro-batches without any weight, by which
+        it makes as many passes as any other rank: each takes part in every pass of all."""
+        ranks, at = self._at.ranks, self._at
+        places = ranks.share([len(row.token_ids) for row in rows])
+        parts = micro_batches([rows[place] for place in places], self._command.compute, at.device)
+        missing = ranks.most(len(parts)) - len(parts)
+        shortest = min(rows, key=lambda row: len(row.token_ids))
+        idle = micro_batches([without_weight(shortest)], self._command.compute, at.device) * missing
+        return places, parts, idle
 
     def _optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> None:
         """Accumulate the gradient over micro-batches. Dividing by the tokens of the whole minibatch makes every token
         count the same (DAPO's token-level loss), however it is cut."""
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows))
         own: Sums = defaultdict(float)
-        for part in self._at.ranks.share(micro_batches(rows, self._command.compute, self._at.device)):
-            self._accumulate(part, tokens, own, count_mismatch=is_first)
+        _, parts, idle = self._share(rows)
+        passes = [*parts, *idle]
+        for number, part in enumerate(passes, start=1):
+            self._accumulate(part, tokens, own, count_mismatch=is_first, is_last=number == len(passes))
             self._at.progress()
         found = self._at.ranks.add_up(dict(own))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
@@ -109,7 +128,7 @@ class Update:
         for name, value in found.items():
             sums[name] += value
 
-    def _accumulate(self, part: MicroBatch, tokens: float, sums: Sums, *, count_mismatch: bool) -> None:
+    def _accumulate(self, part: MicroBatch, tokens: float, sums: Sums, *, count_mismatch: bool, is_last: bool) -> None:
         """Forward and backward of one micro-batch."""
         rules = self._command.learning
         read = self._at.policy.read(part)
@@ -128,7 +147,7 @@ class Update:
             kl = kl_to_reference(read.logprobs, part.reference, part.mask)
             losses, figures = losses + rules.kl_weight * kl, figures | {"kl": kl.sum()}
         loss = losses.sum() / tokens
-        loss.backward()
+        self._at.ranks.backward(loss, self._at.policy.module, is_last=is_last)
         with torch.no_grad():
             told = {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
             told |= figures

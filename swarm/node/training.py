@@ -27,7 +27,7 @@ from swarm.config import LeadConfig
 from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoints import Checkpoint, checkpoint_path, clear_up, newest_whole, prune, whole_checkpoints
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup, TrainRollout
-from swarm.learner.service import TrainerProcess
+from swarm.learner.service import TrainerProcess, torchrun_options
 from swarm.rollout.admission import staleness
 from swarm.rollout.entries import RecordedGroup
 from swarm.rollout.journal import Journal
@@ -72,7 +72,7 @@ class Training:
         self._emit = emit
         self._on_trained = on_trained
         self._on_divergence = on_divergence
-        self._trainer = TrainerProcess(run_dir, hang_s=config.trainer_hang_s)
+        self._trainer = TrainerProcess(run_dir, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config))
         self._root = run_dir / "checkpoints"
         self._faults = 0
         self.saved_step: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.config import TINY, LeadConfig
+from swarm.config import EMBEDDED, LeadConfig
 from swarm.node.rundir import CHANGEABLE
 from swarm.report.figures import Figures
 
@@ -109,7 +109,7 @@ def _libraries(found: Figures) -> Iterator[str]:
 
 def _is_hub_name(model: str) -> bool:
     """Whether a model is named as on the hub; a directory that is called so is taken for one."""
-    return model != TINY and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith((".", "/", "~"))
+    return model not in EMBEDDED and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith((".", "/", "~"))
 
 
 def _shown(name: str) -> str:

@@ -175,3 +175,9 @@ def test_every_option_of_an_engine_is_in_the_guide_for_owners_of_gpus() -> None:
 @pytest.mark.parametrize("name", ["cost_per_hour", "egress_cost_per_gb"])
 def test_a_price_that_is_none_is_refused(name: str, price: float) -> None:
     assert f"--{name.replace('_', '-')} {price}: " in fault(LeadConfig, None, **{name: price})
+
+
+def test_several_trainer_machines_need_a_place_to_meet() -> None:
+    assert "trainer_meeting" in fault(LeadConfig, trainer_machines=2)
+    assert "--trainer-meeting" in fault(LeadConfig, trainer_machines=2, trainer_meeting="nowhere")
+    assert load_config(LeadConfig, None, {"trainer_machines": 2, "trainer_meeting": "10.0.0.1:29500"})

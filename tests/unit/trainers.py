@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm.child import ChildChannel
+from swarm.child import NoParent
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from tests.builders import floats, ints
-
-
-class NoParent(ChildChannel):
-    """A channel without a parent at its other end."""
-
-    def __init__(self) -> None: ...
-
-    def progress(self) -> None: ...
 
 
 def trainer_in(

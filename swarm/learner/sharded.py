@@ -1,0 +1,316 @@
+"""Several ranks under torchrun, each of which holds some rows of every parameter (FSDP2).
+
+Rank 0 speaks with the node and tells the others every command. A tensor is cut along its first dimension as
+torch.chunk does it, so what a rank holds is contiguous in the tensor and in the stream of published weights: nothing
+has to be gathered to be published. Between ranks weights move one tensor at a time, so none holds a second copy of the
+model.
+
+A fault that every rank knows of is raised by all of them (`together`) and answered by rank 0, and they go on. Any other
+one ends the rank that it befell, since the others may wait for it: torchrun then ends all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from swarm.broadcast.manifest import TensorSpec
+from swarm.errors import EchoError, UserError
+from swarm.learner.checkpoint import load_model, stream_places, torch_stream_dtype
+from swarm.learner.device import pick_device
+from swarm.learner.policy import PolicyModel, layers_of
+from swarm.learner.ranks import Ranks
+
+PATIENCE = timedelta(days=365)
+"""Of a collective: commands may be hours apart, and a rank that hangs is noticed by the node, which hears of no
+progress."""
+
+WHOLE_GRADIENT_BYTES = 2 << 30
+"""Up to here each rank keeps the whole gradient of a minibatch and the ranks add up theirs once; a larger one is cut at
+every pass, since what FSDP saved in memory would be lost again."""
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent dies."""
+
+R = TypeVar("R")
+
+
+class SharedFault(UserError):
+    """Something a person has to change, and every rank knows of it."""
+
+
+class SharedFailure(EchoError):
+    """A fault of the program on some rank, raised by every one."""
+
+
+class Sharded(Ranks):
+    """One rank of several. Joins the others when it is made."""
+
+    def __init__(self) -> None:
+        _end_with_parent()
+        dist.init_process_group("gloo", timeout=PATIENCE)
+        self.rank = dist.get_rank()
+        self.count = dist.get_world_size()
+        self._mesh: DeviceMesh | None = None
+        self._machines: list[int] = self._from_all(int(os.environ["GROUP_RANK"]))
+
+    # -- commands --------------------------------------------------------------------------------------------
+
+    def tell(self, command: bytes) -> None:
+        """Rank 0's word to all the others."""
+        dist.broadcast(torch.tensor([len(command)]), 0)
+        dist.broadcast(torch.frombuffer(bytearray(command), dtype=torch.uint8), 0)
+
+    def hear(self) -> bytes | None:
+        """What rank 0 tells next; None when it is gone."""
+        size = torch.zeros(1, dtype=torch.long)
+        try:
+            dist.broadcast(size, 0)
+            body = torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(body, 0)
+        except RuntimeError:
+            return None
+        return body.numpy().tobytes()
+
+    # -- what all of them decide -----------------------------------------------------------------------------
+
+    def together(self, work: Callable[[], R]) -> R:
+        fault = ""
+        is_user_error = False
+        try:
+            done = work()
+        except Exception as error:  # noqa: BLE001 - all ranks have to hear of every fault
+            is_user_error = isinstance(error, UserError)
+            if not is_user_error:
+                traceback.print_exc()
+            fault = str(error) if is_user_error else f"{type(error).__name__}: {error}"
+        told = self._from_all((fault, is_user_error))
+        for rank, (line, is_users) in enumerate(told):
+            if is_users:
+                raise SharedFault(line)
+            if line:
+                raise SharedFailure(f"rank {rank}: {line}")
+        return done
+
+    def from_first(self, value: R) -> R:
+        held: list[Any] = [value]
+        dist.broadcast_object_list(held, 0)
+        told: R = held[0]
+        return told
+
+    def most(self, count: int) -> int:
+        return max(self._from_all(count))
+
+    def add_up(self, sums: dict[str, float]) -> dict[str, float]:
+        found = self._from_all(sums)
+        return {name: sum(each[name] for each in found) for name in sums}
+
+    def merge(self, found: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        merged: dict[int, torch.Tensor] = {}
+        for each in self._from_all(found):
+            merged |= each
+        return merged
+
+    def _from_all(self, value: R) -> list[R]:
+        """Every rank's value, by rank."""
+        held: list[Any] = [None] * self.count
+        dist.all_gather_object(held, value)
+        return held
+
+    # -- a learner step --------------------------------------------------------------------------------------
+
+    def share(self, tokens: Sequence[int]) -> list[int]:
+        """The longest first, each to the rank that has the fewest tokens so far."""
+        load = [0] * self.count
+        own: list[int] = []
+        for place in sorted(range(len(tokens)), key=lambda place: -tokens[place]):
+            rank = load.index(min(load))
+            load[rank] += tokens[place]
+            if rank == self.rank:
+                own.append(place)
+        return sorted(own)
+
+    def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
+        assert isinstance(module, FSDPModule)
+        module.set_requires_gradient_sync(is_last or not _is_kept_whole(module))
+        loss.backward()
+
+    def clip_gradient(self, model: Any, limit: float) -> float:
+        """As torch.nn.utils.clip_grad_norm_ does it, over the rows of all ranks."""
+        gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
+        held = [gradient for gradient in gradients if gradient is not None]
+        norm = math.sqrt(sum(self._from_all(float(torch.nn.utils.get_total_norm(held)) ** 2)))
+        if not math.isfinite(norm):
+            return math.nan
+        if norm > limit:
+            torch._foreach_mul_(held, limit / (norm + 1e-6))
+        return norm
+
+    # -- the model -------------------------------------------------------------------------------------------
+
+    def device(self, wanted: str) -> torch.device:
+        device = self.together(lambda: _own_device(wanted))
+        if self._mesh is None:
+            group = dist.new_group(backend="nccl", timeout=PATIENCE) if device.type == "cuda" else dist.group.WORLD
+            assert group is not None
+            self._mesh = DeviceMesh.from_group(group, device.type)
+        return device
+
+    def read(self, name: str, seed: int, made_in: Path) -> tuple[Any, Any, Any]:
+        """Rank 0 reads the model into its CPU memory; every rank gets one without weights, and needs no files."""
+        source, tokenizer = self.together(lambda: load_model(name, seed, made_in) if self.rank == 0 else (None, None))
+        kind, config, generation = self.from_first(
+            (type(source), source.config, source.generation_config) if source is not None else (None, None, None)
+        )
+        assert kind is not None
+        with torch.device("meta"):
+            model = kind(config)
+        model.generation_config = generation
+        return model, tokenizer, source
+
+    def place(self, module: PolicyModel, source: Any, device: torch.device, *, half: bool) -> None:
+        """Cut the parameters, make room for each rank's own rows, and have rank 0 hand them out."""
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
+        for part in (*layers_of(module), module):
+            cut = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
+            # FSDP takes the mean of the ranks' gradients; each is its share of one sum.
+            cut.set_gradient_divide_factor(1.0)
+            # Gloo cannot scale as it adds up.
+            cut.set_force_sum_reduction_for_comms(True)
+        module.weights_in_half = half
+        module.to_empty(device=device)
+        held = _named_tensors(source) if source is not None else {}
+        for name, tensor in _named_tensors(module.model).items():
+            self.fill(tensor, held.get(name))
+
+    def copy_whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if not isinstance(tensor, DTensor):
+            return super().copy_whole(tensor) if self.rank == 0 else None
+        local = _local(tensor)
+        if self.rank != 0:
+            self._send(local)
+            return None
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        whole[self._rows(tensor, 0)].copy_(local)
+        for rank in range(1, self.count):
+            self._receive(whole[self._rows(tensor, rank)], rank, local.device)
+        return whole
+
+    @torch.no_grad()
+    def fill(self, tensor: torch.Tensor, whole: torch.Tensor | None) -> None:
+        assert self._mesh is not None
+        if not isinstance(tensor, DTensor):
+            held = tensor.detach() if whole is None else whole.detach().to(tensor.device, tensor.dtype)
+            held = held.contiguous()
+            dist.broadcast(held, 0, group=self._mesh.get_group())
+            tensor.copy_(held)
+            return
+        local = _local(tensor)
+        if whole is None:
+            self._receive(local, 0, local.device)
+            return
+        for rank in range(self.count)[::-1]:
+            part = whole[self._rows(tensor, rank)].to(local.device, local.dtype)
+            if rank == 0:
+                local.copy_(part)
+            else:
+                self._send(part, rank)
+
+    @torch.no_grad()
+    def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
+        """Ranks on rank 0's machine write their rows into the file themselves; others send them there."""
+        is_near = self._machines[self.rank] == self._machines[0]
+        places = self.together(lambda: stream_places(tensors, path) if is_near else None)
+        far = [rank for rank in range(self.count) if self._machines[rank] != self._machines[0]]
+        for number, tensor in enumerate(tensors.values()):
+            if not isinstance(tensor, DTensor):
+                if self.rank == 0 and places is not None:
+                    places[number].copy_(tensor)
+                continue
+            local = _local(tensor)
+            if places is None:
+                self._send(local.to(torch_stream_dtype(tensor)))
+                continue
+            places[number][self._rows(tensor, self.rank)].copy_(local)
+            for rank in far if self.rank == 0 else ():
+                self._receive(places[number][self._rows(tensor, rank)], rank, local.device)
+        # The file is whole only when everybody has written.
+        dist.barrier()
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _rows(self, tensor: torch.Tensor, rank: int) -> slice:
+        """The rows of a sharded tensor that a rank holds; the last ranks may have fewer, or none."""
+        rows = -(-tensor.shape[0] // self.count)
+        return slice(min(rank * rows, tensor.shape[0]), min((rank + 1) * rows, tensor.shape[0]))
+
+    def _send(self, part: torch.Tensor, rank: int = 0) -> None:
+        assert self._mesh is not None
+        if part.numel():
+            dist.send(part.contiguous(), rank, group=self._mesh.get_group())
+
+    def _receive(self, place: torch.Tensor, rank: int, device: torch.device) -> None:
+        """Into `place`, by way of `device`, where ranks send from."""
+        assert self._mesh is not None
+        if place.numel():
+            part = torch.empty(place.shape, dtype=place.dtype, device=device)
+            dist.recv(part, rank, group=self._mesh.get_group())
+            place.copy_(part)
+
+
+def _local(tensor: DTensor) -> torch.Tensor:
+    """The rows that this rank holds, as a view."""
+    with torch.no_grad():
+        local: torch.Tensor = tensor.to_local()
+    return local.detach()
+
+
+def _named_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, tied ones once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _is_kept_whole(module: torch.nn.Module) -> bool:
+    return 4 * sum(p.numel() for p in module.parameters()) <= WHOLE_GRADIENT_BYTES
+
+
+def _own_device(wanted: str) -> torch.device:
+    """The device of this rank among those of its machine. UserError if there are too few."""
+    own, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    device = pick_device(wanted)
+    if device.type != "cuda":
+        return device
+    if wanted not in ("auto", "cuda"):
+        raise UserError(
+            f'device = "{wanted}" is one device, and each of {count} trainer ranks takes its own: leave it out'
+        )
+    there = torch.cuda.device_count()
+    if count > there:
+        raise UserError(
+            f"--trainer-ranks {count}: this machine has {there} CUDA device{'s' if there != 1 else ''}, and each rank "
+            f"takes one; --trainer-ranks {there} uses them all"
+        )
+    device = torch.device("cuda", own)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _end_with_parent() -> None:
+    """Torchrun puts each rank into a session of its own, so that ending torchrun's process group does not reach it.
+    Elsewhere than on Linux a rank ends when it next hears of the others."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
