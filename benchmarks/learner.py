@@ -48,11 +48,11 @@ REAL_STEP_TOKENS = 32 * 16 * 512
 """Of a step that somebody would take with a model of this size and more: 32 prompts, 16 samples, 512 tokens."""
 
 SPEED = Work(
-    parameters=2e7, vocab_size=32_768, groups=1, group_size=16, prompt_tokens=16, least=16, most=240,
-    micro_batch_tokens=2048,
+    parameters=2e7, vocab_size=32_768, groups=1, group_size=8, prompt_tokens=16, least=16, most=240,
+    micro_batch_tokens=1024,
 )  # fmt: skip
 ALIKE = replace(SPEED, prompt_tokens=1, least=127, most=127)
-MEMORY = replace(SPEED, parameters=1e7, vocab_size=65_536, group_size=8, least=200)
+MEMORY = replace(SPEED, parameters=1e7, vocab_size=65_536, least=200, micro_batch_tokens=2048)
 QUICK = Work(
     parameters=3e5, vocab_size=512, groups=1, group_size=4, prompt_tokens=4, least=4, most=12, micro_batch_tokens=64
 )

@@ -24,7 +24,7 @@ from swarm.learner.memory import (
     step_bytes,
 )
 from swarm.learner.messages import ComputeRules
-from swarm.learner.policy import CHUNK_BYTES, Policy
+from swarm.learner.policy import CHUNK_BYTES, arrange
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from tests.unit.rows import CPU, small_model
 from tests.unit.trainers import trainer_in
@@ -194,7 +194,9 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
 
 
 def test_a_model_without_activation_checkpointing_is_not_given_it() -> None:
-    policy = Policy(small_model("qwen3"), ComputeRules(), temperature=1.0)
-    assert policy.module.model.supports_gradient_checkpointing
+    model = small_model("qwen3")
+    model.supports_gradient_checkpointing = False
+    with pytest.raises(UserError, match="has no activation checkpointing"):
+        arrange(model, ComputeRules(activation_checkpointing=True))
     with pytest.raises(UserError, match="too little memory"):
         choose(FOUR_B, ON_GPU, ComputeRules(), 78 * GIB, longest=0, may_checkpoint=False)
