@@ -2,8 +2,9 @@
 
 python -m benchmarks.learning --json
 python -m benchmarks.learning --only forced --staleness 0,4,16 --seeds 0 --steps 60
+python -m benchmarks.learning --only baseline forced --staleness 4,8 --objectives grpo,decoupled_ppo,cispo
 
-Three modes, each run once for every seed, with the same prompts, model, objective and settings (those of `lead`):
+Three modes, each run once for every seed and objective, with the same prompts, model and settings (those of `lead`):
 baseline  trainer and engine in one process and in turn: generate a batch, train on it, generate the next. What a single
           machine does without a swarm; always on-policy. Its engine draws the whole batch at once
 forced    the same, but batch t is drawn by version max(0, t - S): every rollout is as old as the bound allows. It shows
@@ -43,7 +44,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks import learning_swarm
-from benchmarks.learning_figures import MODES, Figures, Mode, Run, figures_of, row, table
+from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures_of, row, table
 from benchmarks.learning_swarm import RunFailed
 from swarm.config import LeadConfig, load_config
 from swarm.errors import UserError
@@ -53,6 +54,7 @@ STEPS = 120
 
 STALENESS = "0,1,2,4,8,16"
 SEEDS = "0,1,2"
+OBJECTIVE = "grpo"
 
 EVAL_PROMPTS = 500
 """About half of those held out: an accuracy near 0.9 is then known to 0.013."""
@@ -66,9 +68,6 @@ BEAT_S = 1.0
 FAILED, BAD_INPUT = 1, 2
 """Exit statuses."""
 
-Case = tuple[Mode, int]
-"""What a row is of: a mode and S."""
-
 
 class Benchmark:
     """What is measured. UserError for settings that no run can have."""
@@ -79,12 +78,13 @@ class Benchmark:
         self.samplers: int = options.samplers
         if self.steps < 2 or self.samplers < 1:
             raise UserError("--steps is 2 at least, and --samplers 1")
-        self.cases = cases(_numbers("--staleness", options.staleness), options.only or MODES)
+        objectives = _objectives(options.objectives)
+        self.cases = cases(_numbers("--staleness", options.staleness), options.only or MODES, objectives)
         if not self.cases:
             raise UserError("there is nothing to run: forced at S = 0 is the baseline")
-        for _, max_staleness in self.cases:
+        for case in self.cases:
             for seed in self.seeds:
-                self._config(max_staleness, seed)
+                self._config(case, seed)
 
     def run(self) -> list[Figures]:
         """A row for each case of which any run came to its end."""
@@ -99,7 +99,7 @@ class Benchmark:
                     continue
                 runs[case].append(done)
                 _say(_progress(case, seed, figures_of(done), time.monotonic() - began))
-        return [row(*case, done) for case, done in runs.items() if done]
+        return [row(case, done) for case, done in runs.items() if done]
 
     def is_complete(self, rows: Sequence[Figures]) -> bool:
         """No run failed."""
@@ -110,19 +110,19 @@ class Benchmark:
         return {"steps": self.steps, "seeds": self.seeds, "samplers": self.samplers, "cpus": os.cpu_count()}
 
     def _run_once(self, case: Case, seed: int) -> Run:
-        mode, max_staleness = case
-        config = self._config(max_staleness, seed)
+        config = self._config(case, seed)
         with tempfile.TemporaryDirectory(prefix="learning-") as directory:
-            if mode == "swarm":
+            if case.mode == "swarm":
                 return learning_swarm.run(config, self.samplers, Path(directory))
             from benchmarks import learning_forced
 
             return learning_forced.run(config, Path(directory))
 
-    def _config(self, max_staleness: int, seed: int) -> LeadConfig:
+    def _config(self, case: Case, seed: int) -> LeadConfig:
         """A run that is evaluated before its first step and after its last only."""
         values = {
-            "max_staleness": max_staleness,
+            "max_staleness": case.max_staleness,
+            "objective": case.objective,
             "seed": seed,
             "steps": self.steps,
             "eval_prompts": EVAL_PROMPTS,
@@ -133,11 +133,22 @@ class Benchmark:
         return load_config(LeadConfig, None, values)
 
 
-def cases(bounds: Sequence[int], modes: Sequence[Mode]) -> list[Case]:
-    """The baseline, which is what forced is at S = 0, then each mode at each bound."""
-    found: list[Case] = [("baseline", 0)] if "baseline" in modes else []
-    found += [("forced", bound) for bound in bounds if bound > 0 and "forced" in modes]
-    return found + [("swarm", bound) for bound in bounds if "swarm" in modes]
+def cases(bounds: Sequence[int], modes: Sequence[Mode], objectives: Sequence[str]) -> list[Case]:
+    """The baseline, which is what forced is at S = 0, then each mode at each bound; all with each objective."""
+    places: list[tuple[Mode, int]] = [("baseline", 0)] if "baseline" in modes else []
+    places += [("forced", bound) for bound in bounds if bound > 0 and "forced" in modes]
+    places += [("swarm", bound) for bound in bounds if "swarm" in modes]
+    return [Case(*place, objective) for place in places for objective in objectives]
+
+
+def _objectives(text: str) -> list[str]:
+    """UserError for one that does not exist."""
+    from swarm.learner.objective import objective_named
+
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        objective_named(name)
+    return names
 
 
 def _numbers(flag: str, text: str) -> list[int]:
@@ -148,7 +159,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _name(case: Case) -> str:
-    return f"{case[0]}, S = {case[1]}"
+    return f"{case.mode}, S = {case.max_staleness}, {case.objective}"
 
 
 def _progress(case: Case, seed: int, found: Figures, wall_s: float) -> str:
@@ -163,6 +174,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", default=SEEDS, help=f"default: {SEEDS}")
     parser.add_argument("--staleness", default=STALENESS, help=f"the bounds S; default: {STALENESS}")
+    parser.add_argument("--objectives", default=OBJECTIVE, help=f"with commas between them; default: {OBJECTIVE}")
     parser.add_argument("--only", choices=MODES, nargs="+", help="default: all modes")
     parser.add_argument("--samplers", type=int, default=SAMPLERS, help="of the swarm")
     parser.add_argument("--json", action="store_true")

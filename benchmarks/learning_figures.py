@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Mode = Literal["baseline", "forced", "swarm"]
 MODES: tuple[Mode, ...] = ("baseline", "forced", "swarm")
@@ -21,6 +21,14 @@ CURVE_EVERY = 10
 """Steps between two points of the curves in the JSON object."""
 
 Figures = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """What a row is of."""
+
+    mode: Mode
+    max_staleness: int
+    objective: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +78,12 @@ def figures_of(run: Run) -> Figures:
     }
 
 
-def row(mode: Mode, max_staleness: int, runs: Sequence[Run]) -> Figures:
+def row(case: Case, runs: Sequence[Run]) -> Figures:
     """Medians over the runs, of which there is one at least; the largest for staleness_max. None is never."""
     found = [figures_of(run) for run in runs]
     medians = {name: _finite(statistics.median(f[name] for f in found)) for name in found[0] if name != "curve"}
     return {
-        "mode": mode,
-        "max_staleness": max_staleness,
+        **case._asdict(),
         "runs": len(runs),
         **medians,
         "accuracy_min": min(f["accuracy"] for f in found),
@@ -91,7 +98,7 @@ def table(rows: Sequence[Figures]) -> list[str]:
     titles = ("accuracy (range)", "last 10", "per step", "per s", "staleness", "s", "to 0.8: steps", "s")
     widths = (23, 8, 9, 7, 12, 7, 14, 7)
     head = "".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))
-    return [f"{'mode':9}{'S':>3}{head}", *(_line(found, widths) for found in rows)]
+    return [f"{'mode':9}{'S':>3}  {'objective':14}{head}", *(_line(found, widths) for found in rows)]
 
 
 def _line(found: Figures, widths: Sequence[int]) -> str:
@@ -106,7 +113,7 @@ def _line(found: Figures, widths: Sequence[int]) -> str:
         _or_never(found["seconds_to_reward_0_8"], ".1f"),
     )
     shown = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-    return f"{found['mode']:9}{found['max_staleness']:>3}{shown}"
+    return f"{found['mode']:9}{found['max_staleness']:>3}  {found['objective']:14}{shown}"
 
 
 def _finite(value: float) -> float | None:

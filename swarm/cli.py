@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from swarm.cli_capacity import plan
-from swarm.cli_runs import export_app, set_value, verify
+from swarm.cli_runs import export_app, report, set_value, verify
 from swarm.cli_simulate import simulate
 from swarm.cli_tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
@@ -44,6 +44,7 @@ app = typer.Typer(
 
 app.command("set")(set_value)
 app.command()(verify)
+app.command()(report)
 app.command()(plan)
 app.command()(simulate)
 app.add_typer(export_app, name="export")
@@ -122,6 +123,9 @@ def lead(
     system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
     tokens_per_micro_batch: Annotated[int | None, typer.Option(help="Of one forward pass. Default: chosen.")] = None,
     trainer_ranks: Annotated[int | None, typer.Option(help="GPUs that share the training. Default: 1.")] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard/--no-tensorboard", help="Log for TensorBoard too. Default: no.")
+    ] = None,
     activate: Activate = None,
     budget_per_hour: Budget = None,
     max_cost: MaxCost = None,

@@ -1,4 +1,4 @@
-"""Commands about a run directory: set, verify, export. They need no swarm and no model."""
+"""Commands about a run directory: set, verify, export, report. They need no swarm and no model."""
 
 from __future__ import annotations
 
@@ -86,6 +86,37 @@ def export_rollouts(
     done = write(run_dir, to, prompt=prompt, decode_text=decode_text)
     left_out = f"; {done.left_out} whose tokens are not kept any more were left out" if done.left_out else ""
     typer.echo(f"{done.rollouts} rollouts in {to}{left_out}")
+
+
+@export_app.command("model")
+def export_model(
+    run_dir: RunDirectory,
+    to: Annotated[Path, typer.Option(help="Directory to make, in Hugging Face format.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Of that checkpoint. Default: of the newest whole one.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The model that was best on held-out prompts.")] = False,
+) -> None:
+    """Write a run's model as anybody loads it, with tokenizer, generation config and a model card."""
+    from swarm.learner.export import export_model as write
+    from swarm.report.card import model_card
+    from swarm.report.figures import read_figures
+
+    if best and step is not None:
+        raise UserError("--best and --step name two models: give one of them")
+    _config(run_dir)
+    figures = read_figures(run_dir)
+    done = write(run_dir, to, lambda at: model_card(figures, at), step=step, best=best)
+    typer.echo(f"the model{'' if done is None else f' of step {done}'} in {to}")
+
+
+def report(
+    run_dir: RunDirectory,
+    to: Annotated[Path | None, typer.Option(help="HTML file to write. Default: RUN_DIR/report.html.")] = None,
+) -> None:
+    """Write one HTML file about a run, over or not: curves, staleness, costs, events, samples, configuration."""
+    from swarm.report.writing import write_report
+
+    config = _config(run_dir)
+    typer.echo(f"report in {write_report(run_dir, to, lambda: _readers(run_dir, config))}")
 
 
 def _config(run_dir: Path) -> LeadConfig:

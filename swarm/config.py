@@ -138,6 +138,7 @@ class LeadConfig(BaseModel):
     checkpoint_every_steps: Annotated[int, Field(ge=1)] = 50
     keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = 3
     keep_rollouts: Annotated[int, Field(ge=0)] | None = None
+    tensorboard: bool = False
     beat_s: Annotated[float, Field(ge=0.2, le=60)] = 5.0
     lease_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0

@@ -1,4 +1,11 @@
-"""Rows of prompt and completion, and the micro-batches that one forward pass takes."""
+"""Rows of prompt and completion, and the micro-batches that one forward pass takes.
+
+Under a budget of tokens rows are taken from the longest to the shortest, so that those of one micro-batch are about as
+long as one another. Padded: each row is a line of the micro-batch, filled on the right to the longest; attention is
+causal, so no token sees the filling and no mask is needed. Packed: all rows in one line, with positions that begin at 0
+with each; attention must keep the rows apart (Policy.settle checks that the model does). The same rows are always cut
+in the same way.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +44,13 @@ class Row:
 class MicroBatch:
     """What one forward pass takes, and flat, for every completion token in order, what the objective needs.
 
-    token_ids, attention: [rows, width]. `places` are flat indices into [rows * width] of the positions that predict
-    the completion tokens; places, targets and all after them: [tokens]. `counts` are the completion tokens of each row
-    and `numbers` the places of the rows in what was cut.
+    token_ids, positions: [lines, width]; positions are None where each line holds one row, counted from 0. `places` are
+    flat indices into [lines * width] of the positions that predict the completion tokens; places, targets and all after
+    them: [tokens]. `counts` are the completion tokens of each row and `numbers` the places of the rows in what was cut.
     """
 
     token_ids: torch.Tensor
-    attention: torch.Tensor
+    positions: torch.Tensor | None
     places: torch.Tensor
     targets: torch.Tensor
     behaviour: torch.Tensor
@@ -60,31 +67,78 @@ class MicroBatch:
         return dict(zip(self.numbers, values.split(self.counts), strict=True))
 
 
+Numbered = tuple[int, Row]
+
+
 def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device) -> list[MicroBatch]:
-    """`rows` cut so that one forward pass takes about `rules.tokens_per_micro_batch` tokens; all at once without it."""
+    """`rows` cut so that one forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included; all at
+    once without it. A row longer than that is a micro-batch of its own."""
+    if not rows:
+        return []
     numbered = list(enumerate(rows))
+    laid = _packed if rules.packing else _padded
     if rules.tokens_per_micro_batch is None:
-        return [_padded(numbered, device)] if numbered else []
-    longest = max((len(row.token_ids) for row in rows), default=1)
-    size = max(1, rules.tokens_per_micro_batch // longest)
-    return [_padded(numbered[at : at + size], device) for at in range(0, len(numbered), size)]
+        return [laid(numbered, device)]
+    parts = _cut(numbered, rules.tokens_per_micro_batch, packed=bool(rules.packing))
+    return [laid(part, device) for part in parts]
 
 
-def _padded(numbered: Sequence[tuple[int, Row]], device: torch.device) -> MicroBatch:
-    """Rows padded on the right to the longest of them."""
+def _cut(numbered: Sequence[Numbered], budget: int, *, packed: bool) -> list[list[Numbered]]:
+    """From the longest to the shortest, equal ones in their order; the largest micro-batch, and with it the peak of
+    memory, comes first."""
+    parts: list[list[Numbered]] = []
+    left = 0
+    for item in sorted(numbered, key=lambda item: -len(item[1].token_ids)):
+        tokens = len(item[1].token_ids)
+        needed = tokens if packed or not parts else len(parts[-1][0][1].token_ids)
+        if not parts or needed > left:
+            parts.append([])
+            needed, left = tokens, budget
+        parts[-1].append(item)
+        left -= needed
+    return parts
+
+
+def _padded(numbered: Sequence[Numbered], device: torch.device) -> MicroBatch:
+    """A line for each row, filled on the right to the longest of them."""
     rows = [row for _, row in numbered]
     width = max(len(row.token_ids) for row in rows)
     token_ids = torch.zeros((len(rows), width), dtype=torch.long)
-    attention = torch.zeros((len(rows), width), dtype=torch.long)
     for at, row in enumerate(rows):
         token_ids[at, : len(row.token_ids)] = row.token_ids
-        attention[at, : len(row.token_ids)] = 1
-    places = [torch.arange(row.prompt_tokens - 1, len(row.token_ids) - 1) + at * width for at, row in enumerate(rows)]
+    return _micro_batch(numbered, token_ids, None, [at * width for at in range(len(rows))], device)
+
+
+def _packed(numbered: Sequence[Numbered], device: torch.device) -> MicroBatch:
+    """All rows in one line, one after another."""
+    rows = [row for _, row in numbered]
+    starts, at = list[int](), 0
+    for row in rows:
+        starts.append(at)
+        at += len(row.token_ids)
+    token_ids = torch.cat([row.token_ids for row in rows])[None]
+    positions = torch.cat([torch.arange(len(row.token_ids)) for row in rows])[None]
+    return _micro_batch(numbered, token_ids, positions, starts, device)
+
+
+def _micro_batch(
+    numbered: Sequence[Numbered],
+    token_ids: torch.Tensor,
+    positions: torch.Tensor | None,
+    starts: Sequence[int],
+    device: torch.device,
+) -> MicroBatch:
+    """Rows that begin at the flat places `starts` of `token_ids`."""
+    rows = [row for _, row in numbered]
+    places = [
+        torch.arange(row.prompt_tokens - 1, len(row.token_ids) - 1) + start
+        for row, start in zip(rows, starts, strict=True)
+    ]
     counts = tuple(row.completion_tokens for row in rows)
     repeats = torch.tensor(counts)
     return MicroBatch(
         token_ids=token_ids.to(device),
-        attention=attention.to(device),
+        positions=positions.to(device) if positions is not None else None,
         places=torch.cat(places).to(device),
         targets=torch.cat([row.token_ids[row.prompt_tokens :] for row in rows]).to(device),
         behaviour=torch.cat([row.behaviour for row in rows]).to(device),

@@ -101,7 +101,7 @@ def is_whole(directory: Path) -> bool:
     if not _has_its_sizes(directory):
         return False
     try:
-        return all(_digest_of(directory / name) == said for name, said in _digests(directory).items())
+        return all(_digest_of(directory / name) == said for name, said in read_digests(directory).items())
     except OSError:
         return False
 
@@ -265,14 +265,14 @@ def _checkpoint(path: Path) -> Checkpoint | None:
     return Checkpoint(step=state.step, path=path, lineage=bytes.fromhex(state.lineage))
 
 
-def _digests(directory: Path) -> dict[str, FileDigest]:
+def read_digests(directory: Path) -> dict[str, FileDigest]:
     """Of every file but digests.json itself; empty if that is missing or torn."""
     return _read_json(directory / DIGESTS, dict[str, FileDigest]) or {}
 
 
 def _has_its_sizes(directory: Path) -> bool:
     """True if digests.json is there, names what a trainer needs, and every file that it names has its size."""
-    said = _digests(directory)
+    said = read_digests(directory)
     try:
         sizes = {name: (directory / name).stat().st_size for name in said}
     except OSError:

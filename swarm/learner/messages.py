@@ -103,7 +103,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The model is ready. `step` and `lineage` are those of the checkpoint that it goes on from."""
+    """The model is ready. `step` and `lineage` are those of the checkpoint that it goes on from; `notes` are lines for
+    people about how steps are computed."""
 
     layout: Layout
     parameters: int
@@ -113,6 +114,7 @@ class Prepared(msgspec.Struct, frozen=True):
     device: str
     step: int = 0
     lineage: bytes = b""
+    notes: tuple[str, ...] = ()
 
 
 class TrainRollout(msgspec.Struct, frozen=True):

@@ -1,6 +1,8 @@
-"""What a learner step makes smaller. A new objective is one function here, under its name in OBJECTIVES.
+"""What a learner step makes smaller. A new objective is one function here, under @objective.
 
-Every formula is in docs/learner.md as it is coded, with its source.
+Every formula is in docs/learner.md as it is coded, with its source. Behaviour log-probs are claims of untrusted
+samplers, so nothing may become infinite or NaN whatever finite value is claimed: tokens that do not count are masked
+and every ratio is capped before exp, since an infinity times a mask of zero would be NaN.
 """
 
 from __future__ import annotations
@@ -11,11 +13,19 @@ from dataclasses import dataclass
 
 import torch
 
+from swarm.errors import UserError
 from swarm.learner.messages import LearningRules
 
 RATIO_CAP = 10.0
-"""Largest importance ratio, on both signs of the advantage. min() leaves the ratio of a bad token unbounded, and
-behaviour log-probs are claims of samplers: one of -10,000 would make every weight NaN."""
+"""Largest ratio of two policies, on both signs of the advantage: min() alone leaves the ratio of a bad token unbounded.
+Far outside any clip in use, so that it binds on what is absurd."""
+
+WEIGHT_CAP = 2.0
+"""Largest weight of truncated importance sampling: the lower end of what is in use, since what is weighted are claims.
+Each token beyond it is biased, each weight above it adds variance."""
+
+ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0
+"""Band of proximal / behaviour outside which icepop leaves a token out; the values of its paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +38,10 @@ class Tokens:
     mask: torch.Tensor
     proximal: torch.Tensor | None = None
 
+    @property
+    def counts(self) -> torch.Tensor:
+        return self.mask.bool()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
@@ -37,29 +51,136 @@ class TokenLoss:
     figures: dict[str, torch.Tensor]
 
 
-Objective = Callable[[Tokens, LearningRules], TokenLoss]
+Formula = Callable[[Tokens, LearningRules], TokenLoss]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A formula, and whether it needs the log-probs of the policy as it was at the start of the learner step: one more
+    forward pass over the batch."""
+
+    formula: Formula
+    wants_proximal: bool
+
+
+OBJECTIVES: dict[str, Objective] = {}
+"""By the name that `--objective` takes."""
+
+
+def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
+    """Registers a formula under its own name."""
+
+    def register(formula: Formula) -> Formula:
+        OBJECTIVES[formula.__name__] = Objective(formula=formula, wants_proximal=wants_proximal)
+        return formula
+
+    return register
+
+
+def objective_named(name: str) -> Objective:
+    """UserError for an objective that does not exist."""
+    if name not in OBJECTIVES:
+        raise UserError(f"there is no objective {name!r}; known ones: {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name]
+
+
+# -- objectives --------------------------------------------------------------------------------------------------
+
+
+@objective()
 def grpo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
-    """-min(ratio * A, clip(ratio) * A), with ratio = min(pi / behaviour, RATIO_CAP). GRPO with DAPO's clip."""
-    counts = tokens.mask.bool()
-    # Masked and capped before exp: an infinity times a mask of zero would be NaN.
-    log_ratio = torch.where(counts, tokens.logprobs - tokens.behaviour, 0.0)
-    ratio = log_ratio.clamp(max=math.log(RATIO_CAP)).exp()
+    """-min(r A, clip(r) A), with r = min(pi / behaviour, RATIO_CAP).
+
+    GRPO (arXiv 2402.03300, equation 3) with DAPO's asymmetric clip (arXiv 2503.14476, equation 8).
+    """
+    ratio = _ratio(tokens.logprobs, tokens.behaviour, tokens.counts)
+    gain, figures = _clipped(ratio, tokens, rules)
+    return TokenLoss(loss=-gain, figures=figures | _weight_figure(ratio, tokens))
+
+
+@objective(wants_proximal=True)
+def decoupled_ppo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+    """-w min(r A, clip(r) A), with r = min(pi / proximal, RATIO_CAP) and w = min(proximal / behaviour, WEIGHT_CAP).
+
+    Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298); truncated here.
+    """
+    weight = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts, cap=WEIGHT_CAP)
+    gain, figures = _clipped(_ratio(tokens.logprobs, _proximal(tokens), tokens.counts), tokens, rules)
+    return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))
+
+
+@objective(wants_proximal=True)
+def icepop(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+    """decoupled_ppo with w = proximal / behaviour where that is in [ICEPOP_LOW, ICEPOP_HIGH], and 0 elsewhere.
+
+    Ring-1T (arXiv 2510.18855).
+    """
+    found = _ratio(_proximal(tokens), tokens.behaviour, tokens.counts)
+    inside = (found >= ICEPOP_LOW) & (found <= ICEPOP_HIGH)
+    weight = torch.where(inside, found, 0.0)
+    gain, figures = _clipped(_ratio(tokens.logprobs, _proximal(tokens), tokens.counts), tokens, rules)
+    figures["sampling/masked_ratio"] = (~inside & tokens.counts).sum()
+    return TokenLoss(loss=-weight * gain, figures=figures | _weight_figure(weight, tokens))
+
+
+@objective()
+def cispo(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+    """-w A log pi, with w = min(pi / behaviour, 1 + clip_high) held constant.
+
+    MiniMax-M1 (arXiv 2506.13585, section 3.1), whose lower clip never binds.
+    """
+    return _weighted_log_prob(tokens, cap=1 + rules.clip_high)
+
+
+@objective()
+def tis(tokens: Tokens, rules: LearningRules) -> TokenLoss:
+    """-w A log pi, with w = min(pi / behaviour, WEIGHT_CAP) held constant: importance sampling, truncated, no clip.
+
+    As AIPO in LlamaRL (arXiv 2505.24034).
+    """
+    return _weighted_log_prob(tokens, cap=WEIGHT_CAP)
+
+
+def kl_to_reference(logprobs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """exp(d) - d - 1 with d = min(log(reference / pi), log RATIO_CAP): [tokens]; 0 where a token does not count.
+
+    Schulman's estimator k3 of KL(pi, reference), equation 4 of GRPO (arXiv 2402.03300).
+    """
+    log_ratio = torch.where(mask.bool(), reference - logprobs, 0.0).clamp(max=math.log(RATIO_CAP))
+    return torch.expm1(log_ratio) - log_ratio
+
+
+# -- parts -------------------------------------------------------------------------------------------------------
+
+
+def _ratio(of: torch.Tensor, to: torch.Tensor, counts: torch.Tensor, *, cap: float = RATIO_CAP) -> torch.Tensor:
+    """min(exp(of - to), cap), without a gradient beyond it; 1 where a token does not count."""
+    return torch.where(counts, of - to, 0.0).clamp(max=math.log(cap)).exp()
+
+
+def _clipped(ratio: torch.Tensor, tokens: Tokens, rules: LearningRules) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """min(r A, clip(r) A), and on how many tokens either clip binds."""
     bounded = ratio.clamp(1 - rules.clip_low, 1 + rules.clip_high)
-    low = (ratio < 1 - rules.clip_low) & (tokens.advantages < 0) & counts
-    high = (ratio > 1 + rules.clip_high) & (tokens.advantages > 0) & counts
-    return TokenLoss(
-        loss=-torch.minimum(ratio * tokens.advantages, bounded * tokens.advantages),
-        figures={
-            "clip_ratio/low_mean": low.sum(),
-            "clip_ratio/high_mean": high.sum(),
-            "sampling/importance_sampling_ratio/mean": (ratio.detach() * tokens.mask).sum(),
-        },
-    )
+    low = (ratio < 1 - rules.clip_low) & (tokens.advantages < 0) & tokens.counts
+    high = (ratio > 1 + rules.clip_high) & (tokens.advantages > 0) & tokens.counts
+    gain = torch.minimum(ratio * tokens.advantages, bounded * tokens.advantages)
+    return gain, {"clip_ratio/low_mean": low.sum(), "clip_ratio/high_mean": high.sum()}
 
 
-OBJECTIVES: dict[str, Objective] = {"grpo": grpo}
+def _weighted_log_prob(tokens: Tokens, *, cap: float) -> TokenLoss:
+    """-w A log pi, with w = min(pi / behaviour, cap) held constant."""
+    log_ratio = (tokens.logprobs - tokens.behaviour).detach()
+    weight = _ratio(tokens.logprobs, tokens.behaviour, tokens.counts, cap=cap).detach()
+    logprobs = torch.where(tokens.counts, tokens.logprobs, 0.0)
+    cut = (log_ratio > math.log(cap)) & tokens.counts
+    figures = {"clip_ratio/low_mean": torch.zeros_like(cut).sum(), "clip_ratio/high_mean": cut.sum()}
+    return TokenLoss(loss=-weight * tokens.advantages * logprobs, figures=figures | _weight_figure(weight, tokens))
 
-WANT_PROXIMAL: frozenset[str] = frozenset()
-"""Objectives that need the log-probs of the policy as it was at the start of the step."""
+
+def _weight_figure(weight: torch.Tensor, tokens: Tokens) -> dict[str, torch.Tensor]:
+    return {"sampling/importance_sampling_ratio/mean": (weight.detach() * tokens.mask).sum()}
+
+
+def _proximal(tokens: Tokens) -> torch.Tensor:
+    assert tokens.proximal is not None
+    return tokens.proximal

@@ -1,14 +1,38 @@
-"""The model as a policy: the log-probs that it gives the tokens of a micro-batch."""
+"""The model as a policy: the log-probs that it gives the tokens of a micro-batch.
+
+A causal model gives logits for every position, [tokens, vocabulary] in float32: at 150,000 words that is far more than
+the rest of a forward pass. Here the last hidden states of the places that count go through the model's head in chunks,
+each of which is made anew in the backward pass, so that only one chunk's logits are there at a time. `Policy.settle`
+compares this way with the model's own before it is trusted.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from swarm.learner.batch import MicroBatch
+from swarm.errors import UserError
+from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.messages import ComputeRules
+
+CHUNK_BYTES = 256 << 20
+"""Of float32 logits that are there at once: 440 tokens of 152,000 words, enough to keep a GPU's matrix units busy."""
+
+PROBE_TOKENS = (5, 9, 2)
+"""Lengths of the rows that a model is tried with; two of them are odd, none is a multiple of the others."""
+
+PROBE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+"""Largest difference of two log-probs that count as equal, by the type that is computed in: a step of a bf16 logit is
+0.125 from 16 on. A scale, or rows that see one another, change them by more."""
+
+WHOLE_LOGITS = (
+    "this model does more to its logits than its output layer does, so they are computed whole, [tokens, vocabulary]; "
+    "lower --tokens-per-micro-batch if memory runs out"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,18 +43,190 @@ class TokenFigures:
     entropy: torch.Tensor
 
 
+class PolicyModel(torch.nn.Module):
+    """`model`, a causal language model, with log-probs instead of logits.
+
+    Every weight is used within this module's own forward, the head's included, so that FSDP may shard it as its root.
+    What is saved and published are the names of `model`, not of this module.
+    """
+
+    def __init__(self, model: Any, *, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        backbone, head = model.base_model, model.get_output_embeddings()
+        # A soft cap is not seen by trying it while the logits are small.
+        capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        self.in_chunks = head is not None and backbone is not model and not capped
+        """Whether the head is taken apart from the rest of the model."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor | None, places: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs of `targets` at the flat `places` of `token_ids`, and entropies there: [tokens], float32."""
+        given: dict[str, Any] = {"input_ids": token_ids, "use_cache": False}
+        if positions is not None:
+            given["position_ids"] = positions
+        if not self.in_chunks:
+            return self._figures(self.model(**given).logits.flatten(0, 1)[places], targets)
+        hidden = self.model.base_model(**given).last_hidden_state.flatten(0, 1)[places]
+        size = chunk_tokens(self.model.config.get_text_config().vocab_size)
+        if len(places) <= size:
+            return self._read(hidden, targets)
+        parts = [
+            checkpoint(self._read, h, t, use_reentrant=False, preserve_rng_state=False)
+            for h, t in zip(hidden.split(size), targets.split(size), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _read(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._figures(self.model.get_output_embeddings()(hidden), targets)
+
+    def _figures(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.temperature != 1:
+            logits = logits.float() / self.temperature
+        logprobs, log_softmax = _Chosen.apply(logits, targets)
+        with torch.no_grad():
+            # After what the backward pass needs: when a chunk is made anew, this is not.
+            entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
+        return logprobs, entropy
+
+
 class Policy:
-    """`model` at the temperature of the rollouts."""
+    """`model` at the temperature of the rollouts, which were sampled without dropout: it has none from here on.
+
+    `module` is what FSDP may shard.
+    """
 
     def __init__(self, model: Any, rules: ComputeRules, *, temperature: float) -> None:
-        self._model = model
-        self._rules = rules
-        self._temperature = temperature
+        self.module = PolicyModel(model, temperature=temperature)
+        self._precision = rules.precision
+        _without_dropout(model)
 
     def read(self, part: MicroBatch) -> TokenFigures:
         """Log-probs and entropies of the completion tokens, float32."""
-        logits = self._model(input_ids=part.token_ids, attention_mask=part.attention, use_cache=False).logits
-        log_softmax = (logits.flatten(0, 1)[part.places].float() / self._temperature).log_softmax(-1)
-        with torch.no_grad():
-            entropy = -(log_softmax.exp() * log_softmax).sum(-1)
-        return TokenFigures(logprobs=log_softmax.gather(1, part.targets[:, None]).squeeze(1), entropy=entropy)
+        return self._read(part, half=is_half(self._precision, part.token_ids.device.type))
+
+    def _read(self, part: MicroBatch, *, half: bool) -> TokenFigures:
+        with torch.autocast(part.token_ids.device.type, torch.bfloat16, enabled=half):
+            logprobs, entropy = self.module(part.token_ids, part.positions, part.places, part.targets)
+        return TokenFigures(logprobs=logprobs, entropy=entropy)
+
+    @torch.no_grad()
+    def settle(self, rules: ComputeRules, device: torch.device) -> tuple[ComputeRules, tuple[str, ...]]:
+        """Try on a few tokens what not every model can do, and choose: rules with `packing` set, and lines for people.
+
+        Every rank calls it. UserError if rows are to be packed and the model lets them see one another.
+        """
+        rows = _probe_rows(self.module.model.config.get_text_config().vocab_size)
+        apart = self._all(rows, ComputeRules(), device)
+        if self.module.in_chunks:
+            self.module.in_chunks = False
+            whole = self._all(rows, ComputeRules(), device)
+            self.module.in_chunks = self._are_equal(apart, whole, device)
+            apart = whole
+        # Where the attention kernel takes the rows of a line apart by itself, as flash attention does. The others are
+        # given a mask of all pairs of tokens in a line, and compute them all.
+        packing = rules.packing if rules.packing is not None else self.is_flash
+        if packing and not self._are_equal(apart, self._all(rows, ComputeRules(packing=True), device), device):
+            if rules.packing:
+                raise UserError("this model does not keep packed rows apart: leave packing out, rows are padded then")
+            packing = False
+        return msgspec.structs.replace(rules, packing=packing), () if self.module.in_chunks else (WHOLE_LOGITS,)
+
+    @property
+    def is_flash(self) -> bool:
+        """Whether the attention kernel takes packed rows apart by itself."""
+        return "flash" in (self.module.model.config._attn_implementation or "")
+
+    def _are_equal(self, some: torch.Tensor, others: torch.Tensor, device: torch.device) -> bool:
+        half = self.is_flash and is_half(self._precision, device.type)
+        return float((some - others).abs().max()) <= PROBE_ERROR[torch.bfloat16 if half else torch.float32]
+
+    def _all(self, rows: list[Row], rules: ComputeRules, device: torch.device) -> torch.Tensor:
+        """Log-probs of all rows, [tokens], in their order; in float32 where the attention kernel can."""
+        (part,) = micro_batches(rows, rules, device)
+        return self._read(part, half=self.is_flash and is_half(self._precision, device.type)).logprobs
+
+
+class _Chosen(torch.autograd.Function):
+    """Log-probs of the chosen words: log_softmax(logits)[target], float32.
+
+    The gradient, one_hot(target) - softmax(logits), is written once, not added up of two parts as large.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits: [tokens, vocabulary]; [tokens] and, without gradient, [tokens, vocabulary]."""
+        log_softmax = torch.log_softmax(logits, -1, dtype=torch.float32)
+        ctx.save_for_backward(log_softmax, targets)
+        ctx.mark_non_differentiable(log_softmax)
+        ctx.set_materialize_grads(False)
+        ctx.dtype = logits.dtype
+        return log_softmax.gather(1, targets[:, None]).squeeze(1), log_softmax
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, None]:
+        pull = gradients[0]
+        if pull is None:
+            return None, None
+        log_softmax, targets = ctx.saved_tensors
+        found = log_softmax.exp().mul_(-pull[:, None])
+        found.scatter_add_(1, targets[:, None], pull[:, None])
+        return found.to(ctx.dtype), None
+
+
+def arrange(model: Any, rules: ComputeRules) -> None:
+    """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so.
+
+    Layers are compiled one by one: they share their code, so that it is compiled once.
+    """
+    if rules.activation_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if rules.compile:
+        for layer in layers_of(model):
+            layer.compile(dynamic=True)
+
+
+def chunk_tokens(vocab_size: int) -> int:
+    """Tokens whose float32 logits take CHUNK_BYTES."""
+    return max(1, CHUNK_BYTES // (4 * vocab_size))
+
+
+def is_half(precision: str, device: str) -> bool:
+    """Whether passes are computed in bf16, from float32 weights."""
+    return precision == "bfloat16" or (precision == "auto" and device == "cuda")
+
+
+def layers_of(model: Any) -> torch.nn.ModuleList:
+    """The layers that a decoder repeats: its longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return max(lists, key=len, default=torch.nn.ModuleList())
+
+
+def _without_dropout(model: Any) -> None:
+    """Rollouts were sampled without it; with it the learner's log-probs would be of other policies."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def _probe_rows(vocab_size: int) -> list[Row]:
+    """The same tokens for every rank and run, from all of the vocabulary."""
+    draw = torch.Generator().manual_seed(0)
+    return [
+        Row(
+            token_ids=torch.randint(vocab_size, (1 + tokens,), generator=draw),
+            prompt_tokens=1,
+            behaviour=torch.zeros(tokens),
+            mask=torch.ones(tokens),
+            advantage=0.0,
+            staleness=0,
+        )
+        for tokens in PROBE_TOKENS
+    ]

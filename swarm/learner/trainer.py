@@ -12,6 +12,7 @@ import torch
 
 from swarm.broadcast.manifest import TensorSpec
 from swarm.child import ChildChannel
+from swarm.config import TINY
 from swarm.learner.checkpoint import (
     layout_of,
     load_model,
@@ -20,16 +21,33 @@ from swarm.learner.checkpoint import (
     write_staging,
 )
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
-from swarm.learner.messages import Command, Done, Flush, Prepare, Prepared, Save, Saved, Stage, Train, Trained
-from swarm.learner.policy import Policy
+from swarm.learner.memory import (
+    check_weights,
+    count_parameters,
+    described,
+    fit,
+    read_free_bytes,
+    read_free_host_bytes,
+)
+from swarm.learner.messages import (
+    Command,
+    ComputeRules,
+    Done,
+    Flush,
+    Prepare,
+    Prepared,
+    Save,
+    Saved,
+    Stage,
+    Train,
+    Trained,
+)
+from swarm.learner.policy import Policy, arrange
 from swarm.learner.ranks import Ranks
 from swarm.learner.saving import Parts, Saver, restore, take, write
 from swarm.learner.update import Learning, Update
 
 ADAM_BETAS = (0.9, 0.95)
-
-TOKENS_PER_MICRO_BATCH = 16_384
-"""Of one forward pass of a large model, unless it is set; gradients are accumulated over them."""
 
 
 class Trainer:
@@ -40,6 +58,7 @@ class Trainer:
         self._command = command
         self._device = pick_device(command.device)
         with channel.alive():
+            self._check_weights()
             self._model, self._tokenizer = load_model(command.model, command.seed)
         self._parameters = sum(p.numel() for p in self._model.parameters())
         if self._parameters < SMALL_MODEL_PARAMETERS:
@@ -71,6 +90,7 @@ class Trainer:
             device=str(self._device),
             step=self._resumed_step,
             lineage=self._lineage,
+            notes=self._notes,
         )
 
     def step(self, command: Train) -> Trained:
@@ -89,31 +109,62 @@ class Trainer:
             alarms=alarms,
         )
 
+    def _check_weights(self) -> None:
+        """Refuse a model that is too large before it is loaded."""
+        parameters = count_parameters(self._command.model) if self._command.model != TINY else None
+        if parameters is None or parameters < SMALL_MODEL_PARAMETERS:
+            return
+        check_weights(
+            parameters,
+            ranks=1,
+            free_bytes=read_free_bytes(self._device, ranks=1),
+            host_bytes=read_free_host_bytes(),
+            device=str(self._device),
+        )
+
     def _make_update(self) -> Update:
         command, channel = self._command, self._channel
-        compute = command.compute
-        if compute.tokens_per_micro_batch is None and self._parameters >= SMALL_MODEL_PARAMETERS:
-            compute = msgspec.structs.replace(compute, tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH)
+        policy = Policy(self._model, command.compute, temperature=command.temperature)
+        compute, self._notes = self._settle(policy)
+        arrange(self._model, compute)
         reference = None
         if command.learning.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
             with channel.alive():
                 frozen, _ = load_model(command.model, command.seed)
-            frozen.to(self._device).requires_grad_(False)
+            frozen.to(self._device).eval().requires_grad_(False)
             reference = Policy(frozen, compute, temperature=command.temperature)
+            reference.settle(compute, self._device)
         return Update(
             msgspec.structs.replace(command, compute=compute),
             Learning(
                 model=self._model,
                 optimizer=self._optimizer,
                 shuffle=self._shuffle,
-                policy=Policy(self._model, compute, temperature=command.temperature),
+                policy=policy,
                 reference=reference,
                 ranks=Ranks(),
                 device=self._device,
                 progress=channel.progress,
             ),
         )
+
+    def _settle(self, policy: Policy) -> tuple[ComputeRules, tuple[str, ...]]:
+        """How steps are computed, and lines about it. A small model takes a minibatch at once and always fits."""
+        command = self._command
+        compute, notes = policy.settle(command.compute, self._device)
+        if self._parameters < SMALL_MODEL_PARAMETERS:
+            return compute, notes
+        fitted = fit(
+            policy,
+            compute,
+            self._device,
+            read_free_bytes(self._device, ranks=1),
+            ranks=1,
+            longest=command.learning.longest_completion,
+            kl=bool(command.learning.kl_weight),
+        )
+        return fitted, (*notes, described(fitted, self._device))
 
     def _rehearse(self, began: float, step: int) -> None:
         """Take as long as a large model would: a rehearsal of its swarm with a small one."""

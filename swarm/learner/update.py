@@ -14,8 +14,8 @@ from swarm.errors import UserError
 from swarm.learner.advantages import reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms
 from swarm.learner.batch import MicroBatch, Row, micro_batches
-from swarm.learner.messages import Alarm, Prepare, TrainGroup
-from swarm.learner.objective import OBJECTIVES, WANT_PROXIMAL, Tokens
+from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
+from swarm.learner.objective import Tokens, kl_to_reference, objective_named
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.learner.ranks import Ranks
 
@@ -44,21 +44,18 @@ class Learning:
 
 
 class Update:
-    """Takes learner steps. UserError for an objective that does not exist."""
+    """Takes learner steps. UserError for rules that no step can follow."""
 
     def __init__(self, command: Prepare, learning: Learning) -> None:
-        rules = command.learning
-        if rules.objective not in OBJECTIVES:
-            raise UserError(f"there is no objective {rules.objective!r}; known ones: {', '.join(OBJECTIVES)}")
+        _check_overlong(command.learning)
         self._command = command
         self._at = learning
-        self._objective = OBJECTIVES[rules.objective]
-        self._wants_proximal = rules.objective in WANT_PROXIMAL
+        self._objective = objective_named(command.learning.objective)
         self.alarms = Alarms(command.alarms)
 
     def step(self, groups: Sequence[TrainGroup], step: int) -> tuple[dict[str, float], tuple[Alarm, ...]]:
         """Train on the groups that have any variance; the step's figures, by TRL's names, and its alarms."""
-        figures = reward_figures(groups)
+        figures = reward_figures(groups, self._command.learning)
         self._set_learning_rate(step)
         sums: Sums = defaultdict(float)
         rows = rows_of(groups, self._command.learning)
@@ -75,7 +72,7 @@ class Update:
 
     def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
         """With the log-probs of the policy as it is now and of the reference, where the objective wants them."""
-        if self._wants_proximal:
+        if self._objective.wants_proximal:
             found = self._read_all(rows, self._at.policy)
             rows = [replace(row, proximal=logprobs) for row, logprobs in zip(rows, found, strict=True)]
         if self._at.reference is not None:
@@ -114,8 +111,9 @@ class Update:
 
     def _accumulate(self, part: MicroBatch, tokens: float, sums: Sums, *, count_mismatch: bool) -> None:
         """Forward and backward of one micro-batch."""
+        rules = self._command.learning
         read = self._at.policy.read(part)
-        found = self._objective(
+        found = self._objective.formula(
             Tokens(
                 logprobs=read.logprobs,
                 behaviour=part.behaviour,
@@ -123,13 +121,17 @@ class Update:
                 mask=part.mask,
                 proximal=part.proximal,
             ),
-            self._command.learning,
+            rules,
         )
-        loss = (found.loss * part.mask).sum() / tokens
+        losses, figures = found.loss * part.mask, found.figures
+        if part.reference is not None:
+            kl = kl_to_reference(read.logprobs, part.reference, part.mask)
+            losses, figures = losses + rules.kl_weight * kl, figures | {"kl": kl.sum()}
+        loss = losses.sum() / tokens
         loss.backward()
         with torch.no_grad():
             told = {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
-            told |= found.figures
+            told |= figures
             if count_mismatch:
                 told |= _mismatch_sums(read, part, self.alarms.unchanged_steps)
             for name, value in told.items():
@@ -176,3 +178,12 @@ def _mismatch(sums: Mapping[str, float]) -> float | None:
     """None where no token is of the version that the learner is at."""
     tokens = sums.get("mismatch_tokens", 0.0)
     return sums["mismatch"] / tokens if tokens else None
+
+
+def _check_overlong(rules: LearningRules) -> None:
+    """UserError for a margin that would punish every completion."""
+    if rules.overlong == "punish" and rules.overlong_margin > rules.longest_completion:
+        raise UserError(
+            f"overlong_margin = {rules.overlong_margin} is more than the {rules.longest_completion} tokens of the "
+            "longest completion: make it smaller, or max_new_tokens larger"
+        )

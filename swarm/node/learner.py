@@ -22,6 +22,7 @@ from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
 from swarm.node.best import BestModel
 from swarm.node.control import control
+from swarm.node.environment import note_life
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
@@ -78,7 +79,7 @@ class LearnerNode:
         """No other process writes to the run directory."""
         try:
             state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
-            self._log = RunLog(self._run_dir)
+            self._log = RunLog(self._run_dir, tensorboard=self._config.tensorboard)
             self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=self._log.event)
         except UserError:
             # Leave no run directory that refuses the corrected command.
@@ -183,7 +184,7 @@ class LearnerNode:
         await self._journal.close()
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
-        self._log.close()
+        await asyncio.to_thread(self._log.close)
         if self._keep_run_dir:
             self._say(f"{self._state} at step {step}; run directory {self._run_dir}")
         else:
@@ -293,7 +294,12 @@ class LearnerNode:
             prepare_prompts, self._run_dir, self._config, self._task, prepared, self._say
         )
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
+        fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
+        if fault:
+            self._say(f"what this run ran on could not be noted: {fault}")
         self._say(f"the model has {prepared.parameters:,} parameters and trains on {prepared.device}")
+        for note in prepared.notes:
+            self._say(note)
         return prepared
 
     def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:

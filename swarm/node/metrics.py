@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarm.node.eventfiles import DIRECTORY, EventFiles, of_evaluation, of_step
 from swarm.types import NodeId
 
 LINES_KEPT = 10_000
@@ -44,9 +45,12 @@ class Spent:
 
 
 class RunLog:
-    """Appends to metrics.jsonl and events.jsonl, whole lines. What does not fit on a full disk is written later."""
+    """Appends to metrics.jsonl and events.jsonl, whole lines. What does not fit on a full disk is written later.
 
-    def __init__(self, directory: Path) -> None:
+    With `tensorboard` figures go into event files besides. UserError if that package is missing.
+    """
+
+    def __init__(self, directory: Path, *, tensorboard: bool = False) -> None:
         self.directory = directory
         self._metrics = _Lines(directory / "metrics.jsonl")
         self._events = _Lines(directory / "events.jsonl")
@@ -64,6 +68,7 @@ class RunLog:
         """Samplers that were there when a former life ended."""
         self.spent = _spent([*self._metrics.found, *self._events.found])
         """By former lives."""
+        self._board = self._open_board() if tensorboard else None
         self._metrics.found, self._events.found = [], []
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
@@ -71,14 +76,33 @@ class RunLog:
         if figures["step"] > self.last.get("step", 0):
             self.last = figures
             self._metrics.add(figures)
+            if self._board is not None:
+                self._board.add(of_step(figures))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something that happened, with the wall clock for people."""
-        self._events.add({"time": round(time.time(), 3), "kind": kind, **fields})
+        line = {"time": round(time.time(), 3), "kind": kind, **fields}
+        self._events.add(line)
+        if self._board is not None and kind == "evaluated":
+            self._board.add(of_evaluation(line))
+        if self._board is not None and self._board.fault:
+            fault, self._board = self._board.fault, None
+            self.event("tensorboard_failed", reason=fault)
 
     def close(self) -> None:
+        """Blocks for as long as TensorBoard's file takes, seconds at most."""
+        if self._board is not None:
+            self._board.close()
+            if self._board.left_out:
+                self.event("tensorboard_left_out", lines=self._board.left_out)
         self._metrics.close()
         self._events.close()
+
+    def _open_board(self) -> EventFiles:
+        """With what former lives have logged."""
+        evaluated = (line for line in self._events.found if line["kind"] == "evaluated")
+        before = [*map(of_step, self._metrics.found), *map(of_evaluation, evaluated)]
+        return EventFiles(self.directory / DIRECTORY, before)
 
 
 def _spent(lines: Iterable[Mapping[str, Any]]) -> Spent:

@@ -41,6 +41,7 @@ CHANGEABLE = frozenset(
         "alarm_gradient_spike",
         "keep_checkpoints",
         "keep_rollouts",
+        "tensorboard",
         "trainer_hang_s",
         "rehearse_step_s",
         "rehearse_noise",

@@ -82,6 +82,7 @@ ABOVE = (
     "swarm.cli_simulate",
     "swarm.cli_tasks",
     "swarm.demo",
+    "swarm.report",
     "swarm.__main__",
 )
 

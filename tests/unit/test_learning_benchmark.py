@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import learning
-from benchmarks.learning_figures import Run, Step, figures_of, row, table
+from benchmarks.learning_figures import Case, Run, Step, figures_of, row, table
 from benchmarks.learning_forced import OneProcess, run
 from benchmarks.learning_swarm import RunFailed, nodes_in, read_run
 from swarm.config import LeadConfig
@@ -49,14 +49,14 @@ def test_the_figures_of_one_run() -> None:
 
 def test_a_row_has_the_median_and_the_range_of_its_seeds() -> None:
     runs = [Run(steps=steps(0.1, reward), accuracy=accuracy) for reward, accuracy in ((0.9, 0.8), (0.2, 0.1), (1, 1))]
-    found = row("forced", 4, runs)
-    assert (found["mode"], found["max_staleness"], found["runs"]) == ("forced", 4, 3)
+    found = row(Case("forced", 4, "tis"), runs)
+    assert [found[name] for name in ("mode", "max_staleness", "objective", "runs")] == ["forced", 4, "tis", 3]
     assert (found["accuracy"], found["accuracy_min"], found["accuracy_max"]) == (0.8, 0.1, 1)
     assert (found["steps_to_reward_0_8"], found["seconds_to_reward_0_8"]) == (2, 2.0)
 
 
 def test_a_reward_that_most_seeds_never_reach_is_null_and_said_so() -> None:
-    found = row("swarm", 16, [Run(steps=steps(0.1, reward), accuracy=0) for reward in (0.9, 0.2, 0.3)])
+    found = row(Case("swarm", 16, "grpo"), [Run(steps=steps(0.1, reward), accuracy=0) for reward in (0.9, 0.2, 0.3)])
     assert json.loads(json.dumps(found, allow_nan=False))["seconds_to_reward_0_8"] is None
     lines = table([found])
     assert len(lines) == 2
@@ -65,7 +65,7 @@ def test_a_reward_that_most_seeds_never_reach_is_null_and_said_so() -> None:
 
 def test_a_row_keeps_the_largest_staleness_of_all_seeds() -> None:
     runs = [Run(steps=steps(*[0.1] * count), accuracy=0) for count in (2, 3, 9)]
-    assert row("swarm", 16, runs)["staleness_max"] == 8
+    assert row(Case("swarm", 16, "grpo"), runs)["staleness_max"] == 8
 
 
 # -- one process ---------------------------------------------------------------------------------------------
@@ -124,6 +124,18 @@ def test_a_run_in_one_process_is_told_by_its_seed(tmp_path: Path) -> None:
     assert rewards(1, "other") != first
 
 
+def test_the_objective_of_the_configuration_is_what_is_trained_with(tmp_path: Path) -> None:
+    ends = []
+    for name in ("grpo", "cispo"):
+        directory = tmp_path / name
+        directory.mkdir()
+        process = OneProcess(config(1).model_copy(update={"objective": name}), directory)
+        for number in range(3):
+            process.step(number)
+        ends.append(published(process))
+    assert not torch.equal(*ends)
+
+
 # -- a swarm -------------------------------------------------------------------------------------------------
 
 
@@ -175,13 +187,13 @@ def test_no_process_outlives_an_interrupt(tmp_path: Path) -> None:
 
 
 def test_the_baseline_comes_first_and_stands_for_forced_at_zero() -> None:
-    assert learning.cases([0, 4], ["baseline", "forced", "swarm"]) == [
-        ("baseline", 0),
-        ("forced", 4),
-        ("swarm", 0),
-        ("swarm", 4),
+    assert learning.cases([0, 4], ["baseline", "forced", "swarm"], ["grpo"]) == [
+        ("baseline", 0, "grpo"),
+        ("forced", 4, "grpo"),
+        ("swarm", 0, "grpo"),
+        ("swarm", 4, "grpo"),
     ]
-    assert learning.cases([0, 4], ["forced"]) == [("forced", 4)]
+    assert learning.cases([0, 4], ["forced"], ["grpo", "tis"]) == [("forced", 4, "grpo"), ("forced", 4, "tis")]
 
 
 @pytest.mark.parametrize(
@@ -194,6 +206,7 @@ def test_the_baseline_comes_first_and_stands_for_forced_at_zero() -> None:
         (["--staleness", "-1"], "--max-staleness -1"),
         (["--seeds", "-1"], "--seed -1"),
         (["--only", "forced", "--staleness", "0"], "nothing to run"),
+        (["--objectives", "grpo,gpro"], "no objective 'gpro'"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

@@ -1,167 +1,341 @@
-"""The objective against a slow and obvious one in float64, and the batch that it is computed on."""
+"""Every objective, token by token, against a slow and obvious one in plain Python; and what hostile claims can do."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from swarm.learner.batch import collate, has_variance, reward_figures
-from swarm.learner.messages import TrainGroup, TrainRollout
-from swarm.learner.objective import CLIP_HIGH, CLIP_LOW, RATIO_CAP, clipped_loss, group_advantages
-from tests.builders import floats, ints
+from swarm.errors import UserError
+from swarm.learner.messages import ComputeRules, LearningRules, Save, Train
+from swarm.learner.objective import (
+    ICEPOP_HIGH,
+    ICEPOP_LOW,
+    OBJECTIVES,
+    RATIO_CAP,
+    WEIGHT_CAP,
+    TokenLoss,
+    Tokens,
+    kl_to_reference,
+)
+from tests.unit.trainers import group, trainer_in
 
-CPU = torch.device("cpu")
+RULES = LearningRules()
+LOW, HIGH = 1 - RULES.clip_low, 1 + RULES.clip_high
 
+NAMES = ["grpo", "decoupled_ppo", "icepop", "cispo", "tis"]
 
-def plain_loss(
-    now: list[list[float]], before: list[list[float]], advantages: list[float], mask: list[list[int]], tokens: float
-) -> float:
-    """min(ratio * A, clip(ratio) * A), token by token, as the papers write it, with our cap on the ratio."""
-    total = 0.0
-    for row, advantage in enumerate(advantages):
-        for at, counts in enumerate(mask[row]):
-            ratio = min(math.exp(now[row][at] - before[row][at]), RATIO_CAP)
-            bounded = min(max(ratio, 1 - CLIP_LOW), 1 + CLIP_HIGH)
-            total += counts * min(ratio * advantage, bounded * advantage)
-    return -total / tokens
-
-
-LOG_RATIOS = [-2.0, math.log(1 - CLIP_LOW) - 1e-3, math.log(1 - CLIP_LOW) + 1e-3, 0.0]
-LOG_RATIOS += [math.log(1 + CLIP_HIGH) - 1e-3, math.log(1 + CLIP_HIGH) + 1e-3, 1.5]
+Claim = tuple[float, float, float, float]
+"""Log-prob now, behaviour's, proximal's, advantage."""
 
 
+def clipped(ratio: float, advantage: float) -> float:
+    return min(ratio * advantage, min(max(ratio, LOW), HIGH) * advantage)
+
+
+def grpo(now: float, behaviour: float, proximal: float, advantage: float) -> float:
+    return -clipped(min(math.exp(now - behaviour), RATIO_CAP), advantage)
+
+
+def decoupled_ppo(now: float, behaviour: float, proximal: float, advantage: float) -> float:
+    weight = min(math.exp(proximal - behaviour), WEIGHT_CAP)
+    return -weight * clipped(min(math.exp(now - proximal), RATIO_CAP), advantage)
+
+
+def icepop(now: float, behaviour: float, proximal: float, advantage: float) -> float:
+    weight = math.exp(proximal - behaviour)
+    if not ICEPOP_LOW <= weight <= ICEPOP_HIGH:
+        return 0.0
+    return -weight * clipped(min(math.exp(now - proximal), RATIO_CAP), advantage)
+
+
+def held_weight(cap: float) -> Callable[[float, float, float, float, float], float]:
+    """-w A log pi, where w is computed at `at` and stays when `now` moves."""
+    return lambda now, behaviour, proximal, advantage, at: -min(math.exp(at - behaviour), cap) * advantage * now
+
+
+def plain(name: str, claim: Claim, moved: float = 0.0) -> float:
+    """The loss of one token whose log-prob has moved, as docs/learner.md writes it."""
+    now, behaviour, proximal, advantage = claim
+    if name in ("cispo", "tis"):
+        cap = HIGH if name == "cispo" else WEIGHT_CAP
+        return held_weight(cap)(now + moved, behaviour, proximal, advantage, now)
+    formula = {"grpo": grpo, "decoupled_ppo": decoupled_ppo, "icepop": icepop}[name]
+    return formula(now + moved, behaviour, proximal, advantage)
+
+
+def slope(name: str, claim: Claim) -> float:
+    """By central differences: right where no kink is within `step`."""
+    step = 1e-6
+    return (plain(name, claim, step) - plain(name, claim, -step)) / (2 * step)
+
+
+def apply(
+    name: str, claims: list[Claim], mask: list[int] | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[TokenLoss, torch.Tensor]:
+    """What the objective makes of the tokens, and the gradient of its masked sum."""
+    columns = [torch.tensor(column, dtype=dtype) for column in zip(*claims, strict=True)]
+    now = columns[0].requires_grad_()
+    counts = torch.tensor(mask or [1] * len(claims), dtype=dtype)
+    tokens = Tokens(logprobs=now, behaviour=columns[1], proximal=columns[2], advantages=columns[3], mask=counts)
+    found = OBJECTIVES[name].formula(tokens, RULES)
+    (pull,) = torch.autograd.grad((found.loss * counts).sum(), now)
+    return found, pull
+
+
+def beside(bound: float) -> list[float]:
+    """Log-ratios just under and just over a bound."""
+    return [math.log(bound) - 1e-3, math.log(bound) + 1e-3]
+
+
+RATIOS = [-4.0, *beside(LOW), 0.0, *beside(HIGH), *beside(WEIGHT_CAP), *beside(RATIO_CAP), 5.0]
+WEIGHTS = [-4.0, *beside(ICEPOP_LOW), 0.0, *beside(WEIGHT_CAP), *beside(ICEPOP_HIGH), 4.0]
+
+
+def test_the_references_are_of_all_objectives() -> None:
+    assert sorted(OBJECTIVES) == sorted(NAMES)
+    assert [name for name in NAMES if OBJECTIVES[name].wants_proximal] == ["decoupled_ppo", "icepop"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("advantage", [-1.7, 0.0, 0.6])
-def test_the_loss_of_one_token_is_the_papers_on_both_sides_of_both_clips(advantage: float) -> None:
-    for log_ratio in LOG_RATIOS:
-        now = torch.tensor([[-1.0 + log_ratio]], requires_grad=True)
-        found = clipped_loss(now, torch.tensor([[-1.0]]), torch.tensor([advantage]), torch.ones(1, 1), 1.0)
-        expected = plain_loss([[-1.0 + log_ratio]], [[-1.0]], [advantage], [[1]], 1.0)
-        assert found.loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
-        (pull,) = torch.autograd.grad(found.loss, now)
-        too_low, too_high = log_ratio < math.log(1 - CLIP_LOW), log_ratio > math.log(1 + CLIP_HIGH)
-        clipped = (too_low and advantage < 0) or (too_high and advantage > 0)
-        assert (found.clipped_low.item(), found.clipped_high.item()) == (too_low and clipped, too_high and clipped)
-        expected = 0.0 if clipped else -math.exp(log_ratio) * advantage
-        assert pull.item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+def test_loss_and_gradient_are_the_formulas_on_both_sides_of_every_bound(name: str, advantage: float) -> None:
+    """A grid of pi / proximal and proximal / behaviour for those that use it, of pi / behaviour for the others."""
+    claims: list[Claim]
+    if OBJECTIVES[name].wants_proximal:
+        claims = [(-1.0 + r, -1.0 - w, -1.0, advantage) for r in RATIOS for w in WEIGHTS]
+    else:
+        claims = [(-1.0 + r, -1.0, 0.0, advantage) for r in RATIOS]
+    found, pull = apply(name, claims)
+    assert found.loss.tolist() == pytest.approx([plain(name, claim) for claim in claims], rel=1e-4, abs=1e-6)
+    assert pull.tolist() == pytest.approx([slope(name, claim) for claim in claims], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("advantage", [-1.0, 1.0])
-@pytest.mark.parametrize("claim", [-50.0, -1e4])
-def test_no_claimed_log_prob_makes_a_gradient_large_or_infinite(advantage: float, claim: float) -> None:
-    """The second token is masked, the first one counts: behaviour log-probs are what a sampler says they are."""
-    now = torch.tensor([[-1.0, -1.0]], requires_grad=True)
-    behaviour = torch.tensor([[claim, claim]])
-    found = clipped_loss(now, behaviour, torch.tensor([advantage]), torch.tensor([[1.0, 0.0]]), 1.0)
-    (pull,) = torch.autograd.grad(found.loss, now)
-    assert abs(found.loss.item()) <= RATIO_CAP * 1.001
-    assert pull.tolist() == [[0.0, 0.0]]
+@pytest.mark.parametrize(
+    ("name", "ratio", "weight", "advantage", "pull"),
+    [
+        # The clip takes the gradient only where the token has already gone the way that it is pulled.
+        ("grpo", HIGH + 0.1, 1, 1.0, 0.0),
+        ("grpo", HIGH + 0.1, 1, -1.0, HIGH + 0.1),
+        ("grpo", LOW - 0.1, 1, -1.0, 0.0),
+        ("grpo", LOW - 0.1, 1, 1.0, -(LOW - 0.1)),
+        ("grpo", RATIO_CAP + 1, 1, -1.0, 0.0),
+        # The weight says how much a token counts, the clip only how far it may go from the proximal policy.
+        ("decoupled_ppo", 1.1, 1.5, 1.0, -1.65),
+        ("decoupled_ppo", 1.1, 100.0, 1.0, -1.1 * WEIGHT_CAP),
+        ("decoupled_ppo", HIGH + 0.1, 0.5, 1.0, 0.0),
+        ("icepop", 1.1, 4.0, 1.0, -4.4),
+        ("icepop", 1.1, 6.0, 1.0, 0.0),
+        ("icepop", 1.1, 0.4, 1.0, 0.0),
+        # No clip: whatever the ratio, every token pulls.
+        ("cispo", HIGH + 3, 1, 1.0, -HIGH),
+        ("cispo", 0.1, 1, -1.0, 0.1),
+        ("tis", WEIGHT_CAP + 3, 1, -1.0, WEIGHT_CAP),
+        ("tis", 1.5, 1, 1.0, -1.5),
+    ],
+)
+def test_a_token_is_pulled_as_hard_as_the_formula_says(
+    name: str, ratio: float, weight: float, advantage: float, pull: float
+) -> None:
+    now = -1.0 + math.log(ratio)
+    _, found = apply(name, [(now, -1.0 - math.log(weight), -1.0, advantage)])
+    assert found.item() == pytest.approx(pull, rel=1e-4, abs=1e-6)
 
 
-def test_the_loss_of_a_batch_is_the_papers_whatever_is_masked() -> None:
-    draw = torch.Generator().manual_seed(0)
-    before = torch.rand((6, 9), generator=draw) * -3
-    now = before + torch.randn((6, 9), generator=draw)
-    advantages = torch.randn(6, generator=draw)
-    mask = (torch.rand((6, 9), generator=draw) < 0.6).float()
-    found = clipped_loss(now, before, advantages, mask, 17.0)
-    expected = plain_loss(now.tolist(), before.tolist(), advantages.tolist(), mask.int().tolist(), 17.0)
-    assert found.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert found.ratio_sum.item() == pytest.approx(
-        float(((now - before).double().exp().clamp(max=RATIO_CAP) * mask).sum()), rel=1e-5
-    )
-
-
-def test_a_masked_token_is_neither_counted_nor_pulled() -> None:
-    now = torch.tensor([[-1.0, 5.0]], requires_grad=True)
-    mask = torch.tensor([[1.0, 0.0]])
-    found = clipped_loss(now, torch.full((1, 2), -1.0), torch.tensor([1.0]), mask, 1.0)
-    (pull,) = torch.autograd.grad(found.loss, now)
-    assert found.clipped_high.item() == 0
-    assert pull[0, 0].item() != 0
-    assert pull[0, 1].item() == 0
-
-
-def test_micro_batches_add_up_to_the_whole() -> None:
-    draw = torch.Generator().manual_seed(1)
-    before, now = -torch.rand((4, 5), generator=draw), -torch.rand((4, 5), generator=draw)
-    advantages, mask = torch.randn(4, generator=draw), torch.ones(4, 5)
-    whole = clipped_loss(now, before, advantages, mask, 20.0).loss
-    parts = [clipped_loss(now[i : i + 1], before[i : i + 1], advantages[i : i + 1], mask[:1], 20.0) for i in range(4)]
-    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.item(), rel=1e-5)
-
-
-def test_advantages_are_centred_and_scaled_within_each_group() -> None:
-    rewards = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.2, 0.2, 0.2, 0.2], [5.0, 1.0, 3.0, 3.0]])
-    found = group_advantages(rewards)
-    for row, group in enumerate(rewards.double().tolist()):
-        mean = sum(group) / len(group)
-        spread = math.sqrt(sum((reward - mean) ** 2 for reward in group) / len(group))
-        expected = [(reward - mean) / (spread + 1e-4) for reward in group]
-        assert found[row].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-3)
-    assert found[1].abs().max().item() < 1e-2
-
-
-def one(tokens: list[int], reward: float, *, mask: list[int] | None = None, staleness: int = 0) -> TrainRollout:
-    """A rollout whose log-probs are -1, -2, ... so that a shift would show."""
-    return TrainRollout(
-        token_ids=ints(*tokens),
-        logprobs=floats(*(-1.0 - i for i in range(len(tokens)))),
-        loss_mask=bytes(mask or [1] * len(tokens)),
-        reward=reward,
-        staleness=staleness,
-    )
-
-
-GROUPS = (
-    TrainGroup(prompt_token_ids=(1, 5, 6), rollouts=(one([7, 8, 2], 1.0, staleness=2), one([9], 0.0))),
-    TrainGroup(prompt_token_ids=(1,), rollouts=(one([3, 4, 5, 6], 0.5, mask=[1, 0, 1, 1]), one([2], 0.5))),
+log_probs = st.floats(-30, 0)
+tokens_drawn = st.lists(
+    st.tuples(log_probs, log_probs, log_probs, st.floats(-3, 3), st.integers(0, 1)), min_size=1, max_size=12
 )
 
 
-def test_each_place_of_a_batch_predicts_the_token_after_it() -> None:
-    batch = collate(GROUPS, CPU)
-    pairs = [(group.prompt_token_ids, rollout) for group in GROUPS for rollout in group.rollouts]
-    assert batch.token_ids.shape == (4, 6)
-    for row, (prompt, rollout) in enumerate(pairs):
-        tokens = torch.frombuffer(bytearray(rollout.token_ids), dtype=torch.int32).tolist()
-        whole = [*prompt, *tokens]
-        assert batch.token_ids[row].tolist() == whole + [0] * (6 - len(whole))
-        assert batch.attention[row].tolist() == [1] * len(whole) + [0] * (6 - len(whole))
-        for place, (token, counts) in enumerate(zip(tokens, rollout.loss_mask, strict=True)):
-            at = len(prompt) - 1 + place
-            assert batch.token_ids[row, at + 1].item() == token
-            assert batch.behaviour[row, at].item() == -1.0 - place
-            assert batch.mask[row, at].item() == counts
-        assert batch.mask[row].sum().item() == sum(rollout.loss_mask)
-    assert batch.staleness.tolist() == [2, 0, 0, 0]
-    assert batch.advantages.tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0], abs=1e-3)
+@pytest.mark.parametrize("name", NAMES)
+@given(drawn=tokens_drawn)
+@settings(max_examples=40, deadline=None)
+def test_any_tokens_add_up_to_the_sum_of_the_formula(name: str, drawn: list[tuple[float, ...]]) -> None:
+    claims = [(now, behaviour, proximal, advantage) for now, behaviour, proximal, advantage, _ in drawn]
+    mask = [int(row[4]) for row in drawn]
+    found, pull = apply(name, claims, mask, torch.float64)
+    counts = torch.tensor(mask)
+    expected = sum(count * plain(name, claim) for claim, count in zip(claims, mask, strict=True))
+    assert (found.loss * counts).sum().item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert pull[counts == 0].tolist() == [0.0] * mask.count(0)
+    halves = [apply(name, claims[at : at + 1], mask[at : at + 1], torch.float64) for at in range(len(claims))]
+    assert [part.item() for _, part in halves] == pytest.approx(pull.tolist())
+    for figure, value in found.figures.items():
+        assert value.item() == pytest.approx(sum(part.figures[figure].item() for part, _ in halves))
 
 
-def test_rows_of_a_batch_stay_together() -> None:
-    batch = collate(GROUPS, CPU)
-    part = batch.rows(torch.tensor([2, 0]))
-    assert part.token_ids.tolist() == [batch.token_ids[2].tolist(), batch.token_ids[0].tolist()]
-    assert part.advantages.tolist() == [batch.advantages[2].item(), batch.advantages[0].item()]
-    assert part.mask.tolist() == [batch.mask[2].tolist(), batch.mask[0].tolist()]
-    assert part.behaviour.tolist() == [batch.behaviour[2].tolist(), batch.behaviour[0].tolist()]
-    assert part.staleness.tolist() == [0, 2]
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_no_claim_makes_a_loss_or_a_gradient_infinite(name: str, advantage: float) -> None:
+    """Behaviour log-probs are what a sampler says they are, and its tokens may be ones that no policy would draw."""
+    hostile = [-1e4, -50.0, -1.0, 1e-3]
+    claims = [(now, behaviour, proximal, advantage) for now in hostile for behaviour in hostile for proximal in hostile]
+    masked = [n % 2 for n in range(len(claims))]
+    found, pull = apply(name, claims, masked)
+    assert torch.isfinite(found.loss).all()
+    assert all(torch.isfinite(value) for value in found.figures.values())
+    # The largest slope is that of the largest weight times the largest ratio.
+    assert pull.abs().max().item() <= max(RATIO_CAP, WEIGHT_CAP * RATIO_CAP, ICEPOP_HIGH * RATIO_CAP) * 1.001
+    assert pull[torch.tensor(masked) == 0].tolist() == [0.0] * masked.count(0)
+    assert set(pull[torch.tensor(masked) == 1].isfinite().tolist()) == {True}
 
 
-def test_a_group_of_equal_rewards_teaches_nothing() -> None:
-    assert [has_variance(group) for group in GROUPS] == [True, False]
+@pytest.mark.parametrize(
+    ("name", "figure", "value"),
+    [
+        ("grpo", "clip_ratio/low_mean", 1),
+        ("grpo", "clip_ratio/high_mean", 1),
+        ("grpo", "sampling/importance_sampling_ratio/mean", 0.5 + 0.5 + 1.0 + 1.5 + 1.5),
+        ("decoupled_ppo", "clip_ratio/low_mean", 1),
+        ("decoupled_ppo", "clip_ratio/high_mean", 1),
+        ("decoupled_ppo", "sampling/importance_sampling_ratio/mean", 5.0),
+        ("icepop", "sampling/masked_ratio", 0),
+        ("cispo", "clip_ratio/low_mean", 0),
+        ("cispo", "clip_ratio/high_mean", 2),
+        ("tis", "clip_ratio/high_mean", 0),
+    ],
+)
+def test_figures_are_sums_over_the_tokens_that_count(name: str, figure: str, value: float) -> None:
+    """Half and one and a half times as likely, for better and worse; one unmoved, one far off that does not count."""
+    moves = [(0.5, -1.0), (0.5, 1.0), (1.0, 1.0), (1.5, -1.0), (1.5, 1.0), (9.0, 1.0)]
+    claims = [(-3.0 + math.log(ratio), -3.0, -3.0, advantage) for ratio, advantage in moves]
+    found, _ = apply(name, claims, [1, 1, 1, 1, 1, 0])
+    assert found.figures[figure].item() == pytest.approx(value)
 
 
-def test_the_figures_of_a_batch_need_no_model() -> None:
-    figures = reward_figures(GROUPS)
-    expected = {
-        "reward": 0.5,
-        "reward_std": 0.25,
-        "frac_reward_zero_std": 0.5,
-        "completions/mean_length": 9 / 4,
-        "completions/max_length": 4.0,
-        "staleness/mean": 0.5,
-        "staleness/max": 2.0,
-    }
-    assert figures == pytest.approx(expected)
+def test_icepop_counts_what_it_leaves_out() -> None:
+    claims = [(-3.0, -3.0 - math.log(weight), -3.0, 1.0) for weight in (0.4, 0.6, 4.0, 6.0, 9.0)]
+    found, _ = apply("icepop", claims, [1, 1, 1, 1, 0])
+    assert found.figures["sampling/masked_ratio"].item() == 2
+    assert found.figures["sampling/importance_sampling_ratio/mean"].item() == pytest.approx(4.6)
+
+
+def test_on_policy_all_objectives_pull_alike() -> None:
+    """Where pi, proximal and behaviour are one, each is the policy gradient."""
+    claims = [(-1.0, -1.0, -1.0, 0.7), (-2.0, -2.0, -2.0, -1.3)]
+    for name in NAMES:
+        _, pull = apply(name, claims)
+        assert pull.tolist() == pytest.approx([-0.7, 1.3], rel=1e-5)
+
+
+# -- the distance to the reference -------------------------------------------------------------------------------
+
+
+def test_the_distance_to_the_reference_is_k3_and_pulls_back() -> None:
+    now = torch.tensor([-1.0, -1.0, -1.0, -8.0, -1.0], requires_grad=True)
+    reference = torch.tensor([-1.0, -3.0, -0.5, -1.0, -1e4])
+    found = kl_to_reference(now, reference, torch.ones(5))
+    (pull,) = torch.autograd.grad(found.sum(), now)
+    capped = math.log(RATIO_CAP)
+    for at, (mine, its) in enumerate(zip(now.tolist(), reference.tolist(), strict=True)):
+        d = min(its - mine, capped)
+        assert found[at].item() == pytest.approx(math.exp(d) - d - 1, rel=1e-5, abs=1e-7)
+        assert pull[at].item() == pytest.approx(0.0 if its - mine > capped else 1 - math.exp(d), rel=1e-5, abs=1e-7)
+
+
+@given(values=st.lists(st.tuples(st.floats(-1e4, 0), st.floats(-1e4, 0), st.integers(0, 1)), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_the_distance_is_finite_never_negative_and_zero_where_masked(values: list[tuple[float, float, int]]) -> None:
+    mine, its, mask = (torch.tensor(column) for column in zip(*values, strict=True))
+    now = mine.float().requires_grad_()
+    found = kl_to_reference(now, its.float(), mask.float())
+    (pull,) = torch.autograd.grad(found.sum(), now)
+    assert torch.isfinite(found).all()
+    assert (found >= -1e-6).all()
+    assert found[mask == 0].tolist() == pull[mask == 0].tolist() == [0.0] * int((mask == 0).sum())
+    assert pull.abs().max().item() <= RATIO_CAP
+
+
+# -- in a learner step -------------------------------------------------------------------------------------------
+
+
+def rules_for(name: str) -> LearningRules:
+    return LearningRules(objective=name)
+
+
+def test_an_objective_that_does_not_exist_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^there is no objective 'gpro'; known ones: grpo, decoupled_ppo, [^\n]*$"):
+        trainer_in(tmp_path, learning=rules_for("gpro"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_with_any_objective_makes_rewarded_tokens_likelier(name: str, tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, learning=rules_for(name))
+
+    def likelihood() -> float:
+        logits = trainer._model(input_ids=torch.tensor([[1, 4, 13]])).logits[0, -1]
+        return float(logits.log_softmax(-1)[3].detach())
+
+    before = likelihood()
+    figures = trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0, 0.0]),))).metrics
+    assert likelihood() > before
+    assert figures["optimizer_steps"] == 2
+    assert 0 < figures["sampling/importance_sampling_ratio/mean"] < RATIO_CAP
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_log_probs_leave_finite_weights(name: str, tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, learning=rules_for(name))
+    figures = trainer.step(Train(step=0, groups=(group([1.0, 0.0], logprob=-1e4), group([0.0, 1.0])))).metrics
+    assert all(torch.isfinite(p).all() for p in trainer._model.parameters())
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+def test_the_reference_is_the_model_that_the_run_began_with(tmp_path: Path) -> None:
+    """At the first optimiser step the distance is zero; after a resume it is that to the first weights, not the
+    checkpoint's."""
+    rules = LearningRules(kl_weight=0.1)
+    batch = (group([1.0, 0.0, 0.0]),)
+    trainer = trainer_in(tmp_path / "first", learning=rules, minibatches=1, learning_rate=1e-2)
+    assert trainer.step(Train(step=0, groups=batch)).metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    second = trainer.step(Train(step=1, groups=batch)).metrics["kl"]
+    assert second > 1e-4
+    saved = tmp_path / "checkpoint-2"
+    trainer.save(Save(directory=str(saved), step=2))
+    trainer.flush()
+    third = trainer.step(Train(step=2, groups=batch)).metrics["kl"]
+    again = trainer_in(tmp_path / "again", learning=rules, minibatches=1, learning_rate=1e-2, resume=saved)
+    assert again.step(Train(step=2, groups=batch)).metrics["kl"] == pytest.approx(third)
+    assert third > 1e-3
+
+
+def test_the_distance_holds_the_policy_back(tmp_path: Path) -> None:
+    def strayed(kl_weight: float) -> float:
+        trainer = trainer_in(tmp_path / str(kl_weight), learning=LearningRules(kl_weight=kl_weight))
+        steps = [trainer.step(Train(step=n, groups=(group([1.0, 0.0, 0.0]),))).metrics["kl"] for n in range(6)]
+        return steps[-1]
+
+    assert strayed(10.0) < 0.5 * strayed(1e-6)
+
+
+def test_without_a_weight_there_is_no_distance_and_no_second_model(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    assert trainer._update._at.reference is None
+    assert "kl" not in trainer.step(Train(step=0, groups=(group([1.0, 0.0]),))).metrics
+
+
+@pytest.mark.parametrize("name", ["grpo", "decoupled_ppo"])
+def test_micro_batches_add_up_to_the_whole(name: str, tmp_path: Path) -> None:
+    """However a minibatch is cut, the step and its figures are the same."""
+    rules = LearningRules(objective=name, kl_weight=0.1)
+    batch = (group([1.0, 0.0, 0.5, 0.25]), group([0.0, 1.0, 0.0, 0.0]))
+    whole, cut = (
+        trainer_in(tmp_path / str(tokens), learning=rules, compute=ComputeRules(tokens_per_micro_batch=tokens))
+        for tokens in (None, 10)
+    )
+    first, second = (one.step(Train(step=0, groups=batch)).metrics for one in (whole, cut))
+    assert second == pytest.approx(first, rel=1e-4, abs=1e-7)
+    pairs = zip(whole._model.parameters(), cut._model.parameters(), strict=True)
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
+
+
+def test_a_margin_that_punishes_every_completion_is_one_clear_line(tmp_path: Path) -> None:
+    rules = LearningRules(overlong="punish", overlong_margin=7, longest_completion=6)
+    with pytest.raises(UserError, match=r"^overlong_margin = 7 is more than the 6 tokens [^\n]*$"):
+        trainer_in(tmp_path, learning=rules)

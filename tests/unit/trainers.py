@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from swarm.child import ChildChannel
-from swarm.learner.messages import Prepare, TrainGroup, TrainRollout
+from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from tests.builders import floats, ints
 
@@ -27,6 +27,8 @@ def trainer_in(
     seed: int = 0,
     resume: Path | None = None,
     rehearse_step_s: float = 0.0,
+    learning: LearningRules | None = None,
+    compute: ComputeRules | None = None,
 ) -> Trainer:
     command = Prepare(
         model=model,
@@ -38,6 +40,8 @@ def trainer_in(
         warmup_steps=1,
         minibatches=minibatches,
         temperature=1.0,
+        learning=learning or LearningRules(),
+        compute=compute or ComputeRules(),
         resume=str(resume) if resume else "",
         rehearse_step_s=rehearse_step_s,
     )

@@ -1,0 +1,297 @@
+"""Whether a learner step fits into the memory of the device, said before the first step.
+
+`step_bytes` is arithmetic on a model's shape; its terms were counted from what autograd keeps of a decoder layer of the
+Llama and Qwen kind in transformers 5, and benchmarks/learner.py compares their sum with the measured peak. `choose`
+settles what the user left open. Only what is under `reading` looks at a model or at the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarm.errors import UserError
+from swarm.learner.messages import ComputeRules
+from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
+
+TRAINED_BYTES = 16
+"""Of one parameter: float32 weight, gradient, and AdamW's two moments."""
+
+SNAPSHOT_BYTES = 14
+"""Of one parameter in the host's memory while a checkpoint is written: weight, moments, and the bf16 model."""
+
+TOKENS_PER_MICRO_BATCH = 16_384
+"""Of one forward pass of a large model, unless it is set or does not fit. More brings a GPU nothing."""
+
+LEAST_TOKENS = {False: 4096, True: 1024}
+"""With and without activation checkpointing, the fewest tokens that are chosen before something else is: below 4096 a
+GPU is slower for its small matrices than for computing layers twice; below 1024 it is of no use to go on halving."""
+
+MASK_BYTES = 5
+"""Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores."""
+
+FREE_SHARE = 0.92
+"""Of the free memory that may be planned with: the rest is for fragments and for what kernels use while they run."""
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the memory of a step depends on. Widths in elements: `hidden` of the residual stream, `feed_forward` of all
+    the experts that one token takes, `queries` and `keys` of all heads; `layer_parameters` of the largest layer."""
+
+    parameters: int
+    layer_parameters: int
+    layers: int
+    hidden: int
+    feed_forward: int
+    queries: int
+    keys: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How it is computed, and what is there beside the model. `tokens` are those of the widest micro-batch; `ranks`
+    share weights, gradients and moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask.
+    `on_host`: the device's memory is the host's, so a checkpoint's copy is in it.
+    """
+
+    tokens: int
+    activation_checkpointing: bool
+    half: bool
+    in_chunks: bool
+    has_dense_mask: bool
+    ranks: int
+    has_reference: bool
+    on_host: bool
+
+
+def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
+    """Most bytes that one rank needs beside the weights that are loaded already, by what they are for."""
+    held = shape.parameters // setting.ranks
+    gathered = 2 * shape.layer_parameters * 4 + shape.vocab_size * shape.hidden * 4 if setting.ranks > 1 else 0
+    copied = 2 * shape.parameters // (setting.ranks if setting.ranks > 1 else 1) if setting.half else 0
+    found = {
+        "gradients and AdamW": (TRAINED_BYTES - 4) * held,
+        "weights of the reference": 4 * held if setting.has_reference else 0,
+        "weights gathered or in bf16": gathered + copied,
+        "activations": activation_bytes(shape, setting),
+        "logits": logit_bytes(shape, setting),
+        "the mask of packed rows": MASK_BYTES * setting.tokens**2 if setting.has_dense_mask else 0,
+        "a checkpoint's copy": SNAPSHOT_BYTES * held if setting.on_host else 0,
+    }
+    return {name: nbytes for name, nbytes in found.items() if nbytes}
+
+
+def activation_bytes(shape: Shape, setting: Setting) -> int:
+    """What the backward pass finds of the layers.
+
+    Of one token in one layer: two norms keep their input, what they normalised and their output; the queries and keys
+    are kept before and after their own norm and rotation, the values once, the result of attention twice; the
+    feed-forward keeps gate, its activation, up, and their product. The residual stream and the norms are float32 even
+    in bf16. With checkpointing each layer keeps its input, and one layer at a time is whole.
+    """
+    wide = 4 * (5 * shape.hidden)
+    narrow = (2 if setting.half else 4) * (
+        2 * shape.hidden + 5 * shape.queries + 5 * shape.keys + 4 * shape.feed_forward
+    )
+    layer = wide + narrow
+    if setting.activation_checkpointing:
+        return setting.tokens * (4 * shape.hidden * shape.layers + layer)
+    return setting.tokens * layer * shape.layers
+
+
+def logit_bytes(shape: Shape, setting: Setting) -> int:
+    """Logits, their log-softmax and its gradient, of one chunk or of all tokens; and in chunks, the gradient of the
+    head that each of them adds to the sum."""
+    whole = 4 * setting.tokens * shape.vocab_size
+    if not setting.in_chunks:
+        return 3 * whole
+    added = 4 * shape.vocab_size * shape.hidden if whole > CHUNK_BYTES else 0
+    return 3 * min(whole, CHUNK_BYTES) + added
+
+
+def choose(
+    shape: Shape, setting: Setting, rules: ComputeRules, free_bytes: int, *, longest: int, may_checkpoint: bool = True
+) -> ComputeRules:
+    """`rules` with the tokens of a micro-batch and activation checkpointing settled, so that a step fits.
+
+    The first that fits of: without checkpointing at TOKENS_PER_MICRO_BATCH and its halves, then with it. What the user
+    has set stays. `longest` are the tokens of the longest row, which is never cut; `setting.tokens` and
+    `setting.activation_checkpointing` are not read. UserError, in one line, if nothing fits.
+    """
+    recompute = rules.activation_checkpointing
+    ways = (False, True) if recompute is None and may_checkpoint else (bool(recompute),)
+    tried: list[tuple[ComputeRules, dict[str, int]]] = []
+    for way in ways:
+        for tokens in _budgets(rules.tokens_per_micro_batch, LEAST_TOKENS[way]):
+            found = msgspec.structs.replace(rules, tokens_per_micro_batch=tokens, activation_checkpointing=way)
+            parts = step_bytes(shape, replace(setting, tokens=max(tokens, longest), activation_checkpointing=way))
+            if sum(parts.values()) <= free_bytes * FREE_SHARE:
+                return found
+            tried.append((found, parts))
+    raise UserError(_too_little(*tried[-1], free_bytes, longest=longest, may_checkpoint=may_checkpoint))
+
+
+def check_weights(parameters: int, *, ranks: int, free_bytes: int, host_bytes: int, device: str) -> None:
+    """UserError if weights, gradients and moments alone do not fit, or the host has no room for a checkpoint's copy,
+    before anything is loaded."""
+    needed = TRAINED_BYTES * parameters // ranks
+    if needed > free_bytes:
+        more = -(-TRAINED_BYTES * parameters // max(1, free_bytes))
+        raise UserError(
+            f"too little memory on {device}: to train {parameters:,} parameters takes {_gib(needed)} for weights, "
+            f"gradients and AdamW alone, and {_gib(free_bytes)} are free; take a smaller model"
+            + ("" if device == "cpu" else f", or --trainer-ranks {more} on as many such devices")
+        )
+    if device != "cpu" and SNAPSHOT_BYTES * parameters > host_bytes:
+        raise UserError(
+            f"too little memory on the host: the copy that a checkpoint of {parameters:,} parameters is written from "
+            f"takes {_gib(SNAPSHOT_BYTES * parameters)}, and {_gib(host_bytes)} are free; take a smaller model"
+        )
+
+
+def described(rules: ComputeRules, device: torch.device) -> str:
+    """What was chosen, for people."""
+    precision = "bf16" if is_half(rules.precision, device.type) else "float32"
+    return (
+        f"a learner step takes up to {rules.tokens_per_micro_batch:,} tokens at a time, "
+        f"{'packed' if rules.packing else 'padded'}, in {precision}"
+        f"{', with activation checkpointing' if rules.activation_checkpointing else ''}"
+    )
+
+
+def _budgets(wanted: int | None, least: int) -> list[int]:
+    if wanted is not None:
+        return [wanted]
+    found = [TOKENS_PER_MICRO_BATCH]
+    while found[-1] > least:
+        found.append(found[-1] // 2)
+    return found
+
+
+def _too_little(
+    rules: ComputeRules, parts: dict[str, int], free_bytes: int, *, longest: int, may_checkpoint: bool
+) -> str:
+    """What does not fit, the largest part first, and what could be changed."""
+    tokens = max(rules.tokens_per_micro_batch or 0, longest)
+    told = ", ".join(f"{name} {_gib(nbytes)}" for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]))
+    changes = ["a smaller model", "--trainer-ranks on more devices"]
+    if not rules.activation_checkpointing and may_checkpoint:
+        changes.insert(0, "activation_checkpointing")
+    if (rules.tokens_per_micro_batch or 0) > max(longest, LEAST_TOKENS[True]):
+        changes.insert(0, "fewer --tokens-per-micro-batch")
+    elif longest > LEAST_TOKENS[True]:
+        changes.insert(0, "fewer --max-new-tokens")
+    return (
+        f"too little memory: a step of {tokens:,} tokens at a time needs {_gib(sum(parts.values()))} more and "
+        f"{_gib(free_bytes)} are free ({told}); change: {', '.join(changes)}"
+    )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB / 10 else f"{nbytes / (1 << 20):.0f} MiB"
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def fit(
+    policy: Policy, rules: ComputeRules, device: torch.device, free_bytes: int, *, ranks: int, longest: int, kl: bool
+) -> ComputeRules:
+    """`choose` for a model that is loaded. All ranks give the least `free_bytes` of any: they must choose alike."""
+    model = policy.module.model
+    setting = Setting(
+        tokens=0,
+        activation_checkpointing=False,
+        half=is_half(rules.precision, device.type),
+        in_chunks=policy.module.in_chunks,
+        has_dense_mask=bool(rules.packing) and not policy.is_flash,
+        ranks=ranks,
+        has_reference=kl,
+        on_host=device.type == "cpu",
+    )
+    may = bool(model.supports_gradient_checkpointing)
+    return choose(shape_of(model), setting, rules, free_bytes, longest=longest, may_checkpoint=may)
+
+
+def count_parameters(name: str) -> int | None:
+    """Of a directory or a Hugging Face id, from its configuration alone; None where that does not tell, and loading it
+    will say why."""
+    try:
+        config = AutoConfig.from_pretrained(name)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError):
+        return None
+    return sum(int(parameter.numel()) for parameter in model.parameters())
+
+
+def shape_of(model: Any) -> Shape:
+    """Of a causal language model, whatever its configuration calls the widths; missing ones are guessed on the high
+    side."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    experts = getattr(config, "num_experts_per_tok", None)
+    feed_forward = getattr(config, "moe_intermediate_size", None) if experts else None
+    if feed_forward is None:
+        feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    layers = layers_of(model)
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    return Shape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        layer_parameters=max(sizes, default=0),
+        layers=max(1, len(sizes)),
+        hidden=config.hidden_size,
+        feed_forward=feed_forward * (experts or 1),
+        queries=heads * width,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
+        vocab_size=config.vocab_size,
+    )
+
+
+def read_free_bytes(device: torch.device, *, ranks: int) -> int:
+    """What one rank may still take: of the GPU, which is its own; of the host's memory, an equal share."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return read_free_host_bytes() // ranks
+
+
+def read_free_host_bytes() -> int:
+    """The least of what the kernel can give without swapping and what the control group may still take."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return min([free, *_group_free_bytes()])
+
+
+def _group_free_bytes() -> list[int]:
+    """Of control groups version 2 and 1, where they set a limit. Cache of files is not counted as taken."""
+    found = []
+    root = Path("/sys/fs/cgroup")
+    for group, limit, used in (
+        (root, "memory.max", "memory.current"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            most, taken = (group / limit).read_text().strip(), int((group / used).read_text())
+            cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if most.isdigit():
+            found.append(int(most) - taken + int(cached.get("inactive_file", 0)))
+    return found

@@ -1,0 +1,119 @@
+"""The model card of an exported model: what it was made from, how, and what it reaches on held-out prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from swarm.config import TINY, LeadConfig
+from swarm.node.rundir import CHANGEABLE
+from swarm.report.figures import Figures
+
+LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+"""Those that decide what the weights are; environment.json of the run has all."""
+
+ALWAYS = ("model", "task", "seed")
+DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
+"""Settings that decide the weights although they may change when a run is resumed."""
+
+OF_THE_NETWORK = ("beat_s", "round_s", "lease_time_limit_s", "reward_timeout_s")
+
+HUB_NAME_PARTS = 2
+"""owner/name"""
+
+
+def model_card(found: Figures, step: int | None) -> str:
+    """README.md, with the front matter that the Hugging Face hub reads. No path and no address of the run is in it."""
+    config = found.config
+    base, task = str(config.get("model")), str(config.get("task"))
+    after = "its best version" if step is None else f"{step} learner steps"
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        *([f"base_model: {json.dumps(base)}"] if _is_hub_name(base) else []),
+        "tags:\n- reinforcement-learning\n- grpo\n- echo-node",
+        "---",
+        f"# {_shown(base)} after reinforcement learning on {_shown(task)}",
+        "",
+        "Post-trained with echo-node: one learner and samplers over a network. The weights are bf16.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in _facts(found, base, task, after, step)),
+        "",
+        "## Use",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
+        'model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto")',
+        "```",
+        "",
+        "## Made with",
+        "```sh",
+        "echo-node lead --config lead.toml",
+        "```",
+        "where lead.toml holds what was not left at its default, addresses aside:",
+        "```toml",
+        *_settings(config),
+        "```",
+        *_libraries(found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(found: Figures, base: str, task: str, after: str, step: int | None) -> Iterator[tuple[str, str]]:
+    yield "base model", _shown(base)
+    yield "task", _shown(task)
+    yield "trained for", after
+    yield "objective", str(found.config.get("objective", "grpo"))
+    yield "staleness of the rollouts, at most", str(found.config.get("max_staleness"))
+    for name, column in found.evaluated.items():
+        measured = [at for at, version in enumerate(column.steps) if step is None or version <= step]
+        if measured:
+            at = measured[-1] if step is not None else max(measured, key=lambda one: column.values[one])
+            yield f"held-out {name}", f"{column.values[at]:.4g} (version {column.steps[at]:.0f})"
+    if rollouts := found.last("rollouts_accepted"):
+        yield "rollouts in the whole run", f"{rollouts:.0f}"
+
+
+def _settings(config: Mapping[str, Any]) -> Iterator[str]:
+    """Of what decides the weights, what is not the default, as TOML."""
+    default = LeadConfig().model_dump(mode="json")
+    for name, value in config.items():
+        decides = name in DECIDE or name not in (*CHANGEABLE, *OF_THE_NETWORK)
+        if not decides or value is None or (value == default.get(name) and name not in ALWAYS):
+            continue
+        shown = _shown(value) if name in ("model", "task") else value
+        yield f"{name} = {_toml(shown)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _libraries(found: Figures) -> Iterator[str]:
+    if not found.lives:
+        return
+    life = found.lives[-1]
+    libraries = life.get("libraries")
+    known = libraries if isinstance(libraries, dict) else {}
+    versions = [f"{name} {known[name]}" for name in LIBRARIES if name in known]
+    yield ""
+    yield f"Python {life.get('python')}, {', '.join(versions)}; trained on {life.get('device')}."
+
+
+def _is_hub_name(model: str) -> bool:
+    """Whether a model is named as on the hub; a directory that is called so is taken for one."""
+    return model != TINY and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith((".", "/", "~"))
+
+
+def _shown(name: str) -> str:
+    """A model's or a task's name without the directories of this machine."""
+    kind, colon, rest = name.rpartition(":")
+    return f"{kind}{colon}{Path(rest).name}" if rest.startswith((".", "/", "~")) else name

@@ -1,0 +1,196 @@
+"""The figures of a run: metrics.jsonl and events.jsonl read line by line, and curves of a bounded number of points."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swarm.node.environment import Life, read_lives
+from swarm.node.rundir import CONFIG, SUMMARY
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+
+MOST_POINTS = 300
+"""Of one curve: more than a screen shows of it. A page of 40 curves stays under 2 MB whatever the run's length."""
+
+MOST_NAMES = 256
+"""Of figures: a task with many rewards has some dozens. What is beyond is not read."""
+
+EVENTS_KEPT = 2000
+"""Of each end of a run; the page shows a tenth of them."""
+
+LINE_BYTES = 1 << 20
+"""Longest line that is read as one; ours have a few kB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Of the steps of one bucket: their middle, the mean of the values, and the least and the largest."""
+
+    step: float
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(slots=True)
+class Column:
+    """The finite values of one figure, by step."""
+
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, step: float, value: float) -> None:
+        self.steps.append(step)
+        self.values.append(value)
+
+    @property
+    def last(self) -> float | None:
+        return self.values[-1] if self.values else None
+
+    def points(self, most: int = MOST_POINTS) -> list[Point]:
+        """At most `most` points, of buckets that hold equally many steps; every value is in one of them."""
+        size = max(1, -(-len(self.values) // most))
+        return [self._bucket(at, at + size) for at in range(0, len(self.values), size)]
+
+    def _bucket(self, start: int, end: int) -> Point:
+        steps, values = self.steps[start:end], self.values[start:end]
+        return Point(
+            step=(steps[0] + steps[-1]) / 2, mean=math.fsum(values) / len(values), low=min(values), high=max(values)
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """All that the files of a run say. `torn` counts lines that are none, as the last one of a killed run."""
+
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+    lives: Sequence[Life]
+    columns: dict[str, Column] = field(default_factory=dict)
+    evaluated: dict[str, Column] = field(default_factory=dict)
+    """Figures of held-out prompts, by policy version."""
+    bounds: list[tuple[int, int]] = field(default_factory=list)
+    """S from which step on."""
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    began: float | None = None
+    ended: float | None = None
+    torn: int = 0
+
+    @property
+    def state(self) -> str:
+        """For people: finished, or what the last life said of itself, or that it says nothing."""
+        if self.summary is not None:
+            return str(self.summary.get("state", "finished"))
+        last = self.events[-1] if self.events else {}
+        return "stopped" if last.get("kind") == "stopped" else "not finished"
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a figure."""
+        column = self.columns.get(name)
+        return column.last if column is not None else None
+
+
+def read_figures(run_dir: Path) -> Figures:
+    """Everything that `run_dir` holds of figures; a file that is missing gives none. Reads the files once through."""
+    config = _json(run_dir / CONFIG) or {}
+    found = Figures(config=config, summary=_json(run_dir / SUMMARY), lives=read_lives(run_dir))
+    found.bounds.append((0, int(config.get("max_staleness", 0))))
+    for line in _lines(run_dir / METRICS, found):
+        _add_step(found, line)
+    _add_events(found, run_dir / EVENTS)
+    return found
+
+
+def _add_step(found: Figures, line: Mapping[str, Any]) -> None:
+    step = _number(line.get("step"))
+    if step is None or step <= found.steps:
+        return
+    found.steps = int(step)
+    for name, value in line.items():
+        number = _number(value)
+        if number is None or name in ("step", "time") or (name not in found.columns and _is_full(found.columns)):
+            continue
+        found.columns.setdefault(name, Column()).add(step, number)
+    _note_time(found, line)
+
+
+def _add_events(found: Figures, path: Path) -> None:
+    first: list[Mapping[str, Any]] = []
+    rest: deque[Mapping[str, Any]] = deque(maxlen=EVENTS_KEPT)
+    for event in _lines(path, found):
+        found.kinds[str(event.get("kind"))] += 1
+        _note_time(found, event)
+        match event.get("kind"):
+            case "evaluated":
+                _add_evaluation(found, event)
+            case "bound_set":
+                found.bounds.append((int(event.get("step", 0)), int(event.get("max_staleness", 0))))
+        if len(first) < EVENTS_KEPT:
+            first.append(event)
+        else:
+            rest.append(event)
+    found.events = [*first, *rest]
+
+
+def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
+    version = _number(event.get("version"))
+    for name, value in event.items():
+        number = _number(value)
+        if version is None or number is None or name in ("time", "version", "prompts", "samples"):
+            continue
+        if name in found.evaluated or not _is_full(found.evaluated):
+            found.evaluated.setdefault(name, Column()).add(version, number)
+
+
+def _note_time(found: Figures, line: Mapping[str, Any]) -> None:
+    time = _number(line.get("time"))
+    if time is not None:
+        found.began = time if found.began is None else min(found.began, time)
+        found.ended = time if found.ended is None else max(found.ended, time)
+
+
+def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
+    """Every line that is a JSON object; the others are counted."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        while line := file.readline(LINE_BYTES):
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = None
+            if isinstance(value, dict):
+                yield value
+            else:
+                found.torn += 1
+
+
+def _number(value: object) -> float | None:
+    """A finite number; None of anything else, true and false too."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _is_full(columns: Mapping[str, Column]) -> bool:
+    return len(columns) >= MOST_NAMES
+
+
+def _json(path: Path) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,217 @@
+"""The report of a run as one HTML page. It asks nothing of any network, runs no script, and says so to the browser.
+
+Everything that is not this file's own is escaped where it is put in: prompts, completions, reasons and names are
+strangers' words.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from swarm.report.charts import draw
+from swarm.report.figures import Figures
+from swarm.report.samples import Journaled, Sample
+from swarm.report.sections import sections
+from swarm.report.style import STYLE
+from swarm.report.words import TEXT_SHOWN, shown, text
+
+MARK = "<!-- echo-node report -->"
+"""The second line of every report: a file with it may be written anew."""
+
+EVENTS_SHOWN = 100
+"""Of each end of a run."""
+
+SECRETS = ("token", "password", "secret")
+"""Parts of names of settings whose values are not shown."""
+
+
+def render(found: Figures, journaled: Journaled, *, now: float) -> str:
+    """The page; `now` is the wall clock, in seconds."""
+    config = found.config
+    title = f"{config.get('task', 'a run')} on {config.get('model', 'a model')}"
+    parts = [
+        "<!doctype html>",
+        MARK,
+        '<html lang="en"><head><meta charset="utf-8">',
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">',
+        f"<title>{text(title)} - echo-node</title><style>{STYLE}</style></head><body>",
+        f"<header><h1>{text(title)}</h1><p>{_standing(found, now)}</p>{_tiles(found, journaled)}</header><main>",
+    ]
+    for name, charts in sections(found):
+        if charts:
+            parts += [f"<section><h2>{text(name)}</h2>", '<div class="charts">', *map(draw, charts), "</div></section>"]
+    if not found.steps:
+        parts.append("<section><p>No learner step was taken yet.</p></section>")
+    parts += [
+        _figures(found),
+        _samples(journaled),
+        _events(found),
+        _costs(found),
+        _configuration(config),
+        _lives(found),
+        "</main></body></html>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+# -- the head ------------------------------------------------------------------------------------------------
+
+
+def _standing(found: Figures, now: float) -> str:
+    steps = f"{found.steps} of {found.config.get('steps', '?')} learner steps"
+    said = f"{text(found.state)}: {text(steps)}; report of {_clock(now)}"
+    if found.began is not None and found.ended is not None:
+        said += f"; the run from {_clock(found.began)} on, for {_duration(found.ended - found.began)}"
+    if found.torn:
+        said += f"; {found.torn} torn or damaged lines were passed over"
+    return said + "."
+
+
+def _tiles(found: Figures, journaled: Journaled) -> str:
+    held_out = found.evaluated.get("exact_match")
+    best = max(held_out.values) if held_out is not None and held_out.values else None
+    seen = found.columns.get("staleness/max")
+    tiles = [
+        ("held-out, last", shown(held_out.last if held_out is not None else None)),
+        ("held-out, best", shown(best)),
+        ("reward, last", shown(found.last("reward"))),
+        ("staleness, most / bound", f"{shown(max(seen.values) if seen else None)} / {found.bounds[-1][1]}"),
+        ("versions published", str(journaled.versions)),
+        ("learner idle, last", shown(found.last("idle_share"))),
+        ("rollouts accepted", shown(found.last("rollouts_accepted"))),
+        ("cost", shown(found.last("cost_total"))),
+    ]
+    rows = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in tiles)
+    return f'<dl class="tiles">{rows}</dl>'
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in heads)
+    body = "\n".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return (
+        f'<div class="wide"><table><caption>{text(caption)}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _figures(found: Figures) -> str:
+    columns = [*found.columns.items(), *((f"held-out {name}", column) for name, column in found.evaluated.items())]
+    rows = [
+        (name, shown(c.values[0]), shown(c.last), shown(min(c.values)), shown(max(c.values)), len(c.values))
+        for name, c in columns
+        if c.values
+    ]
+    heads = ("figure", "first", "last", "least", "most", "values")
+    return f"<section><h2>Figures</h2>{_table('All figures of metrics.jsonl', heads, rows)}</section>" if rows else ""
+
+
+def _events(found: Figures) -> str:
+    if not found.events:
+        return ""
+    counts = _table("How often each kind of event happened", ("event", "times"), sorted(found.kinds.items()))
+    listed = [*found.events[:EVENTS_SHOWN], *found.events[EVENTS_SHOWN:][-EVENTS_SHOWN:]]
+    left_out = found.kinds.total() - len(listed)
+    rows = [(_since(found, event), event.get("kind"), _fields(event)) for event in listed]
+    caption = f"Events; {left_out} in the middle are left out" if left_out else "Events"
+    return f"<section><h2>Events</h2>{counts}{_table(caption, ('after', 'event', 'what'), rows)}</section>"
+
+
+def _fields(event: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {str(value)[: TEXT_SHOWN // 10]}" for name, value in event.items() if name not in ("time", "kind")
+    )
+
+
+def _costs(found: Figures) -> str:
+    """What each node has cost, which only a run that ended says."""
+    by_class = (found.summary or {}).get("cost", {}).get("by_class")
+    if not isinstance(by_class, dict) or not found.last("cost_total"):
+        return ""
+    names = ("rent", "traffic", "cost", "active_s", "rollouts")
+    rows = [(kind or "-", *(shown(tally.get(name)) for name in names)) for kind, tally in by_class.items()]
+    table = _table("Cost by device class, in the swarm's currency", ("class", *names), rows)
+    return f"<section><h2>Cost by class</h2>{table}</section>"
+
+
+def _configuration(config: Mapping[str, Any]) -> str:
+    rows = [
+        (name, "not shown" if any(part in name.lower().split("_") for part in SECRETS) else json.dumps(value))
+        for name, value in config.items()
+    ]
+    return f"<section><h2>Configuration</h2>{_table('config.json', ('setting', 'value'), rows)}</section>"
+
+
+def _lives(found: Figures) -> str:
+    if not found.lives:
+        return ""
+    parts = ["<section><h2>Environment</h2>"]
+    names = ("device", "python", "platform", "cpu", "cpus", "gpus", "threads")
+    rows = [
+        (_clock(float(life.get("time", 0))), life.get("step"), *(_plain(life.get(name)) for name in names))
+        for life in found.lives
+    ]
+    parts.append(_table("Lives of the learner", ("began", "from step", *names), rows))
+    libraries = found.lives[-1].get("libraries")
+    if isinstance(libraries, dict):
+        before = found.lives[0].get("libraries", {})
+        table = _table(
+            "Libraries of the first and the last life",
+            ("library", "first", "last"),
+            [(name, before.get(name, "-"), version) for name, version in libraries.items()],
+        )
+        parts.append(f"<details><summary>{len(libraries)} libraries</summary>{table}</details>")
+    return "".join([*parts, "</section>"])
+
+
+# -- rollouts ------------------------------------------------------------------------------------------------
+
+
+def _samples(journaled: Journaled) -> str:
+    if journaled.fault:
+        body = f"<p>There are none: {text(journaled.fault)}.</p>"
+    else:
+        body = "".join(_sample(one) for one in journaled.samples)
+    return f"<section><h2>Samples of rollouts</h2>{body}</section>"
+
+
+def _sample(one: Sample) -> str:
+    head = (
+        f"{one.place}, step {one.step}, group {one.group}, sample {one.index}: reward {shown(one.reward)}"
+        f"{', exact' if one.exact else ''}, staleness {one.staleness}, {one.tokens} tokens, {one.finish}, "
+        f"sampler {one.node[:12]}"
+    )
+    parts = [("prompt", one.prompt), ("wanted", one.answer), ("completion", one.completion)]
+    rows = "".join(f"<dt>{name}</dt><dd><pre>{text(value)}</pre></dd>" for name, value in parts if value)
+    return f'<article><h3>{text(head)}</h3><dl class="texts">{rows}</dl></article>'
+
+
+# -- words ---------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "-" if value is None else str(value)
+
+
+def _since(found: Figures, event: Mapping[str, Any]) -> str:
+    at = event.get("time")
+    return _duration(at - found.began) if isinstance(at, int | float) and found.began is not None else "-"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    return f"{minutes} min {seconds % 60:.0f} s" if minutes < 60 else f"{hours} h {minutes % 60} min"

@@ -1,0 +1,147 @@
+"""A handful of rollouts of a run, from early, middle and late: what was asked, what was answered, what it got."""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.errors import UserError
+from swarm.rollout.index import FINISHES, open_readable
+from swarm.rollout.journal import DATABASE, SEGMENTS
+from swarm.rollout.recorded import GroupRow, RolloutRow, batch_rows, decode_payload, rollout_rows
+from swarm.rollout.segments import SegmentReader
+from swarm.types import Prompt
+
+PLACES = ("early", "middle", "late")
+
+STEPS_TRIED = 8
+"""Batches from a place on that are looked at for one whose payloads are as they were."""
+
+GROUPS_TRIED = 64
+"""Groups of a batch among which the one with the most telling rewards is looked for."""
+
+OF_A_GROUP = 3
+"""The rollouts of a group that are shown: its worst, one from the middle and its best."""
+
+Read = tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]
+"""A run's prompts by number, and the text of token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One rollout. `staleness` in learner steps; the texts are as the task, the model and strangers made them."""
+
+    place: str
+    step: int
+    group: int
+    index: int
+    prompt: str
+    answer: str
+    completion: str
+    reward: float | None
+    exact: bool | None
+    staleness: int
+    node: str
+    finish: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journaled:
+    """What the page takes from the journal. `versions` is how many were published."""
+
+    samples: tuple[Sample, ...] = ()
+    versions: int = 0
+    fault: str = ""
+    """Why there are no samples."""
+
+
+def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
+    """Versions and samples of the run; `readers` is called once there is something to read, and may raise UserError."""
+    if not (run_dir / DATABASE).is_file():
+        return Journaled(fault="the run has recorded nothing yet")
+    try:
+        with closing(open_readable(run_dir / DATABASE)) as found, SegmentReader(run_dir / SEGMENTS) as reader:
+            found.execute("BEGIN")
+            (versions,) = found.execute("SELECT count(*) FROM versions").fetchone()
+            steps = [step for (step,) in found.execute("SELECT step FROM batches ORDER BY step")]
+            if not steps:
+                return Journaled(versions=versions, fault="no batch was trained on yet")
+            try:
+                samples = tuple(_samples(found, reader, steps, readers()))
+            except UserError as fault:
+                return Journaled(versions=versions, fault=str(fault))
+    except (UserError, sqlite3.Error) as fault:
+        return Journaled(fault=f"the journal cannot be read: {fault}")
+    return Journaled(
+        samples=samples, versions=versions, fault="" if samples else "the rollouts of the run are not kept any more"
+    )
+
+
+def _samples(found: sqlite3.Connection, reader: SegmentReader, steps: Sequence[int], read: Read) -> Iterator[Sample]:
+    """Of the first batch that is kept, the middle one and the last; of the next where that one is damaged."""
+    # Payloads go oldest first, so what is kept is all from some batch on.
+    kept = steps[bisect_left(steps, True, key=lambda step: _is_kept(found, reader, step)) :]
+    shown: set[int] = set()
+    for place, at in zip(PLACES, (0, len(kept) // 2, len(kept) - 1), strict=True):
+        for step in kept[max(0, at) :][:STEPS_TRIED]:
+            picked = [] if step in shown else list(_of_step(found, reader, step, place, read))
+            shown.add(step)
+            yield from picked
+            if picked:
+                break
+
+
+def _is_kept(found: sqlite3.Connection, reader: SegmentReader, step: int) -> bool:
+    """Whether a payload of the batch is there."""
+    rows = [row for group in batch_rows(found, step)[:1] for row in rollout_rows(found, group.number)]
+    return any(reader.payload(row.place) is not None for row in rows)
+
+
+def _of_step(
+    found: sqlite3.Connection, reader: SegmentReader, step: int, place: str, read: Read
+) -> Iterator[Sample]:
+    """Some rollouts of the group in the batch whose rewards differ most."""
+    groups = [(group, rollout_rows(found, group.number)) for group in batch_rows(found, step)[:GROUPS_TRIED]]
+    if not groups:
+        return
+    group, rows = max(groups, key=lambda one: _spread(one[1]))
+    ranked = sorted(rows, key=lambda row: (row.reward or 0.0, row.idx))
+    picked = {ranked[at].idx: ranked[at] for at in (len(ranked) - 1, len(ranked) // 2, 0)}
+    for row in list(picked.values())[:OF_A_GROUP]:
+        sample = _sample(group, row, reader, place, read)
+        if sample is not None:
+            yield sample
+
+
+def _spread(rows: Sequence[RolloutRow]) -> float:
+    rewards = [row.reward for row in rows if row.reward is not None]
+    return max(rewards) - min(rewards) if rewards else -1.0
+
+
+def _sample(group: GroupRow, row: RolloutRow, reader: SegmentReader, place: str, read: Read) -> Sample | None:
+    payload = reader.payload(row.place)
+    if payload is None:
+        return None
+    prompt_of, decode_text = read
+    assert group.step is not None
+    prompt, tokens = prompt_of(group.number), decode_payload(payload).tokens().tolist()
+    return Sample(
+        place=place,
+        step=group.step + 1,
+        group=group.number,
+        index=row.idx,
+        prompt=prompt.text,
+        answer=prompt.answer,
+        completion=decode_text(tokens),
+        reward=row.reward,
+        exact=None if row.exact is None else bool(row.exact),
+        staleness=group.step - row.oldest,
+        node=row.node,
+        finish=FINISHES[row.finish],
+        tokens=len(tokens),
+    )

@@ -1,0 +1,78 @@
+"""Micro-batches: each place predicts the token after it, and no row is lost, cut or mixed with another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarm.learner.batch import MicroBatch, Row, micro_batches
+from swarm.learner.messages import ComputeRules
+from tests.unit.rows import CPU, random_rows, row
+
+ROWS = [row([1, 5, 6], [7, 8, 2], staleness=2), row([1, 5, 6], [9]), row([1], [3, 4, 5, 6, 7], advantage=-1.0)]
+
+
+def cut(rows: list[Row], tokens: int | None, *, packing: bool = False) -> list[MicroBatch]:
+    return micro_batches(rows, ComputeRules(tokens_per_micro_batch=tokens, packing=packing), CPU)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("tokens", [None, 12, 4])
+def test_each_place_of_a_micro_batch_predicts_the_token_after_it(tokens: int | None, packing: bool) -> None:
+    for part in cut(ROWS, tokens, packing=packing):
+        flat, at = part.token_ids.flatten().tolist(), 0
+        for number, count in zip(part.numbers, part.counts, strict=True):
+            of = ROWS[number]
+            whole = of.token_ids.tolist()
+            for place in range(count):
+                here = int(part.places[at + place])
+                # The whole row up to this place stands before it, and the target behind.
+                seen = of.prompt_tokens + place
+                assert flat[here + 1 - seen : here + 1] == whole[:seen]
+                assert int(part.targets[at + place]) == flat[here + 1] == whole[seen]
+                assert part.behaviour[at + place] == -1.0 - place
+                assert part.advantages[at + place] == of.advantage
+                assert part.staleness[at + place] == of.staleness
+                if part.positions is not None:
+                    assert part.positions.flatten()[here] == seen - 1
+            at += count
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("tokens", [16, 40, 64, 1000])
+def test_every_row_is_in_one_micro_batch_within_the_budget(tokens: int, packing: bool) -> None:
+    rows = random_rows(60)
+    parts = cut(rows, tokens, packing=packing)
+    assert sorted(number for part in parts for number in part.numbers) == list(range(60))
+    for part in parts:
+        assert part.token_ids.numel() <= tokens or len(part.numbers) == 1
+        for number, values in part.by_row(part.targets).items():
+            assert torch.equal(values, rows[number].token_ids[rows[number].prompt_tokens :])
+
+
+def test_rows_of_one_micro_batch_are_about_as_long_as_one_another() -> None:
+    rows = random_rows(200)
+    real = sum(len(one.token_ids) for one in rows)
+    padded = sum(part.token_ids.numel() for part in cut(rows, 128))
+    packed = sum(part.token_ids.numel() for part in cut(rows, 128, packing=True))
+    assert packed == real
+    assert padded < 1.1 * real
+    assert sum(part.token_ids.numel() for part in cut(rows, None)) > 1.4 * real
+
+
+def test_a_row_longer_than_the_budget_is_alone() -> None:
+    parts = cut([row([1], [3]), row([1], list(range(12))), row([1], [4])], 8)
+    assert [part.numbers for part in parts] == [(1,), (0, 2)]
+
+
+def test_the_same_rows_are_cut_alike_and_equal_ones_stay_in_order() -> None:
+    rows = [row([1], [3, 4]) for _ in range(5)]
+    assert [part.numbers for part in cut(rows, 6)] == [(0, 1), (2, 3), (4,)]
+    assert [part.numbers for part in cut(rows, None)] == [(0, 1, 2, 3, 4)]
+    assert cut([], 6) == cut([], None) == []
+
+
+def test_former_log_probs_are_there_only_if_every_row_has_them() -> None:
+    (part,) = cut(ROWS, None)
+    assert part.proximal is None
+    assert part.reference is None

@@ -1,0 +1,174 @@
+"""TensorBoard's files, read back with its own reader: the numbers of metrics.jsonl, each step once, over lives too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from swarm.config import LeadConfig
+from swarm.errors import UserError
+from swarm.node import eventfiles
+from swarm.node.eventfiles import EventFiles, of_step
+from swarm.node.learner import LearnerNode
+from swarm.node.metrics import RunLog
+
+Curve = list[tuple[int, float]]
+
+
+def read_back(run_dir: Path) -> dict[str, Curve]:
+    """Every curve by its name, as TensorBoard shows them."""
+    found = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    found.Reload()
+    return {name: [(one.step, one.value) for one in found.Scalars(name)] for name in found.Tags()["scalars"]}
+
+
+def figures(step: int) -> dict[str, Any]:
+    return {"step": step, "time": 1e9 + step, "reward": step / 64, "rewards/exact/mean": step % 2, "kl": None}
+
+
+def log_life(run_dir: Path, steps: Iterable[int], evaluated: Iterable[int] = ()) -> None:
+    log = RunLog(run_dir, tensorboard=True)
+    for step in steps:
+        log.metrics(figures(step))
+    for version in evaluated:
+        log.event("evaluated", version=version, exact_match=version / 8, prompts=8, **{"pass@4": 0.5})
+    log.event("checkpoint", step=3)
+    log.close()
+
+
+def lines(run_dir: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())
+
+
+def test_every_figure_of_the_metrics_is_there_under_its_name(tmp_path: Path) -> None:
+    log_life(tmp_path, range(1, 41), evaluated=[0, 10])
+    found = read_back(tmp_path)
+    assert set(found) == {"train/reward", "train/rewards/exact/mean", "eval/exact_match", "eval/pass@4"}
+    for name in ("reward", "rewards/exact/mean"):
+        assert found[f"train/{name}"] == [(line["step"], line[name]) for line in lines(tmp_path)]
+    assert found["eval/exact_match"] == [(0, 0.0), (10, 1.25)]
+
+
+def test_a_resumed_run_goes_on_with_each_step_once(tmp_path: Path) -> None:
+    log_life(tmp_path, range(1, 8), evaluated=[0, 5])
+    log_life(tmp_path, range(6, 12), evaluated=[10])
+    found = read_back(tmp_path)
+    assert found["train/reward"] == [(step, step / 64) for step in range(1, 12)]
+    assert found["eval/exact_match"] == [(0, 0.0), (5, 0.625), (10, 1.25)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
+def test_of_a_long_former_life_only_the_end_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eventfiles, "STEPS_REPEATED", 3)
+    log_life(tmp_path, range(1, 31), evaluated=[0, 28])
+    log_life(tmp_path, range(31, 33))
+    first, second = sorted((tmp_path / "tensorboard").iterdir())
+    assert second.stat().st_size < first.stat().st_size / 2
+    found = read_back(tmp_path)
+    assert found["train/reward"] == [(step, step / 64) for step in range(1, 33)]
+    assert found["eval/exact_match"] == [(0, 0.0), (28, 3.5)]
+
+
+def test_what_a_crash_kept_from_the_disk_is_written_again(tmp_path: Path) -> None:
+    log_life(tmp_path, range(1, 8))
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    path.write_bytes(path.read_bytes()[:-100])
+    assert len(read_back(tmp_path)["train/reward"]) < 7
+    log_life(tmp_path, [8])
+    assert read_back(tmp_path)["train/reward"] == [(step, step / 64) for step in range(1, 9)]
+
+
+def test_a_run_that_is_resumed_with_it_has_all_of_its_history(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for step in range(1, 5):
+        log.metrics(figures(step))
+    log.event("evaluated", version=4, exact_match=0.5, prompts=8)
+    log.close()
+    assert not (tmp_path / "tensorboard").exists()
+    log_life(tmp_path, [5])
+    found = read_back(tmp_path)
+    assert found["train/reward"] == [(step, step / 64) for step in range(1, 6)]
+    assert found["eval/exact_match"] == [(4, 0.5)]
+
+
+def stuck(monkeypatch: pytest.MonkeyPatch, write: Callable[[], None]) -> None:
+    """Have every record wait for, or fail with, `write`."""
+    written = RecordWriter.write
+
+    def through(self: RecordWriter, data: bytes) -> None:
+        write()
+        written(self, data)
+
+    monkeypatch.setattr(RecordWriter, "write", through)
+
+
+def test_nobody_waits_for_a_disk_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eventfiles, "WAITING_STEPS", 4)
+    go_on = threading.Event()
+    stuck(monkeypatch, lambda: assert_true(go_on.wait(60)))
+    board = EventFiles(tmp_path / "tensorboard")
+    for step in range(1, 11):
+        board.add(of_step(figures(step)))
+    assert board.left_out == 6
+    go_on.set()
+    board.close()
+    assert [step for step, _ in read_back(tmp_path)["train/reward"]] == [1, 2, 3, 4]
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+def test_a_disk_that_fails_is_an_event_and_the_metrics_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    stuck(monkeypatch, fail)
+    log = RunLog(tmp_path, tensorboard=True)
+    assert log._board is not None
+    log.metrics(figures(1))
+    log._board.close()
+    log.event("checkpoint", step=1)
+    log.metrics(figures(2))
+    log.close()
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["checkpoint", "tensorboard_failed"]
+    assert "No space left" in events[1]["reason"]
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+async def test_without_the_package_a_run_ends_with_one_line_and_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eventfiles, "find_spec", lambda name: None)
+    node = LearnerNode(LeadConfig(run_dir=tmp_path / "run", port=0, tensorboard=True), lambda line: None)
+    with pytest.raises(UserError, match=r"pip install 'echo-node\[tensorboard\]'"):
+        await node.run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_writing_needs_no_torch_and_the_command_line_no_tensorboard(tmp_path: Path) -> None:
+    program = f"""
+import sys, swarm.cli, swarm.node.learner
+assert "tensorboard" not in sys.modules
+from pathlib import Path
+from swarm.node.metrics import RunLog
+log = RunLog(Path({str(tmp_path)!r}), tensorboard=True)
+log.metrics({{"step": 1, "reward": 0.5}})
+log.close()
+print(sorted({{"torch", "tensorflow", "transformers"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert read_back(tmp_path) == {"train/reward": [(1, 0.5)]}
