@@ -350,7 +350,7 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
             replace(DEFAULT, name="partition", partitions=(Partition(at_s=20.0, duration_s=40.0, samplers=2),)),
             replace(DEFAULT, name="failing-generations", generation_failure_share=0.3),
             replace(DEFAULT, name="failing-calls", generation_failure_share=0.3, loss_share=0.08, call_s=1.0),
-            replace(DEFAULT, name="failing-rewards", reward_failure_share=0.1),
+            replace(DEFAULT, name="failing-rewards", reward_failure_share=0.4),
             replace(DEFAULT, name="polite", samplers=6, mean_up_s=30.0, polite_share=1.0, generation_s=4.0),
             replace(DEFAULT, name="late-joiners", join_every_s=15.0),
             replace(
