@@ -73,8 +73,12 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
 def _limited(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
     low, high = limits.min_length or 0, limits.max_length
     most = MAX_ITEMS + low if high is None else min(high, MAX_ITEMS + low)
+    if get_origin(kind) is tuple and Ellipsis not in get_args(kind):
+        return st.tuples(*map(_values, get_args(kind)))
     if get_origin(kind) is tuple:
         return st.lists(_values(get_args(kind)[0]), min_size=low, max_size=most).map(tuple)
+    if get_origin(kind) is dict:
+        return st.dictionaries(*map(_values, get_args(kind)), min_size=low, max_size=most)
     if limits.pattern is not None:
         return st.from_regex(limits.pattern, fullmatch=True)
     if kind is str:

@@ -10,6 +10,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swarm.errors import UserError
+from swarm.learner import ranks as ranks_module
 from swarm.learner import trainer as trainer_module
 from swarm.learner.memory import (
     GIB,
@@ -188,7 +189,7 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     with pytest.raises(UserError, match="a step of"):
         trainer_in(tmp_path, model=str(tmp_path / "tiny"))
     monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 1_000_000)
-    monkeypatch.setattr(trainer_module, "load_model", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(ranks_module, "load_model", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(UserError, match="too little memory on cpu"):
         trainer_in(tmp_path, model=str(tmp_path / "tiny"))
 
