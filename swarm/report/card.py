@@ -69,7 +69,7 @@ def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[st
     yield "task", _shown(task)
     yield "trained for", f"{step} learner steps"
     yield "objective", str(found.config.get("objective", "grpo"))
-    yield "staleness of the rollouts, at most", str(found.config.get("max_staleness"))
+    yield "staleness of the rollouts, at most", str(found.bound)
     for name, column in found.evaluated.items():
         measured = [at for at, version in enumerate(column.steps) if version <= step]
         if measured:

@@ -169,6 +169,16 @@ def test_the_bound_is_drawn_as_it_was_set(tmp_path: Path) -> None:
     assert "<dd>2 / 4</dd>" in page
 
 
+def test_the_bound_of_a_former_life_is_not_that_of_the_configuration(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run", max_staleness=1)
+    log_steps(run_dir, 10, **{"staleness/max": lambda s: 4.0 if s < 6 else 1.0})
+    log = RunLog(run_dir)
+    log.event("bound_set", was=4, max_staleness=1, publish_every_steps=1, step=5)
+    log.close()
+    assert read_figures(run_dir).bounds == [(0, 4), (5, 1)]
+    assert "<dd>4 / 4</dd>" in report_of(run_dir)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
 def test_torn_and_damaged_lines_are_passed_over_and_said(tmp_path: Path, name: str) -> None:
     run_dir = run_in(tmp_path / "run")
