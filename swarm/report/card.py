@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
 """Settings that decide the weights although they may change when a run is resumed."""
 
 OF_THE_NETWORK = ("beat_s", "round_s", "lease_time_limit_s", "reward_timeout_s")
+
+HERE = (".", "/", "~")
+"""How a path begins that is none on the hub."""
 
 HUB_NAME_PARTS = 2
 """owner/name"""
@@ -93,6 +97,8 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
 def _toml(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -109,10 +115,12 @@ def _libraries(found: Figures) -> Iterator[str]:
 
 def _is_hub_name(model: str) -> bool:
     """Whether a model is named as on the hub; a directory that is called so is taken for one."""
-    return model not in EMBEDDED and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith((".", "/", "~"))
+    return model not in EMBEDDED and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith(HERE)
 
 
 def _shown(name: str) -> str:
     """A model's or a task's name without the directories of this machine."""
-    kind, colon, rest = name.rpartition(":")
-    return f"{kind}{colon}{Path(rest).name}" if rest.startswith((".", "/", "~")) else name
+    if name.startswith(HERE):
+        return Path(name).name
+    kind, colon, rest = name.partition(":")
+    return f"{kind}{colon}{Path(rest).name}" if rest.startswith(HERE) else name

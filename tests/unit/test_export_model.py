@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from swarm.learner.messages import Save
 from swarm.node.environment import note_life
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
+from swarm.report.card import model_card
+from swarm.report.figures import Figures
 from tests.unit.models import rounded
 from tests.unit.trainers import trainer_in
 
@@ -102,6 +107,28 @@ def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_pat
     assert "1234" not in card
     assert str(made[0]) not in card
     assert card.startswith("---\nlibrary_name: transformers\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"task": "hf:/data/of/me/sums:main@train"}, {"task": "hf:sums:main@train"}),
+        (
+            {"task": "jsonl:~/me/sums.jsonl", "model": "/data/me/a:b/base"},
+            {"task": "jsonl:sums.jsonl", "model": "base"},
+        ),
+        ({"hold_s": math.inf, "rewards": {"numeric": 1.0, "boxed": 0.1}, "chat_arguments": {"a": True}}, {}),
+        ({"max_staleness": 4, "system_prompt": '```\n"x"'}, {}),
+    ],
+)
+def test_the_settings_of_a_card_are_a_configuration_without_places(
+    given: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    config = LeadConfig(**given, state_dir=Path("/data/me"), advertise="me.example", port=1234)
+    card = model_card(Figures(config=config.model_dump(mode="json"), summary=None, lives=[]), 1)
+    (toml,) = re.findall(r"```toml\n(.*?)\n```\n", card, re.DOTALL)
+    assert LeadConfig(**tomllib.loads(toml)) == LeadConfig(**{**given, **shown})
+    assert "me" not in re.findall(r"\w+", card)
 
 
 @pytest.mark.parametrize(("which", "step"), [({}, 4), ({"step": 2}, 2), ({"best": True}, 2)])
