@@ -340,9 +340,11 @@ def test_a_report_is_written_anew_but_over_nothing_else(tmp_path: Path) -> None:
 # -- what it ran on ------------------------------------------------------------------------------------------
 
 
-def test_each_life_of_a_run_is_noted_with_its_libraries(tmp_path: Path) -> None:
+def test_each_life_of_a_run_is_noted_with_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "a secret of mine")
     run_dir = run_in(tmp_path / "run")
     note_life(run_dir, step=0, device="cpu")
+    assert "a secret of mine" not in (run_dir / "environment.json").read_text()
     note_life(run_dir, step=7, device="cuda")
     lives = read_lives(run_dir)
     assert [(life["step"], life["device"]) for life in lives] == [(0, "cpu"), (7, "cuda")]
