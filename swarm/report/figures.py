@@ -224,9 +224,13 @@ def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
 
 def _number(value: object) -> float | None:
     """A finite number; None of anything else, true and false too."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _is_full(columns: Mapping[str, Column]) -> bool:

@@ -232,3 +232,12 @@ def test_a_target_that_holds_anything_is_refused(made: tuple[Path, Any], tmp_pat
     (tmp_path / "empty").mkdir()
     assert exported(made[0], tmp_path / "empty") == 4
     assert json.loads((tmp_path / "empty/config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_the_directory_that_one_is_in_is_refused(
+    made: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (Path(), tmp_path):
+        with pytest.raises(UserError, match="the directory you are in"):
+            exported(made[0], name)
