@@ -114,8 +114,9 @@ def _libraries(found: Figures) -> Iterator[str]:
 
 
 def _is_hub_name(model: str) -> bool:
-    """Whether a model is named as on the hub; a directory that is called so is taken for one."""
-    return model not in EMBEDDED and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith(HERE)
+    """Whether a model is named as on the hub, and is no directory here that is only called so."""
+    named = model not in EMBEDDED and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith(HERE)
+    return named and not Path(model).exists()
 
 
 def _shown(name: str) -> str:

@@ -131,6 +131,14 @@ def test_the_settings_of_a_card_are_a_configuration_without_places(
     assert "me" not in re.findall(r"\w+", card)
 
 
+def test_a_directory_is_not_taken_for_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = Figures(config={"model": "some/base", "task": "copy"}, summary=None, lives=[])
+    assert 'base_model: "some/base"' in model_card(found, 1)
+    (tmp_path / "some/base").mkdir(parents=True)
+    assert "base_model:" not in model_card(found, 1)
+
+
 @pytest.mark.parametrize(("which", "step"), [({}, 4), ({"step": 2}, 2), ({"best": True}, 2)])
 def test_newest_named_or_best(made: tuple[Path, Any], tmp_path: Path, which: dict[str, Any], step: int) -> None:
     assert exported(made[0], tmp_path / "model", **which) == step
