@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarm.broadcast.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
 from swarm.config import TINY, TINY_WARM
@@ -42,10 +42,33 @@ def load_model(name: str, seed: int, made_in: Path | None = None) -> tuple[Any, 
         return warm_model(seed, made_in), tiny_tokenizer()
     try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        _make_writable(model)
         return model, AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         line = str(error).strip().splitlines()[0]
         raise UserError(f"the model {name!r} cannot be loaded: {line}") from error
+
+
+def _make_writable(model: Any) -> None:
+    """Have a generation config that transformers reads, but refuses to write, say what it means or only how to stop.
+
+    Older models give a temperature and do not say that they are sampled from.
+    """
+    found = model.generation_config
+    if found is None or _can_be_written(found):
+        return
+    found.do_sample = True
+    if not _can_be_written(found):
+        ends = {name: getattr(found, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = GenerationConfig(**ends)
+
+
+def _can_be_written(generation: GenerationConfig) -> bool:
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]) -> None:

@@ -126,5 +126,8 @@ def _copy(source: Path, to: Path, expected: FileDigest) -> None:
 def _check_target(to: Path) -> None:
     if to.is_symlink() or (to.exists() and not to.is_dir()):
         raise UserError(f"{to} is there and no directory: name another place with --to")
+    if to.resolve() == Path.cwd():
+        # It is replaced as a whole, and whoever stood in it would stand nowhere.
+        raise UserError(f"{to} is the directory you are in: name one to make with --to")
     if to.is_dir() and any(to.iterdir()):
         raise UserError(f"{to} is not empty: name another directory with --to, or empty it")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -58,13 +58,19 @@ def of_evaluation(event: Mapping[str, Any]) -> Scalars:
 
 
 class EventFiles:
-    """Writes one file. `steps` and `evaluations` are lines that former lives have logged, in order.
+    """Writes one file. `steps` and `evaluations` are lines that former lives have logged, in order; the thread goes
+    through them. `last` is the last step in them.
 
     UserError if the package is missing.
     """
 
     def __init__(
-        self, directory: Path, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
+        self,
+        directory: Path,
+        steps: Iterable[Mapping[str, Any]] = (),
+        evaluations: Iterable[Mapping[str, Any]] = (),
+        *,
+        last: int = 0,
     ) -> None:
         if find_spec("tensorboard") is None:
             raise UserError("--tensorboard needs the package: pip install 'echo-node[tensorboard]', or leave it out")
@@ -72,9 +78,11 @@ class EventFiles:
         number = len(list(directory.iterdir()))
         # Readers take the files of a directory by name: by time, and within a second by number.
         self.path = directory / f"events.out.tfevents.{int(time.time()):010}.{number:06}.echo-node"
-        since = steps[-1]["step"] - STEPS_REPEATED if steps and number else -1
-        self._steps = [line for line in steps if line["step"] > since]
-        self._evaluations = [line for line in evaluations if line["version"] > since]
+        since = last - STEPS_REPEATED if last and number else -1
+        self._before = chain(
+            (of_step(line) for line in steps if line["step"] > since),
+            (of_evaluation(line) for line in evaluations if line["version"] > since),
+        )
         self._first = since + 1
         self._queue: Queue[Scalars | None] = Queue(WAITING_STEPS)
         self.left_out = 0
@@ -116,9 +124,8 @@ class EventFiles:
             writer = RecordWriter(file)
             for record in _opening(self._first):
                 writer.write(record)
-            for scalars in chain(map(of_step, self._steps), map(of_evaluation, self._evaluations)):
+            for scalars in self._before:
                 writer.write(_record(scalars))
-            self._steps, self._evaluations = [], []
             file.flush()
             while (waiting := self._queue.get()) is not None:
                 writer.write(_record(waiting))

@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,8 @@ class LearnerNode:
             wanted = self._recorded.bound.max_staleness
         bound = BoundSet(max_staleness=wanted, publish_every_steps=min(self._config.publish_every_steps, wanted + 1))
         await self._journal.write([bound])
+        if (was := self._recorded.bound) is not None and was.max_staleness != wanted:
+            self._log.event("bound_set", was=was.max_staleness, step=self._training.step, **asdict(bound))
         return bound
 
     async def _watch_room(self) -> None:

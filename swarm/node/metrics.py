@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,22 +54,18 @@ class RunLog:
         self.directory = directory
         self._metrics = _Lines(directory / "metrics.jsonl")
         self._events = _Lines(directory / "events.jsonl")
-        self.last: Mapping[str, Any] = self._metrics.found[-1] if self._metrics.found else {}
+        self.last: Mapping[str, Any] = {}
         """Of the last learner step that was written down, in whatever life."""
-        self.held_out = [
-            {name: line[name] for name in HELD_OUT if name in line}
-            for line in self._events.found
-            if line["kind"] == "evaluated"
-        ]
+        self.held_out: list[dict[str, Any]] = []
         """What a former life measured."""
-        self.max_staleness_seen = max((int(line.get("staleness/max", 0)) for line in self._metrics.found), default=0)
+        self.max_staleness_seen = 0
         """Of all steps that a former life wrote down."""
-        self.absent = _samplers(self._events.found)
+        self.absent: set[NodeId] = set()
         """Samplers that were there when a former life ended."""
-        self.spent = _spent([*self._metrics.found, *self._events.found])
+        self.spent = Spent()
         """By former lives."""
+        self._look_back()
         self._board = self._open_board() if tensorboard else None
-        self._metrics.found, self._events.found = [], []
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
         """One learner step. One that is trained on again after a crash is written once."""
@@ -98,45 +94,66 @@ class RunLog:
         self._metrics.close()
         self._events.close()
 
+    def _look_back(self) -> None:
+        """What former lives have logged, line by line: of a long run that is more than fits into memory."""
+        for line in self._metrics.earlier():
+            self.last = line
+            self.max_staleness_seen = max(self.max_staleness_seen, int(line.get("staleness/max", 0)))
+            self.spent = _spent(self.spent, line)
+        for line in self._events.earlier():
+            match line.get("kind"):
+                case "evaluated":
+                    self.held_out.append({name: line[name] for name in HELD_OUT if name in line})
+                case "sampler_joined":
+                    self.absent.add(line["node"])
+                case "sampler_left" | "sampler_silent":
+                    self.absent.discard(line["node"])
+            self.spent = _spent(self.spent, line)
+
     def _open_board(self) -> EventFiles:
-        """With what former lives have logged."""
-        evaluated = [line for line in self._events.found if line["kind"] == "evaluated"]
-        return EventFiles(self.directory / DIRECTORY, self._metrics.found, evaluated)
+        """With what former lives have logged, which its thread reads."""
+        evaluated = (line for line in self._events.earlier() if line.get("kind") == "evaluated")
+        last = self.last.get("step", 0)
+        return EventFiles(self.directory / DIRECTORY, self._metrics.earlier(), evaluated, last=last)
 
 
-def _spent(lines: Iterable[Mapping[str, Any]]) -> Spent:
+def _spent(before: Spent, line: Mapping[str, Any]) -> Spent:
     """By the lines that say it, of steps and of ends of lives: it only grows. Those of steps that were trained again
     do not."""
-    told = [line for line in lines if "cost_total" in line and "rollouts_accepted" in line]
+    if "cost_total" not in line or "rollouts_accepted" not in line:
+        return before
     return Spent(
-        total=max((line["cost_total"] for line in told), default=0.0),
-        steps=max((line["step"] for line in told), default=0),
-        rollouts=max((line["rollouts_accepted"] for line in told), default=0),
-        tokens=max((line["tokens_accepted"] for line in told), default=0),
+        total=max(before.total, line["cost_total"]),
+        steps=max(before.steps, line["step"]),
+        rollouts=max(before.rollouts, line["rollouts_accepted"]),
+        tokens=max(before.tokens, line["tokens_accepted"]),
     )
 
 
-def _samplers(events: Iterable[Mapping[str, Any]]) -> set[NodeId]:
-    """Who came and did not go, by the events of a run."""
-    here: set[NodeId] = set()
-    for event in events:
-        if event["kind"] == "sampler_joined":
-            here.add(event["node"])
-        elif event["kind"] in ("sampler_left", "sampler_silent"):
-            here.discard(event["node"])
-    return here
-
-
 class _Lines:
-    """A file of JSON lines. `found` are those of a former life; a line that a crash cut off is removed."""
+    """A file of JSON lines. A line that a crash cut off is removed."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        content = path.read_bytes()
-        self._nbytes = content.rfind(b"\n") + 1
+        with path.open("rb") as file:
+            self._earlier = self._nbytes = sum(len(line) for line in file if line.endswith(b"\n"))
         os.ftruncate(self._descriptor, self._nbytes)
-        self.found: list[dict[str, Any]] = [json.loads(line) for line in content[: self._nbytes].splitlines()]
         self._waiting: deque[bytes] = deque(maxlen=LINES_KEPT)
+
+    def earlier(self) -> Iterator[dict[str, Any]]:
+        """The lines of former lives, read one by one, at any time and in any thread. What a disk has damaged is
+        passed over."""
+        left = self._earlier
+        with self._path.open("rb") as file:
+            while left > 0 and (line := file.readline()):
+                left -= len(line)
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(found, dict):
+                    yield found
 
     def add(self, fields: Mapping[str, Any]) -> None:
         self._waiting.append(json.dumps(fields).encode() + b"\n")

@@ -184,7 +184,9 @@ class Steps:
         if max_staleness < before:
             self._publication.due.set()
         await self._rollouts.set_bound(max_staleness)
-        self._log.event("bound_set", max_staleness=max_staleness, publish_every_steps=period, step=self.step)
+        self._log.event(
+            "bound_set", was=before, max_staleness=max_staleness, publish_every_steps=period, step=self.step
+        )
         line = f"max-staleness is {max_staleness} (was {before}), published every {period} steps"
         self._say(line)
         return line

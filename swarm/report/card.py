@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
 """Settings that decide the weights although they may change when a run is resumed."""
 
 OF_THE_NETWORK = ("beat_s", "round_s", "lease_time_limit_s", "reward_timeout_s")
+
+HERE = (".", "/", "~")
+"""How a path begins that is none on the hub."""
 
 HUB_NAME_PARTS = 2
 """owner/name"""
@@ -69,7 +73,7 @@ def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[st
     yield "task", _shown(task)
     yield "trained for", f"{step} learner steps"
     yield "objective", str(found.config.get("objective", "grpo"))
-    yield "staleness of the rollouts, at most", str(found.config.get("max_staleness"))
+    yield "staleness of the rollouts, at most", str(found.bound)
     for name, column in found.evaluated.items():
         measured = [at for at, version in enumerate(column.steps) if version <= step]
         if measured:
@@ -93,6 +97,8 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
 def _toml(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -108,11 +114,14 @@ def _libraries(found: Figures) -> Iterator[str]:
 
 
 def _is_hub_name(model: str) -> bool:
-    """Whether a model is named as on the hub; a directory that is called so is taken for one."""
-    return model not in EMBEDDED and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith((".", "/", "~"))
+    """Whether a model is named as on the hub, and is no directory here that is only called so."""
+    named = model not in EMBEDDED and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith(HERE)
+    return named and not Path(model).exists()
 
 
 def _shown(name: str) -> str:
     """A model's or a task's name without the directories of this machine."""
-    kind, colon, rest = name.rpartition(":")
-    return f"{kind}{colon}{Path(rest).name}" if rest.startswith((".", "/", "~")) else name
+    if name.startswith(HERE):
+        return Path(name).name
+    kind, colon, rest = name.partition(":")
+    return f"{kind}{colon}{Path(rest).name}" if rest.startswith(HERE) else name

@@ -101,6 +101,11 @@ class Figures:
     torn: int = 0
 
     @property
+    def bound(self) -> int:
+        """The largest S that ever held."""
+        return max((bound for _, bound in self.bounds), default=0)
+
+    @property
     def state(self) -> str:
         """For people: finished, or what the last life said of itself, or that it says nothing."""
         if self.summary is not None:
@@ -167,11 +172,19 @@ def _add_events(found: Figures, path: Path) -> None:
             _add_evaluation(found, event)
         step = _number(event.get("step"))
         if kind == "bound_set" and step is not None:
-            found.bounds.append((int(step), int(_number(event.get("max_staleness")) or 0)))
+            _add_bound(found, int(step), event)
         if kind in MARKED and step is not None and len(found.marks) < EVENTS_KEPT:
             found.marks.append((step, f"{kind} {event.get('alarm', '')}".strip()))
     together = dict([*all_of_them, *that_matter])
     found.events = [together[number] for number in sorted(together)]
+
+
+def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:
+    was = _number(event.get("was"))
+    if len(found.bounds) == 1 and was is not None:
+        # The configuration is of the newest life, which may have begun with another S.
+        found.bounds[0] = (0, int(was))
+    found.bounds.append((step, int(_number(event.get("max_staleness")) or 0)))
 
 
 def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
@@ -211,9 +224,13 @@ def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
 
 def _number(value: object) -> float | None:
     """A finite number; None of anything else, true and false too."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _is_full(columns: Mapping[str, Column]) -> bool:

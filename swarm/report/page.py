@@ -76,7 +76,7 @@ def _tiles(found: Figures, journaled: Journaled) -> str:
         ("held-out, last", shown(held_out.last if held_out is not None else None)),
         ("held-out, best", shown(best)),
         ("reward, last", shown(found.last("reward"))),
-        ("staleness, most / bound", f"{shown(max(seen.values) if seen else None)} / {found.bounds[-1][1]}"),
+        ("staleness, most / bound", f"{shown(max(seen.values) if seen else None)} / {found.bound}"),
         ("versions published", str(journaled.versions)),
         ("learner idle, last", shown(found.last("idle_share"))),
         ("rollouts accepted", shown(found.last("rollouts_accepted"))),

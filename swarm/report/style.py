@@ -23,7 +23,7 @@ figure, article { background: var(--card); border: 1px solid var(--line); border
 article { margin-bottom: 12px; }
 figcaption { font-weight: 600; }
 .unit { font-weight: 400; }
-svg { display: block; width: 100%; height: auto; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { fill: var(--dim); font-size: 12px; }
 .grid { stroke: var(--grid); fill: none; }
 .axis { stroke: var(--line); fill: none; }
@@ -45,6 +45,8 @@ table { border-collapse: collapse; font-size: 13px; margin-bottom: 16px; }
 caption { text-align: left; color: var(--dim); padding: 4px 0; }
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid var(--grid); vertical-align: top;
   overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+td:not(:last-child) { white-space: nowrap; }
+td:last-child { min-width: 12em; }
 .texts dt { color: var(--dim); font-size: 12px; }
 .texts dd { margin: 0 0 6px; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }

@@ -367,6 +367,8 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     assert "no learner runs in" in _refused("set", "max-staleness", "1", "--run-dir", str(run_dir))
     bounds = [row[0] for row in _rows(again, "SELECT max_staleness FROM batches ORDER BY step")]
     assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 4, 1]
+    told = [line for line in _lines(again, "events.jsonl") if line["kind"] == "bound_set"]
+    assert [(line["was"], line["max_staleness"]) for line in told] == [(4, 0), (0, 2), (2, 4), (4, 1)]
     _bounds_are_kept(again)
     _verified(again)
     assert sampler.process.poll() is None

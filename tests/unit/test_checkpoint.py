@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swarm.errors import UserError
-from swarm.learner.checkpoint import layout_of, load_model, stream_tensors, write_staging
+from swarm.learner.checkpoint import layout_of, load_model, save_small_files, stream_tensors, write_staging
 from swarm.learner.messages import Save, Train, TrainGroup, TrainRollout
 from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
@@ -148,3 +149,25 @@ def test_a_batch_without_variance_leaves_the_weights_as_they_are(tmp_path: Path)
 def test_minibatches_are_optimiser_steps(tmp_path: Path) -> None:
     trained = trainer_in(tmp_path, minibatches=2).step(Train(step=0, groups=batch_of(1.0, copies=2)))
     assert trained.metrics["optimizer_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("odd", "kept"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6, "do_sample": True}),
+        ({"early_stopping": True, "num_beams": 1}, {}),
+    ],
+)
+def test_a_generation_config_that_transformers_would_not_write_again_is_written(
+    tmp_path: Path, odd: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    base, files = tmp_path / "base", tmp_path / "files"
+    model, tokenizer = load_model("tiny", 0)
+    model.save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5], **odd}))
+    model, tokenizer = load_model(str(base), 0)
+    save_small_files(model, tokenizer, files)
+    written = json.loads((files / "generation_config.json").read_text())
+    assert {name: value for name, value in written.items() if name in odd or name == "do_sample"} == kept
+    assert written["eos_token_id"] == [1, 5]

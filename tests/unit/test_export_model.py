@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from swarm.learner.messages import Save
 from swarm.node.environment import note_life
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
+from swarm.report.card import model_card
+from swarm.report.figures import Figures
 from tests.unit.models import rounded
 from tests.unit.trainers import trainer_in
 
@@ -102,6 +107,36 @@ def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_pat
     assert "1234" not in card
     assert str(made[0]) not in card
     assert card.startswith("---\nlibrary_name: transformers\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"task": "hf:/data/of/me/sums:main@train"}, {"task": "hf:sums:main@train"}),
+        (
+            {"task": "jsonl:~/me/sums.jsonl", "model": "/data/me/a:b/base"},
+            {"task": "jsonl:sums.jsonl", "model": "base"},
+        ),
+        ({"hold_s": math.inf, "rewards": {"numeric": 1.0, "boxed": 0.1}, "chat_arguments": {"a": True}}, {}),
+        ({"max_staleness": 4, "system_prompt": '```\n"x"'}, {}),
+    ],
+)
+def test_the_settings_of_a_card_are_a_configuration_without_places(
+    given: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    config = LeadConfig(**given, state_dir=Path("/data/me"), advertise="me.example", port=1234)
+    card = model_card(Figures(config=config.model_dump(mode="json"), summary=None, lives=[]), 1)
+    (toml,) = re.findall(r"```toml\n(.*?)\n```\n", card, re.DOTALL)
+    assert LeadConfig(**tomllib.loads(toml)) == LeadConfig(**{**given, **shown})
+    assert "me" not in re.findall(r"\w+", card)
+
+
+def test_a_directory_is_not_taken_for_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = Figures(config={"model": "some/base", "task": "copy"}, summary=None, lives=[])
+    assert 'base_model: "some/base"' in model_card(found, 1)
+    (tmp_path / "some/base").mkdir(parents=True)
+    assert "base_model:" not in model_card(found, 1)
 
 
 @pytest.mark.parametrize(("which", "step"), [({}, 4), ({"step": 2}, 2), ({"best": True}, 2)])
@@ -205,3 +240,12 @@ def test_a_target_that_holds_anything_is_refused(made: tuple[Path, Any], tmp_pat
     (tmp_path / "empty").mkdir()
     assert exported(made[0], tmp_path / "empty") == 4
     assert json.loads((tmp_path / "empty/config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_the_directory_that_one_is_in_is_refused(
+    made: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (Path(), tmp_path):
+        with pytest.raises(UserError, match="the directory you are in"):
+            exported(made[0], name)

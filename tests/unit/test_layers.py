@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -215,6 +218,26 @@ def test_only_what_is_above_a_node_imports_it() -> None:
             assert module.uses(*ABOVE) == [], name
         if _within(name, "swarm.node"):
             assert [one for one in module.uses(*ABOVE) if not _within(one, "swarm.node")] == [], name
+
+
+def _map() -> Iterator[str]:
+    """The modules that the map of ARCHITECTURE.md names; of sim/ it says in words what it is."""
+    text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+    block, _, _ = text[text.index("    swarm/\n") :].partition("\n\n")
+    package = ""
+    for line in block.splitlines()[1:]:
+        if line[6] != " ":
+            named = re.match(r" +(\w+)/", line)
+            package = f"{named[1]}." if named else ""
+        if package != "sim.":
+            entries = re.sub(r"\([^)]*\)|\w+/", "", line)
+            yield from (f"swarm.{package}{name}" for name in re.findall(r"\w+", entries))
+
+
+def test_the_map_has_every_module_once() -> None:
+    packages = {name.rpartition(".")[0] for name in modules()}
+    there = [n for n in modules() if n not in packages and not _within(n, "swarm.sim") and not n.endswith("__main__")]
+    assert sorted(_map()) == sorted(there)
 
 
 def test_the_command_line_loads_no_heavy_library() -> None:

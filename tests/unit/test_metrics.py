@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,34 @@ def test_a_line_that_a_crash_cut_off_is_removed(tmp_path: Path, name: str) -> No
     again.close()
     assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1, 2]
     assert [line["kind"] for line in lines(tmp_path, "events.jsonl")] == ["prepared", "checkpoint"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_a_line_that_the_disk_damaged_is_passed_over(tmp_path: Path, name: str) -> None:
+    log = RunLog(tmp_path)
+    log.close()
+    (tmp_path / name).write_bytes(b'{"step": 1, "kind": "a"}\n\0\0\0\n7\n\xff\n')
+    again = RunLog(tmp_path)
+    again.metrics({"step": 2})
+    again.event("prepared")
+    again.close()
+    last = (tmp_path / name).read_bytes().splitlines()
+    assert len(last) == 5
+    assert again.last == {"step": 2}
+
+
+def test_a_long_run_is_not_read_into_memory(tmp_path: Path) -> None:
+    """100,000 steps of 40 figures would take 700 MB."""
+    line = json.dumps({"step": 1, "kind": "x", **{f"figure {number}": number / 7 for number in range(40)}}) + "\n"
+    for name in ("metrics.jsonl", "events.jsonl"):
+        (tmp_path / name).write_text(line * 2000)
+    tracemalloc.start()
+    log = RunLog(tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    log.close()
+    assert log.last["step"] == 1
+    assert most < 2000 * len(line) / 4
 
 
 def test_what_a_former_life_measured_and_who_was_there_is_known(tmp_path: Path) -> None:

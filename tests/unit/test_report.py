@@ -169,6 +169,16 @@ def test_the_bound_is_drawn_as_it_was_set(tmp_path: Path) -> None:
     assert "<dd>2 / 4</dd>" in page
 
 
+def test_the_bound_of_a_former_life_is_not_that_of_the_configuration(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run", max_staleness=1)
+    log_steps(run_dir, 10, **{"staleness/max": lambda s: 4.0 if s < 6 else 1.0})
+    log = RunLog(run_dir)
+    log.event("bound_set", was=4, max_staleness=1, publish_every_steps=1, step=5)
+    log.close()
+    assert read_figures(run_dir).bounds == [(0, 4), (5, 1)]
+    assert "<dd>4 / 4</dd>" in report_of(run_dir)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
 def test_torn_and_damaged_lines_are_passed_over_and_said(tmp_path: Path, name: str) -> None:
     run_dir = run_in(tmp_path / "run")
@@ -182,7 +192,7 @@ def test_torn_and_damaged_lines_are_passed_over_and_said(tmp_path: Path, name: s
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run")
-    values = [0.5, float("nan"), float("inf"), None, True, "x", 0.75]
+    values = [0.5, float("nan"), float("inf"), None, True, "x", 10**400, 0.75]
     log = RunLog(run_dir)
     for step, value in enumerate(values):
         log.metrics({"step": step + 1, "loss": value})
@@ -330,9 +340,11 @@ def test_a_report_is_written_anew_but_over_nothing_else(tmp_path: Path) -> None:
 # -- what it ran on ------------------------------------------------------------------------------------------
 
 
-def test_each_life_of_a_run_is_noted_with_its_libraries(tmp_path: Path) -> None:
+def test_each_life_of_a_run_is_noted_with_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "a secret of mine")
     run_dir = run_in(tmp_path / "run")
     note_life(run_dir, step=0, device="cpu")
+    assert "a secret of mine" not in (run_dir / "environment.json").read_text()
     note_life(run_dir, step=7, device="cuda")
     lives = read_lives(run_dir)
     assert [(life["step"], life["device"]) for life in lives] == [(0, "cpu"), (7, "cuda")]

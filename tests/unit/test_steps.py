@@ -18,6 +18,7 @@ from swarm.errors import UserError
 from swarm.learner.messages import Alarm, Trained
 from swarm.node import steps as steps_module
 from swarm.node.best import BestModel
+from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.steps import MAX_BOUND, Steps
 from swarm.rollout.effects import Evaluated
@@ -153,6 +154,25 @@ async def test_the_period_follows_the_bound_and_comes_back(
     assert loop.journal.entries[-1] == loop.steps.bound
     status = loop.steps.status()
     assert (status["max_staleness"], status["publish_every_steps"]) == (bounds[-1], period)
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(1, [(4, 1, 7)]), (4, [])])
+async def test_a_resumed_run_says_once_that_its_bound_is_another(
+    tmp_path: Path, wanted: int, told: list[tuple[int, int, int]]
+) -> None:
+    """Or its report would draw the steps before under the new one."""
+    node: Any = SimpleNamespace(
+        _config=LeadConfig(max_staleness=wanted),
+        _keep_bound=False,
+        _recorded=SimpleNamespace(bound=BoundSet(max_staleness=4, publish_every_steps=1)),
+        _journal=ListJournal(),
+        _log=RunLog(tmp_path),
+        _training=SimpleNamespace(step=7),
+    )
+    assert await LearnerNode._bound(node) == BoundSet(max_staleness=wanted, publish_every_steps=1)
+    node._log.close()
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["was"], event["max_staleness"], event["step"]) for event in events] == told
 
 
 async def test_a_lower_bound_makes_a_publication_due_and_a_higher_one_does_not(tmp_path: Path) -> None:
