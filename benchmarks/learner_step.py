@@ -29,8 +29,7 @@ from swarm.learner.memory import Setting, shape_of, step_bytes
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
-from swarm.learner.trainer import ADAM_BETAS
-from swarm.learner.update import Learning, Update
+from swarm.learner.update import Learning, Update, adamw
 from tests.builders import floats, ints
 
 Variant = Literal["bare", "whole", "chunked", "checkpointed"]
@@ -112,7 +111,7 @@ def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[
     arrange(model, rules)
     learning = Learning(
         model=model,
-        optimizer=_adamw(model),
+        optimizer=adamw(model, LEARNING_RATE),
         shuffle=torch.Generator().manual_seed(0),
         policy=policy,
         reference=None,
@@ -133,7 +132,7 @@ def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[
 def bare_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[TrainGroup]], float]:
     """The same of bare transformers."""
     device = torch.device(work.device)
-    optimizer = _adamw(model)
+    optimizer = adamw(model, LEARNING_RATE)
     arrange(model, rules)
 
     def step(groups: Sequence[TrainGroup]) -> float:
@@ -178,10 +177,6 @@ def rules_of(variant: Variant, work: Work) -> ComputeRules:
     return ComputeRules(
         tokens_per_micro_batch=work.micro_batch_tokens, activation_checkpointing=variant == "checkpointed"
     )
-
-
-def _adamw(model: Any) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=ADAM_BETAS, weight_decay=0.0)
 
 
 def _now(device: torch.device) -> float:
