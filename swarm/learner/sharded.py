@@ -32,6 +32,7 @@ from swarm.broadcast.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
 from swarm.learner.checkpoint import load_model, stream_places, torch_stream_dtype
 from swarm.learner.device import pick_device
+from swarm.learner.launch import TORCHRUN_VARIABLE
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import Ranks
@@ -311,3 +312,10 @@ def _end_with_parent() -> None:
     Elsewhere than on Linux a rank ends when it next hears of the others."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    check_parent()
+
+
+def check_parent() -> None:
+    """End if torchrun went while this rank was still starting: no signal comes any more, nor do the others."""
+    if os.environ.get(TORCHRUN_VARIABLE, str(os.getppid())) != str(os.getppid()):
+        sys.exit("the torchrun that started this rank is gone")

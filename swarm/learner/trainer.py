@@ -17,6 +17,7 @@ import torch
 from swarm.broadcast.manifest import TensorSpec
 from swarm.child import ChildChannel, NoParent
 from swarm.config import EMBEDDED
+from swarm.errors import UserError
 from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors
 from swarm.learner.device import SMALL_MODEL_PARAMETERS
 from swarm.learner.memory import (
@@ -110,7 +111,10 @@ class Trainer:
     def step(self, command: Train) -> Trained:
         """One learner step: a few optimiser steps over the batch, or none if no group has any variance."""
         began = time.monotonic()
-        figures, alarms = self._update.step(command.groups, command.step)
+        try:
+            figures, alarms = self._update.step(command.groups, command.step)
+        except torch.OutOfMemoryError as error:
+            raise UserError(_out_of_memory(command, error)) from error
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
         self._rehearse(began, command.step)
@@ -230,6 +234,16 @@ class Trainer:
         state = restore(self._parts, Path(directory))
         self._update.alarms.state = state.alarms
         return state.step, bytes.fromhex(state.lineage)
+
+
+def _out_of_memory(command: Train, error: torch.OutOfMemoryError) -> str:
+    """A line: after a start from the checkpoint the same batch would need as much."""
+    longest = max(len(group.prompt_token_ids) + len(r.loss_mask) for group in command.groups for r in group.rollouts)
+    said = str(error).strip().splitlines()[0]
+    return (
+        f"the device's memory ran out in learner step {command.step}, whose longest row has {longest:,} tokens "
+        f"({said}); go on with --resume and fewer --tokens-per-micro-batch, or see whether another process is on it"
+    )
 
 
 def _stop_token_ids(model: Any) -> tuple[int, ...]:

@@ -95,3 +95,15 @@ def test_a_minibatch_that_is_not_finite_is_not_in_the_mean_of_the_others(tmp_pat
 def test_a_step_of_adam_makes_no_copy_of_all_weights(trainer: Trainer) -> None:
     """On a GPU torch would take 4 bytes more of each parameter unless told; there is none here to see it on."""
     assert trainer._optimizer.defaults["foreach"] is False
+
+
+def test_memory_that_runs_out_in_a_step_is_one_line(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To begin again from the checkpoint, as after other faults, would end in the same way."""
+
+    def step(groups: object, step: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    monkeypatch.setattr(trainer._update, "step", step)
+    with pytest.raises(UserError, match=r"longest row has 5 tokens .* fewer --tokens-per-micro-batch") as caught:
+        trainer.step(Train(step=0, groups=(group([1.0, 0.0]),)))
+    assert "\n" not in str(caught.value)
