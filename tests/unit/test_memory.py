@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from swarm.child import NoParent
+from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner import trainer as trainer_module
@@ -28,7 +31,9 @@ from swarm.learner.memory import (
 )
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, arrange
+from swarm.learner.service import prepare_command
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.trainer import Trainer
 from tests.unit.rows import CPU, small_model
 from tests.unit.trainers import trainer_in
 
@@ -251,6 +256,25 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     monkeypatch.setattr(ranks_module, "load_model", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(UserError, match="too little memory on cpu"):
         trainer_in(tmp_path, model=str(tmp_path / "tiny"))
+
+
+@pytest.mark.parametrize(("prompt", "longest"), [(7, 10), (None, 64)])
+def test_a_row_is_a_prompt_and_a_completion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: int | None, longest: int
+) -> None:
+    """And no longer than the model's context."""
+    monkeypatch.setattr(trainer_module, "SMALL_MODEL_PARAMETERS", 1000)
+    found: list[int] = []
+
+    def fitted(policy: object, rules: ComputeRules, *_: object, longest: int, **__: object) -> ComputeRules:
+        found.append(longest)
+        return msgspec.structs.replace(rules, tokens_per_micro_batch=64)
+
+    monkeypatch.setattr(trainer_module, "fit", fitted)
+    config = LeadConfig(device="cpu", max_prompt_tokens=prompt)
+    files = {"files_dir": tmp_path / "model", "staging": tmp_path / "staging.bin"}
+    Trainer(prepare_command(config, longest_completion=3, **files), NoParent())
+    assert found == [longest]
 
 
 def test_a_model_without_activation_checkpointing_is_not_given_it() -> None:

@@ -13,7 +13,14 @@ from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.node.rundir import CHANGEABLE, SUMMARY, begin_again, create_run_directory, locked, resumed_config
 
-OTHER: dict[str, Any] = {"steps": 300, "hold_s": 2.5, "max_staleness": 4, "trainer_hang_s": 20.0, "host": "127.0.0.2"}
+OTHER: dict[str, Any] = {
+    "steps": 300,
+    "hold_s": 2.5,
+    "max_staleness": 4,
+    "trainer_hang_s": 20.0,
+    "host": "127.0.0.2",
+    "tokens_per_micro_batch": 4096,
+}
 
 
 def made(tmp_path: Path, **values: Any) -> Path:
