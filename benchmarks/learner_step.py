@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -29,8 +29,7 @@ from swarm.learner.memory import Setting, shape_of, step_bytes
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
-from swarm.learner.trainer import ADAM_BETAS
-from swarm.learner.update import Learning, Update
+from swarm.learner.update import Learning, Update, adamw
 from tests.builders import floats, ints
 
 Variant = Literal["bare", "whole", "chunked", "checkpointed"]
@@ -112,7 +111,7 @@ def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[
     arrange(model, rules)
     learning = Learning(
         model=model,
-        optimizer=_adamw(model),
+        optimizer=adamw(model, LEARNING_RATE),
         shuffle=torch.Generator().manual_seed(0),
         policy=policy,
         reference=None,
@@ -133,7 +132,7 @@ def our_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[
 def bare_step(work: Work, model: Any, rules: ComputeRules) -> Callable[[Sequence[TrainGroup]], float]:
     """The same of bare transformers."""
     device = torch.device(work.device)
-    optimizer = _adamw(model)
+    optimizer = adamw(model, LEARNING_RATE)
     arrange(model, rules)
 
     def step(groups: Sequence[TrainGroup]) -> float:
@@ -178,10 +177,6 @@ def rules_of(variant: Variant, work: Work) -> ComputeRules:
     return ComputeRules(
         tokens_per_micro_batch=work.micro_batch_tokens, activation_checkpointing=variant == "checkpointed"
     )
-
-
-def _adamw(model: Any) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=ADAM_BETAS, weight_decay=0.0)
 
 
 def _now(device: torch.device) -> float:
@@ -264,10 +259,11 @@ def _warm_up() -> None:
 
 
 def _used(device: torch.device) -> int:
-    """The most that was ever taken."""
+    """The most that was ever taken. Not of getrusage, which begins at the peak of the process that started this one."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
 def main() -> None:

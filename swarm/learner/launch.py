@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+TORCHRUN_VARIABLE = "ECHO_NODE_TORCHRUN_PID"
+"""By which a rank sees whether torchrun is still there."""
+
 
 def main() -> None:
+    os.environ[TORCHRUN_VARIABLE] = str(os.getpid())
     # Its own account of a rank's end is thirty lines, and hides what the rank said.
     logging.disable(logging.CRITICAL)
     try:

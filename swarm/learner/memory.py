@@ -39,16 +39,25 @@ MASK_BYTES = 5
 FREE_SHARE = 0.92
 """Of the free memory that may be planned with: the rest is for fragments and for what kernels use while they run."""
 
+WHOLE_GRADIENT_BYTES = 2 << 30
+"""Up to here each of several ranks keeps the whole gradient of a minibatch and they add up theirs once; a larger one is
+cut at every pass, since what FSDP saved in memory would be lost again."""
+
+MOST_RANKS = 1024
+"""Looked at when one asks how many would do."""
+
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What the memory of a step depends on. Widths in elements: `hidden` of the residual stream, `feed_forward` of all
-    the experts that one token takes, `queries` and `keys` of all heads; `layer_parameters` of the largest layer."""
+    the experts that one token takes, `queries` and `keys` of all heads; `layer_parameters` of the largest layer,
+    `other_parameters` of all that is in no layer."""
 
     parameters: int
     layer_parameters: int
+    other_parameters: int
     layers: int
     hidden: int
     feed_forward: int
@@ -77,12 +86,11 @@ class Setting:
 def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
     """Most bytes that one rank needs beside the weights that are loaded already, by what they are for."""
     held = shape.parameters // setting.ranks
-    gathered = 2 * shape.layer_parameters * 4 + shape.vocab_size * shape.hidden * 4 if setting.ranks > 1 else 0
-    copied = 2 * shape.parameters // (setting.ranks if setting.ranks > 1 else 1) if setting.half else 0
     found = {
         "gradients and AdamW": (TRAINED_BYTES - 4) * held,
         "weights of the reference": 4 * held if setting.has_reference else 0,
-        "weights gathered or in bf16": gathered + copied,
+        "weights gathered or in bf16": _computed_with_bytes(shape, setting),
+        "whole gradient of each rank": whole_gradient_bytes(shape.parameters) if setting.ranks > 1 else 0,
         "activations": activation_bytes(shape, setting),
         "logits": logit_bytes(shape, setting),
         "the mask of packed rows": MASK_BYTES * setting.tokens**2 if setting.has_dense_mask else 0,
@@ -91,17 +99,28 @@ def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
     return {name: nbytes for name, nbytes in found.items() if nbytes}
 
 
+def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
+    """Weights as they are computed with. One rank keeps a copy of all in bf16 under autocast. Of several, each gathers
+    two layers at a time, beside the buffers that they come in; their gradients, and those as ranks exchange them, take
+    as much again. What is in no layer is gathered from the start to the end of a pass, and there once only."""
+    if setting.ranks == 1:
+        return 2 * shape.parameters if setting.half else 0
+    width = 2 if setting.half else 4
+    return width * (8 * shape.layer_parameters + 4 * shape.other_parameters)
+
+
 def activation_bytes(shape: Shape, setting: Setting) -> int:
     """What the backward pass finds of the layers.
 
     Of one token in one layer: two norms keep their input, what they normalised and their output; the queries and keys
     are kept before and after their own norm and rotation, the values once, the result of attention twice; the
     feed-forward keeps gate, its activation, up, and their product. The residual stream and the norms are float32 even
-    in bf16. With checkpointing each layer keeps its input, and one layer at a time is whole.
+    in bf16, where each projection besides keeps a copy of its input. With checkpointing each layer keeps its input, and
+    one layer at a time is whole.
     """
     wide = 4 * (5 * shape.hidden)
     narrow = (2 if setting.half else 4) * (
-        2 * shape.hidden + 5 * shape.queries + 5 * shape.keys + 4 * shape.feed_forward
+        (3 if setting.half else 2) * shape.hidden + 5 * shape.queries + 5 * shape.keys + 4 * shape.feed_forward
     )
     layer = wide + narrow
     if setting.activation_checkpointing:
@@ -109,14 +128,17 @@ def activation_bytes(shape: Shape, setting: Setting) -> int:
     return setting.tokens * layer * shape.layers
 
 
+def whole_gradient_bytes(parameters: int) -> int:
+    """Of a rank that keeps its whole gradient over the passes of a minibatch; 0 if it does not."""
+    return 4 * parameters if 4 * parameters <= WHOLE_GRADIENT_BYTES else 0
+
+
 def logit_bytes(shape: Shape, setting: Setting) -> int:
-    """Logits, their log-softmax and its gradient, of one chunk or of all tokens; and in chunks, the gradient of the
-    head that each of them adds to the sum."""
+    """Logits, their log-softmax and its gradient, of one chunk or of all tokens; and the gradient of the head that a
+    chunk adds, with the sum that it is added to."""
     whole = 4 * setting.tokens * shape.vocab_size
-    if not setting.in_chunks:
-        return 3 * whole
-    added = 4 * shape.vocab_size * shape.hidden if whole > CHUNK_BYTES else 0
-    return 3 * min(whole, CHUNK_BYTES) + added
+    added = 2 * (2 if setting.half else 4) * shape.vocab_size * shape.hidden
+    return 3 * (min(whole, CHUNK_BYTES) if setting.in_chunks else whole) + added
 
 
 def choose(
@@ -130,29 +152,42 @@ def choose(
     """
     recompute = rules.activation_checkpointing
     ways = (False, True) if recompute is None and may_checkpoint else (bool(recompute),)
-    tried: list[tuple[ComputeRules, dict[str, int]]] = []
     for way in ways:
         for tokens in _budgets(rules.tokens_per_micro_batch, LEAST_TOKENS[way]):
-            found = msgspec.structs.replace(rules, tokens_per_micro_batch=tokens, activation_checkpointing=way)
-            parts = step_bytes(shape, replace(setting, tokens=max(tokens, longest), activation_checkpointing=way))
-            if sum(parts.values()) <= free_bytes * FREE_SHARE:
-                return found
-            tried.append((found, parts))
-    raise UserError(_too_little(*tried[-1], free_bytes, longest=longest, may_checkpoint=may_checkpoint))
+            tried = replace(setting, tokens=max(tokens, longest), activation_checkpointing=way)
+            if fits(shape, tried, free_bytes):
+                return msgspec.structs.replace(rules, tokens_per_micro_batch=tokens, activation_checkpointing=way)
+    changes = _changes(shape, tried, free_bytes, longest=longest, may_checkpoint=may_checkpoint)
+    raise UserError(_too_little(step_bytes(shape, tried), tried.tokens, free_bytes, changes))
 
 
-def check_weights(parameters: int, *, ranks: int, free_bytes: int, host_bytes: int, device: str) -> None:
+def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
+    """`free_bytes` are beside the weights that are loaded."""
+    return sum(step_bytes(shape, setting).values()) <= free_bytes * FREE_SHARE
+
+
+def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host_bytes: int, device: str) -> None:
     """UserError if weights, gradients and moments alone do not fit, or the host has no room for a checkpoint's copy,
     before anything is loaded."""
+    parameters, on_host = shape.parameters, device == "cpu"
     needed = TRAINED_BYTES * parameters // ranks
     if needed > free_bytes:
-        more = -(-TRAINED_BYTES * parameters // max(1, free_bytes))
+        setting = Setting(
+            tokens=LEAST_TOKENS[True],
+            activation_checkpointing=True,
+            half=half,
+            in_chunks=True,
+            has_dense_mask=False,
+            ranks=ranks,
+            has_reference=False,
+            on_host=on_host,
+        )
         raise UserError(
             f"too little memory on {device}: to train {parameters:,} parameters takes {_gib(needed)} for weights, "
-            f"gradients and AdamW alone, and {_gib(free_bytes)} are free; take a smaller model"
-            + ("" if device == "cpu" else f", or --trainer-ranks {more} on as many such devices")
+            f"gradients and AdamW alone, and {_gib(free_bytes)} are free; change: "
+            + ", or ".join(["a smaller model", *_more_ranks(shape, setting, free_bytes - 4 * parameters // ranks)])
         )
-    if device != "cpu" and SNAPSHOT_BYTES * parameters > host_bytes:
+    if not on_host and SNAPSHOT_BYTES * parameters > host_bytes:
         raise UserError(
             f"too little memory on the host: the copy that a checkpoint of {parameters:,} parameters is written from "
             f"takes {_gib(SNAPSHOT_BYTES * parameters)}, and {_gib(host_bytes)} are free; take a smaller model"
@@ -178,22 +213,39 @@ def _budgets(wanted: int | None, least: int) -> list[int]:
     return found
 
 
-def _too_little(
-    rules: ComputeRules, parts: dict[str, int], free_bytes: int, *, longest: int, may_checkpoint: bool
-) -> str:
+def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, may_checkpoint: bool) -> list[str]:
+    """What of it alone would be enough, and a smaller model."""
+    least = LEAST_TOKENS[True]
+    ways = {
+        "fewer --tokens-per-micro-batch": replace(setting, tokens=min(setting.tokens, max(longest, least))),
+        "activation_checkpointing = true": replace(setting, activation_checkpointing=may_checkpoint),
+        "fewer --max-new-tokens or max_prompt_tokens": replace(setting, tokens=min(setting.tokens, least)),
+        "packing = false": replace(setting, has_dense_mask=False),
+        "kl_weight = 0": replace(setting, has_reference=False),
+    }
+    if longest < setting.tokens:
+        del ways["fewer --max-new-tokens or max_prompt_tokens"]
+    found = [name for name, way in ways.items() if way != setting and fits(shape, way, free_bytes)]
+    return [*found, *_more_ranks(shape, setting, free_bytes), "a smaller model"]
+
+
+def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
+    """The least number of ranks that is enough, each on a device like this one; none on a CPU, whose memory they share,
+    or if MOST_RANKS are not enough."""
+    whole = free_bytes + 4 * shape.parameters // setting.ranks
+    for ranks in range(setting.ranks + 1, MOST_RANKS + 1) if not setting.on_host else ():
+        if fits(shape, replace(setting, ranks=ranks), whole - 4 * shape.parameters // ranks):
+            return [f"--trainer-ranks {ranks} on as many such devices"]
+    return []
+
+
+def _too_little(parts: dict[str, int], tokens: int, free_bytes: int, changes: list[str]) -> str:
     """What does not fit, the largest part first, and what could be changed."""
-    tokens = max(rules.tokens_per_micro_batch or 0, longest)
     told = ", ".join(f"{name} {_gib(nbytes)}" for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]))
-    changes = ["a smaller model", "--trainer-ranks on more devices"]
-    if not rules.activation_checkpointing and may_checkpoint:
-        changes.insert(0, "activation_checkpointing")
-    if (rules.tokens_per_micro_batch or 0) > max(longest, LEAST_TOKENS[True]):
-        changes.insert(0, "fewer --tokens-per-micro-batch")
-    elif longest > LEAST_TOKENS[True]:
-        changes.insert(0, "fewer --max-new-tokens")
     return (
         f"too little memory: a step of {tokens:,} tokens at a time needs {_gib(sum(parts.values()))} more and "
-        f"{_gib(free_bytes)} are free ({told}); change: {', '.join(changes)}"
+        f"{_gib(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with ({told}); change: "
+        + ", or ".join(changes)
     )
 
 
@@ -223,7 +275,7 @@ def fit(
     return choose(shape_of(model), setting, rules, free_bytes, longest=longest, may_checkpoint=may)
 
 
-def count_parameters(name: str) -> int | None:
+def read_shape(name: str) -> Shape | None:
     """Of a directory or a Hugging Face id, from its configuration alone; None where that does not tell, and loading it
     will say why."""
     try:
@@ -232,7 +284,7 @@ def count_parameters(name: str) -> int | None:
             model = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
         return None
-    return sum(int(parameter.numel()) for parameter in model.parameters())
+    return shape_of(model)
 
 
 def shape_of(model: Any) -> Shape:
@@ -247,9 +299,11 @@ def shape_of(model: Any) -> Shape:
         feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     layers = layers_of(model)
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    parameters = sum(p.numel() for p in model.parameters())
     return Shape(
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         layer_parameters=max(sizes, default=0),
+        other_parameters=parameters - sum(sizes),
         layers=max(1, len(sizes)),
         hidden=config.hidden_size,
         feed_forward=feed_forward * (experts or 1),

@@ -80,6 +80,8 @@ class AlarmState(msgspec.Struct, frozen=True):
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
+    `longest_prompt`, in tokens, is what the memory preflight reckons with.
+
     `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
     `resume` is the checkpoint directory to go on from; "" begins anew. A step takes at least `rehearse_step_s`, more or
     less by up to the share `rehearse_noise`.
@@ -94,6 +96,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     warmup_steps: int
     minibatches: int
     temperature: float
+    longest_prompt: int = 0
     learning: LearningRules = LearningRules()
     compute: ComputeRules = ComputeRules()
     alarms: AlarmRules = AlarmRules()

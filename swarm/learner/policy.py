@@ -170,7 +170,8 @@ class _Chosen(torch.autograd.Function):
         ctx.mark_non_differentiable(log_softmax)
         ctx.set_materialize_grads(False)
         ctx.dtype = logits.dtype
-        return log_softmax.gather(1, targets[:, None]).squeeze(1), log_softmax
+        # No view, of which FSDP would warn.
+        return log_softmax.gather(1, targets[:, None]).squeeze(1).clone(), log_softmax
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, None]:
@@ -214,12 +215,14 @@ def layers_of(model: Any) -> torch.nn.ModuleList:
 
 
 def _without_dropout(model: Any) -> None:
-    """Rollouts were sampled without it; with it the learner's log-probs would be of other policies."""
+    """Rollouts were sampled without it; with it the learner's log-probs would be of other policies. So it is with the
+    noise on the routers of some mixtures of experts. A model keeps the share in a module of its own, or in a number."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(module, name, 0.0)
 
 
 def _probe_rows(vocab_size: int) -> list[Row]:

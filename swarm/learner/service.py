@@ -27,6 +27,11 @@ MACHINES_START_S = 600.0
 """Longest wait for trainer ranks on other machines, where somebody has to start them."""
 
 
+ASSUMED_PROMPT_TOKENS = 2048
+"""Longest prompt that the memory preflight reckons with unless one is set: prompts are measured with the tokenizer that
+comes with the model, after it. It tells only where such a row is longer than a micro-batch may be."""
+
+
 class TrainerProcess:
     """Starts `swarm.learner.trainer` and calls it; files live under the run directory. `torchrun`: its options, to have
     several ranks."""
@@ -105,6 +110,7 @@ def prepare_command(
         warmup_steps=config.warmup_steps,
         minibatches=config.minibatches,
         temperature=config.temperature,
+        longest_prompt=config.max_prompt_tokens or ASSUMED_PROMPT_TOKENS,
         learning=LearningRules(
             objective=config.objective,
             clip_low=config.clip_low,

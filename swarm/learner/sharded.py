@@ -32,16 +32,14 @@ from swarm.broadcast.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
 from swarm.learner.checkpoint import load_model, stream_places, torch_stream_dtype
 from swarm.learner.device import pick_device
+from swarm.learner.launch import TORCHRUN_VARIABLE
+from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import Ranks
 
 PATIENCE = timedelta(days=365)
 """Of a collective: commands may be hours apart, and a rank that hangs is noticed by the node, which hears of no
 progress."""
-
-WHOLE_GRADIENT_BYTES = 2 << 30
-"""Up to here each rank keeps the whole gradient of a minibatch and the ranks add up theirs once; a larger one is cut at
-every pass, since what FSDP saved in memory would be lost again."""
 
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent dies."""
@@ -285,7 +283,7 @@ def _named_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _is_kept_whole(module: torch.nn.Module) -> bool:
-    return 4 * sum(p.numel() for p in module.parameters()) <= WHOLE_GRADIENT_BYTES
+    return whole_gradient_bytes(sum(p.numel() for p in module.parameters())) > 0
 
 
 def _own_device(wanted: str) -> torch.device:
@@ -314,3 +312,10 @@ def _end_with_parent() -> None:
     Elsewhere than on Linux a rank ends when it next hears of the others."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    check_parent()
+
+
+def check_parent() -> None:
+    """End if torchrun went while this rank was still starting: no signal comes any more, nor do the others."""
+    if os.environ.get(TORCHRUN_VARIABLE, str(os.getppid())) != str(os.getppid()):
+        sys.exit("the torchrun that started this rank is gone")

@@ -17,15 +17,16 @@ import torch
 from swarm.broadcast.manifest import TensorSpec
 from swarm.child import ChildChannel, NoParent
 from swarm.config import EMBEDDED
+from swarm.errors import UserError
 from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors
 from swarm.learner.device import SMALL_MODEL_PARAMETERS
 from swarm.learner.memory import (
     check_weights,
-    count_parameters,
     described,
     fit,
     read_free_bytes,
     read_free_host_bytes,
+    read_shape,
 )
 from swarm.learner.messages import (
     Command,
@@ -43,10 +44,7 @@ from swarm.learner.messages import (
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
 from swarm.learner.saving import Parts, Saver, restore, take, write
-from swarm.learner.update import Learning, Update
-
-ADAM_BETAS = (0.9, 0.95)
-
+from swarm.learner.update import Learning, Update, adamw, check_rules
 
 LAST_WORDS_S = 1.0
 """So long rank 0 waits before it tells the node of a fault: if that was another rank's end, torchrun ends this one
@@ -64,6 +62,7 @@ class Trainer:
         self._command = command
         self._ranks = ranks or Ranks()
         self._device = self._ranks.device(command.device)
+        self._ranks.together(lambda: check_rules(command.learning))
         with channel.alive():
             self._check_weights()
             self._policy, self._tokenizer = self._load(command.compute)
@@ -74,9 +73,7 @@ class Trainer:
         self._model.train()
         torch.manual_seed(command.seed)
         self._shuffle = torch.Generator().manual_seed(command.seed)
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=command.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
-        )
+        self._optimizer = adamw(self._model, command.learning_rate)
         self._tensors: dict[TensorSpec, torch.Tensor] = stream_tensors(self._model)
         self._parts = Parts(
             model=self._model,
@@ -103,7 +100,7 @@ class Trainer:
             layout=layout_of(self._tensors, files),
             parameters=self._parameters,
             vocab_size=config.vocab_size,
-            context_tokens=config.max_position_embeddings,
+            context_tokens=self._context_tokens(),
             stop_token_ids=_stop_token_ids(self._model),
             device=str(self._device),
             step=self._resumed_step,
@@ -114,7 +111,10 @@ class Trainer:
     def step(self, command: Train) -> Trained:
         """One learner step: a few optimiser steps over the batch, or none if no group has any variance."""
         began = time.monotonic()
-        figures, alarms = self._update.step(command.groups, command.step)
+        try:
+            figures, alarms = self._update.step(command.groups, command.step)
+        except torch.OutOfMemoryError as error:
+            raise UserError(_out_of_memory(command, error)) from error
         self._lineage = command.lineage
         self.steps_taken = command.step + 1
         self._rehearse(began, command.step)
@@ -132,12 +132,13 @@ class Trainer:
         free_bytes = self._free_bytes()
 
         def check() -> None:
-            parameters = count_parameters(self._command.model) if self._command.model not in EMBEDDED else None
-            if parameters is None or parameters < SMALL_MODEL_PARAMETERS:
+            shape = read_shape(self._command.model) if self._command.model not in EMBEDDED else None
+            if shape is None or shape.parameters < SMALL_MODEL_PARAMETERS:
                 return
             check_weights(
-                parameters,
+                shape,
                 ranks=self._ranks.count,
+                half=is_half(self._command.compute.precision, self._device.type),
                 free_bytes=free_bytes,
                 host_bytes=read_free_host_bytes(),
                 device=str(self._device),
@@ -170,7 +171,7 @@ class Trainer:
             device=self._device,
             progress=channel.progress,
         )
-        return self._ranks.together(lambda: Update(msgspec.structs.replace(command, compute=compute), learning))
+        return Update(msgspec.structs.replace(command, compute=compute), learning)
 
     def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
         """The model that the run began with, on this rank's device, and the tokenizer."""
@@ -193,10 +194,13 @@ class Trainer:
             self._device,
             self._free_bytes(),
             ranks=self._ranks.count,
-            longest=command.learning.longest_completion,
+            longest=min(command.learning.longest_completion + command.longest_prompt, self._context_tokens()),
             kl=bool(command.learning.kl_weight),
         )
         return fitted, (*notes, described(fitted, self._device))
+
+    def _context_tokens(self) -> int:
+        return int(self._model.config.max_position_embeddings)
 
     def _rehearse(self, began: float, step: int) -> None:
         """Take as long as a large model would: a rehearsal of its swarm with a small one."""
@@ -230,6 +234,16 @@ class Trainer:
         state = restore(self._parts, Path(directory))
         self._update.alarms.state = state.alarms
         return state.step, bytes.fromhex(state.lineage)
+
+
+def _out_of_memory(command: Train, error: torch.OutOfMemoryError) -> str:
+    """A line: after a start from the checkpoint the same batch would need as much."""
+    longest = max(len(group.prompt_token_ids) + len(r.loss_mask) for group in command.groups for r in group.rollouts)
+    said = str(error).strip().splitlines()[0]
+    return (
+        f"the device's memory ran out in learner step {command.step}, whose longest row has {longest:,} tokens "
+        f"({said}); go on with --resume and fewer --tokens-per-micro-batch, or see whether another process is on it"
+    )
 
 
 def _stop_token_ids(model: Any) -> tuple[int, ...]:

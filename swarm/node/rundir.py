@@ -46,6 +46,7 @@ CHANGEABLE = frozenset(
         "trainer_ranks",
         "trainer_machines",
         "trainer_meeting",
+        "tokens_per_micro_batch",
         "rehearse_step_s",
         "rehearse_noise",
         "activate",

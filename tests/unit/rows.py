@@ -19,6 +19,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
 )
 
 from swarm.learner.batch import Row
@@ -58,13 +60,18 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "capped": (Gemma2ForCausalLM, Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=2.0)),
     "scaled": (GraniteForCausalLM, GraniteConfig(**SHAPE, logits_scaling=4.0)),
     "dropout": (GPT2LMHeadModel, GPT2Config(**OLDER, n_embd=32, resid_pdrop=0.5)),
+    "functional": (
+        OPTForCausalLM,
+        OPTConfig(**SHAPE | {"hidden_size": 32}, ffn_dim=64, word_embed_proj_dim=32, dropout=0.5, init_std=0.3),
+    ),
     "alibi": (BloomForCausalLM, BloomConfig(**OLDER, hidden_size=32)),
 }
 
 
 def small_model(name: str) -> Any:
     """The tiny Qwen3 ("qwen3") or another architecture, the same each time; `capped` and `scaled` change their logits
-    after the output layer, `alibi` takes no position ids, `window` attends to the last three tokens."""
+    after the output layer, `functional` has dropout that is no module, `alibi` takes no position ids, `window` attends
+    to the last three tokens."""
     if name == "qwen3":
         return tiny_model(0)
     torch.manual_seed(0)

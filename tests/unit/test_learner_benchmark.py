@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ def test_a_quick_run_measures_speed_and_publishing(capsys: pytest.CaptureFixture
     assert learner.main(["--quick", "--parts", "speed,publish", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert figures["mixed"]["ratio"] > 0
-    assert figures["publish"]["publish_s"] > 0
+    assert figures["mixed"]["packed_ratio"] > 0
+    publish = figures["publish"]
+    assert publish["share"] == pytest.approx(publish["publish_s"] / publish["step_s"])
     assert figures["publish"]["published_bytes"] > 0
 
 
@@ -29,6 +32,7 @@ def test_tokens_are_prompts_and_completions() -> None:
 def test_a_token_costs_six_flops_a_weight_and_attention_besides() -> None:
     shape = Shape(
         parameters=1000,
+        other_parameters=0,
         layer_parameters=400,
         layers=2,
         hidden=10,
@@ -42,16 +46,27 @@ def test_a_token_costs_six_flops_a_weight_and_attention_besides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "estimate", "share", "met"),
-    [(0.95, 1.2, 0.04, True), (0.85, 1.0, 0.04, False), (0.95, 1.3, 0.04, False), (0.95, 1.0, 0.06, False)],
+    ("ratio", "packed_ratio", "estimate", "share", "met"),
+    [
+        (0.95, 0.95, 1.2, 0.04, True),
+        (0.85, 0.95, 1.0, 0.04, False),
+        (0.95, 0.85, 1.0, 0.04, False),
+        (0.95, 0.95, 1.3, 0.04, False),
+        (0.95, 0.95, 1.0, 0.06, False),
+    ],
 )
-def test_each_target_can_be_missed(ratio: float, estimate: float, share: float, met: bool) -> None:
+def test_each_target_can_be_missed(ratio: float, packed_ratio: float, estimate: float, share: float, met: bool) -> None:
     figures: dict[str, Any] = {
-        "mixed": {"ratio": ratio},
+        "mixed": {"ratio": ratio, "packed_ratio": packed_ratio},
         "memory": [{"variant": "chunked", "estimate_ratio": estimate}, {"variant": "bare", "estimate_ratio": 9.0}],
         "publish": {"share": share},
     }
     assert learner.met(figures) is met
+
+
+def test_publishing_is_held_against_a_step_as_large_as_asked_for(tmp_path: Path) -> None:
+    found = learner.publishing(learner.QUICK, tmp_path, repeats=1, large_step_tokens=150)
+    assert 150 <= found["step_tokens"] < 150 + 4 * (4 + 12)
 
 
 def test_a_peak_is_told_in_weights() -> None:

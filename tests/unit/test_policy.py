@@ -36,7 +36,7 @@ def gradient(model: Any, policy: Policy, rows: list[Row], rules: ComputeRules = 
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "window", "capped", "scaled", "dropout", "alibi"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "window", "capped", "scaled", "dropout", "functional", "alibi"])
 def test_log_probs_are_those_of_each_row_alone(name: str) -> None:
     model, rows = small_model(name).train(), random_rows(6)
     policy = Policy(model, ComputeRules(), temperature=TEMPERATURE)

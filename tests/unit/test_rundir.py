@@ -20,6 +20,7 @@ OTHER: dict[str, Any] = {
     "trainer_hang_s": 20.0,
     "trainer_ranks": 2,
     "host": "127.0.0.2",
+    "tokens_per_micro_batch": 4096,
 }
 
 

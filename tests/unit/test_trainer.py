@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.learner.messages import Train
+from swarm.errors import UserError
+from swarm.learner import ranks as ranks_module
+from swarm.learner.messages import LearningRules, Train
 from swarm.learner.trainer import Trainer
 from tests.unit.trainers import group, trainer_in
 
@@ -60,3 +62,48 @@ def test_a_rehearsed_step_takes_as_long_as_it_is_to(tmp_path: Path) -> None:
     slow = trainer.step(command)
     assert slow.seconds >= 0.5
     assert slow.metrics == quick.step(command).metrics
+
+
+@pytest.mark.parametrize(
+    ("rules", "line"),
+    [
+        (LearningRules(objective="gpro"), "there is no objective 'gpro'; known ones: grpo"),
+        (LearningRules(overlong="punish", overlong_margin=9, longest_completion=8), "overlong_margin = 9"),
+    ],
+)
+def test_rules_that_no_step_can_follow_are_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: LearningRules, line: str
+) -> None:
+    monkeypatch.setattr(ranks_module, "load_model", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(UserError, match=line):
+        trainer_in(tmp_path, learning=rules)
+
+
+def test_a_minibatch_that_is_not_finite_is_not_in_the_mean_of_the_others(tmp_path: Path) -> None:
+    """Of four minibatches of a row each two are not."""
+    taught = group([1.0, 0.0], logprob=-2.0)
+    alone = trainer_in(tmp_path / "alone", minibatches=2, learning_rate=0.0)
+    beside = trainer_in(tmp_path / "beside", minibatches=4, learning_rate=0.0)
+    expected = alone.step(Train(step=0, groups=(taught,))).metrics
+    found = beside.step(Train(step=0, groups=(taught, group([float("nan"), 1.0])))).metrics
+    assert found["optimizer_steps_skipped"] == 2
+    assert expected["loss"] > 0.1
+    for name in ("loss", "grad_norm", "entropy", "clip_ratio/low_mean"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_a_step_of_adam_makes_no_copy_of_all_weights(trainer: Trainer) -> None:
+    """On a GPU torch would take 4 bytes more of each parameter unless told; there is none here to see it on."""
+    assert trainer._optimizer.defaults["foreach"] is False
+
+
+def test_memory_that_runs_out_in_a_step_is_one_line(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To begin again from the checkpoint, as after other faults, would end in the same way."""
+
+    def step(groups: object, step: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    monkeypatch.setattr(trainer._update, "step", step)
+    with pytest.raises(UserError, match=r"longest row has 5 tokens .* fewer --tokens-per-micro-batch") as caught:
+        trainer.step(Train(step=0, groups=(group([1.0, 0.0]),)))
+    assert "\n" not in str(caught.value)
