@@ -99,7 +99,8 @@ class Steps:
                     return
                 step = self.step
                 prompts = [
-                    train_group(g.prompt, [(s.rollout, s.score) for s in g.samples if s.rollout], step) for g in batch
+                    train_group(g.prompt, [(s.rollout, s.score, s.author) for s in g.samples if s.rollout], step)
+                    for g in batch
                 ]
                 trained = await self._training.train(prompts)
                 self._record(batch, step, trained)
