@@ -1,10 +1,9 @@
 """The rollout plane of the learner: who may generate what, which answers count, and when a batch is ready.
 
-Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers held-out prompts, as far as
-they may come first (heldout), and samples that lost their node, then opens new groups as far as the pacing rule
-(pacing.Pacing) allows. Answers
-are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups go to the
-buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
+Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers samples that lost their
+node, then opens new groups as far as the pacing rule (pacing.Pacing) allows, and keeps some room for held-out prompts
+(heldout). Answers are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups
+go to the buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
 
 What the learner must not forget comes out as records (effects.Record); `restore` puts a new plane where the records
 of a former life left off. Groups for training are numbered from 0, and every number below the next one that is not
@@ -315,23 +314,30 @@ class RolloutPlane:
         return claim.shares, claim.records
 
     def _fill(self, claim: Claim, held: VersionId) -> None:
-        """Held-out prompts as far as they may come first, then training, then what places are still free for."""
+        """Training beside as many held-out prompts as there may be, then what places are still free for."""
         claimable = self._table.claimable(held)
         held_out = [group for group in claimable if group.purpose == "eval"]
-        if self._ending or claim.node in self.standby or not self._fresh(held.version):
+        if self._ending or claim.node in self.standby:
             claim.take_of(held_out, claim.capacity)
+            return
+        if not self._fresh(held.version):
+            # It is about to install a version with which it can train; nothing may keep it from that.
             return
         begun = [group for group in claimable if group.purpose == "train"]
         if self.max_staleness == 0:
             # One kind alone, so that a run can be had again: what is drawn beside a sample, and with the padding the
             # last bits of its log-probs, must not depend on when a round began.
             self._train(claim, held, begun)
-            if held_out and not claim.samples:
-                claim.take_of(held_out, max(claim.at_once, self._round.allowance(claim.capacity)))
+            if not claim.samples:
+                claim.take_of(held_out, claim.at_once)
             return
-        if held_out:
-            claim.take_of(held_out, self._round.allowance(claim.capacity))
+        allowed = min(claim.capacity, self._round.allowance(claim.capacity), sum(group.waiting for group in held_out))
+        claim.capacity -= allowed
         self._train(claim, held, begun)
+        claim.capacity += allowed
+        # A few alone, asked for ahead, would be an engine's whole next batch and take it as long as a full one.
+        if claim.samples or allowed == claim.capacity:
+            claim.take_of(held_out, allowed)
         claim.take_of(held_out, claim.at_once)
 
     def _train(self, claim: Claim, held: VersionId, begun: Sequence[Group]) -> None:
