@@ -147,8 +147,8 @@ class RolloutPlane:
             return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
         if (why := self.standby.get(node)) is not None:
             return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
-        behind = not of_this_life or not self._fresh(held.version)
-        return [Refused(reason="behind" if behind else "paced", retry_after_s=self.rules.beat_s)]
+        reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
+        return [Refused(reason=reason, retry_after_s=self.rules.beat_s)]
 
     def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> None:
         """A sign of life from a sampler, and its measured rate."""
@@ -176,19 +176,19 @@ class RolloutPlane:
             failed=failed,
             bound_lowered=verdict == "stale" and was_lowered(rollout, group, self.next_batch),
         )
-        effects: list[Effect] = [judged]
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
                 self._table.release(node, rollout.group_id, rollout.index)
-            return effects
+            return [judged]
         assert group is not None
         if failed:
-            return effects + self._failed(node, group, rollout, now=now)
+            return [judged, *self._failed(node, group, rollout, now=now)]
         self._table.answer(group, rollout, node)
-        if group.purpose == "train":
-            effects.append(RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch))
-        effects.append(ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout))
-        return effects
+        wanted = self._score_wanted(group, rollout)
+        if group.purpose == "eval":
+            return [judged, wanted]
+        accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
+        return [judged, accepted, wanted]
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
         """A sampler hands a sample back."""
@@ -258,8 +258,9 @@ class RolloutPlane:
         """Batch `next_batch`, which must be there, and the record of it; what can be in no later one is dropped."""
         batch = self._buffer.take(self.next_batch, self.max_staleness)
         assert all(is_fresh(g.oldest_version, self.next_batch, self.max_staleness) for g in batch)
-        numbers = tuple(group.order for group in batch)
-        taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
+        taken = BatchTaken(
+            step=self.next_batch, max_staleness=self.max_staleness, numbers=tuple(g.order for g in batch)
+        )
         self.next_batch += 1
         self._pacing.taken()
         return batch, [taken, *self._expire()]
@@ -309,8 +310,7 @@ class RolloutPlane:
         # On standby held-out prompts alone, and only where nobody else is there to answer them.
         if node not in self.standby or (self._round.open and self._table.knows_only(self.standby)):
             self._fill(claim, held)
-        if self._round.open:
-            self._round.leased(claim.samples, claim.held_out)
+        self._round.leased(claim.samples, claim.held_out)
         return claim.shares, claim.records
 
     def _fill(self, claim: Claim, held: VersionId) -> None:
@@ -321,12 +321,11 @@ class RolloutPlane:
             claim.take_of(held_out, claim.capacity)
             return
         if not self._fresh(held.version):
-            # It is about to install a version with which it can train; nothing may keep it from that.
-            return
+            return  # It is about to install what it can train with; nothing may keep it from that.
         begun = [group for group in claimable if group.purpose == "train"]
         if self.max_staleness == 0:
-            # One kind alone, so that a run can be had again: what is drawn beside a sample, and with the padding the
-            # last bits of its log-probs, must not depend on when a round began.
+            # One kind alone, so that a run can be had again: with the padding the last bits of log-probs depend on
+            # what is drawn beside a sample, which must not depend on when a round began.
             self._train(claim, held, begun)
             if not claim.samples:
                 claim.take_of(held_out, claim.at_once)
@@ -378,14 +377,14 @@ class RolloutPlane:
         wanted: list[Effect] = []
         for found in recorded.rollouts:
             self._table.answer(group, found.rollout, found.node)
-            index = found.rollout.index
-            group.samples[index].score = found.score
+            group.samples[found.rollout.index].score = found.score
             if found.score is None:
-                wanted.append(
-                    ScoreWanted(group_id=group.group_id, index=index, prompt=group.prompt, rollout=found.rollout)
-                )
+                wanted.append(self._score_wanted(group, found.rollout))
         self._table.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
+
+    def _score_wanted(self, group: Group, rollout: Rollout) -> ScoreWanted:
+        return ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout)
 
     def _lease(self, share: Share, node: NodeId) -> Lease:
         return Lease(
