@@ -30,7 +30,6 @@ from swarm.rollout.effects import (
     LeaseOverdue,
     NodeSilent,
     Refused,
-    ScoreWanted,
 )
 from swarm.rollout.entries import (
     BatchTaken,
@@ -47,7 +46,7 @@ from swarm.rollout.heldout import WRONG, HeldOutRound
 from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
 from swarm.rollout.pacing import Pacing
-from swarm.rollout.verdicts import dropped, is_current, train_id, verdict_on, was_lowered
+from swarm.rollout.verdicts import dropped, is_current, score_wanted, train_id, verdict_on, was_lowered
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 RETURN_S = 30.0
@@ -184,7 +183,7 @@ class RolloutPlane:
         if failed:
             return [judged, *self._failed(node, group, rollout, now=now)]
         self._table.answer(group, rollout, node)
-        wanted = self._score_wanted(group, rollout)
+        wanted = score_wanted(group, rollout)
         if group.purpose == "eval":
             return [judged, wanted]
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
@@ -258,9 +257,8 @@ class RolloutPlane:
         """Batch `next_batch`, which must be there, and the record of it; what can be in no later one is dropped."""
         batch = self._buffer.take(self.next_batch, self.max_staleness)
         assert all(is_fresh(g.oldest_version, self.next_batch, self.max_staleness) for g in batch)
-        taken = BatchTaken(
-            step=self.next_batch, max_staleness=self.max_staleness, numbers=tuple(g.order for g in batch)
-        )
+        numbers = tuple(group.order for group in batch)
+        taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
         self.next_batch += 1
         self._pacing.taken()
         return batch, [taken, *self._expire()]
@@ -379,12 +377,9 @@ class RolloutPlane:
             self._table.answer(group, found.rollout, found.node)
             group.samples[found.rollout.index].score = found.score
             if found.score is None:
-                wanted.append(self._score_wanted(group, found.rollout))
+                wanted.append(score_wanted(group, found.rollout))
         self._table.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
-
-    def _score_wanted(self, group: Group, rollout: Rollout) -> ScoreWanted:
-        return ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout)
 
     def _lease(self, share: Share, node: NodeId) -> Lease:
         return Lease(
