@@ -111,4 +111,5 @@ def _row(prompt: tuple[int, ...], rollout: TrainRollout, advantage: float) -> Ro
         advantage=advantage,
         staleness=rollout.staleness,
         truncated=rollout.truncated,
+        sampler=rollout.sampler,
     )

@@ -6,8 +6,8 @@ whole. What goes off, in order of precedence:
     kind            when                                                         reaction
     not_finite      the gradient's norm is NaN or infinite                       skip that optimiser step
                     three learner steps in a row of nothing but such ones        stop
-    mismatch_kl     the engines' log-probs are further than `mismatch_kl` from   skip all of the learner step
-                    the learner's own at equal weights
+    mismatch_kl     most rollouts, and most samplers, claim log-probs further    skip all of the learner step
+                    than `mismatch_kl` from the learner's own at equal weights
                     ten such learner steps in a row                              stop
     gradient_spike  the norm is above `gradient_spike` medians of the last 50    skip that optimiser step
                     and would have to be clipped
@@ -15,8 +15,13 @@ whole. What goes off, in order of precedence:
                     first, and the reward has not risen for it                   every ten steps and to an eighth
 
 A step that cannot be judged neither counts nor breaks a row: one without any group to learn from, and for mismatch_kl
-one without a token drawn with weights equal to the learner's. While weights stand still, since steps are skipped, older
-versions are equal to the newest (`unchanged_steps`), so that a fault seen once is seen again until it is gone.
+one of whose rollouts fewer than half were drawn with weights equal to the learner's. While weights stand still, since
+steps are skipped, older versions are equal to the newest (`unchanged_steps`), so that a fault seen once is seen again
+until it is gone.
+
+Log-probs are claims of volunteers, and to stop a run is worth something to a hostile one. Therefore `typical_mismatch`
+is made of medians: neither few nonsensical claims, nor long ones, nor the many answers of one node that makes them up,
+nor the few of many nodes, can set off what needs most rollouts and most samplers.
 
 Everything follows from the steps alone, so a replay decides alike, and so do ranks that are given the same sums.
 `state` is what a checkpoint has to hold.
@@ -25,8 +30,10 @@ Everything follows from the steps alone, so a replay decides alike, and so do ra
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from statistics import fmean, median
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, median_low
 
 from msgspec import structs
 
@@ -103,8 +110,8 @@ class Alarms:
     def is_fit(self, *, gradient_norm: float, mismatch_kl: float | None) -> bool:
         """Whether the optimiser may step on this gradient, whose norm is given as it was before clipping.
 
-        `mismatch_kl` is that of the step's first minibatch, in nats a token; None for the others, and where no token is
-        of the weights of now.
+        `mismatch_kl` is the typical one of the step's first minibatch, in nats a token; None for the others, and where
+        there is none.
         """
         if mismatch_kl is not None and not math.isnan(mismatch_kl):
             self._mismatch = mismatch_kl
@@ -193,6 +200,28 @@ class Alarms:
         if len(state.first) < ENTROPY_STEPS:
             return structs.replace(state, first=(*state.first, one))
         return structs.replace(state, recent=(*state.recent, one)[-ENTROPY_STEPS:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """How far `sampler`'s claims for one rollout are from the learner's log-probs: the sum over its `tokens`."""
+
+    sampler: str
+    nats: float
+    tokens: float
+
+
+def typical_mismatch(compared: Sequence[Mismatch], *, rollouts: int) -> float | None:
+    """Nats a token beyond which more than half of the rollouts are, and more than half of the samplers with more than
+    half of their own; whichever is less. None if fewer than half of `rollouts` could be compared: who claims the newest
+    version while others lag would be judged alone."""
+    if not compared or 2 * len(compared) < rollouts:
+        return None
+    by_sampler: defaultdict[str, list[float]] = defaultdict(list)
+    for one in compared:
+        by_sampler[one.sampler].append(one.nats / one.tokens)
+    of_rollouts = median_low([value for own in by_sampler.values() for value in own])
+    return min(of_rollouts, median_low([median_low(own) for own in by_sampler.values()]))
 
 
 def _alarm(kind: AlarmKind, reaction: Reaction, value: float, limit: float) -> Alarm:

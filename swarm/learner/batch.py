@@ -22,7 +22,7 @@ class Row:
     """One rollout, on the CPU. token_ids: [prompt + completion]; behaviour, mask, proximal, reference: [completion].
 
     `proximal` and `reference` are log-probs of the policy as it was at the start of the step, and of the model that
-    the run began with; None where the objective asks for none.
+    the run began with; None where the objective asks for none. `sampler` is the node whose claims `behaviour` are.
     """
 
     token_ids: torch.Tensor
@@ -32,6 +32,7 @@ class Row:
     advantage: float
     staleness: int
     truncated: bool = False
+    sampler: str = ""
     proximal: torch.Tensor | None = None
     reference: torch.Tensor | None = None
 

@@ -37,8 +37,8 @@ class ComputeRules(msgspec.Struct, frozen=True):
 
 
 class AlarmRules(msgspec.Struct, frozen=True):
-    """Where an alarm goes off. `mismatch_kl` in nats a token; `entropy` as a share of what it was at first, 0 is never;
-    `gradient_spike` in medians of the norm."""
+    """Where an alarm goes off. `mismatch_kl` in nats a token, of most rollouts; `entropy` as a share of what it was at
+    first, 0 is never; `gradient_spike` in medians of the norm."""
 
     mismatch_kl: float = 0.5
     entropy: float = 0.1
@@ -122,7 +122,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 class TrainRollout(msgspec.Struct, frozen=True):
     """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout. `truncated`: it
-    ended at the token limit."""
+    ended at the token limit. `sampler` is the node that answered it."""
 
     token_ids: bytes
     logprobs: bytes
@@ -130,6 +130,7 @@ class TrainRollout(msgspec.Struct, frozen=True):
     reward: float
     staleness: int
     truncated: bool = False
+    sampler: str = ""
 
 
 class TrainGroup(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import torch
 
 from swarm.errors import UserError
 from swarm.learner.advantages import reward_figures, rows_of
-from swarm.learner.alarms import GRADIENT_CLIP, Alarms
+from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
 from swarm.learner.objective import Tokens, kl_to_reference, objective_named
@@ -20,8 +20,8 @@ from swarm.learner.policy import Policy, TokenFigures
 from swarm.learner.ranks import Ranks
 
 MAX_TOKEN_KL = 5.0
-"""Bound of one token's part in mismatch_kl, in nats: one sampler in twenty that claims nonsense adds 0.25. An estimate
-beyond it says no more than that the two know nothing of each other."""
+"""Bound of one token's part in mismatch_kl, in nats. An estimate beyond it says no more than that the two know nothing
+of each other."""
 
 ADAM_BETAS = (0.9, 0.95)
 
@@ -113,14 +113,23 @@ class Update:
         count the same (DAPO's token-level loss), however it is cut."""
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows))
         own: Sums = defaultdict(float)
-        _, parts, idle = self._share(rows)
+        apart: dict[int, torch.Tensor] = {}
+        places, parts, idle = self._share(rows)
         passes = [*parts, *idle]
         for number, part in enumerate(passes, start=1):
-            self._accumulate(part, tokens, own, count_mismatch=is_first, is_last=number == len(passes))
+            read = self._accumulate(part, tokens, own, is_last=number == len(passes))
+            if is_first and number <= len(parts):
+                of_rows = _mismatch_sums(read, part, self.alarms.unchanged_steps)
+                apart |= {places[row]: both for row, both in of_rows.items()}
             self._at.progress()
         found = self._at.ranks.add_up(dict(own))
+        mismatch = None
+        if is_first:
+            compared = self._compared(rows, apart)
+            found |= _mismatch_of_all(compared)
+            mismatch = typical_mismatch(compared, rollouts=len(rows))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
-        if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=_mismatch(found)):
+        if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=mismatch):
             self._at.optimizer.step()
             found |= {"grad_norm": norm, "stepped": 1.0}
         self._at.optimizer.zero_grad(set_to_none=True)
@@ -131,8 +140,14 @@ class Update:
         for name, value in found.items():
             sums[name] += value
 
-    def _accumulate(self, part: MicroBatch, tokens: float, sums: Sums, *, count_mismatch: bool, is_last: bool) -> None:
-        """Forward and backward of one micro-batch."""
+    def _compared(self, rows: Sequence[Row], own: dict[int, torch.Tensor]) -> list[Mismatch]:
+        """The rows, of all ranks, that are of the weights of now; the same list on every rank."""
+        found = self._at.ranks.merge(own)
+        both = [(rows[place].sampler, *found[place].tolist()) for place in sorted(found)]
+        return [Mismatch(sampler=sampler, nats=nats, tokens=tokens) for sampler, nats, tokens in both if tokens]
+
+    def _accumulate(self, part: MicroBatch, tokens: float, sums: Sums, *, is_last: bool) -> TokenFigures:
+        """Forward and backward of one micro-batch; what the forward pass gave."""
         rules = self._command.learning
         read = self._at.policy.read(part)
         found = self._objective.formula(
@@ -154,10 +169,9 @@ class Update:
         with torch.no_grad():
             told = {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
             told |= figures
-            if count_mismatch:
-                told |= _mismatch_sums(read, part, self.alarms.unchanged_steps)
             for name, value in told.items():
                 sums[name] += float(value)
+        return read
 
     def _figures(self, sums: Sums, minibatches: int) -> dict[str, float]:
         steps = sums.pop("stepped", 0.0)
@@ -182,9 +196,10 @@ class Update:
             group["lr"] = self._command.learning_rate * warm * self.alarms.learning_rate_scale
 
 
-def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[str, torch.Tensor]:
+@torch.no_grad()
+def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[int, torch.Tensor]:
     """Distance between the engine's and the learner's log-probs where both are of the same weights: of one version, or
-    of one since which `unchanged_steps` learner steps have changed nothing.
+    of one since which `unchanged_steps` learner steps have changed nothing. Of each row: [its sum, its tokens].
 
     Bounded, since one claim must not drown the others. The estimator r - 1 - log r of KL(behaviour, learner) is never
     negative (Schulman's k3). Only the first minibatch counts: after it the learner's weights are no longer those of any
@@ -193,7 +208,12 @@ def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -
     same = part.mask * (part.staleness <= unchanged_steps)
     log_ratio = read.logprobs - part.behaviour
     kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
-    return {"mismatch": (kl * same).sum(), "mismatch_tokens": same.sum()}
+    rows = part.by_row(torch.stack([kl * same, same], dim=1).cpu())
+    return {row: values.sum(0) for row, values in rows.items()}
+
+
+def _mismatch_of_all(compared: Sequence[Mismatch]) -> dict[str, float]:
+    return {"mismatch": sum(one.nats for one in compared), "mismatch_tokens": sum(one.tokens for one in compared)}
 
 
 def _mismatch(sums: Mapping[str, float]) -> float | None:

@@ -99,7 +99,8 @@ class Steps:
                     return
                 step = self.step
                 prompts = [
-                    train_group(g.prompt, [(s.rollout, s.score) for s in g.samples if s.rollout], step) for g in batch
+                    train_group(g.prompt, [(s.rollout, s.score, s.author) for s in g.samples if s.rollout], step)
+                    for g in batch
                 ]
                 trained = await self._training.train(prompts)
                 self._record(batch, step, trained)
@@ -289,9 +290,11 @@ class Steps:
         version = await self._publication.weigh(self._training.held)
         try:
             if self.held_out and self.held_out[-1]["version"] == version.version:
-                # A former life measured it. Nobody may be left to measure it again.
-                return
-            figures = self._measured(await self._rollouts.evaluate(version, self._held_out_prompts))
+                # A former life measured it, and may have been killed before it was kept. Nobody may be left to measure
+                # it again.
+                figures = self.held_out[-1]
+            else:
+                figures = self._measured(await self._rollouts.evaluate(version, self._held_out_prompts))
             if self._best.is_better(figures):
                 assert self._training.layout is not None
                 await self._best.keep(version, figures, self._training.layout)

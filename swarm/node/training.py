@@ -31,7 +31,7 @@ from swarm.learner.service import TrainerProcess, torchrun_options
 from swarm.rollout.admission import staleness
 from swarm.rollout.entries import RecordedGroup
 from swarm.rollout.journal import Journal
-from swarm.types import MAX_PARTS, Prompt, Rollout, Score
+from swarm.types import MAX_PARTS, NodeId, Prompt, Rollout, Score
 from swarm.wire import Digest
 
 MAX_FAULTS = 3
@@ -235,7 +235,8 @@ class Training:
             self._on_divergence()
 
     def _of_record(self, group: RecordedGroup) -> TrainGroup:
-        answers = [(one.rollout, one.score) for one in sorted(group.rollouts, key=lambda one: one.rollout.index)]
+        rollouts = sorted(group.rollouts, key=lambda one: one.rollout.index)
+        answers = [(one.rollout, one.score, one.node) for one in rollouts]
         return train_group(self._prompt(group.number), answers, self.step)
 
     async def _note_save(self, saved: Saved) -> None:
@@ -274,11 +275,14 @@ def reward_figures(scores: Sequence[Score]) -> dict[str, float]:
     return figures
 
 
-def train_group(prompt: Prompt, answers: list[tuple[Rollout, Score | None]], step: int) -> TrainGroup:
-    """A group as the trainer sees it, for batch `step`. Every rollout is scored."""
+def train_group(
+    prompt: Prompt, answers: Sequence[tuple[Rollout, Score | None, NodeId | None]], step: int
+) -> TrainGroup:
+    """A group as the trainer sees it, for batch `step`. Every rollout is scored, and has an author."""
     rollouts: list[TrainRollout] = []
-    for rollout, score in answers:
+    for rollout, score, author in answers:
         assert score is not None
+        assert author is not None
         assert rollout.oldest is not None
         rollouts.append(
             TrainRollout(
@@ -288,6 +292,7 @@ def train_group(prompt: Prompt, answers: list[tuple[Rollout, Score | None]], ste
                 reward=score.reward,
                 staleness=staleness(rollout.oldest, step),
                 truncated=rollout.finish == "length",
+                sampler=author,
             )
         )
     return TrainGroup(prompt_token_ids=prompt.token_ids, rollouts=tuple(rollouts))

@@ -2,9 +2,13 @@
 
 One round at a time. While one is open, of `EVERY` samples that are leased at most one is held-out as long as there is
 training work for who asks; a burst of an `EVERY`-th of a batch goes first, so that a small round ends soon. A node that
-has places free and finds no training work for them may fill all of them. So a round lengthens the collecting of a batch
-by 1 / (EVERY - 1) at most, and once more by as much at its beginning, however many prompts and samples it has. At S = 0
+has places free and finds no training work for them may fill all of them. So a round adds 1 / (EVERY - 1) at most to the
+samples that are drawn for a batch, and once as many at its beginning, however many prompts and samples it has. At S = 0
 training goes first and a round has what is left (RolloutPlane): samplers wait there while the learner trains.
+
+It must not take more time than samples. An engine that draws a batch at once is as long over two as over sixteen, so a
+few held-out ones are no batch of their own while there is another to come (`RolloutPlane._fill`); and who is about to
+install weights that it can train with is given none.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ WRONG = Score(reward=0.0, exact=False)
 """A held-out prompt that cannot be answered counts as wrong: the share must not rise by dropping."""
 
 EVERY = 8
-"""One of so many leased samples may be held-out: 14 % more time for a batch at most while a round is open."""
+"""One of so many leased samples may be held-out: 14 % more samples for a batch at most while a round is open."""
 
 
 class HeldOutRound:

@@ -1,10 +1,9 @@
 """The rollout plane of the learner: who may generate what, which answers count, and when a batch is ready.
 
-Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers held-out prompts, as far as
-they may come first (heldout), and samples that lost their node, then opens new groups as far as the pacing rule
-(pacing.Pacing) allows. Answers
-are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups go to the
-buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
+Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers samples that lost their
+node, then opens new groups as far as the pacing rule (pacing.Pacing) allows, and keeps some room for held-out prompts
+(heldout). Answers are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups
+go to the buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
 
 What the learner must not forget comes out as records (effects.Record); `restore` puts a new plane where the records
 of a former life left off. Groups for training are numbered from 0, and every number below the next one that is not
@@ -31,7 +30,6 @@ from swarm.rollout.effects import (
     LeaseOverdue,
     NodeSilent,
     Refused,
-    ScoreWanted,
 )
 from swarm.rollout.entries import (
     BatchTaken,
@@ -48,7 +46,7 @@ from swarm.rollout.heldout import WRONG, HeldOutRound
 from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
 from swarm.rollout.pacing import Pacing
-from swarm.rollout.verdicts import dropped, is_current, train_id, verdict_on, was_lowered
+from swarm.rollout.verdicts import dropped, is_current, score_wanted, train_id, verdict_on, was_lowered
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 RETURN_S = 30.0
@@ -148,8 +146,8 @@ class RolloutPlane:
             return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
         if (why := self.standby.get(node)) is not None:
             return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
-        behind = not of_this_life or not self._fresh(held.version)
-        return [Refused(reason="behind" if behind else "paced", retry_after_s=self.rules.beat_s)]
+        reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
+        return [Refused(reason=reason, retry_after_s=self.rules.beat_s)]
 
     def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> None:
         """A sign of life from a sampler, and its measured rate."""
@@ -177,19 +175,19 @@ class RolloutPlane:
             failed=failed,
             bound_lowered=verdict == "stale" and was_lowered(rollout, group, self.next_batch),
         )
-        effects: list[Effect] = [judged]
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
                 self._table.release(node, rollout.group_id, rollout.index)
-            return effects
+            return [judged]
         assert group is not None
         if failed:
-            return effects + self._failed(node, group, rollout, now=now)
+            return [judged, *self._failed(node, group, rollout, now=now)]
         self._table.answer(group, rollout, node)
-        if group.purpose == "train":
-            effects.append(RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch))
-        effects.append(ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout))
-        return effects
+        wanted = score_wanted(group, rollout)
+        if group.purpose == "eval":
+            return [judged, wanted]
+        accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
+        return [judged, accepted, wanted]
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
         """A sampler hands a sample back."""
@@ -310,28 +308,33 @@ class RolloutPlane:
         # On standby held-out prompts alone, and only where nobody else is there to answer them.
         if node not in self.standby or (self._round.open and self._table.knows_only(self.standby)):
             self._fill(claim, held)
-        if self._round.open:
-            self._round.leased(claim.samples, claim.held_out)
+        self._round.leased(claim.samples, claim.held_out)
         return claim.shares, claim.records
 
     def _fill(self, claim: Claim, held: VersionId) -> None:
-        """Held-out prompts as far as they may come first, then training, then what places are still free for."""
+        """Training beside as many held-out prompts as there may be, then what places are still free for."""
         claimable = self._table.claimable(held)
         held_out = [group for group in claimable if group.purpose == "eval"]
-        if self._ending or claim.node in self.standby or not self._fresh(held.version):
+        if self._ending or claim.node in self.standby:
             claim.take_of(held_out, claim.capacity)
             return
+        if not self._fresh(held.version):
+            return  # It is about to install what it can train with; nothing may keep it from that.
         begun = [group for group in claimable if group.purpose == "train"]
         if self.max_staleness == 0:
-            # One kind alone, so that a run can be had again: what is drawn beside a sample, and with the padding the
-            # last bits of its log-probs, must not depend on when a round began.
+            # One kind alone, so that a run can be had again: with the padding the last bits of log-probs depend on
+            # what is drawn beside a sample, which must not depend on when a round began.
             self._train(claim, held, begun)
-            if held_out and not claim.samples:
-                claim.take_of(held_out, max(claim.at_once, self._round.allowance(claim.capacity)))
+            if not claim.samples:
+                claim.take_of(held_out, claim.at_once)
             return
-        if held_out:
-            claim.take_of(held_out, self._round.allowance(claim.capacity))
+        allowed = min(claim.capacity, self._round.allowance(claim.capacity), sum(group.waiting for group in held_out))
+        claim.capacity -= allowed
         self._train(claim, held, begun)
+        claim.capacity += allowed
+        # A few alone, asked for ahead, would be an engine's whole next batch and take it as long as a full one.
+        if claim.samples or allowed == claim.capacity:
+            claim.take_of(held_out, allowed)
         claim.take_of(held_out, claim.at_once)
 
     def _train(self, claim: Claim, held: VersionId, begun: Sequence[Group]) -> None:
@@ -372,12 +375,9 @@ class RolloutPlane:
         wanted: list[Effect] = []
         for found in recorded.rollouts:
             self._table.answer(group, found.rollout, found.node)
-            index = found.rollout.index
-            group.samples[index].score = found.score
+            group.samples[found.rollout.index].score = found.score
             if found.score is None:
-                wanted.append(
-                    ScoreWanted(group_id=group.group_id, index=index, prompt=group.prompt, rollout=found.rollout)
-                )
+                wanted.append(score_wanted(group, found.rollout))
         self._table.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.rollout.admission import is_fresh, judge
+from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.entries import GroupDropped
 from swarm.rollout.leases import Group
 from swarm.types import GroupId, Lease, NodeId, Rollout, Verdict, VersionId
@@ -59,6 +60,11 @@ def was_lowered(rollout: Rollout, group: Group | None, next_batch: int) -> bool:
     """Whether a stale rollout would be fresh by the bound under which its group was opened."""
     oldest = rollout.oldest
     return group is not None and oldest is not None and is_fresh(oldest, next_batch, group.bound)
+
+
+def score_wanted(group: Group, rollout: Rollout) -> ScoreWanted:
+    """What is to be scored once `rollout` is accepted."""
+    return ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout)
 
 
 def dropped(group: Group, reason: str, *, next_batch: int, max_staleness: int) -> GroupDropped:

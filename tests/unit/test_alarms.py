@@ -21,6 +21,8 @@ from swarm.learner.alarms import (
     NORMS_KEPT,
     NOT_FINITE_STEPS,
     Alarms,
+    Mismatch,
+    typical_mismatch,
 )
 from swarm.learner.messages import Alarm, AlarmRules, AlarmState, Save, Train, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
@@ -131,6 +133,36 @@ def test_one_step_of_agreement_breaks_the_row() -> None:
     assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "skip")]
 
 
+def claims(**samplers: Sequence[float]) -> list[Mismatch]:
+    """Rollouts of each sampler, each so many nats a token apart."""
+    return [Mismatch(sampler=name, nats=4 * kl, tokens=4) for name, own in samplers.items() for kl in own]
+
+
+@pytest.mark.parametrize(
+    ("compared", "is_off"),
+    [
+        (claims(a=[5.0] * 4, b=[5.0] * 3, c=[0.0]), True),
+        (claims(a=[5.0] * 3, b=[0.0] * 15, c=[0.0] * 12), False),
+        (claims(quick=[5.0] * 28, b=[0.0], c=[0.0]), False),
+        (claims(**{f"many{number}": [5.0] for number in range(10)}, b=[0.0] * 20), False),
+        (claims(a=[5.0] * 4, b=[0.0] * 4), False),
+        (claims(alone=[5.0, 5.0, 0.0]), True),
+        ([Mismatch(sampler="a", nats=5e4, tokens=10_000), *claims(b=[0.0], c=[0.0])], False),
+    ],
+    ids=["most", "a tenth", "one that answers most", "many with few answers", "half", "alone", "one long"],
+)
+def test_to_be_off_takes_most_rollouts_and_most_samplers(compared: list[Mismatch], is_off: bool) -> None:
+    found = typical_mismatch(compared, rollouts=len(compared))
+    assert found == (5.0 if is_off else 0.0)
+
+
+def test_who_alone_claims_the_newest_version_is_not_judged_alone() -> None:
+    early = claims(quick=[5.0] * 3)
+    assert typical_mismatch(early, rollouts=7) is None
+    assert typical_mismatch(early, rollouts=6) == 5.0
+    assert typical_mismatch([], rollouts=0) is None
+
+
 # -- entropy -------------------------------------------------------------------------------------------------
 
 
@@ -189,8 +221,10 @@ def kinds(alarms: Sequence[Alarm]) -> list[tuple[str, str]]:
     return [(alarm.kind, alarm.reaction) for alarm in alarms]
 
 
-def agreed(trainer: Trainer, rewards: list[float], *, staleness: int = 0, shift: float = 0.0) -> TrainGroup:
-    """A group whose claims are the learner's own log-probs, `shift` higher."""
+def agreed(
+    trainer: Trainer, rewards: list[float], *, staleness: int = 0, shift: float = 0.0, samplers: str = "aaaa"
+) -> TrainGroup:
+    """A group whose claims are the learner's own log-probs, `shift` higher; `samplers`: who answered each."""
     made = group(rewards)
     rollouts: list[TrainRollout] = []
     for number, rollout in enumerate(made.rollouts):
@@ -198,8 +232,8 @@ def agreed(trainer: Trainer, rewards: list[float], *, staleness: int = 0, shift:
         rollout = structs.replace(rollout, token_ids=ints(*token_ids[3:]), staleness=staleness)
         with torch.no_grad():
             logits = trainer._model(input_ids=torch.tensor([token_ids])).logits[0, 2:4].log_softmax(-1)
-        claims = [float(logits[i, token]) + shift for i, token in enumerate(token_ids[3:])]
-        rollouts.append(structs.replace(rollout, logprobs=floats(*claims)))
+        claimed = [float(logits[i, token]) + shift for i, token in enumerate(token_ids[3:])]
+        rollouts.append(structs.replace(rollout, logprobs=floats(*claimed), sampler=samplers[number]))
     return TrainGroup(prompt_token_ids=made.prompt_token_ids, rollouts=tuple(rollouts))
 
 
@@ -229,6 +263,22 @@ def test_shifted_claims_are_skipped_for_as_long_as_they_can_be_compared(tmp_path
     assert not torch.equal(weights(trainer), before)
     late = agreed(trainer, [1.0, 0.0], staleness=1, shift=2.0)
     assert trainer.step(Train(step=3, groups=(late,))).alarms == ()
+
+
+def test_one_liar_whose_claims_are_most_tokens_stops_nothing(tmp_path: Path) -> None:
+    """Its rollouts are long, so the mean over tokens is far above the limit, in every step."""
+    trainer = trainer_in(tmp_path, minibatches=1)
+    for number in range(MISMATCH_STEPS):
+        honest = [agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="abca") for _ in range(3)]
+        lying = agreed(trainer, [1.0, 0.0, 0.0, 0.0], samplers="zzzz")
+        long = tuple(
+            structs.replace(one, token_ids=ints(*[5] * 40), logprobs=floats(*[-40.0] * 40), loss_mask=b"\x01" * 40)
+            for one in lying.rollouts
+        )
+        done = trainer.step(Train(step=number, groups=(*honest, structs.replace(lying, rollouts=long))))
+        assert done.alarms == ()
+        assert done.metrics["mismatch_kl"] > 2.0
+        assert done.metrics["optimizer_steps"] == 1
 
 
 def test_a_policy_that_collapses_gets_a_lower_learning_rate_and_keeps_it_over_a_checkpoint(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.messages import LeasedRollouts, Submission
 from swarm.types import GroupId, Score
 from swarm.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
-from tests.builders import lease, prompt, ready_group, rollout
+from tests.builders import ALICE, lease, prompt, ready_group, rollout
 
 # -- identity ------------------------------------------------------------------------------------------------
 
@@ -166,13 +166,14 @@ def test_an_unknown_task_is_refused_when_the_node_is_made() -> None:
 def test_the_trainer_gets_every_rollout_with_its_reward_and_its_age() -> None:
     group = ready_group(3, 0, samples=2)
     group.samples[1].score = Score(reward=0.25, exact=False)
-    answers = [(sample.rollout, sample.score) for sample in group.samples if sample.rollout]
+    answers = [(sample.rollout, sample.score, ALICE) for sample in group.samples if sample.rollout]
     trained = train_group(group.prompt, answers, 5)
     assert trained.prompt_token_ids == prompt().token_ids
     assert [(r.reward, r.staleness) for r in trained.rollouts] == [(0.5, 2), (0.25, 2)]
     answer = group.samples[0].rollout
     assert answer is not None
     sent = trained.rollouts[0]
+    assert sent.sampler == ALICE
     assert (sent.token_ids, sent.logprobs, sent.loss_mask) == (answer.token_ids, answer.logprobs, answer.loss_mask)
 
 

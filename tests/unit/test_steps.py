@@ -357,3 +357,14 @@ async def test_the_best_version_is_kept_and_the_first_of_equals_and_over_a_resum
     assert again.steps.status()["best"] == {**best, "samples": 1}
     assert [entry["version"] for entry in again.steps.held_out] == [1, 2, 3, 4]
     assert again.steps.held_out[-1] == loop.steps.held_out[-1]
+
+
+async def test_a_version_that_was_measured_and_not_kept_before_a_crash_is_kept_by_the_next_life(tmp_path: Path) -> None:
+    former_life(tmp_path, step=10, exact_match=0.5)
+    loop = Loop(tmp_path, step=10, steps=200)
+    await loop.steps._evaluate()
+    assert loop.rollouts.evaluations == 0
+    assert loop.steps.status()["best"] == {"version": 10, "incarnation": 0, "exact_match": 0.5}
+    assert (tmp_path / "best" / "model.safetensors").read_bytes()[-1] == 10
+    again = Loop(tmp_path, step=10, steps=200)
+    assert again.steps.status()["best"] == loop.steps.status()["best"]

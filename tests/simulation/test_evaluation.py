@@ -1,0 +1,39 @@
+"""What measuring takes from training: the same run with large rounds of held-out prompts and with hardly any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from swarm.rollout.heldout import EVERY
+from swarm.sim.cluster import Cluster
+from swarm.sim.scenario import DEFAULT
+
+ALONE = replace(
+    DEFAULT,
+    samplers=1,
+    groups_per_step=8,
+    group_size=8,
+    capacity=16,
+    steps=30,
+    train_step_s=0.5,
+    generation_s=3.0,
+    eval_prompts=1,
+    eval_every_steps=1000,
+)
+
+
+def training_s(prompts: int, *, max_staleness: int) -> float:
+    """Virtual seconds from the first batch to the last step."""
+    scenario = replace(ALONE, max_staleness=max_staleness, eval_prompts=prompts)
+    figures = Cluster(scenario, 0).run()
+    return figures.busy_s + figures.idle_s
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_large_round_takes_no_more_from_training_than_it_may(max_staleness: int) -> None:
+    """It is open for all of the run. Its share, and as much again for what an engine that draws a batch at once, with
+    five of them where four did, leaves empty."""
+    without, beside = (training_s(prompts, max_staleness=max_staleness) for prompts in (1, 800))
+    assert without < beside < (1 + 2 / (EVERY - 1)) * without
