@@ -75,12 +75,12 @@ def main() -> None:
         except MemoryError:
             limit_mb = begin.memory_bytes >> 20
             outcome = Outcome(fault=f"it needs more memory than the {limit_mb} MiB that reward_memory_mb allows")
-        except Exception as error:  # noqa: BLE001 - a reward may raise anything
+        except (Exception, SystemExit) as error:
             outcome = Outcome(fault=f"it raised {said(error)}")
         _send(answers, outcome)
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """An exception in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:MOST_SAID]
 
@@ -126,11 +126,11 @@ def framed(body: bytes) -> bytes:
 def _score(task: Task, reward: RewardKind, tokenizer: Tokenizer, completion: Completion) -> Score:
     text = tokenizer.decode(array("i", completion.token_ids), skip_special_tokens=True)
     if reward == "random":
-        return _checked(random_score(task, completion.prompt, text, completion.seed))
-    return _checked(task.score(completion.prompt, text))
+        return checked(random_score(task, completion.prompt, text, completion.seed))
+    return checked(task.score(completion.prompt, text))
 
 
-def _checked(score: object) -> Score:
+def checked(score: object) -> Score:
     """`score` in plain types (a reward may be of numpy's); raises for one that nothing can be learned from."""
     if not isinstance(score, Score):
         raise TypeError(f"a reward is a Score, not a {type(score).__name__}")

@@ -137,7 +137,7 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
             b'{"question": "a", "answer": "b"}\n',
             r"bad.jsonl:1 has no 'prompt', only question, answer: .* prompt_column",
         ),
-        (b'{"prompt": null, "answer": "b"}\n', r"has no 'prompt'"),
+        (b'{"prompt": null, "answer": "b"}\n', r"bad.jsonl:1: the 'prompt' is null"),
         (b'{"prompt": "a\xff", "answer": "b"}\n', r"bad.jsonl:1 is not UTF-8"),
         (b'{"prompt": "", "answer": "b"}\n', r"bad.jsonl:1: the prompt is empty"),
         (b'{"prompt": 1, "answer": "b"}\n', r"string or a list of chat messages"),

@@ -122,6 +122,7 @@ def test_numeric_compares_the_last_numbers(completion: str, answer: str, right: 
         ("no idea", "1/2", 0),
         ("", "1/2", 0),
         (r"<think>$\frac12$</think> 3", r"$\frac{1}{2}$", 0),
+        ("$9^{9^{9^9}}$", "7", 0),
     ],
 )
 def test_math_compares_mathematics(completion: str, answer: str, right: float) -> None:
