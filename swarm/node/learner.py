@@ -154,7 +154,7 @@ class LearnerNode:
         self._rollouts = RolloutService(
             key=network.key,
             sessions=network.sessions,
-            emit=emit,
+            emit=self._rollout_event,
             watch=self._provisioning,
             absent=self._log.absent,
         )
@@ -228,6 +228,7 @@ class LearnerNode:
             tokenizer=self._training.files_dir / "tokenizer.json",
             timeout_s=self._config.reward_timeout_s,
             memory_mb=self._config.reward_memory_mb,
+            processes=self._config.resolved_reward_processes,
         )
         await self._rewards.start()
         await self._publication.look_back()
@@ -366,6 +367,13 @@ class LearnerNode:
         self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {bootstrap}")
         if address.host != self._config.host and self._config.advertise is None:
             self._say(f"(if others reach this machine at another address than {address.host}, pass --advertise HOST)")
+
+    def _rollout_event(self, kind: str, **fields: Any) -> None:
+        self._log.event(kind, **fields)
+        if kind == "reward_failed":
+            # One that only hangs ends the run after minutes: its author may be looking on.
+            more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""
+            self._say(f"the reward failed for prompt {fields['prompt']}: {fields['reason']}{more}")
 
     def _write_summary(self, status: dict[str, Any]) -> None:
         partial = self._run_dir / (SUMMARY + ".partial")

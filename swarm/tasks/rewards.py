@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
@@ -47,6 +47,11 @@ def without_thoughts(completion: str) -> str:
     if not closed and "<think>" in answer:
         return ""
     return answer if closed else thought + answer
+
+
+def before_stop(completion: str, stops: Sequence[str]) -> str:
+    """What stands before the first stop string; the token that completed one may have said more."""
+    return completion[: min((at for stop in stops if (at := completion.find(stop)) >= 0), default=len(completion))]
 
 
 def last_box(text: str) -> str | None:
@@ -185,10 +190,14 @@ def checked_weights(weights: Mapping[str, float]) -> dict[str, float]:
     return dict(weights) or {"exact": 1.0}
 
 
-def weighted_score(weights: Mapping[str, float], completion: str, answer: str) -> Score:
-    """The weighted sum of rewards, each of them in `parts` as it was before."""
-    parts = {name: REWARDS[name](completion, answer) for name in weights}
-    right = [parts[name] for name in CORRECTNESS if name in parts] or [exact(completion, answer)]
+def weighted_score(weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = ()) -> Score:
+    """The weighted sum of rewards, each of them in `parts` as it was before.
+
+    The stop string that ended a completion is part of it: `}` may close a box. `exact` alone reads up to there.
+    """
+    bare = before_stop(completion, stops)
+    parts = {name: REWARDS[name](bare if name == "exact" else completion, answer) for name in weights}
+    right = [parts[name] for name in CORRECTNESS if name in parts] or [exact(bare, answer)]
     return Score(
         reward=sum(weights[name] * value for name, value in parts.items()), exact=max(right) == 1.0, parts=parts
     )
