@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from aiohttp import web
 
 from swarm.auth import AUTH_HEADER, Claim, ServerSessions
 from swarm.http import Crowded, Forbidden, binary, read_signed
+from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
 from swarm.rollout.client import LEASE_CONTEXT
 from swarm.rollout.effects import (
@@ -88,6 +90,7 @@ class RolloutService:
         self._emit = emit
         self._watch = watch or SamplerWatch()
         self._plane: RolloutPlane | None = None
+        self._prompts: PromptsAhead | None = None
         self._scoring: Scoring | None = None
         self._failures = RewardFailures(emit)
         self._records: Recording | None = None
@@ -102,10 +105,18 @@ class RolloutService:
         self.samplers = self.tally.samplers
         self.finished = False
 
-    def open(self, plane: RolloutPlane, scorer: Scorer, journal: Recorder, effects: Sequence[Effect] = ()) -> None:
+    def open(
+        self,
+        plane: RolloutPlane,
+        scorer: Scorer,
+        journal: Recorder,
+        effects: Sequence[Effect] = (),
+        prompts: PromptsAhead | None = None,
+    ) -> None:
         """Start answering from `plane`; before this every sampler is told that the learner is starting. `effects` are
-        those of restoring the plane."""
+        those of restoring the plane, `prompts` those that it opens groups with, if they are waited for."""
         self._plane = plane
+        self._prompts = prompts
         self._scoring = Scoring(scorer, scored=self._scored)
         self._records = Recording(journal, commit_s=self._commit_s)
         self.tally.begin(now=time.monotonic())
@@ -216,6 +227,11 @@ class RolloutService:
                     break
                 self._plane.beat(node, now=time.monotonic())
                 await self._chances.wait(seen, min(left, FAULT_CHECK_S))
+                continue
+            if self._prompts and not self._prompts.has(ceil(ask.capacity / self._plane.rules.group_size)):
+                if left <= 0:
+                    break
+                await self._prompts.wait(left)
                 continue
             # A beat may have told of a newer install while this question was held open.
             held = max(ask.held, stats.installed or ask.held)
