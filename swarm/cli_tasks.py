@@ -109,7 +109,7 @@ def _scored(task: Task, prompt: Prompt, text: str) -> tuple[str, bool]:
 
     try:
         return _in_words(checked(task.score(prompt, text))), True
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
         return f"FAILED: it raised {said(error)}", False
 
 

@@ -152,18 +152,19 @@ class LearnerNode:
             emit=emit,
             say=self._say,
         )
-        self._rollouts = RolloutService(
-            key=network.key,
-            sessions=network.sessions,
-            emit=self._rollout_event,
-            watch=self._provisioning,
-            absent=self._log.absent,
-        )
         self._ahead = PromptsAhead(
             lambda number: self._prompts(number),
             first=self._recorded.opened,
             # Those that may be open at a time, and a batch.
             most=(self._config.max_staleness + 2) * self._config.groups_per_step,
+        )
+        self._rollouts = RolloutService(
+            key=network.key,
+            sessions=network.sessions,
+            emit=self._rollout_event,
+            watch=self._provisioning,
+            prompts=self._ahead,
+            absent=self._log.absent,
         )
         self._training = Training(
             self._run_dir,
@@ -345,7 +346,7 @@ class LearnerNode:
 
         # Off the loop: the prompts of the groups that were open are made anew.
         restored = await asyncio.to_thread(plane.restore, self._recorded, now=time.monotonic())
-        self._rollouts.open(plane, score, self._journal, restored, self._ahead)
+        self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
             config,
             bound,

@@ -199,7 +199,7 @@ class Training:
             recorded = await asyncio.to_thread(self._journal.batch, self.step)
             lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
             # Off the loop too: their prompts are made anew.
-            groups = await asyncio.to_thread(lambda of=recorded: [self._of_record(group) for group in of])
+            groups = await asyncio.to_thread(list, map(self._of_record, recorded))
             trained = await self._trainer.train(self.step, groups, lineage)
             self.step += 1
             scores = [one.score for group in recorded for one in group.rollouts if one.score]

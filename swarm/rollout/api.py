@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import ceil
 from typing import Any
 
 from aiohttp import web
@@ -72,7 +71,7 @@ Emit = Callable[..., None]
 
 class RolloutService:
     """The plane on an event loop. `sessions` tell who asks, `scorer` computes rewards, `emit(kind, **fields)` writes an
-    event, `watch` is told of samplers. `absent` were there when a former life of this learner ended."""
+    event, `watch` is told of samplers, `prompts` are waited for. `absent` were there when a former life ended."""
 
     def __init__(
         self,
@@ -81,6 +80,7 @@ class RolloutService:
         sessions: ServerSessions,
         emit: Emit,
         watch: SamplerWatch | None = None,
+        prompts: PromptsAhead | None = None,
         limits: IntakeLimits | None = None,
         commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
@@ -89,34 +89,25 @@ class RolloutService:
         self._sessions = sessions
         self._emit = emit
         self._watch = watch or SamplerWatch()
+        self._prompts = prompts
         self._plane: RolloutPlane | None = None
-        self._prompts: PromptsAhead | None = None
         self._scoring: Scoring | None = None
         self._failures = RewardFailures(emit)
         self._records: Recording | None = None
         self._intake = Intake(limits)
         self._commit_s = commit_s
         self._unpacking = asyncio.Lock()
-        self._chances, self._told = Changes(), 0
-        self._ready = Changes()
+        self._chances, self._ready, self._told = Changes(), Changes(), 0
         self._evaluated: asyncio.Future[Evaluated] | None = None
         self._absent = set(absent)
         self.tally = Tally()
         self.samplers = self.tally.samplers
         self.finished = False
 
-    def open(
-        self,
-        plane: RolloutPlane,
-        scorer: Scorer,
-        journal: Recorder,
-        effects: Sequence[Effect] = (),
-        prompts: PromptsAhead | None = None,
-    ) -> None:
+    def open(self, plane: RolloutPlane, scorer: Scorer, journal: Recorder, effects: Sequence[Effect] = ()) -> None:
         """Start answering from `plane`; before this every sampler is told that the learner is starting. `effects` are
-        those of restoring the plane, `prompts` those that it opens groups with, if they are waited for."""
+        those of restoring the plane."""
         self._plane = plane
-        self._prompts = prompts
         self._scoring = Scoring(scorer, scored=self._scored)
         self._records = Recording(journal, commit_s=self._commit_s)
         self.tally.begin(now=time.monotonic())
@@ -228,7 +219,7 @@ class RolloutService:
                 self._plane.beat(node, now=time.monotonic())
                 await self._chances.wait(seen, min(left, FAULT_CHECK_S))
                 continue
-            if self._prompts and not self._prompts.has(ceil(ask.capacity / self._plane.rules.group_size)):
+            if self._prompts and not self._prompts.has(-(-ask.capacity // self._plane.rules.group_size)):
                 if left <= 0:
                     break
                 await self._prompts.wait(left)

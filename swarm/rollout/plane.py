@@ -31,7 +31,6 @@ from swarm.rollout.effects import (
     LeaseOverdue,
     NodeSilent,
     Refused,
-    ScoreWanted,
 )
 from swarm.rollout.entries import (
     BatchTaken,
@@ -48,7 +47,7 @@ from swarm.rollout.heldout import WRONG, HeldOutRound
 from swarm.rollout.leases import Group, LeaseTable, Share
 from swarm.rollout.messages import Refusal
 from swarm.rollout.pacing import Pacing
-from swarm.rollout.verdicts import dropped, is_current, train_id, verdict_on, was_lowered
+from swarm.rollout.verdicts import dropped, is_current, score_wanted, train_id, verdict_on, was_lowered
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 RETURN_S = 30.0
@@ -188,7 +187,7 @@ class RolloutPlane:
         self._table.answer(group, rollout, node)
         if group.purpose == "train":
             effects.append(RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch))
-        effects.append(ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout))
+        effects.append(score_wanted(group, rollout, node))
         return effects
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
@@ -375,9 +374,7 @@ class RolloutPlane:
             index = found.rollout.index
             group.samples[index].score = found.score
             if found.score is None:
-                wanted.append(
-                    ScoreWanted(group_id=group.group_id, index=index, prompt=group.prompt, rollout=found.rollout)
-                )
+                wanted.append(score_wanted(group, found.rollout, found.node))
         self._table.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
 

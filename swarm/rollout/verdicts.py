@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.rollout.admission import is_fresh, judge
+from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.entries import GroupDropped
 from swarm.rollout.leases import Group
 from swarm.types import GroupId, Lease, NodeId, Rollout, Verdict, VersionId
@@ -82,3 +83,8 @@ def is_current(lease: Lease, rollout: Rollout, group: Group) -> bool:
     one."""
     sample = group.samples[rollout.index]
     return any(spec.index == rollout.index and spec.attempt == sample.failures for spec in lease.samples)
+
+
+def score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
+    """That the accepted `rollout` of `node` be scored."""
+    return ScoreWanted(group_id=group.group_id, index=rollout.index, node=node, prompt=group.prompt, rollout=rollout)

@@ -75,7 +75,7 @@ def main() -> None:
         except MemoryError:
             limit_mb = begin.memory_bytes >> 20
             outcome = Outcome(fault=f"it needs more memory than the {limit_mb} MiB that reward_memory_mb allows")
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
             outcome = Outcome(fault=f"it raised {said(error)}")
         _send(answers, outcome)
 
@@ -86,8 +86,12 @@ def said(error: BaseException) -> str:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the pool, under numbers that neither a reward nor what it starts knows; prints go elsewhere."""
+    """The pipes to the pool, under numbers that neither a reward nor what it starts knows; prints go elsewhere. All
+    else that is open is closed: not every event loop does so when it starts a process."""
     commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    low, high = sorted((commands.fileno(), answers.fileno()))
+    for begin, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
+        os.closerange(begin, end)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
