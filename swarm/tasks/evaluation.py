@@ -11,6 +11,7 @@ import builtins
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 EVALUATING = ("reasoning_gym.", "sympy.parsing.")
@@ -53,8 +54,8 @@ def evaluate(source: Any, *spaces: Any) -> Any:
 @contextmanager
 def expressions_alone() -> Iterator[None]:
     """Meanwhile the modules in EVALUATING have `evaluate` for their eval."""
-    import sympy.parsing.sympy_parser  # noqa: F401 - before an answer has it loaded
-
+    # Before an answer has it loaded.
+    import_module("sympy.parsing.sympy_parser")
     modules = [module for name, module in sys.modules.items() if name.startswith(EVALUATING)]
     for module in modules:
         vars(module)["eval"] = evaluate
