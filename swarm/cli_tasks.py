@@ -77,11 +77,16 @@ def try_task(
     size = "without end" if found.size is None else f"{found.size:,} to train on"
     typer.echo(f"{found.name}: {found.description}; prompts {size}")
     reader = _reader(settings, found) if model is not None else None
+    failed = 0
     for at, prompt in enumerate(prompts):
         _show(prompt, reader)
         chosen = [given[at]] if given is not None else [answer] if answer is not None else [prompt.answer, "", WRONG]
         for text in chosen:
-            typer.echo(f"  {_in_words(found.score(prompt, text))}  for {_shown(text)}")
+            words, scored = _scored(found, prompt, text)
+            failed += not scored
+            typer.echo(f"  {words}  for {_shown(text)}")
+    if failed:
+        raise UserError(f"the reward failed {failed} times: a run draws such completions anew, and ends if all fail")
 
 
 def _show(prompt: Prompt, reader: Prompts | None) -> None:
@@ -96,6 +101,16 @@ def _show(prompt: Prompt, reader: Prompts | None) -> None:
     cut = f"\n... {len(text) - MOST_SHOWN:,} characters more" if len(text) > MOST_SHOWN else ""
     typer.echo("\n".join(f"  | {line}" for line in (text[:MOST_SHOWN] + cut).splitlines()))
     typer.echo(f"  answer: {_shown(prompt.answer)}")
+
+
+def _scored(task: Task, prompt: Prompt, text: str) -> tuple[str, bool]:
+    """What a reward process would make of `text`, and whether that is a score."""
+    from swarm.tasks.reward_child import checked, said
+
+    try:
+        return _in_words(checked(task.score(prompt, text))), True
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
+        return f"FAILED: it raised {said(error)}", False
 
 
 def _in_words(score: Score) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -134,6 +135,7 @@ class LeadConfig(BaseModel):
     answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
     reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20)] = 4096
+    reward_processes: Annotated[int, Field(ge=1, le=256)] | None = None
     eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
 
     eval_every_steps: Annotated[int, Field(ge=1)] = 10
@@ -173,6 +175,12 @@ class LeadConfig(BaseModel):
                 "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
             )
         return self
+
+    @property
+    def resolved_reward_processes(self) -> int:
+        """A quarter of the cores, 8 at most: the trainer and the network want the others. Each is started when all
+        before it are at work."""
+        return self.reward_processes or max(1, min(8, (os.cpu_count() or 1) // 4))
 
     @property
     def resolved_learning_rate(self) -> float:

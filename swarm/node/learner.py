@@ -34,6 +34,7 @@ from swarm.node.publication import ROOM_S, Publication
 from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked, named_after
 from swarm.node.steps import Steps
 from swarm.node.training import Training
+from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.entries import BoundSet
@@ -122,7 +123,7 @@ class LearnerNode:
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._announce()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
-            beside = [group.create_task(work()) for work in (*parts, self._watch_room)]
+            beside = [group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room)]
             reached = await self._lead()
             for task in beside:
                 task.cancel()
@@ -152,18 +153,25 @@ class LearnerNode:
             emit=emit,
             say=self._say,
         )
+        self._ahead = PromptsAhead(
+            lambda number: self._prompts(number),
+            first=self._recorded.opened,
+            # Those that may be open at a time, and a batch.
+            most=(self._config.max_staleness + 2) * self._config.groups_per_step,
+        )
         self._rollouts = RolloutService(
             key=network.key,
             sessions=network.sessions,
-            emit=emit,
+            emit=self._rollout_event,
             watch=self._provisioning,
+            prompts=self._ahead,
             absent=self._log.absent,
         )
         self._training = Training(
             self._run_dir,
             self._config,
             self._journal,
-            lambda number: self._prompts(number),
+            self._ahead,
             self._max_new_tokens,
             say=self._say,
             emit=emit,
@@ -229,12 +237,13 @@ class LearnerNode:
             tokenizer=self._training.files_dir / "tokenizer.json",
             timeout_s=self._config.reward_timeout_s,
             memory_mb=self._config.reward_memory_mb,
+            processes=self._config.resolved_reward_processes,
         )
         await self._rewards.start()
         await self._publication.look_back()
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
-        steps = self._steps = self._open_plane(prepared, self._rewards, bound)
+        steps = self._steps = await self._open_plane(prepared, self._rewards, bound)
         self._provisioning.open()
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         self._state = "running"
@@ -296,6 +305,7 @@ class LearnerNode:
         self._prompts, self._held_out = await asyncio.to_thread(
             prepare_prompts, self._run_dir, self._config, self._task, prepared, self._say
         )
+        self._ahead.begin()
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
         if fault:
@@ -305,7 +315,7 @@ class LearnerNode:
             self._say(note)
         return prepared
 
-    def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
+    async def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
         """Answer samplers from now on, where the records left off."""
         config = self._config
         rules = PlaneRules(
@@ -327,7 +337,7 @@ class LearnerNode:
             beat_s=config.beat_s,
             lease_time_limit_s=config.lease_time_limit_s,
         )
-        plane = RolloutPlane(rules, prompts=self._prompts)
+        plane = RolloutPlane(rules, prompts=self._ahead)
 
         async def score(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
             return await rewards.score(
@@ -337,7 +347,9 @@ class LearnerNode:
                 ]
             )
 
-        self._rollouts.open(plane, score, self._journal, plane.restore(self._recorded, now=time.monotonic()))
+        # Off the loop: the prompts of the groups that were open are made anew.
+        restored = await asyncio.to_thread(plane.restore, self._recorded, now=time.monotonic())
+        self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
             config,
             bound,
@@ -369,6 +381,13 @@ class LearnerNode:
         self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {bootstrap}")
         if address.host != self._config.host and self._config.advertise is None:
             self._say(f"(if others reach this machine at another address than {address.host}, pass --advertise HOST)")
+
+    def _rollout_event(self, kind: str, **fields: Any) -> None:
+        self._log.event(kind, **fields)
+        if kind == "reward_failed":
+            # One that only hangs ends the run after minutes: its author may be looking on.
+            more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""
+            self._say(f"the reward failed for prompt {fields['prompt']}: {fields['reason']}{more}")
 
     def _write_summary(self, status: dict[str, Any]) -> None:
         partial = self._run_dir / (SUMMARY + ".partial")

@@ -133,13 +133,15 @@ def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a run directory: its {CONFIG} cannot be read") from error
     given = {name: value for name, value in flags.items() if value is not None}
-    for name in sorted(given.keys() - CHANGEABLE):
-        if given[name] != values.get(name):
-            raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
+    before = load_config(LeadConfig, None, values)
+    for name in sorted(given.keys() - CHANGEABLE):
+        # As both were read: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
+        if getattr(config, name) != getattr(before, name):
+            raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
     rises = config.steps > values["steps"] or (config.target or 0.0) > (values["target"] or 0.0)
     more = rises or (config.max_cost or math.inf) > (values.get("max_cost") or math.inf)
     if not (finished or more or _was_stopped(path)) and (path / SUMMARY).is_file():

@@ -198,7 +198,9 @@ class Training:
         while self.step < step:
             recorded = await asyncio.to_thread(self._journal.batch, self.step)
             lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
-            trained = await self._trainer.train(self.step, [self._of_record(group) for group in recorded], lineage)
+            # Off the loop too: their prompts are made anew.
+            groups = await asyncio.to_thread(list, map(self._of_record, recorded))
+            trained = await self._trainer.train(self.step, groups, lineage)
             self.step += 1
             scores = [one.score for group in recorded for one in group.rollouts if one.score]
             self._on_trained(step_figures(self.step, scores, trained))

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from swarm.auth import AUTH_HEADER, Claim, ServerSessions
 from swarm.http import Crowded, Forbidden, binary, read_signed
+from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
 from swarm.rollout.client import LEASE_CONTEXT
 from swarm.rollout.effects import (
@@ -70,7 +71,7 @@ Emit = Callable[..., None]
 
 class RolloutService:
     """The plane on an event loop. `sessions` tell who asks, `scorer` computes rewards, `emit(kind, **fields)` writes an
-    event, `watch` is told of samplers. `absent` were there when a former life of this learner ended."""
+    event, `watch` is told of samplers, `prompts` are waited for. `absent` were there when a former life ended."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class RolloutService:
         sessions: ServerSessions,
         emit: Emit,
         watch: SamplerWatch | None = None,
+        prompts: PromptsAhead | None = None,
         limits: IntakeLimits | None = None,
         commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
@@ -87,6 +89,7 @@ class RolloutService:
         self._sessions = sessions
         self._emit = emit
         self._watch = watch or SamplerWatch()
+        self._prompts = prompts
         self._plane: RolloutPlane | None = None
         self._scoring: Scoring | None = None
         self._failures = RewardFailures(emit)
@@ -94,8 +97,7 @@ class RolloutService:
         self._intake = Intake(limits)
         self._commit_s = commit_s
         self._unpacking = asyncio.Lock()
-        self._chances, self._told = Changes(), 0
-        self._ready = Changes()
+        self._chances, self._ready, self._told = Changes(), Changes(), 0
         self._evaluated: asyncio.Future[Evaluated] | None = None
         self._absent = set(absent)
         self.tally = Tally()
@@ -216,6 +218,11 @@ class RolloutService:
                     break
                 self._plane.beat(node, now=time.monotonic())
                 await self._chances.wait(seen, min(left, FAULT_CHECK_S))
+                continue
+            if self._prompts and not self._prompts.has(-(-ask.capacity // self._plane.rules.group_size)):
+                if left <= 0:
+                    break
+                await self._prompts.wait(left)
                 continue
             # A beat may have told of a newer install while this question was held open.
             held = max(ask.held, stats.installed or ask.held)

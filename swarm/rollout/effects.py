@@ -55,10 +55,11 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreWanted:
-    """Compute the reward of this accepted rollout, then call `scored` or `unscorable`."""
+    """Compute the reward of this accepted rollout of `node`, then call `scored` or `unscorable`."""
 
     group_id: GroupId
     index: int
+    node: NodeId
     prompt: Prompt
     rollout: Rollout
 

@@ -183,7 +183,7 @@ class RolloutPlane:
         if failed:
             return [judged, *self._failed(node, group, rollout, now=now)]
         self._table.answer(group, rollout, node)
-        wanted = score_wanted(group, rollout)
+        wanted = score_wanted(group, rollout, node)
         if group.purpose == "eval":
             return [judged, wanted]
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
@@ -377,7 +377,7 @@ class RolloutPlane:
             self._table.answer(group, found.rollout, found.node)
             group.samples[found.rollout.index].score = found.score
             if found.score is None:
-                wanted.append(score_wanted(group, found.rollout))
+                wanted.append(score_wanted(group, found.rollout, found.node))
         self._table.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
 

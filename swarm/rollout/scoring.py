@@ -2,7 +2,8 @@
 
 The rule. A rollout whose reward raises, hangs, ends its process or is no finite number is a failure, whatever became of
 its neighbours. The plane has its sample drawn anew (plane.unscorable), or drops its group. That costs volunteers their
-work, so a reward that does nothing but fail ends the run: MAX_IN_A_ROW failures without one score between them.
+work, so a reward that does nothing but fail ends the run: MAX_IN_A_ROW failures without one score between them. What
+one node alone sends says little of the reward, once that has given a score: then MAX_OF_ONE.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from itertools import groupby
 
 from swarm.errors import UserError
 from swarm.rollout.effects import ScoreWanted
-from swarm.types import Score, Unscored
+from swarm.types import NodeId, Score, Unscored
 
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
 
 MAX_IN_A_ROW = 64
 """Even of a reward that fails for four completions of five, so many in a row are one in 1.6 million."""
+
+MAX_OF_ONE = 512
+"""Of one node, which may be broken, or want the run to end: twice what it may hold before its first answer."""
 
 EVENT_EVERY_S = 10.0
 """Between two events of failures, each of which says how many it stands for: a broken reward fails in hundreds."""
@@ -57,12 +61,15 @@ class Scoring:
 
 
 class RewardFailures:
-    """Failures of the reward, as `emit` is to hear of them. `in_a_row`: since the last score. `now` in seconds."""
+    """Failures of the reward, as `emit` is to hear of them. `in_a_row`: since the last score, of `_authors`. `now` in
+    seconds."""
 
     def __init__(self, emit: Callable[..., None]) -> None:
         self._emit = emit
         self._unsaid = 0
         self._said_at: float | None = None
+        self._authors: set[NodeId] = set()
+        self._works = False
         self.in_a_row = 0
 
     def note(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored], *, now: float) -> None:
@@ -70,10 +77,13 @@ class RewardFailures:
         for asked, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, Unscored):
                 self.in_a_row += 1
+                self._authors.add(asked.node)
                 self._say(asked, outcome.reason[:REASON_LENGTH], now)
             else:
-                self.in_a_row = 0
-            if isinstance(outcome, Unscored) and self.in_a_row >= MAX_IN_A_ROW:
+                self.in_a_row, self._works = 0, True
+                self._authors.clear()
+            most = MAX_OF_ONE if self._works and len(self._authors) == 1 else MAX_IN_A_ROW
+            if isinstance(outcome, Unscored) and self.in_a_row >= most:
                 raise UserError(
                     f"the reward failed {self.in_a_row} times in a row, last for prompt {asked.prompt.prompt_id}: "
                     f"{outcome.reason[:REASON_LENGTH]}; mend it (`echo-node tasks try` shows what it says), then go on "

@@ -88,3 +88,8 @@ def is_current(lease: Lease, rollout: Rollout, group: Group) -> bool:
     one."""
     sample = group.samples[rollout.index]
     return any(spec.index == rollout.index and spec.attempt == sample.failures for spec in lease.samples)
+
+
+def score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
+    """That the accepted `rollout` of `node` be scored."""
+    return ScoreWanted(group_id=group.group_id, index=rollout.index, node=node, prompt=group.prompt, rollout=rollout)

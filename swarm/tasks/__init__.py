@@ -49,6 +49,7 @@ def task_options(config: LeadConfig) -> TaskOptions:
         prompt_column=config.prompt_column,
         answer_column=config.answer_column,
         held_out_share=config.held_out_share,
+        stop=config.stop,
     )
 
 

@@ -16,7 +16,8 @@ RewardKind = Literal["task", "random"]
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A task by its name, and what a user may set of it. Plain data: it goes to the reward processes.
 
-    `rewards` are weights by name, none for the task's own choice; the columns are those of a data set.
+    `rewards` are weights by name, none for the task's own choice; the columns are those of a data set;
+    a completion ends with one of the `stop` strings that it reached.
     """
 
     name: str
@@ -25,6 +26,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_column: str = "prompt"
     answer_column: str = "answer"
     held_out_share: float = 0.05
+    stop: tuple[str, ...] = ()
 
 
 class Task(Protocol):

@@ -50,8 +50,8 @@ class ChatTemplate:
             return self._template.render(
                 messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._given
             )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
-            raise UserError(f"the model's chat template refuses it: {error}") from error
+        except Exception as error:  # a template is a program of somebody else's
+            raise UserError(f"the model's chat template refuses it: {error or type(error).__name__}") from error
 
 
 def load_chat_template(directory: Path, *, began: datetime, arguments: Mapping[str, Any]) -> ChatTemplate | None:

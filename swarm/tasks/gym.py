@@ -10,6 +10,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.evaluation import expressions_alone
 from swarm.tasks.questions import is_held_out
 from swarm.tasks.rewards import EXTRA, without_thoughts
 from swarm.types import Prompt, Score
@@ -86,8 +87,10 @@ class GymTask(Task):
         answer = extract_answer(text)
         given = text.strip() if answer is None else answer
         number = int(prompt.prompt_id.rpartition("-")[2])
+        dataset, entry = self._dataset(number), self._entry(number)
         try:
-            reward = float(self._dataset(number).score_answer(given, self._entry(number)))
+            with expressions_alone():
+                reward = float(dataset.score_answer(given, entry))
         except (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, AttributeError, AssertionError):
             # Some of its scorers take an answer of another form apart without looking: that is a wrong answer.
             reward = 0.0

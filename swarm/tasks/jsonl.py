@@ -72,6 +72,8 @@ def _question(line: bytes, options: TaskOptions, place: str) -> Prompt:
         raise UserError(f'{place} is no JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
     for column, setting in ((options.prompt_column, "prompt_column"), (options.answer_column, "answer_column")):
         if row.get(column) is None:
+            if column in row:
+                raise UserError(f"{place}: the {column!r} is null: give it a value, or leave the line out")
             has = ", ".join(map(str, row)) or "nothing"
             raise UserError(f"{place} has no {column!r}, only {has}: add it, or name another with {setting}")
     text, messages = _asked(row[options.prompt_column], place)

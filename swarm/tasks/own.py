@@ -61,7 +61,7 @@ class OwnTask(Task):
             return ask()
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{call} of {self.name} raised {type(error).__name__}: {error}") from error
 
     def _checked(self, prompt: Any, call: str) -> Prompt:
@@ -81,7 +81,7 @@ def _make(options: TaskOptions, name: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(f"{options.name}: no module {error.name!r} here or installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{options.name}: importing {module_name} raised {type(error).__name__}: {error}") from error
     kind = getattr(module, class_name, None)
     if not callable(kind):
@@ -92,6 +92,6 @@ def _make(options: TaskOptions, name: str) -> Any:
         return kind(**{key: value for key, value in given.items() if key in parameters})
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         words = f"{type(error).__name__}: {error}"
         raise UserError(f"{options.name} could not be made with (seed) or (options): {words}") from error

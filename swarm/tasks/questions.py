@@ -68,7 +68,7 @@ class QuestionTask(Task):
         return self._split[1][:count]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        return weighted_score(self._weights, completion, prompt.answer)
+        return weighted_score(self._weights, completion, prompt.answer, self._options.stop)
 
     @cached_property
     def _questions(self) -> Questions:

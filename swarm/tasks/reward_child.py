@@ -75,19 +75,23 @@ def main() -> None:
         except MemoryError:
             limit_mb = begin.memory_bytes >> 20
             outcome = Outcome(fault=f"it needs more memory than the {limit_mb} MiB that reward_memory_mb allows")
-        except Exception as error:  # noqa: BLE001 - a reward may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
             outcome = Outcome(fault=f"it raised {said(error)}")
         _send(answers, outcome)
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """An exception in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:MOST_SAID]
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the pool, under numbers that neither a reward nor what it starts knows; prints go elsewhere."""
+    """The pipes to the pool, under numbers that neither a reward nor what it starts knows; prints go elsewhere. All
+    else that is open is closed: not every event loop does so when it starts a process."""
     commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    low, high = sorted((commands.fileno(), answers.fileno()))
+    for begin, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
+        os.closerange(begin, end)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -126,11 +130,11 @@ def framed(body: bytes) -> bytes:
 def _score(task: Task, reward: RewardKind, tokenizer: Tokenizer, completion: Completion) -> Score:
     text = tokenizer.decode(array("i", completion.token_ids), skip_special_tokens=True)
     if reward == "random":
-        return _checked(random_score(task, completion.prompt, text, completion.seed))
-    return _checked(task.score(completion.prompt, text))
+        return checked(random_score(task, completion.prompt, text, completion.seed))
+    return checked(task.score(completion.prompt, text))
 
 
-def _checked(score: object) -> Score:
+def checked(score: object) -> Score:
     """`score` in plain types (a reward may be of numpy's); raises for one that nothing can be learned from."""
     if not isinstance(score, Score):
         raise TypeError(f"a reward is a Score, not a {type(score).__name__}")

@@ -6,12 +6,15 @@ What a model thinks aloud is no answer: everything up to the last `</think>` is 
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Callable, Mapping
+import signal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
 from swarm.errors import UserError
 from swarm.types import Score
@@ -20,6 +23,12 @@ EXTRA = "pip install 'echo-node[tasks]'"
 
 MAX_DIGITS = 200
 """Of a number that is read as one: Python itself refuses to read some thousands."""
+
+MATH_CPU_S = 1.0
+"""For one completion; an honest one takes some milliseconds. Of the processor, so that a busy machine judges alike."""
+
+EQUAL = 10
+"""Exit status of a child that found both equal. No fault ends with it."""
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _FRACTION = re.compile(r"(?:([0-9]{1,50})\s*)?\\[dt]?frac\s*\{\s*([0-9]{1,50})\s*\}\s*\{\s*([0-9]{1,50})\s*\}")
@@ -38,6 +47,11 @@ def without_thoughts(completion: str) -> str:
     if not closed and "<think>" in answer:
         return ""
     return answer if closed else thought + answer
+
+
+def before_stop(completion: str, stops: Sequence[str]) -> str:
+    """What stands before the first stop string; the token that completed one may have said more."""
+    return completion[: min((at for stop in stops if (at := completion.find(stop)) >= 0), default=len(completion))]
 
 
 def last_box(text: str) -> str | None:
@@ -98,15 +112,45 @@ def numeric(completion: str, answer: str) -> float:
 def math(completion: str, answer: str) -> float:
     """math-verify finds the completion's final expression equal to the answer's, or it is the same text.
 
-    It runs without time limits of its own, which need signals and a main thread: the reward process is timed.
+    One that takes longer than MATH_CPU_S, or more memory than there is, is wrong: `9^{9^{9^9}}` is evaluated as it
+    stands, and neither a handler of a signal nor another thread would end that. So a child does it.
     """
+    _load_math_verify()
+    with warnings.catch_warnings():
+        # Python warns of forks where there are threads. The child uses none of theirs, and ends by itself.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        _end_with_verdict(completion, answer)
+    _, status = os.waitpid(child, 0)
+    return float(os.waitstatus_to_exitcode(status) == EQUAL)
+
+
+@cache
+def _load_math_verify() -> None:
+    """Here and not in each child: libraries, and what its parser learns of the forms that answers mostly have."""
+    for text in (r"\boxed{\frac{12}{5}}", r"$x^2 + 3\sqrt{2}$", "it is 3.5, not -1,000"):
+        _equal(text, text.removeprefix("it is "))
+
+
+def _end_with_verdict(completion: str, answer: str) -> NoReturn:
+    status = os.EX_OK
+    try:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, MATH_CPU_S)
+        status = EQUAL if _equal(completion, answer) else os.EX_OK
+    finally:
+        os._exit(status)
+
+
+def _equal(completion: str, answer: str) -> bool:
     expected = _parse(answer if "$" in answer or "\\boxed" in answer or "\\(" in answer else f"${answer}$")
     if not expected:
-        return exact(completion, answer)
+        return exact(completion, answer) == 1.0
     from math_verify import verify
 
     found = _parse(without_thoughts(completion))
-    return float(verify(expected, found, timeout_seconds=None))
+    return bool(verify(expected, found, timeout_seconds=None))
 
 
 def _parse(text: str) -> list[Any]:
@@ -146,10 +190,14 @@ def checked_weights(weights: Mapping[str, float]) -> dict[str, float]:
     return dict(weights) or {"exact": 1.0}
 
 
-def weighted_score(weights: Mapping[str, float], completion: str, answer: str) -> Score:
-    """The weighted sum of rewards, each of them in `parts` as it was before."""
-    parts = {name: REWARDS[name](completion, answer) for name in weights}
-    right = [parts[name] for name in CORRECTNESS if name in parts] or [exact(completion, answer)]
+def weighted_score(weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = ()) -> Score:
+    """The weighted sum of rewards, each of them in `parts` as it was before.
+
+    The stop string that ended a completion is part of it: `}` may close a box. `exact` alone reads up to there.
+    """
+    bare = before_stop(completion, stops)
+    parts = {name: REWARDS[name](bare if name == "exact" else completion, answer) for name in weights}
+    right = [parts[name] for name in CORRECTNESS if name in parts] or [exact(bare, answer)]
     return Score(
         reward=sum(weights[name] * value for name, value in parts.items()), exact=max(right) == 1.0, parts=parts
     )

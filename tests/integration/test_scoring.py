@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -106,6 +108,33 @@ async def test_a_reward_knows_nothing_of_the_node(
     assert str(secret) not in found["descriptors"]
     assert not {"torch", "transformers", "aiohttp"} & set(found["modules"])
     assert found["session"] != os.getsid(0)
+
+
+async def test_what_an_event_loop_lets_through_is_closed(tmp_path: Path) -> None:
+    """uvloop starts a process with every descriptor that may be inherited."""
+    program = "import os; from swarm.tasks.reward_child import _take_pipes; p = _take_pipes()"
+    with (tmp_path / "node.key").open("w") as held:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", program + "; os.fstat(int(os.sys.argv[1]))", str(held.fileno())],
+            pass_fds=[held.fileno()],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert "Bad file descriptor" in done.stderr
+
+
+async def test_another_process_scores_while_one_hangs(tokenizer: Path) -> None:
+    pool = RewardPool(task=ODD, reward="task", tokenizer=tokenizer, timeout_s=60.0, processes=2)
+    hanging = asyncio.create_task(pool.score([doing("1")]))
+    await asyncio.sleep(0)
+    assert await pool.score([doing("9")]) == [RIGHT]
+    assert not hanging.done()
+    hanging.cancel()
+    await asyncio.wait({hanging})
+    await pool.close()
 
 
 async def test_a_process_that_ends_costs_one_completion_its_score(odd: RewardPool) -> None:

@@ -160,7 +160,16 @@ def test_a_broken_template_is_one_line(source: str) -> None:
         ChatTemplate(source, tokens={}, began=BEGAN)
 
 
-@pytest.mark.parametrize("source", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ undefined_name.x }}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ undefined_name.x }}",
+        "{{ 1 / 0 }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+    ],
+)
 def test_a_template_cannot_reach_out_of_its_box(source: str) -> None:
     with pytest.raises(UserError, match="refuses it"):
         ChatTemplate(source, tokens={}, began=BEGAN).render(CHATS[0])

@@ -73,3 +73,41 @@ def test_trying_a_task_loads_no_model_library(sums: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, sums], capture_output=True, text=True, check=True)
     assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+OWN = """
+from swarm.types import Prompt
+
+
+class Odd:
+    def __init__(self, seed):
+        pass
+
+    def prompt(self, index):
+        return Prompt(prompt_id="p", text="2+2=", answer="4")
+
+    def held_out(self, count):
+        return [self.prompt(0)]
+
+    def score(self, prompt, completion):
+        return {"raises": lambda: 1 / 0, "leaves": lambda: exit(3), "nan": lambda: float("nan")}[completion]()
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("raises", "FAILED: it raised ZeroDivisionError: division by zero"),
+        ("leaves", "FAILED: it raised SystemExit: 3"),
+        ("nan", "FAILED: it raised ValueError: the reward is nan, which is not a finite number"),
+    ],
+)
+def test_a_reward_that_fails_is_said_as_a_run_would_say_it(
+    answer: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "try_odd.py").write_text(OWN)
+    done = CliRunner().invoke(app, ["tasks", "try", "python:try_odd:Odd", "-n", "1", "--answer", answer])
+    assert isinstance(done.exception, UserError)
+    assert words in done.output

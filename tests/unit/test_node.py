@@ -21,7 +21,7 @@ from swarm.node.training import train_group
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.messages import LeasedRollouts, Submission
-from swarm.types import GroupId, Score
+from swarm.types import GroupId, NodeId, Score
 from swarm.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
 from tests.builders import ALICE, lease, prompt, ready_group, rollout
 
@@ -180,7 +180,7 @@ def test_the_trainer_gets_every_rollout_with_its_reward_and_its_age() -> None:
 def test_the_control_reward_of_a_rollout_depends_on_its_name_alone() -> None:
     def seed(tokens: tuple[int, ...], index: int) -> int:
         answer = rollout(index=index, tokens=tokens)
-        wanted = ScoreWanted(group_id=GroupId("t0"), index=index, prompt=prompt(), rollout=answer)
+        wanted = ScoreWanted(group_id=GroupId("t0"), index=index, node=NodeId("a"), prompt=prompt(), rollout=answer)
         return _control_seed(7, wanted)
 
     assert seed((3, 2), 0) == seed((4, 5, 2), 0) != seed((3, 2), 1)

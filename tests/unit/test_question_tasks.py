@@ -14,6 +14,7 @@ import pytest
 from swarm.errors import UserError
 from swarm.tasks import KINDS, check_task, load_task
 from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.evaluation import evaluate
 from swarm.tasks.fetch import fetch
 from swarm.tasks.hub import Fetch
 from swarm.tasks.jsonl import read_questions
@@ -137,7 +138,7 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
             b'{"question": "a", "answer": "b"}\n',
             r"bad.jsonl:1 has no 'prompt', only question, answer: .* prompt_column",
         ),
-        (b'{"prompt": null, "answer": "b"}\n', r"has no 'prompt'"),
+        (b'{"prompt": null, "answer": "b"}\n', r"bad.jsonl:1: the 'prompt' is null"),
         (b'{"prompt": "a\xff", "answer": "b"}\n', r"bad.jsonl:1 is not UTF-8"),
         (b'{"prompt": "", "answer": "b"}\n', r"bad.jsonl:1: the prompt is empty"),
         (b'{"prompt": 1, "answer": "b"}\n', r"string or a list of chat messages"),
@@ -339,3 +340,33 @@ def test_a_module_that_cannot_be_imported_is_one_line(own: str) -> None:
 
 def test_every_kind_is_written_with_its_rest() -> None:
     assert all(kind.rest and kind.description for kind in KINDS.values())
+
+
+EVALUATING = ("n_queens", "spiral_matrix", "puzzle24", "polynomial_multiplication", "simple_integration")
+"""Data sets whose scorers evaluate an answer, by eval() and by sympy."""
+
+
+@pytest.mark.parametrize("name", EVALUATING)
+def test_an_answer_runs_no_code_on_the_learners_machine(name: str, tmp_path: Path) -> None:
+    task = load_task(TaskOptions(name=f"gym:{name}"))
+    prompt = task.prompt(0)
+    assert task.score(prompt, f"<answer>{prompt.answer}</answer>").reward == 1.0
+    made = tmp_path / "made"
+    for answer in (f'__import__("pathlib").Path("{made}").touch()', f'["1" for _ in [open("{made}", "w")]]'):
+        assert task.score(prompt, f"<answer>{answer}</answer>").reward < 1.0
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "value"), [("2*(3+4)-1", 13), ("[[1, 2], ['a']]", [[1, 2], ["a"]]), (" 7 // 2", 3), ("not 1 < 2", False)]
+)
+def test_expressions_are_evaluated(source: str, value: object) -> None:
+    assert evaluate(source) == value
+
+
+@pytest.mark.parametrize(
+    "source", ["().__class__", "open('x')", "[x for x in 'ab']", "lambda: 1", "x = 1", "exp.x", "sin(1)(2)", "(" * 5000]
+)
+def test_what_is_more_than_an_expression_is_not(source: str) -> None:
+    with pytest.raises(ValueError, match=r"no "):
+        evaluate(source)

@@ -208,7 +208,7 @@ def test_an_answer_without_its_score_is_scored_again(run: Run) -> None:
     plane, effects = run.restored(0)
     (wanted,) = effects
     ((_, given), _) = answers(leases, 0)
-    assert wanted == ScoreWanted(group_id=GroupId("t0"), index=0, prompt=prompt(0), rollout=given)
+    assert wanted == ScoreWanted(group_id=GroupId("t0"), index=0, node=ALICE, prompt=prompt(0), rollout=given)
     plane.scored("t0", 0, SCORE)
     assert plane.counts()["groups_ready"] == 1
 

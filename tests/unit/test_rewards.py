@@ -122,6 +122,7 @@ def test_numeric_compares_the_last_numbers(completion: str, answer: str, right: 
         ("no idea", "1/2", 0),
         ("", "1/2", 0),
         (r"<think>$\frac12$</think> 3", r"$\frac{1}{2}$", 0),
+        ("$9^{9^{9^9}}$", "7", 0),
     ],
 )
 def test_math_compares_mathematics(completion: str, answer: str, right: float) -> None:
@@ -166,3 +167,19 @@ def test_a_reward_whose_package_is_missing_says_how_to_install_it(monkeypatch: p
     monkeypatch.setattr(rewards, "_has_math_verify", lambda: False)
     with pytest.raises(UserError, match=r"pip install 'echo-node\[tasks\]'"):
         checked_weights({"math": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("completion", "stops", "parts"),
+    [
+        ("7 END", ("END",), {"exact": 1.0, "boxed": 0.0}),
+        ("7\n\nNext", ("\n\n", "Next"), {"exact": 1.0, "boxed": 0.0}),
+        ("7 END", (), {"exact": 0.0, "boxed": 0.0}),
+        (r"\boxed{7}", ("}",), {"exact": 0.0, "boxed": 1.0}),
+    ],
+)
+def test_exact_reads_up_to_the_stop_string_and_others_with_it(
+    completion: str, stops: tuple[str, ...], parts: dict[str, float]
+) -> None:
+    assert weighted_score({"exact": 1.0, "boxed": 1.0}, completion, "7", stops).parts == parts
+    assert weighted_score({"boxed": 1.0}, completion, "7", stops).exact == (parts["exact"] == 1.0)

@@ -10,13 +10,14 @@ import pytest
 from swarm.auth import Unauthorized
 from swarm.errors import EchoError, TooLarge, UserError
 from swarm.http import Busy, Forbidden
+from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.entries import Entry, RolloutReturned
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
-from swarm.rollout.scoring import MAX_IN_A_ROW
-from swarm.types import Score
+from swarm.rollout.scoring import MAX_IN_A_ROW, MAX_OF_ONE, RewardFailures
+from swarm.types import GroupId, NodeId, Score, Unscored
 from swarm.wire import compress, encode
 from tests.builders import ListJournal, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
@@ -96,6 +97,19 @@ async def test_a_question_held_open_is_answered_when_there_is_work(learner: Lear
     assert one.lease.group_id == given[0].lease.group_id
 
 
+async def test_a_question_waits_for_the_prompts_that_its_answer_may_open(learner: Learner) -> None:
+    ahead = PromptsAhead(prompt, first=0, most=4)
+    learner.service._prompts = ahead
+    await learner.open()
+    waiting = asyncio.create_task(leases_for(learner, ALICE, 4))
+    await learner.shows(lambda status: ALICE in learner.service.samplers)
+    assert learner.service.status()["groups_open"] == 0
+    making = asyncio.create_task(ahead.run())
+    ahead.begin()
+    assert [one.lease.group_id for one in await waiting] == ["t0", "t1"]
+    making.cancel()
+
+
 async def test_a_question_held_open_ends_when_its_sampler_leaves(learner: Learner) -> None:
     await learner.open()
     await leases_for(learner, ALICE, 4096)
@@ -143,6 +157,28 @@ async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner
     with pytest.raises(UserError, match=r"failed 64 times in a row, last for prompt .*: no; mend it"):
         await watch
     assert 1 <= len([kind for kind, _ in learner.events if kind == "reward_failed"]) < 8
+
+
+@pytest.mark.parametrize(("authors", "most"), [((ALICE,), MAX_OF_ONE), ((ALICE, BOB), MAX_IN_A_ROW)])
+def test_one_node_alone_does_not_soon_end_a_run_whose_reward_works(authors: tuple[NodeId, ...], most: int) -> None:
+    failures = RewardFailures(lambda kind, **fields: None)
+
+    def fail(number: int) -> None:
+        given = rollout(group_id=f"t{number}", index=0)
+        asked = ScoreWanted(
+            group_id=GroupId(given.group_id),
+            index=0,
+            node=authors[number % len(authors)],
+            prompt=prompt(),
+            rollout=given,
+        )
+        outcome = Score(reward=0.0, exact=False) if number == 0 else Unscored(reason="no")
+        failures.note([asked], [outcome], now=0.0)
+
+    for number in range(most):
+        fail(number)
+    with pytest.raises(UserError, match=f"failed {most} times in a row"):
+        fail(most)
 
 
 async def test_a_fault_behind_scoring_does_not_stay_hidden(learner: Learner) -> None:

@@ -66,6 +66,13 @@ def test_what_makes_a_run_what_it_is_cannot_change(tmp_path: Path, name: str, va
     assert getattr(resumed_config(path, {name: same}), name) == same
 
 
+def test_a_flag_may_say_again_what_a_run_has_in_another_form(tmp_path: Path) -> None:
+    path = made(tmp_path, task="jsonl:x", rewards=["numeric=1", "boxed=0.1"])
+    assert resumed_config(path, {"rewards": ["boxed=0.1", "numeric"]}).rewards == {"numeric": 1.0, "boxed": 0.1}
+    with pytest.raises(UserError, match="--rewards cannot change"):
+        resumed_config(path, {"rewards": ["numeric=1"]})
+
+
 def test_the_port_that_samplers_know_is_kept(tmp_path: Path) -> None:
     path = made(tmp_path, port=0)
     assert resumed_config(path, {}).port == 0

@@ -1,0 +1,83 @@
+"""Training prompts made ahead, in a thread: one may take a second to make, and a batch of them must not keep the event
+loop from beats and chunks.
+
+Groups are opened in the order of their numbers (rollout/plane.py), so what is made ahead are the next numbers. A
+question is answered once the prompts that its answer may open are there (`has`); so what is leased does not depend on
+how fast they are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from swarm.rollout.changes import Changes
+from swarm.types import Prompt
+
+AT_ONCE_S = 0.1
+"""Prompts that are made in one go: some thousands of most tasks, one of a slow one."""
+
+
+class PromptsAhead:
+    """`make(number)` in a thread, up to `most` numbers ahead of the next that is asked for, which is `first`."""
+
+    def __init__(self, make: Callable[[int], Prompt], *, first: int, most: int) -> None:
+        self._make = make
+        self._most = most
+        self._next = first
+        self._made: deque[Prompt] = deque()
+        self._lock = threading.Lock()
+        self._changes = Changes()
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """From now on prompts can be made."""
+        self._begun.set()
+
+    def __call__(self, number: int) -> Prompt:
+        """Training prompt `number`. Blocks for a former one, which any thread may ask for, and for one that was not
+        waited for."""
+        if number < self._next:
+            return self._one(number)
+        assert number == self._next
+        self._next += 1
+        prompt = self._made.popleft() if self._made else self._one(number)
+        self._changes.tell()
+        return prompt
+
+    def has(self, count: int) -> bool:
+        """Whether the next `count` prompts are made, or `most`."""
+        return len(self._made) >= min(count, self._most)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until some more are made, or for so long."""
+        await self._changes.wait(self._changes.count, timeout_s)
+
+    async def run(self) -> None:
+        """Make prompts, for ever. Raises what making one raises."""
+        await self._begun.wait()
+        while True:
+            seen = self._changes.count
+            if (room := self._most - len(self._made)) <= 0:
+                await self._changes.wait(seen, None)
+                continue
+            begin = self._next + len(self._made)
+            made = await asyncio.to_thread(self._some, begin, room)
+            # Some may have been made by who could not wait.
+            self._made.extend(made[self._next + len(self._made) - begin :])
+            self._changes.tell()
+
+    def _some(self, begin: int, most: int) -> list[Prompt]:
+        made: list[Prompt] = []
+        until = time.monotonic() + AT_ONCE_S
+        while len(made) < most and (not made or time.monotonic() < until):
+            made.append(self._one(begin + len(made)))
+        return made
+
+    def _one(self, number: int) -> Prompt:
+        # A task need not bear two calls at a time.
+        with self._lock:
+            return self._make(number)
