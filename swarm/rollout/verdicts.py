@@ -62,11 +62,6 @@ def was_lowered(rollout: Rollout, group: Group | None, next_batch: int) -> bool:
     return group is not None and oldest is not None and is_fresh(oldest, next_batch, group.bound)
 
 
-def score_wanted(group: Group, rollout: Rollout) -> ScoreWanted:
-    """What is to be scored once `rollout` is accepted."""
-    return ScoreWanted(group_id=group.group_id, index=rollout.index, prompt=group.prompt, rollout=rollout)
-
-
 def dropped(group: Group, reason: str, *, next_batch: int, max_staleness: int) -> GroupDropped:
     """The record of a group that is in no batch from `next_batch` on; stale by a lowered bound alone is so called."""
     if reason == "stale" and is_fresh(group.oldest_version, next_batch, group.bound):
