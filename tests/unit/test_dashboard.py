@@ -17,6 +17,7 @@ from swarm.dashboard.terminal import live_figures, live_view, plain_line, sparkl
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork
+from swarm.rollout.entries import RecordedRun
 from swarm.rollout.journal import Journal
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,6 +32,7 @@ def early(tmp_path: Path) -> dict[str, Any]:
     )
     node._log = RunLog(tmp_path)
     node._journal = Journal(tmp_path, group_size=2)
+    node._recorded = RecordedRun(next_batch=0, opened=0, groups=(), published=None, bound=None)
     node._build(node._network)
     return node.status()
 

@@ -8,6 +8,7 @@ import pytest
 
 from swarm.rollout.effects import Granted
 from swarm.rollout.pacing import Pacing
+from swarm.types import NodeId
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 
 
@@ -155,8 +156,10 @@ def test_a_learner_that_waits_for_the_last_answers_has_one_more_group_opened() -
     assert len(ask(plane, BOB, 2, 100)) == 17
 
 
-def test_held_out_prompts_are_leased_ahead() -> None:
+def test_held_out_prompts_go_to_who_can_begin_them_once_no_training_is_left() -> None:
     plane = new_plane(max_staleness=0)
     ask(plane, ALICE, 0, 1)
     plane.evaluate(v(0), [prompt(0)])
-    assert [one.purpose for one in ask(plane, ALICE, 0, 10)] == ["eval"]
+    assert refusal(plane, ALICE, 0) == "paced"
+    assert {one.purpose for one in ask(plane, BOB, 0, 100)} == {"train"}
+    assert [one.purpose for one in ask(plane, NodeId("carol"), 0, 10)] == ["eval"]
