@@ -67,8 +67,10 @@ class Node:
         """Kill the process and whatever it started."""
         if self.process.poll() is None:
             for process in [*self.children(), psutil.Process(self.process.pid)]:
-                if process.is_running():
+                try:
                     process.kill()
+                except psutil.NoSuchProcess:
+                    pass  # It ended meanwhile.
         self.process.wait()
 
     def url(self) -> str:

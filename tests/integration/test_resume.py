@@ -377,10 +377,9 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
 # -- a trainer that stands still -----------------------------------------------------------------------------
 
 
-def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm, tmp_path: Path) -> None:
-    config = tmp_path / "hang.toml"
-    config.write_text("trainer_hang_s = 10\nbeat_s = 0.5\ngroups_per_step = 4\ngroup_size = 4\neval_prompts = 8\n")
-    learner = swarm.lead("--port", "0", "--config", str(config), *OFTEN, *ENDLESS)
+def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm) -> None:
+    swarm.lead_with(trainer_hang_s=10)
+    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)
     swarm.scripted(learner.url(), name="sampler")
     _takes(learner, 7)
     trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))
