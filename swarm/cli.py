@@ -138,18 +138,17 @@ def lead(
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train MODEL on TASK with the rollouts of whoever joins."""
-    from swarm.config import LeadConfig, load_config
+    from swarm.config import LeadConfig, load_config, read_toml
     from swarm.node.learner import LearnerNode
     from swarm.node.rundir import resumed_config
 
     flags = {name: value for name, value in context.params.items() if name not in ("config", "resume", *HIDDEN)}
     flags["bootstrap"], flags["rewards"] = bootstrap or None, rewards or None
-    if resume is not None and (config is not None or run_dir is not None):
-        raise UserError(
-            "--resume takes the configuration and the run directory of the run: leave --config and --run-dir"
-        )
-    settings = resumed_config(resume, flags) if resume else load_config(LeadConfig, config, flags)
-    node = LearnerNode(settings, _say, resume=resume is not None, keep_bound=max_staleness is None)
+    if resume is not None and run_dir is not None:
+        raise UserError("--resume says which run directory: leave --run-dir out")
+    settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
+    dialled = max_staleness is not None or (config is not None and "max_staleness" in read_toml(config))
+    node = LearnerNode(settings, _say, resume=resume is not None, keep_bound=not dialled)
 
     async def work() -> bool:
         return await _until_signalled(node.run(), stop_with_stdin=stop_with_stdin)

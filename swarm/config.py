@@ -256,7 +256,7 @@ class JoinConfig(BaseModel):
 
 def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:
     """A `kind` from the TOML `file`, if any, overridden by the flags that were given. UserError in one line."""
-    values = _read_toml(file) if file else {}
+    values = read_toml(file) if file else {}
     values.update({name: value for name, value in flags.items() if value is not None})
     try:
         return kind(**values)
@@ -266,7 +266,7 @@ def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:
 
 def load_file(kind: type[C], file: Path) -> C:
     """A `kind` that a TOML file alone says. UserError in one line that names the file and the keys."""
-    values = _read_toml(file)
+    values = read_toml(file)
     try:
         return kind(**values)
     except ValidationError as error:
@@ -275,7 +275,8 @@ def load_file(kind: type[C], file: Path) -> C:
         raise UserError(f"{file}: {'; '.join(faults[:MOST_FAULTS])}{more}") from error
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """The settings of a file, as they stand. UserError if it cannot be read."""
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from swarm.config import LeadConfig, load_config
+from swarm.config import LeadConfig, load_config, read_toml
 from swarm.errors import UserError
 
 CHANGEABLE = frozenset(
@@ -122,17 +122,20 @@ def write_config(path: Path, config: LeadConfig) -> None:
     partial.replace(path / CONFIG)
 
 
-def resumed_config(path: Path, flags: dict[str, Any], *, finished: bool = False) -> LeadConfig:
-    """The configuration of the run in `path`, with what `flags` change.
+def resumed_config(
+    path: Path, flags: dict[str, Any], file: Path | None = None, *, finished: bool = False
+) -> LeadConfig:
+    """The configuration of the run in `path`, with what the TOML `file` and before it `flags` change.
 
-    UserError if there is no run, if a flag asks for what a run cannot change, or if the run came to its end, unless it
-    may be `finished`. One that an alarm stopped did not.
+    UserError if there is no run, if one of them asks for what a run cannot change, or if the run came to its end,
+    unless it may be `finished`. One that an alarm stopped did not.
     """
     try:
         values: dict[str, Any] = json.loads((path / CONFIG).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a run directory: its {CONFIG} cannot be read") from error
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = read_toml(file) if file else {}
+    given.update({name: value for name, value in flags.items() if value is not None})
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
         known["port"] = _last_port(path) or 0

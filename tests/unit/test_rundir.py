@@ -66,6 +66,19 @@ def test_what_makes_a_run_what_it_is_cannot_change(tmp_path: Path, name: str, va
     assert getattr(resumed_config(path, {name: same}), name) == same
 
 
+def test_a_file_changes_what_may_change_and_flags_go_before_it(tmp_path: Path) -> None:
+    path, file = made(tmp_path, task="sort"), tmp_path / "more.toml"
+    file.write_text('task = "sort"\nalarm_mismatch_kl = 2.0\nsteps = 300\n')
+    again = resumed_config(path, {"steps": 400}, file)
+    assert (again.alarm_mismatch_kl, again.steps) == (2.0, 400)
+    file.write_text('task = "copy"\n')
+    with pytest.raises(UserError, match="--task cannot change when a run is resumed"):
+        resumed_config(path, {}, file)
+    file.write_text("alarms = 1\n")
+    with pytest.raises(UserError, match="unknown setting 'alarms'"):
+        resumed_config(path, {}, file)
+
+
 def test_a_flag_may_say_again_what_a_run_has_in_another_form(tmp_path: Path) -> None:
     path = made(tmp_path, task="jsonl:x", rewards=["numeric=1", "boxed=0.1"])
     assert resumed_config(path, {"rewards": ["boxed=0.1", "numeric"]}).rewards == {"numeric": 1.0, "boxed": 0.1}
