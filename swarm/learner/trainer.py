@@ -95,11 +95,10 @@ class Trainer:
             lambda: save_small_files(self._model, self._tokenizer, Path(self._command.files_dir)) if is_first else ()
         )
         self._ranks.stage(self._tensors, Path(self._command.staging))
-        config = self._model.config
         return Prepared(
             layout=layout_of(self._tensors, files),
             parameters=self._parameters,
-            vocab_size=config.vocab_size,
+            vocab_size=self._model.config.get_text_config().vocab_size,
             context_tokens=self._context_tokens(),
             stop_token_ids=_stop_token_ids(self._model),
             device=str(self._device),
@@ -200,7 +199,7 @@ class Trainer:
         return fitted, (*notes, described(fitted, self._device))
 
     def _context_tokens(self) -> int:
-        return int(self._model.config.max_position_embeddings)
+        return int(self._model.config.get_text_config().max_position_embeddings)
 
     def _rehearse(self, began: float, step: int) -> None:
         """Take as long as a large model would: a rehearsal of its swarm with a small one."""
