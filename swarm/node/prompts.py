@@ -76,13 +76,14 @@ class Prompts:
         self.most_tokens = most_tokens
 
     def __call__(self, number: int) -> Prompt:
-        """Training prompt `number`. One that is too long gives way to prompt number + STRIDE, and so on."""
+        """Training prompt `number`. One that is too long, or of whose text the tokenizer knows nothing, gives way to
+        prompt number + STRIDE, and so on."""
         for attempt in range(TRIES):
             prompt = self.encode(self._task.prompt(number + attempt * STRIDE))
-            if len(prompt.token_ids) <= self.most_tokens:
+            if 0 < len(prompt.token_ids) <= self.most_tokens:
                 return prompt
         raise UserError(
-            f"{TRIES} prompts of {self._task.name} in a row have more than {self.most_tokens} tokens: "
+            f"{TRIES} prompts of {self._task.name} in a row have no tokens or more than {self.most_tokens}: "
             "set another max_prompt_tokens, or --max-new-tokens with less"
         )
 

@@ -210,8 +210,9 @@ def test_of_a_task_without_end_a_long_prompt_gives_way_to_another(tmp_path: Path
     # It would have a BOS and 9 letters; the one in its place has 5.
     assert prompts(8).prompt_id == f"l{8 + STRIDE}"
     assert prompts(8) == prompts(8)
-    with pytest.raises(UserError, match="in a row have more than 0 tokens"):
-        Prompts(Letters(), tokenizer, None, most_tokens=0)(0)
+    for known, most_tokens in ((tokenizer, 0), (Tokenizer(models.BPE()), 8)):
+        with pytest.raises(UserError, match=f"in a row have no tokens or more than {most_tokens}"):
+            Prompts(Letters(), known, None, most_tokens=most_tokens)(0)
     with pytest.raises(UserError, match="the prompt l7 has 9 tokens; the most is 8"):
         prompts.check_lengths()
 
