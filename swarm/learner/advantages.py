@@ -110,6 +110,5 @@ def _row(prompt: tuple[int, ...], rollout: TrainRollout, advantage: float) -> Ro
         mask=torch.tensor(list(rollout.loss_mask), dtype=torch.float32),
         advantage=advantage,
         staleness=rollout.staleness,
-        truncated=rollout.truncated,
         sampler=rollout.sampler,
     )

@@ -31,7 +31,6 @@ class Row:
     mask: torch.Tensor
     advantage: float
     staleness: int
-    truncated: bool = False
     sampler: str = ""
     proximal: torch.Tensor | None = None
     reference: torch.Tensor | None = None

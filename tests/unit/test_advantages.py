@@ -88,7 +88,7 @@ def test_rows_keep_what_belongs_to_their_rollout() -> None:
     assert [row.token_ids.tolist() for row in rows] == [[1, 5, 6, 3, 4], [1, 5, 6, 3]]
     assert [row.behaviour.tolist() for row in rows] == [[-1.0, -2.0], [-1.0]]
     assert [row.mask.tolist() for row in rows] == [[1.0, 1.0], [1.0]]
-    assert [(row.prompt_tokens, row.staleness, row.truncated) for row in rows] == [(3, 3, False), (3, 0, True)]
+    assert [(row.prompt_tokens, row.staleness) for row in rows] == [(3, 3), (3, 0)]
 
 
 # -- overlong: mask ----------------------------------------------------------------------------------------------
