@@ -104,6 +104,7 @@ class BenchmarkedLearner:
             task=task,
             reward="task",
             tokenizer=write_tokenizer(self._plan.directory / "tokenizer.json"),
+            stop_token_ids=(),
             timeout_s=REWARD_S,
         )
         await rewards.score([Completion(prompt=load_task(task).prompt(0), token_ids=b"\3\0\0\0", seed=0)])

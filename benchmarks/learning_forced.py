@@ -23,6 +23,7 @@ from swarm.rollout.leases import sample_seed
 from swarm.sampler.engine import Generate, Install, Job, Sampled, Start
 from swarm.sampler.transformers_engine import TransformersEngine
 from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
+from swarm.tasks.reward_child import completion_text
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
 TIME_LIMIT_S = 600.0
@@ -144,7 +145,7 @@ class OneProcess:
         )
 
     def _score(self, prompt: Prompt, sample: Sampled) -> Score:
-        text = self._tokenizer.decode(array("i", sample.token_ids), skip_special_tokens=True)
+        text = completion_text(self._tokenizer, array("i", sample.token_ids), self._stop_token_ids)
         return self._task.score(prompt, text)
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:

@@ -235,6 +235,7 @@ class LearnerNode:
             task=task_options(self._config),
             reward=self._config.reward,
             tokenizer=self._training.files_dir / "tokenizer.json",
+            stop_token_ids=prepared.stop_token_ids,
             timeout_s=self._config.reward_timeout_s,
             memory_mb=self._config.reward_memory_mb,
             processes=self._config.resolved_reward_processes,

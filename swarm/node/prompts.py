@@ -49,11 +49,12 @@ PADDING_TOKENS = 1024
 
 class Record(msgspec.Struct, frozen=True):
     """`data_digest` as the task has it; prompts over `most_tokens` are left out; templates that ask for the date are
-    told when the run `began`."""
+    told when the run `began`. A completion that ended by itself has one of `stop_token_ids` at its end."""
 
     data_digest: str
     most_tokens: int
     began: datetime
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class Prompts:
@@ -238,6 +239,7 @@ def prepare_prompts(
         data_digest=task.data_digest,
         most_tokens=most_prompt_tokens(config, task, prepared.context_tokens),
         began=datetime.now().replace(microsecond=0),
+        stop_token_ids=prepared.stop_token_ids,
     )
     prompts = open_prompts(config, task, files_dir, record, say)
     prompts.check_lengths()

@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 from array import array
+from collections.abc import Collection, Sequence
 from typing import BinaryIO
 
 import msgspec
@@ -34,6 +35,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     task: TaskOptions
     reward: RewardKind
     tokenizer: str
+    stop_token_ids: tuple[int, ...]
     memory_bytes: int
     path: tuple[str, ...]
 
@@ -71,7 +73,8 @@ def main() -> None:
     while True:
         completion = decoder.decode(inbox.get())
         try:
-            outcome = Outcome(score=_score(task, begin.reward, tokenizer, completion))
+            text = completion_text(tokenizer, array("i", completion.token_ids), begin.stop_token_ids)
+            outcome = Outcome(score=_score(task, begin.reward, text, completion))
         except MemoryError:
             limit_mb = begin.memory_bytes >> 20
             outcome = Outcome(fault=f"it needs more memory than the {limit_mb} MiB that reward_memory_mb allows")
@@ -127,8 +130,14 @@ def framed(body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-def _score(task: Task, reward: RewardKind, tokenizer: Tokenizer, completion: Completion) -> Score:
-    text = tokenizer.decode(array("i", completion.token_ids), skip_special_tokens=True)
+def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], stop_token_ids: Collection[int]) -> str:
+    """What a reward reads: all that was drawn but the stop token at its end. Other special tokens stay, or a model could
+    hide them from every reward."""
+    kept = token_ids[:-1] if token_ids and token_ids[-1] in stop_token_ids else token_ids
+    return str(tokenizer.decode(kept, skip_special_tokens=False))
+
+
+def _score(task: Task, reward: RewardKind, text: str, completion: Completion) -> Score:
     if reward == "random":
         return checked(random_score(task, completion.prompt, text, completion.seed))
     return checked(task.score(completion.prompt, text))

@@ -70,6 +70,7 @@ class RewardPool:
         task: TaskOptions,
         reward: RewardKind,
         tokenizer: Path,
+        stop_token_ids: Sequence[int],
         timeout_s: float,
         memory_mb: int = 4096,
         processes: int = 1,
@@ -79,6 +80,7 @@ class RewardPool:
             task=task,
             reward=reward,
             tokenizer=str(tokenizer.absolute()),
+            stop_token_ids=tuple(stop_token_ids),
             memory_bytes=memory_mb << 20,
             path=module_path(),
         )

@@ -27,12 +27,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ODD = TaskOptions(name="python:tests.integration.odd_reward:OddTask")
 SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY")
 RIGHT = Score(reward=1.0, exact=True)
+PAD, EOS = 11, 12
+STOP = (EOS,)
 
 
 def write_tokenizer(directory: Path) -> Path:
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate("0123456789=")}, unk_token="="))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
+    core.add_special_tokens(["<pad>", "<eos>"])
     core.save(str(directory / "tokenizer.json"))
     return directory / "tokenizer.json"
 
@@ -45,7 +48,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def odd(tokenizer: Path) -> AsyncIterator[RewardPool]:
     """One pool for all tests: a process is started anew only after one that a test has ended."""
-    pool = RewardPool(task=ODD, reward="task", tokenizer=tokenizer, timeout_s=60.0, memory_mb=2048)
+    pool = RewardPool(task=ODD, reward="task", tokenizer=tokenizer, stop_token_ids=STOP, timeout_s=60.0, memory_mb=2048)
     yield pool
     await pool.close()
 
@@ -61,7 +64,9 @@ def fault(outcome: Score | Unscored) -> str:
 
 
 async def test_completions_are_decoded_and_scored_elsewhere(tokenizer: Path) -> None:
-    pool = RewardPool(task=TaskOptions(name="copy"), reward="task", tokenizer=tokenizer, timeout_s=60.0)
+    pool = RewardPool(
+        task=TaskOptions(name="copy"), reward="task", tokenizer=tokenizer, stop_token_ids=STOP, timeout_s=60.0
+    )
     prompt = CopyTask(0).prompt(0)
     texts = [prompt.answer, ""]
     asked = [Completion(prompt=prompt, token_ids=array("i", map(int, text)).tobytes(), seed=5) for text in texts]
@@ -70,6 +75,20 @@ async def test_completions_are_decoded_and_scored_elsewhere(tokenizer: Path) -> 
     await pool.close()
     assert right == RIGHT
     assert wrong == Score(reward=0.0, exact=False)
+
+
+async def test_only_the_stop_token_at_the_end_is_left_out_of_what_is_scored(tokenizer: Path) -> None:
+    """A model that may hide special tokens from its reward does: it learned `12<pad>34` for 1234."""
+    pool = RewardPool(
+        task=TaskOptions(name="copy"), reward="task", tokenizer=tokenizer, stop_token_ids=STOP, timeout_s=60.0
+    )
+    prompt = CopyTask(0).prompt(0)
+    right = [int(digit) for digit in prompt.answer]
+    drawn = ([*right, EOS], right, [*right, PAD], [*right[:2], PAD, *right[2:], EOS], [EOS, *right], [*right, EOS, EOS])
+    asked = [Completion(prompt=prompt, token_ids=array("i", token_ids).tobytes(), seed=0) for token_ids in drawn]
+    scored = await pool.score(asked)
+    await pool.close()
+    assert [isinstance(one, Score) and one.exact for one in scored] == [True, True, False, False, False, False]
 
 
 async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None:
@@ -127,7 +146,7 @@ async def test_what_an_event_loop_lets_through_is_closed(tmp_path: Path) -> None
 
 
 async def test_another_process_scores_while_one_hangs(tokenizer: Path) -> None:
-    pool = RewardPool(task=ODD, reward="task", tokenizer=tokenizer, timeout_s=60.0, processes=2)
+    pool = RewardPool(task=ODD, reward="task", tokenizer=tokenizer, stop_token_ids=STOP, timeout_s=60.0, processes=2)
     hanging = asyncio.create_task(pool.score([doing("1")]))
     await asyncio.sleep(0)
     assert await pool.score([doing("9")]) == [RIGHT]
@@ -173,7 +192,9 @@ async def test_a_call_that_is_given_up_leaves_no_answer_to_the_next(odd: RewardP
 
 
 async def test_a_task_that_no_process_can_load_is_said_before_anybody_works(tokenizer: Path) -> None:
-    pool = RewardPool(task=TaskOptions(name="cpy"), reward="task", tokenizer=tokenizer, timeout_s=60.0)
+    pool = RewardPool(
+        task=TaskOptions(name="cpy"), reward="task", tokenizer=tokenizer, stop_token_ids=STOP, timeout_s=60.0
+    )
     with pytest.raises(UserError, match="cannot load the task 'cpy': UserError: there is no task"):
         await pool.start()
     await pool.close()
