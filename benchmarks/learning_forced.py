@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from benchmarks.learning_figures import Run, Step, step_of
 from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.manifest import Layout
-from swarm.child import ChildChannel
+from swarm.child import NoParent
 from swarm.config import LeadConfig
 from swarm.learner.messages import Prepare, Train, TrainGroup, TrainRollout
 from swarm.learner.service import prepare_command
@@ -28,14 +28,6 @@ from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
 TIME_LIMIT_S = 600.0
 """Of one batch; one that takes longer has hung."""
-
-
-class NoParent(ChildChannel):
-    """Where the channel to a node would be: there is none, and nobody is told of progress."""
-
-    def __init__(self) -> None: ...
-
-    def progress(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineDtype, EngineOptions
+from swarm.types import Schedule
 
 DEFAULT_PORT = 7700
 
@@ -102,6 +103,8 @@ class LeadConfig(BaseModel):
     max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     warmup_steps: Annotated[int, Field(ge=0)] = 10
+    schedule: Schedule = "constant"
+    learning_rate_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
     minibatches: Annotated[int, Field(ge=1, le=64)] = 2
 
     objective: str = "grpo"

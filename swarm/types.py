@@ -13,6 +13,9 @@ NodeId = NewType("NodeId", str)
 SwarmId = NewType("SwarmId", str)
 GroupId = NewType("GroupId", str)
 
+Schedule = Literal["constant", "linear", "cosine", "wsd"]
+"""How the learning rate goes after its warm-up; wsd is warm up, stay, decay."""
+
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from swarm.broadcast.manifest import Layout
+from swarm.types import Schedule
 
 
 class LearningRules(msgspec.Struct, frozen=True):
@@ -80,7 +81,8 @@ class AlarmState(msgspec.Struct, frozen=True):
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
-    `longest_prompt`, in tokens, is what the memory preflight reckons with.
+    `longest_prompt`, in tokens, is what the memory preflight reckons with. The learning rate follows `schedule` over
+    `steps` learner steps, down to `learning_rate_floor` of its peak.
 
     `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
     `resume` is the checkpoint directory to go on from; "" begins anew. A step takes at least `rehearse_step_s`, more or
@@ -96,6 +98,9 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     warmup_steps: int
     minibatches: int
     temperature: float
+    schedule: Schedule = "constant"
+    learning_rate_floor: float = 0.0
+    steps: int = 0
     longest_prompt: int = 0
     learning: LearningRules = LearningRules()
     compute: ComputeRules = ComputeRules()

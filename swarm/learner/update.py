@@ -18,12 +18,17 @@ from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup
 from swarm.learner.objective import Tokens, kl_to_reference, objective_named
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.learner.ranks import Ranks
+from swarm.types import Schedule
 
 MAX_TOKEN_KL = 5.0
 """Bound of one token's part in mismatch_kl, in nats. An estimate beyond it says no more than that the two know nothing
 of each other."""
 
 ADAM_BETAS = (0.9, 0.95)
+
+WSD_DECAY = 0.2
+"""Of the steps after the warm-up, the last ones in which `wsd` decays: a tenth to a fifth is what its authors use (MiniCPM,
+arXiv 2404.06395)."""
 
 Sums = defaultdict[str, float]
 
@@ -191,9 +196,38 @@ class Update:
         return figures if mismatch is None else figures | {"mismatch_kl": mismatch}
 
     def _set_learning_rate(self, step: int) -> None:
-        warm = min(1.0, (step + 1) / max(1, self._command.warmup_steps))
+        command = self._command
+        share = scheduled_share(
+            command.schedule,
+            step,
+            steps=command.steps,
+            warmup_steps=command.warmup_steps,
+            floor=command.learning_rate_floor,
+        )
         for group in self._at.optimizer.param_groups:
-            group["lr"] = self._command.learning_rate * warm * self.alarms.learning_rate_scale
+            group["lr"] = command.learning_rate * share * self.alarms.learning_rate_scale
+
+
+def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: int, floor: float) -> float:
+    """The learning rate of step 0, 1, ... as a share of its peak.
+
+    It rises in a straight line over the first `warmup_steps`. With x from 0 there to 1 at `steps` it is then 1
+    (constant), 1 - (1 - floor)·x (linear), floor + (1 - floor)·(1 + cos πx)/2 (cosine), or 1 until WSD_DECAY is left and
+    from there a straight line to the floor (wsd: warm up, stay, decay). After `steps` it stays at the floor.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    x = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    match schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            left = 1 - x
+        case "cosine":
+            left = (1 + math.cos(math.pi * x)) / 2
+        case "wsd":
+            left = min(1.0, (1 - x) / WSD_DECAY)
+    return floor + (1 - floor) * left
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from pathlib import Path
 from swarm.child import NoParent
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
+from swarm.types import Schedule
 from tests.builders import floats, ints
 
 
@@ -18,6 +19,8 @@ def trainer_in(
     model: str = "tiny",
     seed: int = 0,
     resume: Path | None = None,
+    schedule: Schedule = "constant",
+    steps: int = 0,
     rehearse_step_s: float = 0.0,
     learning: LearningRules | None = None,
     compute: ComputeRules | None = None,
@@ -30,6 +33,8 @@ def trainer_in(
         device="cpu",
         learning_rate=learning_rate,
         warmup_steps=1,
+        schedule=schedule,
+        steps=steps,
         minibatches=minibatches,
         temperature=1.0,
         learning=learning or LearningRules(),
