@@ -1,6 +1,7 @@
-"""How long the demo takes and what it reaches: medians over repeats of the real command.
+"""How long the demo takes and what it reaches: the real command, repeated.
 
 python -m benchmarks.demo --repeat 3 --json
+python -m benchmarks.demo --seeds 20 --json    # does it learn every time? one demo a seed: steps, median and worst
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seeds", type=int, help="one demo for each seed from 0 on, in place of the modes")
     options = parser.parse_args()
+    if options.seeds:
+        over_seeds(options.seeds, as_json=options.json)
+        return
     results = {name: measure(arguments, options.repeat) for name, arguments in MODES.items()}
     print(f"{'mode':28} {'held-out':>14} {'steps':>6} {'wall s':>7} {'rollouts/s':>11} {'staleness':>10} {'stale':>6}")
     for name, found in results.items():
@@ -38,6 +43,31 @@ def main() -> None:
         )
     if options.json:
         print(json.dumps(results))
+
+
+def over_seeds(count: int, *, as_json: bool) -> None:
+    """One demo a seed; all of them are shown, and the worst counts."""
+    runs = []
+    for seed in range(count):
+        runs.append(found := run_demo(["--seed", str(seed)]))
+        print(
+            f"seed {seed:2}: {'learned' if found['learned'] else 'DID NOT LEARN'}, "
+            f"held-out {found['held_out_after']:.3f}, {found['steps']} steps, {found['wall_s']:.1f} s",
+            flush=True,
+        )
+    steps, walls_s = ([run[name] for run in runs] for name in ("steps", "wall_s"))
+    summary = {
+        "learned": sum(run["learned"] for run in runs),
+        "seeds": count,
+        "steps_median": statistics.median(steps),
+        "steps_worst": max(steps),
+        "held_out_least": min(run["held_out_after"] for run in runs),
+        "wall_s_median": statistics.median(walls_s),
+        "wall_s_worst": max(walls_s),
+    }
+    print(", ".join(f"{name} {value:g}" for name, value in summary.items()))
+    if as_json:
+        print(json.dumps({**summary, "steps": steps}))
 
 
 def measure(arguments: list[str], repeat: int) -> dict[str, float]:

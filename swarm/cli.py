@@ -243,7 +243,10 @@ def demo(
         int, typer.Option(min=0, max=100, help="SIGKILL the learner so often at random moments, and resume it.")
     ] = 0,
     kill_seed: Annotated[int | None, typer.Option(help="Draw the moments of a former demo again.")] = None,
-    reward: Annotated[str, typer.Option(help="task, or random as a control that must not learn.")] = "task",
+    reward: Annotated[
+        Literal["task", "random"], typer.Option(help="random is a control: not to learn is its success.")
+    ] = "task",
+    seed: Annotated[int, typer.Option(min=0, help="Of the model and of everything that is drawn.")] = 0,
     max_staleness: Annotated[int, typer.Option(min=0, help="The bound S.")] = 2,
     engine: Annotated[
         Literal["transformers", "vllm"], typer.Option(help="vllm has all samplers but the last draw with vLLM.")
@@ -265,12 +268,13 @@ def demo(
         reward=reward,
         max_staleness=max_staleness,
         run_dir=run_dir,
+        seed=seed,
         engine=engine,
     )
     summary = _run(_until_signalled(Demo(options, to_stderr=as_json).run(), stop_with_stdin=False))
     if as_json:
         typer.echo(json.dumps(summary))
-    raise typer.Exit(DONE if summary["learned"] and summary["verified"] else NOT_REACHED)
+    raise typer.Exit(DONE if summary["as_it_should"] and summary["verified"] else NOT_REACHED)
 
 
 @app.command()

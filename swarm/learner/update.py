@@ -27,8 +27,8 @@ of each other."""
 ADAM_BETAS = (0.9, 0.95)
 
 WSD_DECAY = 0.2
-"""Of the steps after the warm-up, the last ones in which `wsd` decays: a tenth to a fifth is what its authors use (MiniCPM,
-arXiv 2404.06395)."""
+"""Of the steps after the warm-up, the last ones in which `wsd` decays: a tenth to a fifth is what its authors use
+(MiniCPM, arXiv 2404.06395)."""
 
 Sums = defaultdict[str, float]
 
@@ -212,8 +212,8 @@ def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: 
     """The learning rate of step 0, 1, ... as a share of its peak.
 
     It rises in a straight line over the first `warmup_steps`. With x from 0 there to 1 at `steps` it is then 1
-    (constant), 1 - (1 - floor)·x (linear), floor + (1 - floor)·(1 + cos πx)/2 (cosine), or 1 until WSD_DECAY is left and
-    from there a straight line to the floor (wsd: warm up, stay, decay). After `steps` it stays at the floor.
+    (constant), 1 - (1 - floor)·x (linear), floor + (1 - floor)·(1 + cos πx)/2 (cosine), or 1 until WSD_DECAY is left
+    and from there a straight line to the floor (wsd: warm up, stay, decay). After `steps` it stays at the floor.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -31,7 +30,14 @@ from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
-from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked, named_after
+from swarm.node.rundir import (
+    SUMMARY,
+    begin_again,
+    create_run_directory,
+    locked,
+    named_after,
+    remove_run_directory,
+)
 from swarm.node.steps import Steps
 from swarm.node.training import Training
 from swarm.rollout.ahead import PromptsAhead
@@ -86,7 +92,7 @@ class LearnerNode:
         except UserError:
             # Leave no run directory that refuses the corrected command.
             if not self._resume:
-                shutil.rmtree(self._run_dir)
+                remove_run_directory(self._run_dir)
             raise
         try:
             if self._resume:
@@ -197,7 +203,7 @@ class LearnerNode:
         if self._keep_run_dir:
             self._say(f"{self._state} at step {step}; run directory {self._run_dir}")
         else:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+            remove_run_directory(self._run_dir)
 
     def status(self) -> dict[str, Any]:
         """What the node says of itself; the keys are described in docs/protocol.md."""

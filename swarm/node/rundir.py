@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,9 @@ SUMMARY = "summary.json"
 LONGEST_NAME = 100
 """Characters of a run directory's name without the time; file systems allow 255 bytes."""
 
+LOGS = "logs"
+"""What the processes of a demo print. It is there before the run is, and stays if there is none."""
+
 LOCK = ".lock"
 """Held by the learner that leads the run; the system takes it back when the process dies."""
 
@@ -81,13 +85,29 @@ def create_run_directory(path: Path, config: LeadConfig) -> None:
     """Make `path` for a new run and write its configuration. UserError if it holds anything already."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
+        if any(entry.name != LOGS for entry in path.iterdir()):
             raise UserError(
                 f"{path} already holds a run or other files: choose another --run-dir, or go on with --resume {path}"
             )
         write_config(path, config)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
+
+
+def remove_run_directory(path: Path) -> None:
+    """Of a run that never began: what was made of it. The directory itself stays only if it holds logs."""
+    for entry in path.iterdir():
+        if entry.name == LOGS:
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    try:
+        path.rmdir()
+    except OSError:
+        # It holds logs.
+        pass
 
 
 @contextmanager

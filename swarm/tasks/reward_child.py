@@ -131,8 +131,8 @@ def framed(body: bytes) -> bytes:
 
 
 def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], stop_token_ids: Collection[int]) -> str:
-    """What a reward reads: all that was drawn but the stop token at its end. Other special tokens stay, or a model could
-    hide them from every reward."""
+    """What a reward reads: all that was drawn but the stop token at its end. Other special tokens stay in it: a model
+    would hide them in its answers if no reward could see them."""
     kept = token_ids[:-1] if token_ids and token_ids[-1] in stop_token_ids else token_ids
     return str(tokenizer.decode(kept, skip_special_tokens=False))
 

@@ -117,7 +117,7 @@ def test_status_of_nobody_is_one_line() -> None:
 
 
 def test_demo_refuses_the_directory_of_another_demo(tmp_path: Path) -> None:
-    (tmp_path / "run-logs").mkdir()
+    (tmp_path / "run" / "logs").mkdir(parents=True)
     assert "choose another --run-dir" in _refused("demo", "--run-dir", str(tmp_path / "run"))
 
 

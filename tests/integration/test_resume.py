@@ -182,7 +182,7 @@ def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: 
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, summary["steps"] + 1))
     for number in range(3):
-        said = (tmp_path / "run-logs" / f"sampler-{number}.log").read_text()
+        said = (run_dir / "logs" / f"sampler-{number}.log").read_text()
         assert said.count("; status: echo-node status") == 1
         assert "the run is finished; thank you" in said
 

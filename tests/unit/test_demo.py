@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from swarm.demo import Demo, DemoOptions
+from swarm.demo import Demo, DemoOptions, verdict
 from swarm.errors import EchoError, UserError
 
 
@@ -50,7 +50,7 @@ def test_a_demo_of_vllm_without_it_says_what_installs_it_and_starts_nothing(
 
 def test_samplers_that_ended_or_pause_are_out(tmp_path: Path) -> None:
     demo = Demo(options("transformers", tmp_path / "run", samplers=2), to_stderr=True)
-    demo._logs.mkdir()
+    demo._logs.mkdir(parents=True)
     demo._nodes = [SimpleNamespace(returncode=code) for code in (None, 1, None)]  # type: ignore[misc]
     demo._logs.joinpath("sampler-0.log").write_text("found swarm\nthe engine died\n")
     paused = demo._logs.joinpath("sampler-1.log")
@@ -61,3 +61,16 @@ def test_samplers_that_ended_or_pause_are_out(tmp_path: Path) -> None:
         demo._check_samplers()
     paused.write_text("found swarm\npaused for 10 minutes\nengine: transformers on cpu\n")
     demo._check_samplers()
+
+
+@pytest.mark.parametrize(
+    ("learned", "control", "begins"),
+    [
+        (True, False, "It learned:"),
+        (False, True, "It did not learn, and that is the success"),
+        (True, True, "It learned from a random reward: something is broken"),
+        (False, False, "It did not learn within 7 steps: try"),
+    ],
+)
+def test_the_verdict_of_a_control_is_the_other_way_round(learned: bool, control: bool, begins: str) -> None:
+    assert verdict(learned=learned, control=control, steps=7).startswith(begins)

@@ -11,7 +11,16 @@ import pytest
 
 from swarm.config import LeadConfig
 from swarm.errors import UserError
-from swarm.node.rundir import CHANGEABLE, SUMMARY, begin_again, create_run_directory, locked, resumed_config
+from swarm.node.rundir import (
+    CHANGEABLE,
+    LOGS,
+    SUMMARY,
+    begin_again,
+    create_run_directory,
+    locked,
+    remove_run_directory,
+    resumed_config,
+)
 
 OTHER: dict[str, Any] = {
     "steps": 300,
@@ -144,3 +153,19 @@ def test_one_learner_leads_a_run(tmp_path: Path) -> None:
         pass
     with locked(path):
         pass
+
+
+def test_a_run_that_never_began_leaves_nothing_but_logs(tmp_path: Path) -> None:
+    """Those of a demo say why."""
+    path = tmp_path / "runs" / "first"
+    (path / LOGS).mkdir(parents=True)
+    (path / LOGS / "learner.log").write_text("no such model\n")
+    create_run_directory(path, LeadConfig())
+    (path / "journal").mkdir()
+    remove_run_directory(path)
+    assert [entry.relative_to(path) for entry in path.rglob("*")] == [Path(LOGS), Path(LOGS) / "learner.log"]
+    create_run_directory(path, LeadConfig())
+    (path / LOGS / "learner.log").unlink()
+    (path / LOGS).rmdir()
+    remove_run_directory(path)
+    assert not path.exists()

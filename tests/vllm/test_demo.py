@@ -39,7 +39,7 @@ def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) 
     # 1,328 samples of its 83 dropped groups. That none is leased twice is shown by test_session.
     for sampler in summary["by_sampler"]:
         assert sampler["rollouts_duplicate"] < 0.02 * sampler["rollouts_accepted"]
-    logs = [run_dir.with_name("run-logs") / f"sampler-{number}.log" for number in range(3)]
+    logs = [run_dir / "logs" / f"sampler-{number}.log" for number in range(3)]
     engines = ["engine: vllm on", "engine: vllm on", "engine: transformers on"]
     assert all(words in log.read_text() for words, log in zip(engines, logs, strict=True))
     assert "vLLM is up in 2 samplers after" in done.stderr
