@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from swarm.sampler.engine import EngineDtype, EngineOptions
+if TYPE_CHECKING:
+    from swarm.sampler.engine import EngineOptions
 
 DEFAULT_PORT = 7700
 
@@ -80,7 +81,7 @@ Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_leng
 class LeadConfig(BaseModel):
     """One run of a learner. Every field can be set in the TOML file; the ones users change most are flags too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     model: Annotated[str, Flag(MOST, "Directory, Hugging Face id, tiny or tiny-warm.")] = TINY
     task: Annotated[str, Flag(MOST, "What to learn; `echo-node tasks` lists it.")] = "copy"
@@ -231,7 +232,7 @@ class LeadConfig(BaseModel):
 class JoinConfig(BaseModel):
     """One sampler or relay. `host`, `port`, `tls` and `lan` depend on where the bootstraps are unless they are set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     role: Annotated[Literal["sampler", "relay"], Flag(MOST, "A relay keeps the swarm together and draws nothing.")] = (
         "sampler"
@@ -259,7 +260,7 @@ class JoinConfig(BaseModel):
     engine: Annotated[
         Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")
     ] = "auto"
-    dtype: Annotated[EngineDtype, Flag(ENGINE, "Of the weights.")] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Of the weights.")] = "auto"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
     gpu_memory_share: Annotated[float, Field(gt=0, le=1), Flag(ENGINE, "Of each GPU for vLLM.")] = 0.85
     max_model_len: Annotated[
@@ -307,6 +308,8 @@ class JoinConfig(BaseModel):
     @property
     def engine_options(self) -> EngineOptions:
         """What the engine is started with."""
+        from swarm.sampler.engine import EngineOptions
+
         return EngineOptions(
             dtype=self.dtype,
             tensor_parallel_size=self.tensor_parallel_size,
