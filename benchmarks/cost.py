@@ -39,7 +39,7 @@ from swarm.capacity.arms import Arm
 from swarm.capacity.baselines import Reference, references_of
 from swarm.capacity.model import NEARLY_BUSY
 from swarm.capacity.scenario import Scenario
-from swarm.config import load_file
+from swarm.configfile import load_file
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from swarm import __version__
 from swarm.cli_capacity import plan
+from swarm.cli_options import Sections, with_settings
 from swarm.cli_runs import export_app, report, set_value, verify
 from swarm.cli_simulate import simulate
 from swarm.cli_tasks import tasks_app
+from swarm.config import MOST, JoinConfig, LeadConfig
 from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
-    from swarm.config import JoinConfig
     from swarm.node.relay import RelayNode
     from swarm.node.sampler import SamplerNode
 
@@ -31,123 +33,75 @@ DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
 LEAVE_S = 3.0
 """After a second signal a node that cannot end is ended: its last words to others take at most a second."""
 
-HIDDEN = ("stop_with_stdin",)
-"""Options that are no settings of a node."""
-
 R = TypeVar("R")
 
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="Reinforcement-learning post-training of language models: one learner, many cheap samplers.",
+    # Plain text: no name is cut, however narrow the terminal, and rich's help would take as long to import as the rest.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-app.command("set")(set_value)
-app.command()(verify)
-app.command()(report)
-app.command()(plan)
-app.command()(simulate)
-app.add_typer(export_app, name="export")
-app.add_typer(tasks_app, name="tasks")
+EXAMPLES = """\b
+Examples:
+  echo-node demo                      a swarm on this machine
+  echo-node lead --task copy          lead one
+  echo-node join --bootstrap LINE     join it, elsewhere
+"""
+LEAD_EXAMPLES = """\b
+Examples:
+  echo-node lead --model tiny --task copy --steps 200
+  echo-node lead --config examples/questions.toml
+  echo-node lead --resume runs/copy-20260101-120000
+"""
+JOIN_EXAMPLES = """\b
+Examples, with the line that `lead` prints:
+  echo-node join --bootstrap echo1:...
+  echo-node join --bootstrap echo1:... --role relay
+"""
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags override it.")]
-WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
-Tls = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt. Default: unless on loopback.")]
-MaxUpload = Annotated[float | None, typer.Option(help="Most that weights may take of the line, in Mbit/s.")]
-MaxDownload = Annotated[float | None, typer.Option(help="The same for what comes in.")]
-Lan = Annotated[
-    bool | None, typer.Option("--lan/--no-lan", help="Allow private addresses. Default: only on one machine.")
-]
-Target = Annotated[float | None, typer.Option(help="Stop once the last version has this held-out exact match.")]
-SwarmKey = Annotated[
-    Path | None, typer.Option(help="Key of the swarm, to lead it again in another run. Default: in the run dir.")
-]
-Rewards = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed. May be repeated."),
-]
-Chat = Annotated[
-    bool | None, typer.Option("--chat/--no-chat", help="Prompts as a chat. Default: if the model has a template.")
-]
-Activate = Annotated[
-    str | None, typer.Option(help="all samplers, or the cheapest that suffice. Default: cheapest if there are prices.")
-]
-PerHour = Annotated[float | None, typer.Option(help="Price of this machine by the hour. Default: 0.")]
-PerGb = Annotated[float | None, typer.Option(help="Price of metered traffic, by 1e9 bytes. Default: 0.")]
-Budget = Annotated[float | None, typer.Option(help="Most that the active samplers may cost by the hour.")]
-MaxCost = Annotated[float | None, typer.Option(help="End the run, with a checkpoint, once it has cost so much.")]
-KeepRollouts = Annotated[
-    int | None, typer.Option(help="Steps whose rollouts stay on disk with their tokens. Default: all.")
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with settings; options override it.", rich_help_panel=MOST)
 ]
 Resume = Annotated[
-    Path | None, typer.Option(help="Run directory of a run to go on with, however it ended; its settings hold.")
+    Path | None,
+    typer.Option(
+        help="Run directory of a run to go on with, however it ended; its settings hold.", rich_help_panel=MOST
+    ),
 ]
-Tensorboard = Annotated[
-    bool | None, typer.Option("--tensorboard/--no-tensorboard", help="Log for TensorBoard too. Default: no.")
-]
+WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 
-@app.command()
-def lead(
-    context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="Directory, Hugging Face id, tiny or tiny-warm.")] = None,
-    task: Annotated[str | None, typer.Option(help="What to learn. Default: copy.")] = None,
-    port: Annotated[int | None, typer.Option(help="Default: 7700; 0 takes any free one.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
-    max_staleness: Annotated[
-        int | None, typer.Option(help="S: 0 is on-policy, 1 and more overlap. Default: 2.")
-    ] = None,
-    publish_every_steps: Annotated[int | None, typer.Option(help="K, at most S + 1. Default: 1.")] = None,
-    hold_s: Annotated[
-        float | None, typer.Option(help="Longest wait for samples that would become stale otherwise; inf drops none.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Learner steps. Default: 200.")] = None,
-    target: Target = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Default: runs/TASK-DATE-TIME.")] = None,
-    state_dir: SwarmKey = None,
-    bootstrap: Annotated[list[str] | None, typer.Option(help="A member, if the swarm is there already.")] = None,
-    advertise: Annotated[str | None, typer.Option(help="host[:port] that others dial, if not --host.")] = None,
-    tls: Tls = None,
-    lan: Lan = None,
-    max_upload: MaxUpload = None,
-    max_download: MaxDownload = None,
-    reward: Annotated[str | None, typer.Option(help="task, or random as a control.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
-    checkpoint_every_steps: Annotated[int | None, typer.Option(help="Default: 50.")] = None,
-    keep_checkpoints: Annotated[int | None, typer.Option(help="Newest ones that stay on disk. Default: 3.")] = None,
-    keep_rollouts: KeepRollouts = None,
-    resume: Resume = None,
-    objective: Annotated[str | None, typer.Option(help="grpo, decoupled_ppo, ... (docs/learner.md).")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Default: 1e-6; tiny 1e-3, tiny-warm 3e-4.")] = None,
-    groups_per_step: Annotated[int | None, typer.Option(help="Prompts of a learner step. Default: 32.")] = None,
-    group_size: Annotated[int | None, typer.Option(help="Rollouts of a prompt. Default: 16.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Longest completion. Default: the task's.")] = None,
-    rewards: Rewards = None,
-    chat: Chat = None,
-    system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
-    tokens_per_micro_batch: Annotated[int | None, typer.Option(help="Of one forward pass. Default: chosen.")] = None,
-    trainer_ranks: Annotated[int | None, typer.Option(help="GPUs that share the training. Default: 1.")] = None,
-    tensorboard: Tensorboard = None,
-    activate: Activate = None,
-    budget_per_hour: Budget = None,
-    max_cost: MaxCost = None,
-    cost_per_hour: PerHour = None,
-    egress_cost_per_gb: PerGb = None,
-    config: ConfigFile = None,
-    stop_with_stdin: WithStdin = False,
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"echo-node {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(epilog=EXAMPLES)
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
 ) -> None:
-    """Lead a swarm: train MODEL on TASK with the rollouts of whoever joins."""
-    from swarm.config import LeadConfig, load_config, read_toml
+    """Reinforcement-learning post-training of language models: one learner, many cheap samplers."""
+
+
+@app.command(cls=Sections, epilog=LEAD_EXAMPLES)
+@with_settings(LeadConfig)
+def lead(
+    flags: dict[str, Any], *, config: ConfigFile = None, resume: Resume = None, stop_with_stdin: WithStdin = False
+) -> None:
+    """Lead a swarm: train a model on a task. The rollouts come from whoever joins."""
+    from swarm.configfile import load_config, read_toml
     from swarm.node.learner import LearnerNode
     from swarm.node.rundir import resumed_config
 
-    flags = {name: value for name, value in context.params.items() if name not in ("config", "resume", *HIDDEN)}
-    flags["bootstrap"], flags["rewards"] = bootstrap or None, rewards or None
-    if resume is not None and run_dir is not None:
+    if resume is not None and "run_dir" in flags:
         raise UserError("--resume says which run directory: leave --run-dir out")
     settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
-    dialled = max_staleness is not None or (config is not None and "max_staleness" in read_toml(config))
+    dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
     node = LearnerNode(settings, _say, resume=resume is not None, keep_bound=not dialled)
 
     async def work() -> bool:
@@ -156,68 +110,12 @@ def lead(
     raise typer.Exit(DONE if _run(work()) else NOT_REACHED)
 
 
-@app.command()
-def join(
-    bootstrap: Annotated[
-        list[str] | None, typer.Option(help="Any member: host, host:port or a join line (echo1:...). May be repeated.")
-    ] = None,
-    role: Annotated[str | None, typer.Option(help="sampler or relay. Default: sampler.")] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Key and weights. Default: under ~/.local/state.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: all, if a bootstrap is far.")] = None,
-    port: Annotated[int | None, typer.Option(help="Default: any free one; for a relay 7700.")] = None,
-    tls: Tls = None,
-    lan: Lan = None,
-    max_upload: MaxUpload = None,
-    max_download: MaxDownload = None,
-    base: Annotated[
-        str | None,
-        typer.Option(help="Directory or cached Hugging Face id of the base model: what matches is not fetched."),
-    ] = None,
-    batch_samples: Annotated[int | None, typer.Option(help="Samples drawn at a time. Default: 128.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ... Default: auto.")] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="auto, vllm or transformers. Default: auto, which is vllm with a GPU and the package."),
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. Default: auto.")] = None,
-    tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs that share the model. Default: 1.")] = None,
-    gpu_memory_share: Annotated[float | None, typer.Option(help="Of each GPU for vLLM. Default: 0.85.")] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and answer at most, for vLLM. Default: what the model takes.")
-    ] = None,
-    cost_per_hour: PerHour = None,
-    down_cost_per_gb: PerGb = None,
-    up_cost_per_gb: PerGb = None,
-    device_class: Annotated[str | None, typer.Option(help="Kind of device. Default: what it says of itself.")] = None,
-    config: ConfigFile = None,
-    stop_with_stdin: WithStdin = False,
-) -> None:
-    """Join a swarm: generate rollouts for its learner, or keep it together as a relay."""
-    from swarm.config import JoinConfig, load_config
+@app.command(cls=Sections, epilog=JOIN_EXAMPLES)
+@with_settings(JoinConfig)
+def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
+    """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
+    from swarm.configfile import load_config
 
-    flags = {
-        "bootstrap": bootstrap or None,
-        "role": role,
-        "state_dir": state_dir,
-        "host": host,
-        "port": port,
-        "tls": tls,
-        "lan": lan,
-        "max_upload": max_upload,
-        "max_download": max_download,
-        "base": base,
-        "batch_samples": batch_samples,
-        "device": device,
-        "engine": engine,
-        "dtype": dtype,
-        "tensor_parallel_size": tensor_parallel_size,
-        "gpu_memory_share": gpu_memory_share,
-        "max_model_len": max_model_len,
-        "cost_per_hour": cost_per_hour,
-        "down_cost_per_gb": down_cost_per_gb,
-        "up_cost_per_gb": up_cost_per_gb,
-        "device_class": device_class,
-    }
     settings = load_config(JoinConfig, config, flags)
 
     async def work() -> None:
@@ -254,7 +152,7 @@ def demo(
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/demo-DATE-TIME.")] = None,
     as_json: Json = False,
 ) -> None:
-    """A learning swarm on this machine: one learner and a few samplers, with a live view."""
+    """Run a learning swarm on this machine. One learner and a few samplers, with a live view."""
     from random import SystemRandom
 
     from swarm.demo import Demo, DemoOptions
@@ -282,7 +180,7 @@ def status(
     url: Annotated[str, typer.Argument(help="host:port or URL of a running node.")],
     as_json: Json = False,
 ) -> None:
-    """What a running node says of itself."""
+    """Show what a running node says of itself."""
     from swarm.dashboard.terminal import status_table
 
     found = _run(_fetch_status(url))
@@ -294,13 +192,22 @@ def status(
     Console().print(status_table(found))
 
 
+app.command("set")(set_value)
+app.command()(verify)
+app.command()(report)
+app.command()(plan)
+app.command()(simulate)
+app.add_typer(tasks_app, name="tasks")
+app.add_typer(export_app, name="export")
+
+
 def run() -> None:
     """Run a command; every foreseen fault is one line on stderr and an exit status."""
     try:
         arguments = sys.argv[1:] or ["--help"]
-        sys.exit(app(arguments, standalone_mode=False) or DONE)
+        sys.exit(app(arguments, prog_name="echo-node", standalone_mode=False) or DONE)
     except typer.TyperException as error:
-        _fail(error.format_message(), BAD_INPUT)
+        _fail(_explained(error), BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (EchoError, OSError, ExceptionGroup) as error:
@@ -311,6 +218,15 @@ def run() -> None:
                 _fail(str(fault), NOT_REACHED)
             case _:
                 raise
+
+
+def _explained(error: typer.TyperException) -> str:
+    """A wrong command line, and what was probably meant."""
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    if name in LeadConfig.model_fields.keys() | JoinConfig.model_fields.keys():
+        return f"{error}: write {name} = ... in a TOML file and name that with --config"
+    near = getattr(error, "possibilities", None)
+    return f"{error}: did you mean {near[0]}?" if near else error.format_message()
 
 
 def _fail(message: str, code: int) -> None:

@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 
 
 def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = False) -> None:
-    """Which fleet to rent or admit, what it costs, what binds, and what would help most next."""
+    """Choose the fleet for a scenario. What to rent or admit, what it costs, what binds, what would help most next."""
     from rich.console import Console
 
     from swarm.dashboard.plans import plan_view
@@ -80,6 +80,6 @@ def plan_json(found: Plan) -> dict[str, Any]:
 
 def _scenario(file: Path) -> Scenario:
     from swarm.capacity.scenario import Scenario
-    from swarm.config import load_file
+    from swarm.configfile import load_file
 
     return load_file(Scenario, file)

@@ -32,7 +32,7 @@ def set_value(
     value: Annotated[int, typer.Argument(min=0, help="The new S.")],
     run_dir: Annotated[Path | None, typer.Option(help="Default: of the one learner that runs under runs/.")] = None,
 ) -> None:
-    """Change a setting of a learner that runs on this machine; it holds from the next step on."""
+    """Change a setting of a running learner. It runs on this machine; the change holds from the next step on."""
     from swarm.node.control import ask_for
 
     if name != "max-staleness":
@@ -41,7 +41,7 @@ def set_value(
 
 
 def verify(run_dir: RunDirectory, as_json: Json = False) -> None:
-    """Prove from the journal and the checkpoints of a run that no rollout was too old or trained on twice, or lost."""
+    """Prove that a run kept its promises. From journal and checkpoints: no rollout was too old, used twice, or lost."""
     from dataclasses import asdict
 
     report, found = verify_directory(run_dir)
@@ -114,7 +114,7 @@ def report(
     run_dir: RunDirectory,
     to: Annotated[Path | None, typer.Option(help="HTML file to write. Default: RUN_DIR/report.html.")] = None,
 ) -> None:
-    """Write one HTML file about a run, over or not: curves, staleness, costs, events, samples, configuration."""
+    """Write one HTML file about a run. Over or not: curves, staleness, costs, events, samples, configuration."""
     from swarm.report.writing import write_report
 
     config = _config(run_dir)

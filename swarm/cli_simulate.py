@@ -48,10 +48,10 @@ def simulate(
     trace: Annotated[bool, typer.Option("--trace", help="A line for each event of interest.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The whole swarm of a scenario on a virtual clock: idle time, staleness and costs, before anything is paid."""
+    """Run a scenario on a virtual clock. Its idle time, staleness and costs, before anything is paid."""
     from swarm.capacity.scenario import Scenario
     from swarm.capacity.selection import Rules
-    from swarm.config import load_file
+    from swarm.configfile import load_file
     from swarm.dashboard.timeline import check_plot
     from swarm.sim.capacity_choice import Choice
     from swarm.sim.capacity_swarm import CapacitySimulation

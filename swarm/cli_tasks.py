@@ -22,7 +22,7 @@ WRONG = "this is not the answer"
 MOST_SHOWN = 2000
 """Characters of a prompt that are shown."""
 
-tasks_app = typer.Typer(help="What can be learned: list the tasks, try one.", invoke_without_command=True)
+tasks_app = typer.Typer(help="List the tasks, or try one.", invoke_without_command=True)
 
 
 @tasks_app.callback()
@@ -57,8 +57,9 @@ def try_task(
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,
 ) -> None:
-    """Show prompts of TASK, and what answers to them earn: the right one, none and a wrong one unless given."""
-    from swarm.config import LeadConfig, load_config
+    """Show prompts and what answers to them earn. The answers: the right one, none and a wrong one, unless given."""
+    from swarm.config import LeadConfig
+    from swarm.configfile import load_config
     from swarm.node.prompts import open_task
 
     if answer is not None and answers is not None:

@@ -1,17 +1,20 @@
-"""What a user may set: pydantic models, read from a TOML file and from flags. Unknown keys are refused."""
+"""What a user may set: pydantic models. `configfile` reads them from a TOML file and from flags.
+
+Every field is a key of the file. One with a `Flag` is an option of the command line too, and that line is all it takes:
+`cli_options` makes the option of it, with its help and its default.
+"""
 
 from __future__ import annotations
 
 import os
-import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from swarm.errors import UserError
-from swarm.sampler.engine import EngineDtype, EngineOptions
-from swarm.types import Schedule
+if TYPE_CHECKING:
+    from swarm.sampler.engine import EngineOptions
 
 DEFAULT_PORT = 7700
 
@@ -19,13 +22,19 @@ TINY, TINY_WARM = "tiny", "tiny-warm"
 EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
 """Models that are made and not loaded, with the learning rate that suits each: random, and with its warm start."""
 
-MOST_FAULTS = 3
-"""Of a file, told in one line: who sees more reads none."""
+SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"
+MOST, SWARM, LEARNING, ENGINE, MEMORY, MONEY = SECTIONS
+"""Of --help, in this order."""
 
-MOST_SHOWN = 60
-"""Characters of a value or a name that a fault repeats."""
 
-C = TypeVar("C", bound=BaseModel)
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Makes a setting an option of the command line: its section, its help, and words for its default where the field's
+    own value does not say it."""
+
+    section: str
+    help: str
+    default: str = ""
 
 
 def _as_list(value: Any) -> Any:
@@ -72,42 +81,61 @@ Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_leng
 class LeadConfig(BaseModel):
     """One run of a learner. Every field can be set in the TOML file; the ones users change most are flags too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    model: str = TINY
-    task: str = "copy"
-    reward: Literal["task", "random"] = "task"
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT
-    advertise: str | None = None
-    tls: bool | None = None
-    lan: bool | None = None
-    bootstrap: Bootstrap = ()
+    model: Annotated[str, Flag(MOST, "Directory, Hugging Face id, tiny or tiny-warm.")] = TINY
+    task: Annotated[str, Flag(MOST, "What to learn; `echo-node tasks` lists it.")] = "copy"
+    reward: Annotated[Literal["task", "random"], Flag(LEARNING, "random is a control that must not learn.")] = "task"
+    host: Annotated[str, Flag(SWARM, "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535), Flag(MOST, "0 takes any free one.")] = DEFAULT_PORT
+    advertise: Annotated[str | None, Flag(SWARM, "host[:port] that others dial.", "--host")] = None
+    tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
+    lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
+    bootstrap: Annotated[Bootstrap, Flag(SWARM, "A member, if the swarm is there already.")] = ()
     round_s: Annotated[float, Field(ge=0.05, le=60)] = 2.0
-    max_upload: Mbit | None = None
-    max_download: Mbit | None = None
-    run_dir: Path | None = None
-    state_dir: Path | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    device: str = "auto"
+    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most that weights may take of the line, in Mbit/s.")] = None
+    max_download: Annotated[Mbit | None, Flag(SWARM, "The same for what comes in.")] = None
+    run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME")] = None
+    state_dir: Annotated[
+        Path | None, Flag(SWARM, "Key of the swarm, to lead it again in another run.", "in the run directory")
+    ] = None
+    seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of prompts, samples and batches.")] = 0
+    device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ...")] = "auto"
 
-    max_staleness: Annotated[int, Field(ge=0, le=1024)] = 2
-    publish_every_steps: Annotated[int, Field(ge=1)] = 1
-    hold_s: Annotated[float, Field(ge=0)] = 0.0
-    steps: Annotated[int, Field(ge=1)] = 200
-    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_staleness: Annotated[int, Field(ge=0, le=1024), Flag(MOST, "S: 0 is on-policy, 1 and more overlap.")] = 2
+    publish_every_steps: Annotated[int, Field(ge=1), Flag(LEARNING, "K, at most S + 1.")] = 1
+    hold_s: Annotated[
+        float,
+        Field(ge=0),
+        Flag(LEARNING, "Longest wait for samples that would become stale otherwise; inf drops none."),
+    ] = 0.0
+    steps: Annotated[int, Field(ge=1), Flag(MOST, "Learner steps.")] = 200
+    target: Annotated[
+        float | None,
+        Field(gt=0, le=1),
+        Flag(MOST, "Stop once the last version has this held-out exact match."),
+    ] = None
 
-    groups_per_step: Annotated[int, Field(ge=1, le=65_536)] = 32
-    group_size: Annotated[int, Field(ge=2, le=1024)] = 16
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
-    max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
-    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    groups_per_step: Annotated[int, Field(ge=1, le=65_536), Flag(LEARNING, "Prompts of a learner step.")] = 32
+    group_size: Annotated[int, Field(ge=2, le=1024), Flag(LEARNING, "Rollouts of a prompt.")] = 16
+    temperature: Annotated[float, Field(gt=0, le=10), Flag(LEARNING, "Of the samplers.")] = 1.0
+    max_new_tokens: Annotated[int | None, Field(ge=1, le=131_072), Flag(MOST, "Longest completion.", "the task's")] = (
+        None
+    )
+    learning_rate: Annotated[
+        float | None,
+        Field(gt=0, le=1),
+        Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4"),
+    ] = None
     warmup_steps: Annotated[int, Field(ge=0)] = 10
-    schedule: Schedule = "constant"
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine", "wsd"],
+        Flag(LEARNING, "How the learning rate goes over --steps, after its warm-up."),
+    ] = "constant"
     learning_rate_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
     minibatches: Annotated[int, Field(ge=1, le=64)] = 2
 
-    objective: str = "grpo"
+    objective: Annotated[str, Flag(LEARNING, "docs/learner.md says what each is.")] = "grpo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0, le=9)] = 0.28
     advantage_normalisation: Literal["group", "none"] = "group"
@@ -115,12 +143,14 @@ class LeadConfig(BaseModel):
     overlong: Literal["keep", "mask", "punish"] = "keep"
     overlong_margin: Annotated[int, Field(ge=1, le=131_072)] | None = None
 
-    tokens_per_micro_batch: Annotated[int, Field(ge=16, le=1 << 24)] | None = None
+    tokens_per_micro_batch: Annotated[
+        int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Of one forward pass.", "chosen")
+    ] = None
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
     compile: bool = False
-    trainer_ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag(MEMORY, "GPUs that share the training.")] = 1
     trainer_machines: Annotated[int, Field(ge=1, le=1024)] = 1
     trainer_meeting: Annotated[str, Field(pattern=r"^[^\s:]+:[0-9]{1,5}$")] | None = None
 
@@ -128,9 +158,11 @@ class LeadConfig(BaseModel):
     alarm_entropy: Annotated[float, Field(ge=0, le=1)] = 0.1
     alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9)] = 10.0
 
-    rewards: Rewards = {}
-    system_prompt: Annotated[str, Field(max_length=65_536)] | None = None
-    chat: bool | None = None
+    rewards: Annotated[
+        Rewards, Flag(LEARNING, "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
+    ] = {}
+    system_prompt: Annotated[str | None, Field(max_length=65_536), Flag(LEARNING, "What a chat begins with.")] = None
+    chat: Annotated[bool | None, Flag(LEARNING, "Prompts as a chat.", "if the model has a template")] = None
     chat_arguments: ChatArguments = {}
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
     max_prompt_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
@@ -143,10 +175,12 @@ class LeadConfig(BaseModel):
 
     eval_every_steps: Annotated[int, Field(ge=1)] = 10
     eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100
-    checkpoint_every_steps: Annotated[int, Field(ge=1)] = 50
-    keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = 3
-    keep_rollouts: Annotated[int, Field(ge=0)] | None = None
-    tensorboard: bool = False
+    checkpoint_every_steps: Annotated[int, Field(ge=1), Flag(MEMORY, "Steps between two checkpoints.")] = 50
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000), Flag(MEMORY, "Newest ones that stay on disk.")] = 3
+    keep_rollouts: Annotated[
+        int | None, Field(ge=0), Flag(MEMORY, "Steps whose rollouts stay on disk with their tokens.", "all")
+    ] = None
+    tensorboard: Annotated[bool, Flag(MEMORY, "Log for TensorBoard too.")] = False
     beat_s: Annotated[float, Field(ge=0.2, le=60)] = 5.0
     lease_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     reward_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
@@ -154,12 +188,21 @@ class LeadConfig(BaseModel):
     rehearse_step_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     rehearse_noise: Noise = 0.0
 
-    activate: Literal["all", "cheapest"] | None = None
+    activate: Annotated[
+        Literal["all", "cheapest"] | None,
+        Flag(MONEY, "All samplers, or the cheapest that suffice.", "cheapest if there are prices"),
+    ] = None
     idle_target: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    budget_per_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    max_cost: Annotated[float, Field(gt=0, le=1e12)] | None = None
-    cost_per_hour: Price = 0.0
-    egress_cost_per_gb: Price = 0.0
+    budget_per_hour: Annotated[
+        float | None, Field(gt=0, le=1e6), Flag(MONEY, "Most that the active samplers may cost by the hour.")
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        Field(gt=0, le=1e12),
+        Flag(MONEY, "End the run, with a checkpoint, once it has cost so much."),
+    ] = None
+    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine by the hour.")] = 0.0
+    egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, by 1e9 bytes.")] = 0.0
 
     @model_validator(mode="after")
     def _period_fits_bound(self) -> Self:
@@ -194,33 +237,55 @@ class LeadConfig(BaseModel):
 class JoinConfig(BaseModel):
     """One sampler or relay. `host`, `port`, `tls` and `lan` depend on where the bootstraps are unless they are set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    role: Literal["sampler", "relay"] = "sampler"
-    bootstrap: Annotated[Bootstrap, Field(min_length=1)]
-    host: str | None = None
-    port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    tls: bool | None = None
-    lan: bool | None = None
-    max_upload: Mbit | None = None
-    max_download: Mbit | None = None
-    state_dir: Path | None = None
-    base: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    device: str = "auto"
-    engine: Literal["auto", "transformers", "vllm", "scripted"] = "auto"
-    dtype: EngineDtype = "auto"
-    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
-    max_model_len: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
+    role: Annotated[Literal["sampler", "relay"], Flag(MOST, "A relay keeps the swarm together and draws nothing.")] = (
+        "sampler"
+    )
+    bootstrap: Annotated[
+        Bootstrap, Field(min_length=1), Flag(MOST, "Any member: host, host:port or a join line (echo1:...).")
+    ]
+    host: Annotated[str | None, Flag(SWARM, "Address to listen on.", "all, if a bootstrap is far")] = None
+    port: Annotated[
+        int | None,
+        Field(ge=0, le=65_535),
+        Flag(SWARM, "Port to listen on.", "any free one; for a relay 7700"),
+    ] = None
+    tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
+    lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
+    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most that weights may take of the line, in Mbit/s.")] = None
+    max_download: Annotated[Mbit | None, Flag(SWARM, "The same for what comes in.")] = None
+    state_dir: Annotated[Path | None, Flag(SWARM, "Key and weights.", "under ~/.local/state")] = None
+    base: Annotated[
+        str | None,
+        Field(min_length=1, max_length=4096),
+        Flag(SWARM, "Directory or cached Hugging Face id of the base model: what matches is not fetched."),
+    ] = None
+    device: Annotated[str, Flag(MOST, "auto, cpu, cuda, cuda:1, ...")] = "auto"
+    engine: Annotated[
+        Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")
+    ] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Of the weights.")] = "auto"
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1), Flag(ENGINE, "Of each GPU for vLLM.")] = 0.85
+    max_model_len: Annotated[
+        int | None,
+        Field(ge=16, le=16_777_216),
+        Flag(ENGINE, "Tokens of prompt and answer at most, for vLLM.", "what the model takes"),
+    ] = None
     engine_arguments: EngineArguments = {}
-    batch_samples: Annotated[int, Field(ge=1, le=4096)] = 128
+    batch_samples: Annotated[int, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.")] = 128
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
     rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     rehearse_noise: Noise = 0.0
-    device_class: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    cost_per_hour: Price = 0.0
-    down_cost_per_gb: Price = 0.0
-    up_cost_per_gb: Price = 0.0
+    device_class: Annotated[
+        str | None,
+        Field(min_length=1, max_length=64),
+        Flag(MONEY, "Kind of device.", "what it says of itself"),
+    ] = None
+    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine by the hour.")] = 0.0
+    down_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic in, by 1e9 bytes.")] = 0.0
+    up_cost_per_gb: Annotated[Price, Flag(MONEY, "The same for what goes out.")] = 0.0
 
     @model_validator(mode="after")
     def _rehearses_without_a_model(self) -> Self:
@@ -248,6 +313,8 @@ class JoinConfig(BaseModel):
     @property
     def engine_options(self) -> EngineOptions:
         """What the engine is started with."""
+        from swarm.sampler.engine import EngineOptions
+
         return EngineOptions(
             dtype=self.dtype,
             tensor_parallel_size=self.tensor_parallel_size,
@@ -255,81 +322,3 @@ class JoinConfig(BaseModel):
             max_model_len=self.max_model_len,
             arguments=self.engine_arguments,
         )
-
-
-def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:
-    """A `kind` from the TOML `file`, if any, overridden by the flags that were given. UserError in one line."""
-    values = read_toml(file) if file else {}
-    values.update({name: value for name, value in flags.items() if value is not None})
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        raise UserError("; ".join(_explain(kind, fault) for fault in error.errors())) from error
-
-
-def load_file(kind: type[C], file: Path) -> C:
-    """A `kind` that a TOML file alone says. UserError in one line that names the file and the keys."""
-    values = read_toml(file)
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        faults = [_explain_key(values, fault) for fault in error.errors()]
-        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-        raise UserError(f"{file}: {'; '.join(faults[:MOST_FAULTS])}{more}") from error
-
-
-def read_toml(file: Path) -> dict[str, Any]:
-    """The settings of a file, as they stand. UserError if it cannot be read."""
-    try:
-        return tomllib.loads(file.read_text())
-    except OSError as error:
-        raise UserError(f"cannot read the configuration {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}") from error
-
-
-def _explain(kind: type[BaseModel], fault: Any) -> str:
-    name = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}; known ones: {', '.join(kind.model_fields)}"
-    if fault["type"] == "missing":
-        return f"--{name.replace('_', '-')} has to be given"
-    message = _message(fault)
-    return (
-        f"--{name.replace('_', '-')} {_shown(fault['input'])}: {message[0].lower() + message[1:]}" if name else message
-    )
-
-
-def _explain_key(values: dict[str, Any], fault: Any) -> str:
-    """The fault by its key, as in `fleet vast-4090: price_per_h`."""
-    key = _key(values, fault["loc"])
-    match fault["type"]:
-        case "extra_forbidden":
-            return f"{key} is no key of this file"
-        case "missing":
-            return f"{key} is missing"
-    message, given = _message(fault), fault["input"]
-    if isinstance(given, dict | list):
-        return f"{key}: {message}" if key else message
-    return f"{key} = {repr(given)[:MOST_SHOWN]}: {message[0].lower() + message[1:]}"
-
-
-def _key(values: Any, loc: tuple[str | int, ...]) -> str:
-    """Keys with dots between them; an entry of a list of tables is called by its name."""
-    key, at = "", values
-    for part in loc:
-        if isinstance(at, dict):
-            key, at = key + (" " if key.endswith(":") else "." if key else "") + str(part), at.get(part)
-        elif isinstance(at, list) and isinstance(part, int):
-            at = at[part]
-            name = at.get("name") if isinstance(at, dict) else None
-            key += f" {name[:MOST_SHOWN] if isinstance(name, str) and name.isprintable() else f'number {part + 1}'}:"
-    return key.removesuffix(":")
-
-
-def _message(fault: Any) -> str:
-    return str(fault["msg"]).removeprefix("Value error, ")
-
-
-def _shown(given: Any) -> Any:
-    return given if isinstance(given, int | float) or str(given).isprintable() else repr(given)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from swarm.config import LeadConfig, load_config, read_toml
+from swarm.config import LeadConfig
+from swarm.configfile import load_config, read_toml
 from swarm.errors import UserError
 
 CHANGEABLE = frozenset(

@@ -10,7 +10,7 @@ from benchmarks.cost_prices import cheapest_arm
 from benchmarks.cost_rows import MOST_IDLE, async_idle, measure
 from swarm.capacity.baselines import references_of
 from swarm.capacity.scenario import Baseline, Scenario
-from swarm.config import load_file
+from swarm.configfile import load_file
 
 LAB = load_file(Scenario, Path(__file__).parents[2] / "examples" / "lab-4b.toml")
 

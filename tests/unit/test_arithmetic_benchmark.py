@@ -16,7 +16,8 @@ from benchmarks.arithmetic import lead_settings, main
 from benchmarks.arithmetic_figures import Point, line_of, read_curve, summary, two_proportion_z, wilson
 from benchmarks.arithmetic_words import LARGEST, asked, byte_tokenizer, lesson, make_base, questions, write_jsonl
 from benchmarks.learning_forced import OneProcess
-from swarm.config import LeadConfig, load_config
+from swarm.config import LeadConfig
+from swarm.configfile import load_config
 from swarm.learner.checkpoint import load_model
 from swarm.learner.warm import Course
 from swarm.tasks import load_task, task_options

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarm.config import JoinConfig, LeadConfig, load_config
+from swarm.config import JoinConfig, LeadConfig
+from swarm.configfile import line_of, load_config
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions
 
@@ -39,11 +40,64 @@ def test_a_flag_overrides_the_file_and_a_flag_not_given_does_not(file: Path) -> 
     assert (config.steps, config.seed) == (9, 3)
 
 
-def test_an_unknown_setting_is_refused_with_the_known_ones(file: Path) -> None:
-    file.write_text("max_stalenes = 2\n")
-    line = fault(LeadConfig, file)
-    assert "unknown setting 'max_stalenes'" in line
-    assert all(name in line for name in LeadConfig.model_fields)
+def test_an_unknown_setting_is_refused_with_the_one_that_was_meant_or_all(file: Path) -> None:
+    file.write_text("# mine\nmax_stalenes = 2\n")
+    said = f"{file}, line 2: max_stalenes is no key of this file: did you mean max_staleness?"
+    assert fault(LeadConfig, file) == said
+    file.write_text("colour = 2\n")
+    assert fault(LeadConfig, file).endswith(f"known: {', '.join(LeadConfig.model_fields)}")
+
+
+def test_a_bad_value_of_a_file_is_named_with_file_key_and_line(file: Path) -> None:
+    file.write_text('task = "copy"\n\nsteps = 0\n[rewards]\nexact = "much"\n')
+    assert fault(LeadConfig, file) == (
+        f"{file}, line 3: steps = 0: input should be greater than or equal to 1; "
+        "line 5: rewards.exact = 'much': input should be a valid number, unable to parse string as a number"
+    )
+    assert fault(LeadConfig, file, steps=-1).startswith(f"{file}, line 5: rewards.exact")
+    assert fault(LeadConfig, file, steps=-1).endswith("--steps -1: input should be greater than or equal to 1")
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        (("steps",), 2),
+        (("stop", 1), 3),
+        (("quoted key",), 6),
+        (("chat", "on"), 9),
+        (("net", "far", "a"), 10),
+        (("more", "net", "b"), 13),
+        (("more", "net", "missing"), 11),
+        (("fleet", 0, "name"), 15),
+        (("fleet", 1, "name"), 18),
+        (("fleet", 1, "price"), 17),
+        (("fleet", 1, "line", "up"), 20),
+        (("nowhere",), 0),
+    ],
+)
+def test_the_line_of_a_key_is_found_in_tables_lists_and_dotted_keys(place: tuple[str | int, ...], line: int) -> None:
+    text = """# steps = 9
+steps = 1
+stop = [
+  "a = 1",
+  "b"]
+"quoted key" = '''
+steps = 3
+[fleet]'''
+chat = { on = 1 }
+net.far.a = 1
+[more.net]
+
+b = 2
+[[fleet]]
+name = "x"
+
+[[fleet]]
+name = "y"
+[fleet.line]
+up = 1
+"""
+    assert line_of(text, place) == line
 
 
 def test_a_publication_period_that_would_deadlock_is_refused() -> None:

@@ -39,7 +39,7 @@ from benchmarks.cost_rows import (
 from swarm.capacity.arms import Arm
 from swarm.capacity.baselines import references_of, saving
 from swarm.capacity.scenario import Baseline, Colocated, Scenario
-from swarm.config import load_file
+from swarm.configfile import load_file
 from swarm.sim.capacity_timeline import StepTaken
 
 LAB = load_file(Scenario, Path(__file__).parents[2] / "examples" / "lab-4b.toml")

@@ -81,6 +81,7 @@ ABOVE = (
     "swarm.node",
     "swarm.cli",
     "swarm.cli_capacity",
+    "swarm.cli_options",
     "swarm.cli_runs",
     "swarm.cli_simulate",
     "swarm.cli_tasks",

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from swarm.auth import ServerSessions
-from swarm.config import JoinConfig, LeadConfig, load_config
+from swarm.config import JoinConfig, LeadConfig
+from swarm.configfile import load_config
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.owner import Owner
 from swarm.gossip.reachability import DialBack

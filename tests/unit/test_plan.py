@@ -16,7 +16,7 @@ from swarm.capacity.overlap import sustained, versions_apart, versions_taken
 from swarm.capacity.plan import NoFeasibleSet, plan_for
 from swarm.capacity.scenario import Scenario, online_of
 from swarm.cli_capacity import ways_of
-from swarm.config import load_file
+from swarm.configfile import load_file
 
 LAB = load_file(Scenario, Path(__file__).parents[2] / "examples" / "lab-4b.toml")
 
