@@ -291,7 +291,7 @@ class Demo:
 
     async def _verify(self) -> Report:
         """What the run's journal and checkpoints prove."""
-        report, _ = await asyncio.to_thread(verify_directory, self._run_dir)
+        report, *_ = await asyncio.to_thread(verify_directory, self._run_dir)
         for breach in report.breaches:
             self._console.print(f"breach: {breach}", highlight=False)
         return report
