@@ -72,6 +72,8 @@ def verify(
     if damaged:
         raise Damaged(run_dir, next(iter(damaged)), next(iter(damaged.values())))
     if report.breaches:
+        remedy = f"`echo-node verify {run_dir} --salvage NEW` writes what holds together into a new run directory"
+        typer.echo(f"echo-node: {run_dir} has breaches, named above; if a disk or a copy did it, {remedy}", err=True)
         raise typer.Exit(BREACHED)
 
 
