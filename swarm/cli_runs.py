@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.errors import UserError
+from swarm.errors import Damaged, UserError
 
 if TYPE_CHECKING:
     from swarm.config import LeadConfig
@@ -22,7 +22,10 @@ RunDirectory = Annotated[Path, typer.Argument(help="The run's directory.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 BREACHED = 1
-"""Exit status of `verify` when an invariant does not hold."""
+"""Exit status of `verify` when an invariant does not hold; that of damage is 2, as of whatever a person has to mend."""
+
+LOST_SHOWN = 50
+"""Lines about what was lost: by then more of them say nothing new."""
 
 export_app = typer.Typer(help="Write parts of a run for other programs.")
 
@@ -40,38 +43,73 @@ def set_value(
     typer.echo(asyncio.run(ask_for(run_dir or _the_running_one(), {"max_staleness": value})))
 
 
-def verify(run_dir: RunDirectory, as_json: Json = False) -> None:
+def verify(
+    run_dir: RunDirectory,
+    salvage: Annotated[
+        Path | None, typer.Option(help="Of a damaged run: new directory for what can be read, to go on with.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Prove that a run kept its promises. From journal and checkpoints: no rollout was too old, used twice, or lost."""
     from dataclasses import asdict
 
-    report, found = verify_directory(run_dir)
+    if salvage is not None:
+        _salvage(run_dir, salvage)
+        run_dir = salvage
+    report, found, damaged = verify_directory(run_dir)
     for breach in report.breaches:
         typer.echo(f"breach: {breach}")
+    for name, fault in damaged.items():
+        typer.echo(f"damaged: {name}: {fault}")
     typer.echo(
         f"{report.batches} batches, {report.accepted} rollouts accepted: {report.trained} trained on once, "
-        f"{report.dropped} dropped for a reason that is true, {report.waiting} waiting; {len(found)} checkpoints; "
+        f"{report.dropped} dropped for a reason that is true, {report.waiting} waiting; {len(found)} checkpoints"
+        + (f", {len(damaged)} parts damaged; " if damaged else "; ")
         + (f"{len(report.breaches)} breaches" if report.breaches else "no breach of I1 or I3")
     )
     if as_json:
-        typer.echo(json.dumps({**asdict(report), "checkpoints": [one.step for one in found]}))
+        typer.echo(json.dumps({**asdict(report), "checkpoints": [one.step for one in found], "damaged_parts": damaged}))
+    if damaged:
+        raise Damaged(run_dir, next(iter(damaged)), next(iter(damaged.values())))
     if report.breaches:
+        remedy = f"`echo-node verify {run_dir} --salvage NEW` writes what holds together into a new run directory"
+        typer.echo(f"echo-node: {run_dir} has breaches, named above; if a disk or a copy did it, {remedy}", err=True)
         raise typer.Exit(BREACHED)
 
 
-def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint]]:
-    """What the journal of a run proves, and the whole checkpoints that it was compared with. Blocking."""
-    from swarm.learner.checkpoints import is_whole, whole_checkpoints
+def _salvage(run_dir: Path, to: Path) -> None:
+    from swarm.node.salvage import salvage
+
+    done = salvage(run_dir, to)
+    for line in done.lost[:LOST_SHOWN]:
+        typer.echo(f"lost: {line}")
+    if len(done.lost) > LOST_SHOWN:
+        typer.echo(f"lost: {len(done.lost) - LOST_SHOWN} more things")
+    typer.echo(
+        f"{to} goes on from step {done.step} with {done.batches} recorded batches: `echo-node lead --resume {to}`"
+    )
+
+
+def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str, str]]:
+    """What the journal of a run proves, the whole checkpoints that it was compared with, and by name what is wrong with
+    others and with the best model. Blocking."""
+    from swarm.learner.checkpoints import damaged_checkpoints, fault_of, whole_checkpoints
     from swarm.rollout.verify import verify_run
 
     config = _config(run_dir)
-    found = [checkpoint for checkpoint in whole_checkpoints(run_dir / "checkpoints") if is_whole(checkpoint.path)]
+    root, best = run_dir / "checkpoints", run_dir / "best"
+    torn = damaged_checkpoints(root)
+    found = [checkpoint for checkpoint in whole_checkpoints(root) if checkpoint.path.name not in torn]
+    damaged = {f"checkpoints/{name}": fault for name, fault in torn.items()}
+    if best.is_dir() and (fault := fault_of(best, ("best.json",))):
+        damaged["best"] = fault
     report = verify_run(
         run_dir,
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
         checkpoints=[(checkpoint.step, checkpoint.lineage) for checkpoint in found],
     )
-    return report, found
+    return report, found, damaged
 
 
 @export_app.command("rollouts")
@@ -98,6 +136,7 @@ def export_model(
     best: Annotated[bool, typer.Option("--best", help="The model that was best on held-out prompts.")] = False,
 ) -> None:
     """Write a run's model as anybody loads it, with tokenizer, generation config and a model card."""
+    from swarm.learner.checkpoints import newer_than
     from swarm.learner.export import export_model as write
     from swarm.report.card import model_card
     from swarm.report.figures import read_figures
@@ -107,6 +146,9 @@ def export_model(
     _config(run_dir)
     figures = read_figures(run_dir)
     done = write(run_dir, to, lambda at: model_card(figures, at), step=step, best=best)
+    newer = [] if best or step is not None else newer_than(run_dir / "checkpoints", done)
+    if newer:
+        typer.echo(f"damaged and passed over: {', '.join(newer)} (`echo-node verify {run_dir}` says how)", err=True)
     typer.echo(f"the model of step {done} in {to}")
 
 
@@ -118,7 +160,10 @@ def report(
     from swarm.report.writing import write_report
 
     config = _config(run_dir)
-    typer.echo(f"report in {write_report(run_dir, to, lambda: _readers(run_dir, config))}")
+    path, fault = write_report(run_dir, to, lambda: _readers(run_dir, config))
+    if fault:
+        typer.echo(f"echo-node: {fault}", err=True)
+    typer.echo(f"report in {path}")
 
 
 def _config(run_dir: Path) -> LeadConfig:

@@ -298,7 +298,7 @@ class Demo:
 
     async def _verify(self) -> Report:
         """What the run's journal and checkpoints prove."""
-        report, _ = await asyncio.to_thread(verify_directory, self._run_dir)
+        report, *_ = await asyncio.to_thread(verify_directory, self._run_dir)
         for breach in report.breaches:
             self._say(f"breach: {breach}")
         return report

@@ -1,5 +1,7 @@
 """What can go wrong, by whose fault. The type says who has to act, the message what to do next."""
 
+from pathlib import Path
+
 
 class EchoError(Exception):
     """Base of every error that echo-node raises on purpose."""
@@ -7,6 +9,16 @@ class EchoError(Exception):
 
 class UserError(EchoError):
     """The person at the keyboard has to change something: one line, exit status 2."""
+
+
+class Damaged(UserError):
+    """A file of a run is not what was written there, or is gone. The message says which, and what saves the rest."""
+
+    def __init__(self, run_dir: Path, name: str, why: object) -> None:
+        super().__init__(
+            f"{run_dir / name} is damaged ({' '.join(str(why).split())}): put back a copy, or have `echo-node verify "
+            f"{run_dir} --salvage NEW` write what can be read into a new run directory"
+        )
 
 
 class ProtocolError(EchoError):

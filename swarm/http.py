@@ -6,6 +6,7 @@ Under TLS a client pins the certificate that was named to it; above TLS, and wit
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import re
 import secrets
@@ -48,11 +49,16 @@ CONNECT_S = 5.0
 MAX_CONNECTIONS = 8
 """Connections that one client opens to one peer: a question held open, a beat, a submission, four chunks, one spare."""
 
+SILENT = "is the address right, and do firewalls and routers let the port through?"
+"""What to look at where nothing answers at all."""
+
 ERROR_TEXT_BYTES = 500
 """How much of a peer's error text is read and shown."""
 
 FINGERPRINT_BYTES = 32
 """SHA-256 of a certificate in DER."""
+
+NUMBER = re.compile("[0-9]{1,9}")
 
 NEEDLESS_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """What aiohttp would add to every request: 130 bytes that say nothing to a node."""
@@ -69,6 +75,14 @@ class Gone(ProtocolError):
 
 class OtherProtocol(ProtocolError):
     """The peer speaks another protocol; the message says which side has to be upgraded."""
+
+
+class OtherCertificate(PeerUnreachable):
+    """Another certificate than the one that was named is shown."""
+
+
+class OtherEncryption(PeerUnreachable):
+    """Something answers that does not speak TLS, where TLS was named or expected."""
 
 
 class Forbidden(ProtocolError):
@@ -234,12 +248,19 @@ class PeerClient:
                 if answer.status != 200:
                     raise await _refusal(answer, self.base_url)
                 return await read_capped(answer.content, cap_bytes)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise PeerUnreachable(
+                f"{self.base_url} cannot be reached: no answer within {CONNECT_S:g} s; {SILENT}"
+            ) from error
         except TimeoutError as error:
             raise PeerUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s") from error
         except aiohttp.ServerFingerprintMismatch as error:
-            raise PeerUnreachable(_mismatch_line(self.base_url, error.got)) from error
+            raise OtherCertificate(_mismatch_line(self.base_url, error.got)) from error
+        except ssl.SSLError as error:
+            why = "it does not speak TLS, as was named; if it was set up anew, ask for its new join line"
+            raise OtherEncryption(f"{self.base_url} cannot be reached: {why}") from error
         except (aiohttp.ClientError, OSError, UnicodeError) as error:
-            raise PeerUnreachable(f"{self.base_url} cannot be reached ({_reason(error)})") from error
+            raise PeerUnreachable(f"{self.base_url} cannot be reached: {_reason(error)}") from error
 
 
 async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
@@ -251,9 +272,16 @@ async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host, port, ssl=unverified)
     except TimeoutError as error:
-        raise PeerUnreachable(f"{host}:{port} did not show a certificate within {timeout_s:g} s") from error
+        raise PeerUnreachable(
+            f"{host}:{port} cannot be reached: it did not show a certificate within {timeout_s:g} s; {SILENT}"
+        ) from error
+    except ssl.SSLError as error:
+        raise OtherEncryption(
+            f"{host}:{port} does not answer with TLS; if it is an echo-node without (--no-tls), name it as "
+            f"http://{host}:{port}"
+        ) from error
     except (OSError, UnicodeError) as error:
-        raise PeerUnreachable(f"{host}:{port} does not answer with TLS ({_reason(error)})") from error
+        raise PeerUnreachable(f"{host}:{port} cannot be reached: {_reason(error)}") from error
     certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
     return hashlib.sha256(certificate).digest()
@@ -333,7 +361,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse another protocol with 426, and answer a peer's faults with 4xx instead of a stack trace."""
     spoken = request.headers.get(PROTOCOL_HEADER)
     if request.path != "/v1/status" and spoken != str(PROTOCOL):
-        return web.Response(status=426, text=_upgrade_line(spoken))
+        return web.Response(status=426, text=_upgrade_line(spoken), headers={PROTOCOL_HEADER: str(PROTOCOL)})
     try:
         return await handler(request)
     except ProtocolError as error:
@@ -356,7 +384,7 @@ STATUS_OF_FAULT: tuple[tuple[type[ProtocolError], int], ...] = (
 
 
 def _upgrade_line(spoken: str | None) -> str:
-    if spoken is None or not re.fullmatch(r"[0-9]{1,9}", spoken):
+    if spoken is None or not NUMBER.fullmatch(spoken):
         return f"this is an echo-node that speaks protocol {PROTOCOL}; use the echo-node client"
     side = "this node, the one you called," if int(spoken) > PROTOCOL else "your node"
     return f"protocol {spoken} met protocol {PROTOCOL}: {side} has to be upgraded"
@@ -367,7 +395,8 @@ async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
     # It may be shown on a terminal.
     text = "".join(c if c.isprintable() else "?" for c in said)
     if answer.status == 426:
-        return OtherProtocol(f"{peer} refused: {text}")
+        theirs = answer.headers.get(PROTOCOL_HEADER, "")
+        return other_protocol(peer, int(theirs)) if NUMBER.fullmatch(theirs) else OtherProtocol(f"{peer}: {text}")
     if answer.status == 401:
         return Unauthorized(f"{peer} does not know who asks: {text}")
     if answer.status == 403:
@@ -383,6 +412,14 @@ async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
     return ProtocolError(f"{peer} refused with status {answer.status}: {text}")
 
 
+def other_protocol(peer: str, theirs: int) -> OtherProtocol:
+    """That `peer` speaks protocol `theirs`, and which side has to be updated."""
+    numbers = f"protocol {theirs}, this one speaks {PROTOCOL}"
+    if theirs > PROTOCOL:
+        return OtherProtocol(f"{peer} runs a newer release of echo-node ({numbers}): update this one")
+    return OtherProtocol(f"{peer} runs an older release of echo-node ({numbers}): update that one, or use its release")
+
+
 def _seconds(header: str | None) -> float:
     try:
         return min(300.0, max(0.1, float(header or "1")))
@@ -393,9 +430,19 @@ def _seconds(header: str | None) -> float:
 def _mismatch_line(peer: str, got: bytes) -> str:
     return (
         f"the certificate of {peer} is not the one that was named (it shows {got.hex()[:16]}...): "
-        "someone is between, or the node was set up anew and has to be named anew"
+        "someone is between, or the node was set up anew; then ask for its new join line"
     )
 
 
 def _reason(error: Exception) -> str:
+    """Why there was no connection, or none for long enough, and what to look at."""
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return "its name does not resolve: is it spelled right, and is this machine on the network?"
+        case aiohttp.ServerDisconnectedError() | ConnectionResetError():
+            return "it closed the connection without an answer; if it speaks TLS, name it as https://HOST:PORT"
+        case OSError(errno=errno.ECONNREFUSED):
+            return "nothing listens there (connection refused): is the node running, and is the port right?"
+        case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
+            return "there is no route to it: is the address right, and are both machines on the network?"
     return str(error) or type(error).__name__

@@ -98,22 +98,51 @@ def read_state(directory: Path) -> TrainerState:
 
 def is_whole(directory: Path) -> bool:
     """True if every file has the size and the BLAKE3 that digests.json says. Reads all of it; False if it cannot."""
-    if not _has_its_sizes(directory):
-        return False
+    return fault_of(directory) == ""
+
+
+def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS)) -> str:
+    """Which file is not as digests.json says, and how; "" if all are. `needed` have to be in it. Reads all files."""
+    said = read_digests(directory)
+    if not set(needed) <= set(said):
+        return f"its {DIGESTS} is missing or torn"
     try:
-        return all(_digest_of(directory / name) == said for name, said in read_digests(directory).items())
-    except OSError:
-        return False
+        for name, digest in said.items():
+            if (nbytes := (directory / name).stat().st_size) != digest.nbytes:
+                return f"{name} has {nbytes} bytes instead of {digest.nbytes}"
+        for name, digest in said.items():
+            if _digest_of(directory / name) != digest:
+                return f"{name} is not what was written there"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return ""
+
+
+def damaged_checkpoints(root: Path) -> dict[str, str]:
+    """Names of the directories under `root` that no run can go on from, and what is wrong with each. Reads all."""
+    faults = {path.name: _fault_of_checkpoint(path) for path in step_directories(root)}
+    return {name: fault for name, fault in faults.items() if fault}
+
+
+def _fault_of_checkpoint(directory: Path) -> str:
+    # One with sound files may lie under the name of another step.
+    return fault_of(directory) or ("" if _checkpoint(directory) else f"its {STATE} is of another step, or none")
 
 
 def whole_checkpoints(root: Path) -> list[Checkpoint]:
     """All that have a digests.json, oldest first. Their files are not read: `is_whole` tells whether they are sound."""
-    return [found for path in _step_directories(root) if (found := _checkpoint(path)) is not None]
+    return [found for path in step_directories(root) if (found := _checkpoint(path)) is not None]
+
+
+def newer_than(root: Path, step: int | None) -> list[str]:
+    """Names of the directories of checkpoints after `step`, whole or not; all for None."""
+    names = [path.name for path in step_directories(root)]
+    return names if step is None else [name for name in names if int(name.removeprefix("step-")) > step]
 
 
 def newest_whole(root: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; torn and damaged ones are passed over."""
-    return _newest_whole(_step_directories(root))
+    return _newest_whole(step_directories(root))
 
 
 # -- writing -------------------------------------------------------------------------------------------------
@@ -176,7 +205,7 @@ def prune(root: Path, keep: int) -> None:
         return
     with _locked(root, wait=False) as alone:
         # Listed first: one that is committed from now on is not among these, and so not removed.
-        listed = _step_directories(root)
+        listed = step_directories(root)
         if alone:
             _remove_partial(root)
         newest = _newest_whole(listed)
@@ -237,7 +266,7 @@ def in_stream_dtype(name: str, content: bytes) -> bytes:
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-def _step_directories(root: Path) -> list[Path]:
+def step_directories(root: Path) -> list[Path]:
     """All directories named as checkpoints are, whatever is in them, by step."""
     found = {path: match for path in _directories(root) if (match := STEP_NAME.fullmatch(path.name))}
     return sorted(found, key=lambda path: int(found[path][1]))

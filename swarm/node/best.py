@@ -133,12 +133,15 @@ def _write_tensors(path: Path, weights: Path, layout: Layout) -> None:
 
 def _rank(figures: Mapping[str, Any]) -> tuple[float, float]:
     # What an older release measured has no reward.
-    return figures["exact_match"], figures.get("reward", 0.0)
+    return float(figures["exact_match"]), float(figures.get("reward", 0.0))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """What best.json says; None if there is none, or it is damaged: the next version measured takes its place."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        _rank(found)
+        int(found["version"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, dict) and {"version", "exact_match"} <= found.keys() else None
+    return dict(found)

@@ -22,7 +22,7 @@ from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.joinline import PREFIX, read_join_line
 from swarm.gossip.reachability import is_loopback
 from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
-from swarm.http import Busy, OtherProtocol, PeerClient, certificate_of
+from swarm.http import Busy, OtherCertificate, OtherEncryption, OtherProtocol, PeerClient, certificate_of
 from swarm.node.hello import Hello, say_hello
 from swarm.node.identity import write_privately
 from swarm.signing import swarm_id_of
@@ -34,8 +34,18 @@ RESOLVE_S = 5.0
 FIND_LEAST_S, FIND_MOST_S = 1.0, 300.0
 """Between two tries while no bootstrap has ever answered: doubled each time, so that a dead one costs little."""
 
+FIND_S = 86_400.0
+"""All such pauses together, after which a node that never heard anybody gives up: a learner that is down over night is
+waited for, one that is gone for good is not. A node that has been in the swarm waits for ever (node/link.py)."""
+
+WRONG_TRIES = 3
+"""Sweeps in a row in which whoever was named answers, and is somebody else: by then it is no port that another program
+held for a moment while the learner was started again."""
+
 CACHED_TRIES = 3
 """Remembered peers that are tried in one sweep, after everything that the user named."""
+
+ASK_ANEW = "ask whoever leads the swarm for a new one"
 
 MAX_CACHED = 64
 """Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year."""
@@ -82,6 +92,10 @@ class OtherSwarm(EchoError):
     """A bootstrap answers, but for another swarm than the one that is wanted."""
 
 
+WRONG = (OtherSwarm, OtherCertificate, OtherEncryption, ProtocolError)
+"""Answers of which no waiting makes the right one: of another swarm, certificate or release, or of no echo-node."""
+
+
 class Bootstraps:
     """All places to begin. `swarm` is the one that a join line names, if any; it is never given up."""
 
@@ -123,33 +137,40 @@ class Bootstraps:
     async def greet(self) -> Greeting:
         """Say hello to what the user named, in a random order, then to a few remembered peers, until one answers.
 
-        PeerUnreachable, ProtocolError or OtherSwarm of the first that was tried if none does.
+        PeerUnreachable, ProtocolError or OtherSwarm of the first that was named if none does; one that waiting may mend
+        comes first.
         """
-        first: EchoError | None = None
+        errors: list[EchoError] = []
         for bootstrap in self._sweep():
             try:
                 return await self._greet_one(bootstrap)
             except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
-                first = first or error
-        raise first or PeerUnreachable("no bootstrap was named, and no peer is remembered")
+                if not (bootstrap.is_remembered and errors):
+                    errors.append(error)
+        hopeful = [error for error in errors if not isinstance(error, WRONG)]
+        raise (hopeful or errors or [PeerUnreachable("no bootstrap was named, and no peer is remembered")])[0]
 
     async def find(self, say: Callable[[str], None]) -> Greeting:
-        """The first that answers, however long it takes. UserError only for what waiting does not mend."""
-        wait_s = FIND_LEAST_S
-        lost = False
+        """The first that answers, within a day. UserError for what waiting does not mend."""
+        wait_s, waited_s, wrong, said = FIND_LEAST_S, 0.0, 0, ""
         while True:
             try:
                 greeting = await self.greet()
             except (PeerUnreachable, ProtocolError, OtherSwarm) as error:
-                if isinstance(error, OtherProtocol) and len(self._named) == 1:
+                wrong = wrong + 1 if isinstance(error, WRONG) else 0
+                if wrong == WRONG_TRIES or isinstance(error, OtherProtocol):
                     raise UserError(str(error)) from error
-                if not lost:
-                    say(f"{error}; trying again until a bootstrap answers (Ctrl-C to give up)")
-                lost = True
-                await asyncio.sleep(wait_s * self._random.uniform(0.8, 1.2))
+                if waited_s >= FIND_S:
+                    raise UserError(f"{error}; nobody answered for {FIND_S / 3600:g} hours: {ASK_ANEW}") from error
+                if str(error) != said:
+                    said = str(error)
+                    say(f"{said}; trying again until a bootstrap answers (Ctrl-C to give up)")
+                pause_s = wait_s * self._random.uniform(0.8, 1.2)
+                await asyncio.sleep(pause_s)
+                waited_s += pause_s
                 wait_s = min(FIND_MOST_S, 2 * wait_s)
             else:
-                if lost:
+                if said:
                     say(f"{greeting.address.url} answers")
                 return greeting
 
@@ -162,7 +183,8 @@ class Bootstraps:
         greeting = await _greet(bootstrap, self._random)
         expected = self.swarm or (self._cached_swarm if bootstrap.is_remembered else None)
         if expected is not None and greeting.hello.swarm != expected:
-            raise OtherSwarm(f"{greeting.address.url} belongs to swarm {greeting.hello.swarm}, not to {expected}")
+            old = f": this join line is old, {ASK_ANEW}" if not bootstrap.is_remembered else ""
+            raise OtherSwarm(f"{greeting.address.url} belongs to swarm {greeting.hello.swarm}, not to {expected}{old}")
         return greeting
 
     def remember(self, hello: Hello, records: Sequence[SignedRecord]) -> None:
@@ -224,12 +246,13 @@ async def address_of(bootstrap: Bootstrap, random: Random) -> Address:
         return Address(host=host, port=bootstrap.port, fingerprint=bootstrap.fingerprint)
     plain = Address(host=host, port=bootstrap.port)
     may_be_plain = bootstrap.scheme == "" and is_loopback(host)
-    if may_be_plain and await _speaks_plain(plain):
+    fault = await _fault_of_plain(plain) if may_be_plain else None
+    if may_be_plain and fault is None:
         return plain
     try:
         return msgspec.structs.replace(plain, fingerprint=await certificate_of(host, bootstrap.port, CERTIFICATE_S))
     except PeerUnreachable as error:
-        raise PeerUnreachable(f"{plain.url} cannot be reached") if may_be_plain else error from error
+        raise fault or error from error
 
 
 async def _greet(bootstrap: Bootstrap, random: Random) -> Greeting:
@@ -254,21 +277,27 @@ async def _resolve(bootstrap: Bootstrap, random: Random) -> str:
         async with asyncio.timeout(RESOLVE_S):
             found = await loop.getaddrinfo(bootstrap.host, bootstrap.port, type=socket.SOCK_STREAM)
     except TimeoutError as error:
-        raise PeerUnreachable(f"the name {bootstrap.host} was not resolved within {RESOLVE_S:g} s") from error
+        raise PeerUnreachable(
+            f"the name {bootstrap.host} was not resolved within {RESOLVE_S:g} s: is this machine on the network?"
+        ) from error
     except (OSError, UnicodeError) as error:
-        raise PeerUnreachable(f"the name {bootstrap.host} cannot be resolved ({error})") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise PeerUnreachable(
+            f"the name {bootstrap.host} does not resolve ({why}): is it spelled right, and is this machine on the "
+            "network?"
+        ) from error
     # IPv4 first where there are both: a name for this machine usually means 127.0.0.1.
     four = [str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET]
     return random.choice(four or [str(entry[4][0]) for entry in found])
 
 
-async def _speaks_plain(address: Address) -> bool:
-    """Whether something that is not TLS listens there; on this machine nobody is between."""
+async def _fault_of_plain(address: Address) -> PeerUnreachable | None:
+    """None if something that is not TLS listens there; on this machine nobody is between."""
     async with PeerClient(address) as peer:
         try:
             await say_hello(peer)
         except (ProtocolError, Busy):
-            return True
-        except PeerUnreachable:
-            return False
-        return True
+            return None
+        except PeerUnreachable as error:
+            return error
+        return None

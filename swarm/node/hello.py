@@ -11,7 +11,7 @@ from aiohttp import web
 
 from swarm.errors import ProtocolError
 from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
-from swarm.http import Peer, binary
+from swarm.http import Peer, binary, other_protocol
 from swarm.signing import PublicKeyField, swarm_id_of
 from swarm.types import Id, Role, Seconds, SwarmId
 from swarm.wire import PROTOCOL, Message, decode, encode
@@ -68,7 +68,9 @@ async def say_hello(peer: Peer) -> Heard:
     """The hello of the node behind `peer`. ProtocolError if it does not hold together."""
     data = await peer.get(HELLO_PATH, cap_bytes=HELLO_BYTES, timeout_s=HELLO_S)
     hello = decode(data, Hello, cap_bytes=HELLO_BYTES)
-    if hello.protocol != PROTOCOL or hello.swarm != swarm_id_of(hello.learner_key):
+    if hello.protocol != PROTOCOL:
+        raise other_protocol("the node that answers", hello.protocol)
+    if hello.swarm != swarm_id_of(hello.learner_key):
         raise ProtocolError("the answer does not say which swarm this is")
     signed = open_record(hello.record, SwarmId(hello.swarm))
     learner = open_record(hello.learner, SwarmId(hello.swarm))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import re
 import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from aiohttp import web
@@ -24,6 +26,7 @@ from swarm.node.limits import Gate, Guest, Limits
 from swarm.sockets import PREAMBLE, receive_exactly, start_tls, tune, wait_for
 from swarm.stream import Incoming
 from swarm.types import NodeId
+from swarm.wire import PROTOCOL_HEADER
 
 SHUTDOWN_S = 1.0
 """Open requests get this long when the node stops: held questions would otherwise keep it for their whole wait."""
@@ -63,6 +66,22 @@ CROWDED_ANSWER = (
     b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
     % (len(CROWDED), CROWDED)
 )
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>echo-node</title></head><body>
+<p>This is an echo-node, {said}: machines that train a language model together.</p>
+<p>Nodes speak with one another here; there is nothing to click.</p>
+<p>To see how it goes: <code>echo-node status {named}</code></p>
+</body></html>
+"""
+"""What a browser gets. Static, and it loads nothing."""
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
 
 
 class NodeServer:
@@ -235,6 +254,8 @@ class NodeServer:
             if wait_s > 0.0:
                 return _too_many_requests(wait_s)
             request[ON_SIGNED] = lambda node: self._prove(guest, node)
+        if _is_browser(request):
+            return _page(request, self._status())
         answer = await handler(request)
         if (reason := REFUSED_AS.get(answer.status)) is not None:
             self._refused[reason] += 1
@@ -263,6 +284,23 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost(self._handler)
         self._handler.connection_lost(exc)
+
+
+def _is_browser(request: web.Request) -> bool:
+    """Whether a person looks at this port: no node asks without the protocol's header, or for a page."""
+    asks_for_page = request.path == "/" or "text/html" in request.headers.get("Accept", "")
+    speaks = PROTOCOL_HEADER in request.headers or request.path == "/v1/status"
+    return request.method in ("GET", "HEAD") and asks_for_page and not speaks
+
+
+def _page(request: web.Request, status: Mapping[str, Any]) -> web.Response:
+    """Three lines: what this is, whose, and how to see more. It says nothing that `status` does not."""
+    swarm = status.get("swarm")
+    said = escape(f"a {status.get('role', 'node')} of {f'swarm {swarm}' if swarm else 'a swarm that it looks for'}")
+    # As the browser named it: a node behind a router does not know its own address. Of a header only that is shown.
+    named = request.host if re.fullmatch(r"[A-Za-z0-9.:\[\]-]{1,255}", request.host) else "HOST:PORT"
+    text = PAGE.format(said=said, named=escape(named))
+    return web.Response(text=text, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS)
 
 
 async def _drop_needless_headers(request: web.Request, answer: web.StreamResponse) -> None:

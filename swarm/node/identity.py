@@ -25,6 +25,11 @@ def load_or_create_key(directory: Path) -> SigningKey:
         if len(secret) != 32:
             raise UserError(f"{path} is not a node key; remove it to get a new identity")
         return SigningKey.from_bytes(secret)
+    if (directory / "generation").exists():
+        raise UserError(
+            f"{path} is gone, by which others know this node: put it back, or remove {directory / 'generation'} to "
+            "have a new identity (a learner's samplers then need its new join line)"
+        )
     key = SigningKey.generate()
     write_privately(path, key.secret_bytes())
     return key

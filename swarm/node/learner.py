@@ -97,7 +97,6 @@ class LearnerNode:
         try:
             if self._resume:
                 check_data(self._run_dir, self._task)
-                begin_again(self._run_dir, self._config)
             return await self._run(self._network)
         finally:
             state.release()
@@ -108,6 +107,10 @@ class LearnerNode:
         if (published := self._recorded.published) is not None:
             network.incarnation = published.version.incarnation
         self._build(network)
+        # What is damaged is refused before anything is changed or said to others.
+        await self._training.look()
+        if self._resume:
+            begin_again(self._run_dir, self._config)
         try:
             await self._journal.start()
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]

@@ -19,6 +19,10 @@ BACK_OFF_LEAST_S = 1.0
 BACK_OFF_MOST_S = 30.0
 """Between two tries: a restarted learner is found within half a minute, a dead one costs two calls a minute."""
 
+MISLED_TRIES = 10
+"""Looks in a row, some minutes together, at bootstraps of another swarm than the join line's while the learner is not
+to be found: more than when joining, since a learner that moves may come back elsewhere, and gossip then knows."""
+
 R = TypeVar("R")
 
 
@@ -119,6 +123,8 @@ class LearnerLink:
             await self._network.look_again()
         if (other := self._network.other_swarm) is not None:
             raise SwarmChanged(f"the bootstrap now leads to another swarm, {other}")
+        if self._network.misled >= MISLED_TRIES:
+            raise UserError(self._network.misled_why)
 
 
 def _is_outage(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import time
 from collections import deque
@@ -97,17 +98,19 @@ class RunLog:
     def _look_back(self) -> None:
         """What former lives have logged, line by line: of a long run that is more than fits into memory."""
         for line in self._metrics.earlier():
-            self.last = line
-            self.max_staleness_seen = max(self.max_staleness_seen, int(line.get("staleness/max", 0)))
-            self.spent = _spent(self.spent, line)
+            if isinstance(line.get("step"), int):
+                self.last = line
+                self.max_staleness_seen = max(self.max_staleness_seen, int(_number(line, "staleness/max")))
+                self.spent = _spent(self.spent, line)
         for line in self._events.earlier():
+            node = NodeId(str(line.get("node")))
             match line.get("kind"):
                 case "evaluated":
                     self.held_out.append({name: line[name] for name in HELD_OUT if name in line})
                 case "sampler_joined":
-                    self.absent.add(line["node"])
+                    self.absent.add(node)
                 case "sampler_left" | "sampler_silent":
-                    self.absent.discard(line["node"])
+                    self.absent.discard(node)
             self.spent = _spent(self.spent, line)
 
     def _open_board(self) -> EventFiles:
@@ -123,11 +126,17 @@ def _spent(before: Spent, line: Mapping[str, Any]) -> Spent:
     if "cost_total" not in line or "rollouts_accepted" not in line:
         return before
     return Spent(
-        total=max(before.total, line["cost_total"]),
-        steps=max(before.steps, line["step"]),
-        rollouts=max(before.rollouts, line["rollouts_accepted"]),
-        tokens=max(before.tokens, line["tokens_accepted"]),
+        total=max(before.total, _number(line, "cost_total")),
+        steps=max(before.steps, int(_number(line, "step"))),
+        rollouts=max(before.rollouts, int(_number(line, "rollouts_accepted"))),
+        tokens=max(before.tokens, int(_number(line, "tokens_accepted"))),
     )
+
+
+def _number(line: Mapping[str, Any], name: str) -> float:
+    """A figure of a line; 0 where a disk has damaged it."""
+    value = line.get(name)
+    return value if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 class _Lines:

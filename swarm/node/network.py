@@ -120,6 +120,9 @@ class NodeNetwork:
         self._greeting: Greeting | None = None
         self._port = 0
         self.other_swarm: str | None = None
+        self.misled = 0
+        """Greetings in a row in which all that the user named was of another swarm than the join line."""
+        self.misled_why = ""
         self._said: set[str] = set()
         self.on_generation: Callable[[], None] = lambda: None
         """Called when others turned out to know a later life of this node."""
@@ -354,8 +357,13 @@ class NodeNetwork:
         """One try at one bootstrap; that it leads to another swarm is noted."""
         try:
             greeting = await self.bootstraps.greet()
-        except (OtherSwarm, PeerUnreachable, ProtocolError):
+        except OtherSwarm as error:
+            self.misled, self.misled_why = self.misled + 1, str(error)
             return None
+        except (PeerUnreachable, ProtocolError):
+            self.misled = 0
+            return None
+        self.misled = 0
         if greeting.hello.swarm != swarm_id_of(self._learner_key):
             # Of those that are remembered none gets here: only what the user named can lead elsewhere.
             self.other_swarm = greeting.hello.swarm

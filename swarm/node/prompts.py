@@ -13,7 +13,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from swarm.config import LeadConfig
-from swarm.errors import UserError
+from swarm.errors import Damaged, UserError
 from swarm.learner.messages import Prepared
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
@@ -164,7 +164,11 @@ def open_tokenizer(model: str, files_dir: Path) -> Any:
     path = files_dir / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"the model {model!r} has no tokenizer.json: save its fast tokenizer beside it")
-    tokenizer: Any = Tokenizer.from_file(str(path))
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        why = " ".join(str(error).split())
+        raise UserError(f"{path} is no tokenizer ({why}): save the model's fast tokenizer there again") from error
     # What a tokenizer was last told to pad or cut to has nothing to do with our prompts.
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -257,8 +261,8 @@ def read_record(run_dir: Path) -> Record | None:
         return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=Record)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise UserError(f"{run_dir / RECORD} cannot be read: {error}") from error
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(run_dir, RECORD, error) from error
 
 
 def write_record(run_dir: Path, record: Record) -> None:

@@ -67,6 +67,12 @@ CONFIG = "config.json"
 SUMMARY = "summary.json"
 """Written last of all: where it is, the run is over and its samplers know."""
 
+OTHER_CONFIG = (
+    "Put back a copy; or begin the same run in another directory (environment.json has its command), stop it, and copy "
+    "the config.json from there"
+)
+"""What helps where the settings of a run are lost: they cannot be read out of anything else."""
+
 LONGEST_NAME = 100
 """Characters of a run directory's name without the time; file systems allow 255 bytes."""
 
@@ -151,35 +157,49 @@ def resumed_config(
     UserError if there is no run, if one of them asks for what a run cannot change, or if the run came to its end,
     unless it may be `finished`. One that an alarm stopped did not.
     """
-    try:
-        values: dict[str, Any] = json.loads((path / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a run directory: its {CONFIG} cannot be read") from error
+    values, before = _recorded_config(path)
     given = read_toml(file) if file else {}
     given.update({name: value for name, value in flags.items() if value is not None})
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
-    before = load_config(LeadConfig, None, values)
     for name in sorted(given.keys() - CHANGEABLE):
         # As both were read: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
         if getattr(config, name) != getattr(before, name):
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
-    rises = config.steps > values["steps"] or (config.target or 0.0) > (values["target"] or 0.0)
-    more = rises or (config.max_cost or math.inf) > (values.get("max_cost") or math.inf)
+    rises = config.steps > before.steps or (config.target or 0.0) > (before.target or 0.0)
+    more = rises or (config.max_cost or math.inf) > (before.max_cost or math.inf)
     if not (finished or more or _was_stopped(path)) and (path / SUMMARY).is_file():
-        most = values.get("max_cost")
-        cost = f" or --max-cost with more than {most:g}" if most else ""
-        raise UserError(f"the run in {path} is finished: pass --steps with more than {values['steps']}{cost} to go on")
+        cost = f" or --max-cost with more than {before.max_cost:g}" if before.max_cost else ""
+        raise UserError(f"the run in {path} is finished: pass --steps with more than {before.steps}{cost} to go on")
     return config
+
+
+def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
+    """What config.json says, and as it is read. UserError if there is none, or it is not what was written there."""
+    file = path / CONFIG
+    if not path.is_dir():
+        raise UserError(f"{path} is not a run directory: there is no such directory")
+    if not file.exists():
+        raise UserError(f"{path} is not a run directory: it has no {CONFIG}. {OTHER_CONFIG}")
+    try:
+        values = json.loads(file.read_text())
+        if not isinstance(values, dict):
+            raise UserError("it holds no settings")
+        return values, load_config(LeadConfig, None, values)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, UserError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{file} is damaged or of another release ({why}). {OTHER_CONFIG}") from error
 
 
 def _was_stopped(path: Path) -> bool:
     """Whether an alarm ended the run before its time."""
     try:
         return bool(json.loads((path / SUMMARY).read_text()).get("stopped_by"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return False
 
 
@@ -187,5 +207,5 @@ def _last_port(path: Path) -> int | None:
     """The port that samplers know, in place of any free one."""
     try:
         return urlsplit(str(json.loads((path / "node.json").read_text())["url"])).port
-    except (OSError, ValueError, KeyError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or damaged

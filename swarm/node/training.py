@@ -25,7 +25,15 @@ from swarm.broadcast.manifest import Layout
 from swarm.broadcast.publishing import content_of_file
 from swarm.config import LeadConfig
 from swarm.errors import ChildFailed, UserError
-from swarm.learner.checkpoints import Checkpoint, checkpoint_path, clear_up, newest_whole, prune, whole_checkpoints
+from swarm.learner.checkpoints import (
+    Checkpoint,
+    checkpoint_path,
+    clear_up,
+    newer_than,
+    newest_whole,
+    prune,
+    whole_checkpoints,
+)
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup, TrainRollout
 from swarm.learner.service import TrainerProcess, torchrun_options
 from swarm.rollout.admission import staleness
@@ -75,6 +83,7 @@ class Training:
         self._trainer = TrainerProcess(run_dir, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config))
         self._root = run_dir / "checkpoints"
         self._faults = 0
+        self._found: tuple[Checkpoint | None] | None = None
         self.saved_step: int | None = None
         self.layout: Layout | None = None
         """Of the staged weights; None before `open`."""
@@ -90,14 +99,19 @@ class Training:
         self.save_fault = ""
         """Why the last checkpoint could not be written; empty once one could."""
 
+    async def look(self) -> None:
+        """Find what the run goes on from, before anybody is told of it. UserError if the newest whole checkpoint holds
+        other batches than the journal, Damaged if the batches after it cannot be trained on again."""
+        found = await asyncio.to_thread(self._newest)
+        await asyncio.to_thread(self._journal.check_batches, found.step if found is not None else 0)
+        self._found = (found,)
+
     async def open(self) -> Prepared:
         """Start the child where the newest whole checkpoint is, or at step 0. UserError if the checkpoint holds other
         batches than the journal."""
-        # A learner killed at its last checkpoint writes no other one, which would clear up.
-        await asyncio.to_thread(clear_up, self._root)
-        found = await asyncio.to_thread(newest_whole, self._root)
-        if found is not None:
-            await asyncio.to_thread(self._check_lineage, found)
+        # What was looked for at the start was read through then: once is enough for a large model.
+        (found,) = self._found or (await asyncio.to_thread(self._newest),)
+        self._found = None
         await asyncio.to_thread(self._own_staging)
         prepared = await self._trainer.prepare(self._config, self._longest_completion, found.path if found else None)
         self.step = self.staged_step = prepared.step
@@ -154,6 +168,16 @@ class Training:
         await self._trainer.stop()
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _newest(self) -> Checkpoint | None:
+        # A learner killed at its last checkpoint writes no other one, which would clear up.
+        clear_up(self._root)
+        found = newest_whole(self._root)
+        if newer := newer_than(self._root, found.step if found is not None else None):
+            self._say(f"damaged and passed over: {', '.join(newer)} (`echo-node verify` says what is wrong with them)")
+        if found is not None:
+            self._check_lineage(found)
+        return found
 
     def _check_lineage(self, checkpoint: Checkpoint) -> None:
         try:

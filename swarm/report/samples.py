@@ -5,12 +5,11 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.errors import UserError
-from swarm.rollout.index import FINISHES, open_readable
+from swarm.errors import Damaged, UserError
+from swarm.rollout.index import FINISHES, reading
 from swarm.rollout.journal import DATABASE, SEGMENTS
 from swarm.rollout.recorded import GroupRow, RolloutRow, batch_rows, decode_payload, rollout_rows
 from swarm.rollout.segments import SegmentReader
@@ -58,6 +57,7 @@ class Journaled:
     versions: int = 0
     fault: str = ""
     """Why there are no samples."""
+    is_damaged: bool = False
 
 
 def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
@@ -65,8 +65,7 @@ def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
     if not (run_dir / DATABASE).is_file():
         return Journaled(fault="the run has recorded nothing yet")
     try:
-        with closing(open_readable(run_dir / DATABASE)) as found, SegmentReader(run_dir / SEGMENTS) as reader:
-            found.execute("BEGIN")
+        with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
             (versions,) = found.execute("SELECT count(*) FROM versions").fetchone()
             steps = [step for (step,) in found.execute("SELECT step FROM batches ORDER BY step")]
             if not steps:
@@ -75,7 +74,9 @@ def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
                 samples = tuple(_samples(found, reader, steps, readers()))
             except UserError as fault:
                 return Journaled(versions=versions, fault=str(fault))
-    except (UserError, sqlite3.Error) as fault:
+    except Damaged as fault:
+        return Journaled(fault=str(fault), is_damaged=True)
+    except UserError as fault:
         return Journaled(fault=f"the journal cannot be read: {fault}")
     return Journaled(
         samples=samples, versions=versions, fault="" if samples else "the rollouts of the run are not kept any more"

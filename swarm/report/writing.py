@@ -14,14 +14,16 @@ from swarm.report.samples import Read, read_journal
 REPORT = "report.html"
 
 
-def write_report(run_dir: Path, to: Path | None, readers: Callable[[], Read]) -> Path:
-    """Write the report of `run_dir` to `to`, by default into the run itself; where it is. UserError if it cannot."""
+def write_report(run_dir: Path, to: Path | None, readers: Callable[[], Read]) -> tuple[Path, str]:
+    """Write the report of `run_dir` to `to`, by default into the run itself; where it is, and what of the run is
+    damaged and missing in it. UserError if it cannot."""
     path = to or run_dir / REPORT
     if path.exists() and not _is_report(path):
         raise UserError(f"{path} is there already and no report: remove it, or name another file with --to")
     if not path.absolute().parent.is_dir():
         raise UserError(f"{path.parent} is not a directory: make it, or name another file with --to")
-    page = render(read_figures(run_dir), read_journal(run_dir, readers), now=time.time())
+    journal = read_journal(run_dir, readers)
+    page = render(read_figures(run_dir), journal, now=time.time())
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(page, encoding="utf-8")
@@ -30,7 +32,7 @@ def write_report(run_dir: Path, to: Path | None, readers: Callable[[], Read]) ->
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
-    return path
+    return path, journal.fault if journal.is_damaged else ""
 
 
 def _is_report(path: Path) -> bool:

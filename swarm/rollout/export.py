@@ -7,14 +7,13 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.rollout.index import FINISHES, open_readable
+from swarm.rollout.index import FINISHES, reading
 from swarm.rollout.journal import DATABASE, SEGMENTS
 from swarm.rollout.recorded import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
 from swarm.rollout.segments import SegmentReader
@@ -49,8 +48,7 @@ def export_rollouts(
         raise UserError(f"{to.parent} is not a directory: make it, or name another file")
     partial = to.with_name(to.name + ".partial")
     counts = {True: 0, False: 0}
-    with closing(open_readable(run_dir / DATABASE)) as found, SegmentReader(run_dir / SEGMENTS) as reader:
-        found.execute("BEGIN")
+    with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
         try:
             write(partial, _rows(found, reader, counts, prompt, decode_text))
             partial.replace(to)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 from blake3 import blake3
 
-from swarm.errors import EchoError, UserError
+from swarm.errors import Damaged, EchoError, UserError
 from swarm.rollout.entries import (
     BatchTaken,
     BoundSet,
@@ -67,6 +69,16 @@ ROOM_ERRORS = (
 )
 """How SQLite says that a file could not grow: only of ENOSPC does it make SQLITE_FULL, not of a quota."""
 
+NOT_DAMAGE = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_FULL,
+)
+"""Errors of a database that may be whole: somebody else uses it, or it may not be used."""
+
 SCHEMA = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE nodes(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
@@ -111,24 +123,44 @@ def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, byt
     return blake3(before + LINEAGE_STEP.pack(step) + rows).digest()
 
 
-def open_readable(path: Path) -> sqlite3.Connection:
-    """The database for reading only, also while a learner writes it or after one was killed."""
-    if not path.exists():
-        raise UserError(f"{path} is not there: give the run directory of a learner")
-    found = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database for reading only, as of one moment, also while a learner writes it or after one was killed.
+
+    Damaged if what is read in the block is not what a journal holds.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
+    with telling_damage(path):
+        found = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+        with closing(found):
+            _check_schema(found, path)
+            found.execute("BEGIN")
+            yield found
+
+
+@contextmanager
+def telling_damage(path: Path) -> Iterator[None]:
+    """Damaged for what SQLite, or a row's own types, cannot make sense of."""
     try:
-        _check_schema(found, path)
-    except BaseException:
-        found.close()
-        raise
-    return found
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF in NOT_DAMAGE:
+            raise UserError(f"{path} cannot be read or written ({error}): see who owns and who uses it") from error
+        raise Damaged(path.parent, path.name, error) from error
+    except (sqlite3.DatabaseError, msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise Damaged(path.parent, path.name, error) from error
+
+
+def check_pages(connection: sqlite3.Connection) -> None:
+    """DatabaseError if a page, row or index contradicts another. It reads all of the database."""
+    (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if said != "ok":
+        raise sqlite3.DatabaseError(said)
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise UserError(f"{path} is no journal: {error}") from error
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != SCHEMA_VERSION:
         raise UserError(
             f"{path} is a journal of schema {version}, this echo-node reads {SCHEMA_VERSION}: "
@@ -145,7 +177,8 @@ class Index:
         self._nodes: dict[NodeId, int] = {}
         self.connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            self._prepare()
+            with telling_damage(path):
+                self._prepare()
         except BaseException:
             self.connection.close()
             raise
@@ -180,8 +213,8 @@ class Index:
         self.connection.close()
 
     def _prepare(self) -> None:
-        (version,) = self._first("PRAGMA user_version")
-        (tables,) = self._first("SELECT count(*) FROM sqlite_master")
+        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables or version:
             _check_schema(self.connection, self._path)
         self.connection.execute("PRAGMA journal_mode = WAL")
@@ -191,7 +224,7 @@ class Index:
         self.connection.execute("PRAGMA foreign_keys = ON")
         if not tables:
             self.transact(self._create)
-        (size,) = self._first("SELECT value FROM meta WHERE name = 'group_size'")
+        size = read_meta(self.connection, "group_size")
         if size != self._group_size:
             raise UserError(f"{self._path} was written with groups of {size} samples, not {self._group_size}")
 
@@ -200,13 +233,6 @@ class Index:
             self.connection.execute(statement)
         self.connection.execute("INSERT INTO meta VALUES ('group_size', ?), ('synced', 0)", (self._group_size,))
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    def _first(self, sql: str) -> tuple[int, ...]:
-        try:
-            row: tuple[int, ...] = self.connection.execute(sql).fetchone()
-        except sqlite3.DatabaseError as error:
-            raise UserError(f"{self._path} is no journal: {error}") from error
-        return row
 
     def _roll_back(self) -> None:
         self._nodes.clear()
@@ -349,6 +375,12 @@ class Index:
                 self._nodes.clear()
             self._nodes[node] = known
         return known
+
+
+def read_meta(connection: sqlite3.Connection, name: str) -> int:
+    """A number of the table `meta`."""
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return msgspec.convert(row, tuple[int])[0]
 
 
 def _parts(score: Score) -> bytes | None:

@@ -23,7 +23,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,9 +30,18 @@ from typing import TypeVar
 
 import msgspec
 
-from swarm.errors import EchoError
+from swarm.errors import Damaged, EchoError
 from swarm.rollout.entries import Entry, RecordedGroup, RecordedRun, RolloutAccepted, VersionPublished
-from swarm.rollout.index import WAITING, Index, open_readable, read_lineage
+from swarm.rollout.index import (
+    WAITING,
+    Index,
+    check_pages,
+    next_lineage,
+    read_lineage,
+    read_samples,
+    reading,
+    telling_damage,
+)
 from swarm.rollout.recorded import (
     count_batches,
     has_whole_batch,
@@ -75,6 +83,9 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._retry_s = retry_s
+        if segments_of(directory / SEGMENTS) and not _has_content(directory / DATABASE):
+            # SQLite would take an empty file for a new database, and the run would begin again without a word.
+            raise Damaged(directory, DATABASE, "it is empty or not there")
         self._index = Index(directory / DATABASE, group_size=group_size)
         unsynced = [s for s in segments_of(directory / SEGMENTS) if s >= synced_batches(self._index.connection)]
         self._segments = SegmentWriter(directory / SEGMENTS, unsynced=unsynced)
@@ -141,23 +152,35 @@ class Journal:
     # -- reading, blocking: call these in a thread -----------------------------------------------------------
 
     def load(self) -> RecordedRun:
-        """Where the run stood, before anything is written to it again. What a power cut left half is undone here."""
-        return self._thread.submit(self._load).result()
+        """Where the run stood, before anything is written to it again. What a power cut left half is undone here.
+        Damaged if the database is not whole."""
+        with telling_damage(self._directory / DATABASE):
+            return self._thread.submit(self._load).result()
 
     def batch(self, step: int) -> list[RecordedGroup]:
         """A recorded batch in its order. UserError if a payload of it is lost, LookupError if it is not recorded."""
-        with closing(open_readable(self._directory / DATABASE)) as found, self._reader() as reader:
+        with reading(self._directory / DATABASE) as found, self._reader() as reader:
             return read_batch(found, reader, step)
 
     def published(self, version: int) -> VersionPublished | None:
         """What was last recorded under a version's number, in whatever incarnation."""
-        with closing(open_readable(self._directory / DATABASE)) as found:
+        with reading(self._directory / DATABASE) as found:
             return read_version(found, version)
 
     def lineage(self, step: int) -> bytes:
         """The digest of all batches before `step`; empty for 0. LookupError if they are not all recorded."""
-        with closing(open_readable(self._directory / DATABASE)) as found:
+        with reading(self._directory / DATABASE) as found:
             return read_lineage(found, step)
+
+    def check_batches(self, first: int) -> None:
+        """Damaged unless every recorded batch from `first` on is as it was recorded, and can be trained on again."""
+        with reading(self._directory / DATABASE) as found, self._reader() as reader:
+            for step in range(first, count_batches(found)):
+                samples = msgspec.convert(read_samples(found, step), list[tuple[int, int, bytes, float]])
+                if next_lineage(read_lineage(found, step), step, samples) != read_lineage(found, step + 1):
+                    raise Damaged(self._directory, DATABASE, f"the rows of batch {step} were changed")
+                if not has_whole_batch(found, reader, step):
+                    raise Damaged(self._directory, SEGMENTS, f"rollouts of batch {step} are lost")
 
     # -- on the event loop -----------------------------------------------------------------------------------
 
@@ -254,6 +277,7 @@ class Journal:
 
     def _load(self) -> RecordedRun:
         connection = self._index.connection
+        check_pages(connection)
         with self._reader() as reader:
             for step in range(synced_batches(connection), count_batches(connection)):
                 if not has_whole_batch(connection, reader, step):
@@ -291,6 +315,10 @@ class Journal:
     def _close(self) -> None:
         self._segments.close()
         self._index.close()
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _payload_bytes(entry: Entry) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from swarm.errors import UserError
 from swarm.rollout.entries import BoundSet, RecordedGroup, RecordedRollout, RecordedRun, VersionPublished
-from swarm.rollout.index import WAITING
+from swarm.rollout.index import FINISHES, WAITING, read_meta
 from swarm.rollout.segments import SegmentReader, Stored
 from swarm.types import NodeId, Parts, Rollout, Score, VersionId
 from swarm.wire import Digest
@@ -26,7 +26,7 @@ class RolloutRow(NamedTuple):
     node: str
     oldest: int
     tokens: int
-    finish: int
+    finish: Annotated[int, msgspec.Meta(ge=0, lt=len(FINISHES))]
     reward: float | None
     exact: int | None
     parts: bytes | None
@@ -71,13 +71,14 @@ def count_batches(connection: sqlite3.Connection) -> int:
 
 def synced_batches(connection: sqlite3.Connection) -> int:
     """The batches that were recorded when the journal was last synced."""
-    (synced,) = connection.execute("SELECT value FROM meta WHERE name = 'synced'").fetchone()
-    return int(synced)
+    return read_meta(connection, "synced")
 
 
 def group_rows(connection: sqlite3.Connection, where: str, *values: int, order: str = "number") -> Iterator[GroupRow]:
     """The groups of a condition."""
-    return map(GroupRow._make, connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY {order}", values))
+    rows = connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY {order}", values)
+    # Checked: SQLite has no checksums, so a damaged page may hold rows of any types.
+    return (msgspec.convert(row, GroupRow) for row in rows)
 
 
 def batch_rows(connection: sqlite3.Connection, step: int) -> list[GroupRow]:
@@ -93,7 +94,7 @@ def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow
         "WHERE r.number = ? ORDER BY r.idx",
         (number,),
     )
-    return [RolloutRow._make(row) for row in rows]
+    return [msgspec.convert(row, RolloutRow) for row in rows]
 
 
 def decode_payload(payload: bytes) -> Rollout:

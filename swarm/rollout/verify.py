@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from swarm.rollout.admission import is_fresh
-from swarm.rollout.index import next_lineage, open_readable
+from swarm.rollout.index import check_pages, next_lineage, reading
 from swarm.rollout.journal import DATABASE, SEGMENTS
 from swarm.rollout.recorded import (
     GroupRow,
@@ -55,12 +54,12 @@ class Report:
 
 
 @dataclass(slots=True)
-class _Tally:
+class Tally:
     """What a pass over the groups adds up."""
 
     groups_per_step: int
     group_size: int
-    batches: int
+    batches: int = 0
     groups: int = 0
     accepted: int = 0
     trained: int = 0
@@ -81,11 +80,11 @@ def verify_run(
 ) -> Report:
     """Check the journal of a run. `checkpoints`: step and lineage of each whole one.
 
-    UserError if there is no journal that this release can read.
+    UserError if there is no journal that this release can read, Damaged if its database is broken.
     """
-    with closing(open_readable(run_dir / DATABASE)) as found, SegmentReader(run_dir / SEGMENTS) as reader:
-        found.execute("BEGIN")
-        tally = _Tally(groups_per_step, group_size, count_batches(found))
+    with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
+        check_pages(found)
+        tally = Tally(groups_per_step, group_size, count_batches(found))
         _check_groups(found, reader, tally)
         _check_lineage(found, tally, checkpoints)
     return Report(
@@ -102,7 +101,7 @@ def verify_run(
     )
 
 
-def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, tally: _Tally) -> None:
+def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, tally: Tally) -> None:
     """I3: each group has one fate, which is true; each accepted rollout belongs to one group."""
     for row in group_rows(connection, "TRUE"):
         if row.number != tally.groups:
@@ -111,7 +110,7 @@ def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, tally: 
         tally.groups += 1
         rollouts = rollout_rows(connection, row.number)
         _count(row, rollouts, tally)
-        for line in _fate_faults(row, rollouts, tally):
+        for line in fate_faults(row, rollouts, tally):
             tally.breach(f"group {row.number} {line}")
         _check_payloads(row, rollouts, reader, tally)
     (accepted,) = connection.execute("SELECT count(*) FROM rollouts").fetchone()
@@ -123,7 +122,7 @@ def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, tally: 
     tally.accepted = accepted
 
 
-def _count(row: GroupRow, rollouts: Sequence[RolloutRow], tally: _Tally) -> None:
+def _count(row: GroupRow, rollouts: Sequence[RolloutRow], tally: Tally) -> None:
     tally.accepted += len(rollouts)
     if row.step is not None:
         tally.trained += len(rollouts)
@@ -133,7 +132,8 @@ def _count(row: GroupRow, rollouts: Sequence[RolloutRow], tally: _Tally) -> None
         tally.waiting += len(rollouts)
 
 
-def _fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], tally: _Tally) -> Iterator[str]:
+def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], tally: Tally) -> Iterator[str]:
+    """What in the rows of one group cannot be true; `tally` knows the batches and the size of groups."""
     if row.step is not None and row.reason is not None:
         yield f"is in batch {row.step} and was dropped as {row.reason} (I3)"
     if (row.step is None) != (row.place is None):
@@ -166,7 +166,7 @@ def _drop_faults(row: GroupRow, oldest: Sequence[int], group_size: int) -> Itera
         )
 
 
-def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], reader: SegmentReader, tally: _Tally) -> None:
+def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], reader: SegmentReader, tally: Tally) -> None:
     for one in rollouts:
         payload = reader.payload(one.place)
         waits = row.step is None and row.reason is None
@@ -179,11 +179,12 @@ def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], reader: Segme
                 tally.breach(f"the payload of t{one.number}/{one.idx} of batch {row.step} is damaged")
             continue
         tally.payloads += 1
-        if not _says_the_same(one, payload):
+        if not says_the_same(one, payload):
             tally.breach(f"the row of t{one.number}/{one.idx} says something else than its payload")
 
 
-def _says_the_same(row: RolloutRow, payload: bytes) -> bool:
+def says_the_same(row: RolloutRow, payload: bytes) -> bool:
+    """Whether row and payload are of one rollout."""
     try:
         rollout = decode_payload(payload)
     except msgspec.DecodeError:
@@ -192,15 +193,15 @@ def _says_the_same(row: RolloutRow, payload: bytes) -> bool:
     return said == (f"t{row.number}", row.idx, row.oldest, row.tokens)
 
 
-def _check_lineage(connection: sqlite3.Connection, tally: _Tally, checkpoints: Sequence[tuple[int, bytes]]) -> None:
+def _check_lineage(connection: sqlite3.Connection, tally: Tally, checkpoints: Sequence[tuple[int, bytes]]) -> None:
     """I1 of each batch, and that rows, batches and checkpoints tell one and the same story."""
     lineages = [b""]
     batches = connection.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
-    for place, (step, bound, recorded) in enumerate(batches):
+    for place, (step, bound, recorded) in enumerate(msgspec.convert(batches, list[tuple[int, int, bytes]])):
         if step != place:
             tally.breach(f"batch {place} is not recorded, but batch {step} is")
             break
-        samples = _check_batch(connection, step, bound, tally)
+        samples = check_batch(connection, step, bound, tally)
         lineages.append(next_lineage(lineages[-1], step, samples) if samples is not None else recorded)
         if lineages[-1] != recorded:
             tally.breach(f"the lineage after batch {step} is not the recorded one: its rows were changed")
@@ -212,8 +213,8 @@ def _check_lineage(connection: sqlite3.Connection, tally: _Tally, checkpoints: S
             tally.breach(f"the checkpoint of step {step} was trained on other batches than the journal has")
 
 
-def _check_batch(
-    connection: sqlite3.Connection, step: int, bound: int, tally: _Tally
+def check_batch(
+    connection: sqlite3.Connection, step: int, bound: int, tally: Tally
 ) -> list[tuple[int, int, bytes, float]] | None:
     """The samples of a batch in order for its lineage; None if one has no reward."""
     groups = batch_rows(connection, step)

@@ -266,13 +266,64 @@ async def test_no_answer_in_time_is_unreachable() -> None:
                 await peer.get("/", cap_bytes=CAP, timeout_s=0.05)
 
 
-async def test_a_client_of_another_protocol_is_told_which_side_to_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.http.PROTOCOL", PROTOCOL + 1)
-    async with PeerClient(Address(host="127.0.0.1", port=1)) as newer:
-        monkeypatch.undo()
-        async with serving() as newer.base_url:
-            with pytest.raises(OtherProtocol, match="has to be upgraded"):
-                await newer.get("/large", cap_bytes=CAP, timeout_s=5)
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (PROTOCOL + 1, f"runs a newer release of echo-node .protocol {PROTOCOL + 1}, .* update this one"),
+        (PROTOCOL - 1, f"runs an older release of echo-node .protocol {PROTOCOL - 1}, .* update that one"),
+    ],
+)
+async def test_a_client_of_another_protocol_is_told_which_side_to_update(theirs: int, words: str) -> None:
+    async def other(request: web.Request) -> web.Response:
+        return web.Response(status=426, headers={"Echo-Protocol": str(theirs)})
+
+    server = NodeServer([web.get("/v1/hello", other)], dict)
+    address = Address(host="127.0.0.1", port=await server.start("127.0.0.1", 0))
+    try:
+        async with PeerClient(address) as peer:
+            with pytest.raises(OtherProtocol, match=words):
+                await peer.get("/v1/hello", cap_bytes=CAP, timeout_s=5)
+    finally:
+        await server.stop()
+
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"), [("/", {}), ("/", BROWSER), ("/large", BROWSER)], ids=["bare", "browser", "another path"]
+)
+async def test_a_browser_gets_three_lines(path: str, headers: dict[str, str]) -> None:
+    server = NodeServer(ROUTES, lambda: {"role": "<b>", "swarm": SWARM_OF_KEY, "join": "echo1:secret"})
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as answer,
+        ):
+            text = await answer.text()
+            assert answer.status == 200
+            assert answer.content_type == "text/html"
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    finally:
+        await server.stop()
+    assert text.count("<p>") == 3
+    assert f"This is an echo-node, a &lt;b&gt; of swarm {SWARM_OF_KEY}" in text
+    assert f"<code>echo-node status 127.0.0.1:{port}</code>" in text
+    assert not any(word in text for word in ("secret", "<script", "http:", "src=", "href="))
+
+
+async def test_what_a_browser_names_is_not_repeated_unless_it_is_an_address() -> None:
+    async with serving() as url:
+        _, text = await status_and_text(url, {"Host": "<script>"})
+    assert "<code>echo-node status HOST:PORT</code>" in text
+
+
+async def test_a_node_that_names_its_protocol_gets_no_page_and_status_stays_json() -> None:
+    async with serving() as url:
+        assert (await status_and_text(url, {PROTOCOL_HEADER: str(PROTOCOL), **BROWSER}))[0] == 404
+        status, text = await status_and_text(url + "/v1/status", BROWSER)
+    assert (status, text[0]) == (200, "{")
 
 
 async def test_a_server_that_opens_no_session_holds_nobody_beyond_the_time_limit(

@@ -231,7 +231,7 @@ def test_another_schema_size_or_file_is_refused_with_what_to_do(tmp_path: Path) 
     with pytest.raises(UserError, match="schema 99"):
         Journal(tmp_path, group_size=SIZE)
     (tmp_path / DATABASE).write_bytes(b"no database, " * 1000)
-    with pytest.raises(UserError, match="no journal"):
+    with pytest.raises(UserError, match="is damaged"):
         Journal(tmp_path, group_size=SIZE)
 
 

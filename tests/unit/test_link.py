@@ -31,6 +31,7 @@ class Line:
             peers=SimpleNamespace(at=lambda node, where: peer),
             gossip=SimpleNamespace(news=self._news),
             other_swarm=None,
+            misled=0,
         )
         self.link = LearnerLink(network, self.said.append, on_busy=self.busy.append)  # type: ignore[arg-type]
 

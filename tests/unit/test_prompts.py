@@ -282,7 +282,7 @@ def test_a_resumed_run_is_told_the_day_it_began(run_dir: Path, sums: Path) -> No
 
 def test_a_damaged_record_is_the_users_to_mend(run_dir: Path) -> None:
     (run_dir / "task.json").write_text("{")
-    with pytest.raises(UserError, match=r"task.json cannot be read"):
+    with pytest.raises(UserError, match=r"task.json is damaged"):
         read_record(run_dir)
 
 

@@ -110,11 +110,14 @@ def test_a_port_that_was_asked_for_is_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a run directory"):
-        resumed_config(tmp_path, {})
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="is not a run directory"):
-        resumed_config(tmp_path, {})
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match="is not a run directory"):
+            resumed_config(path, {})
+    for content in (b"", b"{", b"[]", b"\xff", b'{"stepz": 1}', b'{"steps": -1}'):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(UserError, match="config.json is damaged or of another release") as error:
+            resumed_config(tmp_path, {})
+        assert "\n" not in str(error.value)
 
 
 def test_a_finished_run_goes_on_only_with_more_to_do(tmp_path: Path) -> None:

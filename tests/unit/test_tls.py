@@ -156,6 +156,16 @@ async def test_a_plain_client_of_a_tls_server_is_refused_and_counted(tls: Server
         assert there.server.refused() == {"handshake": 1}
 
 
+async def test_a_browser_gets_its_page_over_tls_too(tls: ServerTls) -> None:
+    async with (
+        serving(tls) as there,
+        aiohttp.ClientSession() as session,
+        session.get(there.address.url, ssl=aiohttp.Fingerprint(tls.fingerprint)) as answer,
+    ):
+        assert answer.status == 200
+        assert f"echo-node status {there.address.authority}" in await answer.text()
+
+
 async def test_a_tls_client_of_a_plain_server_is_refused() -> None:
     async with serving(None) as there, there.client(address=at(there.address, fingerprint=b"f" * 32)) as peer:
         with pytest.raises(PeerUnreachable, match="cannot be reached"):

@@ -195,5 +195,5 @@ def test_a_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not there"):
         verified(tmp_path)
     (tmp_path / DATABASE).write_bytes(b"no database, " * 1000)
-    with pytest.raises(UserError, match="no journal"):
+    with pytest.raises(UserError, match="is damaged"):
         verified(tmp_path)

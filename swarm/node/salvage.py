@@ -1,0 +1,209 @@
+"""Writes what can be read of a damaged run into a new run directory, which `lead --resume` goes on with. Blocking.
+
+The damaged one is only read. Everything is copied first and looked at afterwards: checkpoints and the best model are
+kept if their digests are right, lines of figures if they are lines, the journal as far as it holds together
+(rollout/salvage.py). config.json has to be readable: it says what the run is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swarm.broadcast.disk import require_room
+from swarm.errors import UserError
+from swarm.learner.checkpoints import fault_of, step_directories, whole_checkpoints
+from swarm.node.best import ABOUT, NAME
+from swarm.node.environment import ENVIRONMENT
+from swarm.node.identity import load_or_create_key, write_privately
+from swarm.node.prompts import RECORD, open_tokenizer, read_record
+from swarm.node.rundir import LOCK, resumed_config, write_config
+from swarm.node.tls import load_or_create_tls
+from swarm.rollout.journal import DATABASE, SEGMENTS
+from swarm.rollout.salvage import salvage_journal
+
+CHECKPOINTS, MODEL, IDENTITY = "checkpoints", "model", "identity"
+COPIED = (CHECKPOINTS, NAME, MODEL, SEGMENTS, IDENTITY, DATABASE)
+"""What takes room."""
+
+PARTIAL = ".partial"
+
+
+@dataclass(slots=True, kw_only=True)
+class Salvage:
+    """What became of a run: the step that it goes on from, and what was lost, in lines."""
+
+    step: int = 0
+    batches: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+def salvage(run_dir: Path, to: Path) -> Salvage:
+    """Write what can be read of the run in `run_dir` to the new directory `to`. UserError if its settings cannot be
+    read, a learner leads it, or `to` holds anything or lies in it."""
+    config = resumed_config(run_dir, {}, finished=True)
+    if to.resolve().is_relative_to(run_dir.resolve()) or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
+        raise UserError(f"{to} is not a new directory outside of {run_dir}: name another one with --salvage")
+    partial = to.with_name(to.name + PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    with _not_led(run_dir):
+        try:
+            partial.mkdir(parents=True)
+            require_room(partial, _size(run_dir), to.name)
+            done = Salvage()
+            _copy_models(run_dir, partial, done)
+            checkpoints = whole_checkpoints(partial / CHECKPOINTS)
+            journal = salvage_journal(
+                run_dir,
+                partial,
+                groups_per_step=config.groups_per_step,
+                group_size=config.group_size,
+                max_staleness=config.max_staleness,
+                checkpoints=[(one.step, one.lineage) for one in checkpoints],
+            )
+            done.step, done.batches = max(journal.checkpoints, default=0), journal.batches
+            done.lost += journal.lost
+            for one in checkpoints:
+                if one.step not in journal.checkpoints:
+                    shutil.rmtree(one.path)
+                    done.lost.append(f"{CHECKPOINTS}/{one.path.name}: the batches that it was trained on are lost")
+            _copy_small_files(run_dir, partial, done)
+            # The journal says that its batches survive a power cut, and the directory counts from the rename on.
+            os.sync()
+            os.replace(partial, to)
+            write_config(to, config)
+        except OSError as error:
+            raise UserError(f"cannot write to {to}: {error.strerror} ({error.filename})") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return done
+
+
+@contextmanager
+def _not_led(run_dir: Path) -> Iterator[None]:
+    """UserError if a learner leads the run: what it writes meanwhile would be taken for damage."""
+    path = run_dir / LOCK
+    if not path.is_file():
+        yield
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise UserError(f"a learner leads the run in {run_dir}: stop it first") from error
+    finally:
+        os.close(descriptor)
+
+
+def _size(run_dir: Path) -> int:
+    files = [path for name in COPIED for path in (run_dir / name, *(run_dir / name).rglob("*")) if path.is_file()]
+    return sum(path.stat().st_size for path in files)
+
+
+def _copy_models(run_dir: Path, to: Path, done: Salvage) -> None:
+    """Checkpoints, the best model and the small files of the model: each directory whole, or not at all."""
+    for path in step_directories(run_dir / CHECKPOINTS):
+        _copy_directory(path, to / CHECKPOINTS / path.name, fault_of, done)
+    if (run_dir / NAME).is_dir():
+        _copy_directory(run_dir / NAME, to / NAME, lambda copy: fault_of(copy, (ABOUT,)), done)
+    if (run_dir / MODEL).is_dir():
+        _copy_directory(run_dir / MODEL, to / MODEL, _fault_of_files, done)
+
+
+def _copy_directory(source: Path, to: Path, fault_in: Callable[[Path], str], done: Salvage) -> None:
+    try:
+        shutil.copytree(source, to, copy_function=shutil.copyfile)
+        fault = fault_in(to)
+    except (OSError, shutil.Error) as error:
+        fault = str(error.args[0])
+    if fault:
+        shutil.rmtree(to, ignore_errors=True)
+        done.lost.append(f"{to.parent.name + '/' if to.parent.name == CHECKPOINTS else ''}{to.name}: {fault}")
+
+
+def _fault_of_files(directory: Path) -> str:
+    """Of the model's small files, which a learner that is started writes again."""
+    try:
+        for path in directory.glob("*.json"):
+            json.loads(path.read_bytes())
+        open_tokenizer(NAME, directory)
+    except (ValueError, UserError) as error:
+        return f"{error} (it is written again when the run is resumed)"
+    return ""
+
+
+def _copy_small_files(run_dir: Path, to: Path, done: Salvage) -> None:
+    for name in ("metrics.jsonl", "events.jsonl"):
+        _copy_lines(run_dir / name, to / name, done)
+    for name in (RECORD, "node.json", ENVIRONMENT):
+        try:
+            content = (run_dir / name).read_bytes()
+            json.loads(content)
+            if name == RECORD:
+                read_record(run_dir)
+            (to / name).write_bytes(content)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, UserError):
+            done.lost.append(f"{name}: it cannot be read")
+    _copy_identity(run_dir / IDENTITY, to / IDENTITY, done)
+
+
+def _copy_lines(source: Path, to: Path, done: Salvage) -> None:
+    """Lines that are JSON objects; of steps those that the journal has, which others will follow."""
+    torn = later = 0
+    try:
+        with source.open("rb") as lines, to.open("wb") as kept:
+            for line in lines:
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    found = None
+                if not isinstance(found, dict) or not line.endswith(b"\n"):
+                    torn += 1
+                elif source.name == "metrics.jsonl" and not _is_before(found.get("step"), done.batches):
+                    later += 1
+                else:
+                    kept.write(line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        done.lost.append(f"{source.name}: {error.strerror}")
+    if torn:
+        done.lost.append(f"{source.name}: lines that are none: {torn}")
+    if later:
+        done.lost.append(f"{source.name}: lines of steps after {done.batches}, which are taken again: {later}")
+
+
+def _is_before(step: object, batches: int) -> bool:
+    return isinstance(step, int) and step <= batches
+
+
+def _copy_identity(source: Path, to: Path, done: Salvage) -> None:
+    """The node's key and certificate, each if it is one: without, samplers need the new join line."""
+    if not source.is_dir():
+        return
+    checks: dict[str, Callable[[Path], object]] = {
+        "node.key": load_or_create_key,
+        "tls.pem": load_or_create_tls,
+        "generation": lambda directory: int((directory / "generation").read_text()),
+    }
+    for name, check in checks.items():
+        if name == "tls.pem" and not (source / name).exists():
+            continue  # a learner that never listened beyond this machine
+        try:
+            if not (source / name).is_file() or (name == "generation" and not (to / "node.key").exists()):
+                raise UserError("it is not there, or of a key that was lost")
+            write_privately(to / name, (source / name).read_bytes())
+            check(to)
+        except (OSError, ValueError, UserError) as error:
+            (to / name).unlink(missing_ok=True)
+            more = "" if name == "generation" else "; samplers need the new join line"
+            done.lost.append(f"{IDENTITY}/{name}: {str(error).replace(str(to), str(source))}{more}")
