@@ -69,6 +69,12 @@ Resume = Annotated[
         help="Run directory of a run to go on with, however it ended; its settings hold.", rich_help_panel=MOST
     ),
 ]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Look at all that the run needs, say what was found, and start nothing.", rich_help_panel=MOST
+    ),
+]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
@@ -91,16 +97,25 @@ def root(
 @app.command(cls=Sections, epilog=LEAD_EXAMPLES)
 @with_settings(LeadConfig)
 def lead(
-    flags: dict[str, Any], *, config: ConfigFile = None, resume: Resume = None, stop_with_stdin: WithStdin = False
+    flags: dict[str, Any],
+    *,
+    config: ConfigFile = None,
+    resume: Resume = None,
+    check: Check = False,
+    stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train a model on a task. The rollouts come from whoever joins."""
     from swarm.configfile import load_config, read_toml
+    from swarm.node.checking import check_run
     from swarm.node.learner import LearnerNode
     from swarm.node.rundir import resumed_config
 
     if resume is not None and "run_dir" in flags:
         raise UserError("--resume says which run directory: leave --run-dir out")
     settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
+    if check:
+        _run(_until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin))
+        return
     dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
     node = LearnerNode(settings, _say, resume=resume is not None, keep_bound=not dialled)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from swarm.configfile import closest
 from swarm.errors import UserError
 from swarm.learner.messages import LearningRules
 
@@ -80,7 +81,8 @@ def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
 def objective_named(name: str) -> Objective:
     """UserError for an objective that does not exist."""
     if name not in OBJECTIVES:
-        raise UserError(f"there is no objective {name!r}; known ones: {', '.join(OBJECTIVES)}")
+        known = closest(name, OBJECTIVES) or f"; known ones: {', '.join(OBJECTIVES)}"
+        raise UserError(f"there is no objective {name!r}{known}")
     return OBJECTIVES[name]
 
 

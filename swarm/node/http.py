@@ -319,6 +319,19 @@ def _too_many_requests(wait_s: float) -> web.Response:
     )
 
 
+async def check_port(host: str, port: int) -> None:
+    """UserError if nobody could listen there now."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, _, _, _, address in dict.fromkeys(found):
+            # Bound and not listening: whoever calls meanwhile is refused.
+            with socket.socket(family) as bound:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind(address)
+    except OSError as error:
+        raise _bind_error(error, host, port) from error
+
+
 def _bind_error(error: OSError, host: str, port: int) -> UserError:
     if error.errno == errno.EADDRINUSE:
         return UserError(f"port {port} on {host} is in use: stop what listens there or pass another --port")

@@ -9,24 +9,23 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store import newest_head
 from swarm.broadcast.tracker import InstallTracker
-from swarm.config import DEFAULT_PORT, EMBEDDED, LeadConfig
+from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
 from swarm.node.best import BestModel
+from swarm.node.checking import check_model, network_settings, reward_pool
 from swarm.node.control import control
 from swarm.node.environment import note_life
 from swarm.node.identity import StateDirectory
-from swarm.node.joining import hosts_of
 from swarm.node.metrics import RunLog
-from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.node.network import NodeNetwork
 from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
@@ -34,8 +33,8 @@ from swarm.node.rundir import (
     SUMMARY,
     begin_again,
     create_run_directory,
+    directory_of,
     locked,
-    named_after,
     remove_run_directory,
 )
 from swarm.node.steps import Steps
@@ -48,7 +47,6 @@ from swarm.rollout.journal import Journal
 from swarm.rollout.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane import PlaneRules, RolloutPlane
 from swarm.signing import swarm_id_of
-from swarm.tasks import task_options
 from swarm.tasks.scoring import Completion, RewardPool
 from swarm.types import SamplingRules, Score, Unscored
 from swarm.wire import encode
@@ -67,13 +65,13 @@ class LearnerNode:
         self._resume = resume
         self._task = open_task(config)
         self._max_new_tokens = longest_completion(config, self._task)
-        self._run_dir = config.run_dir or Path("runs") / (named_after(config.task) + time.strftime("-%Y%m%d-%H%M%S"))
+        self._run_dir = directory_of(config)
         self._state = "starting"
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
         self._steps: Steps | None = None
         self._keep_run_dir = True
-        self._settings = _network_settings(config)
+        self._settings = network_settings(config)
 
     async def run(self) -> bool:
         """Lead the run to its end; False if a target was set and not reached."""
@@ -130,7 +128,7 @@ class LearnerNode:
     async def _take_part(self) -> bool:
         """Lead the run, and all that goes on beside it."""
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
-            self._announce()
+            self._write_address()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
             beside = [group.create_task(work()) for work in (*parts, self._ahead.run, self._watch_room)]
             reached = await self._lead()
@@ -240,15 +238,7 @@ class LearnerNode:
 
     async def _lead(self) -> bool:
         prepared = await self._prepare()
-        self._rewards = RewardPool(
-            task=task_options(self._config),
-            reward=self._config.reward,
-            tokenizer=self._training.files_dir / "tokenizer.json",
-            stop_token_ids=prepared.stop_token_ids,
-            timeout_s=self._config.reward_timeout_s,
-            memory_mb=self._config.reward_memory_mb,
-            processes=self._config.resolved_reward_processes,
-        )
+        self._rewards = reward_pool(self._config, self._training.files_dir, prepared.stop_token_ids)
         await self._rewards.start()
         await self._publication.look_back()
         await self._training.catch_up(self._recorded.next_batch)
@@ -256,6 +246,8 @@ class LearnerNode:
         steps = self._steps = await self._open_plane(prepared, self._rewards, bound)
         self._provisioning.open()
         await self._publication.go_on(steps.step, bound.publish_every_steps)
+        # Not before: whatever is wrong with the settings has been refused by now.
+        self._announce()
         self._state = "running"
         await steps.run()
         self._state = "finishing"
@@ -377,17 +369,21 @@ class LearnerNode:
 
     # -- words and figures -----------------------------------------------------------------------------------
 
-    def _announce(self) -> None:
+    def _write_address(self) -> None:
+        """Where this node listens, for programs: those that start samplers need not wait for the model."""
         network = self._network
-        address, line = network.address, network.join_line()
         # Renamed into place: whoever waits for the file must never read half of it.
         partial = self._run_dir / "node.json.partial"
-        partial.write_text(json.dumps({"url": address.url, "join": line}) + "\n")
+        partial.write_text(json.dumps({"url": network.address.url, "join": network.join_line()}) + "\n")
         partial.rename(self._run_dir / "node.json")
-        status = network.status()
-        self._say(f"learner of swarm {status['swarm']} at {address.url}, run directory {self._run_dir}")
+        swarm = network.status()["swarm"]
+        self._say(f"learner of swarm {swarm} at {network.address.url}, run directory {self._run_dir}")
+
+    def _announce(self) -> None:
+        address = self._network.address
         command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
-        bootstrap = address.authority if is_loopback(address.host) and not address.fingerprint else line
+        is_plain = is_loopback(address.host) and not address.fingerprint
+        bootstrap = address.authority if is_plain else self._network.join_line()
         self._say(f"a sampler joins with:  {command} join --role sampler --bootstrap {bootstrap}")
         if address.host != self._config.host and self._config.advertise is None:
             self._say(f"(if others reach this machine at another address than {address.host}, pass --advertise HOST)")
@@ -403,32 +399,6 @@ class LearnerNode:
         partial = self._run_dir / (SUMMARY + ".partial")
         partial.write_text(json.dumps(status, indent=2) + "\n")
         partial.replace(self._run_dir / SUMMARY)
-
-
-def _network_settings(config: LeadConfig) -> NetworkSettings:
-    """UserError for an address that is none, before anything is written."""
-    settings = NetworkSettings(
-        host=config.host,
-        port=config.port,
-        bootstrap=config.bootstrap,
-        advertise=config.advertise,
-        tls=config.tls,
-        lan=config.lan,
-        max_upload_mbit=config.max_upload,
-        max_download_mbit=config.max_download,
-        round_s=config.round_s,
-    )
-    advertised(settings, config.port or DEFAULT_PORT, b"")
-    hosts_of(config.bootstrap)
-    return settings
-
-
-def check_model(name: str) -> None:
-    """UserError for a path that cannot be a model, before anything is started."""
-    path = Path(name)
-    looks_like_path = name not in EMBEDDED and (path.is_dir() or name.startswith((".", "/")))
-    if looks_like_path and not (path / "config.json").is_file():
-        raise UserError(f"{name} has no config.json: give a directory in Hugging Face format, a model id, or tiny")
 
 
 def _control_seed(run_seed: int, wanted: ScoreWanted) -> int:

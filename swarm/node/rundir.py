@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,14 +89,16 @@ def named_after(task: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", task).strip("-.")[-LONGEST_NAME:]
 
 
+def directory_of(config: LeadConfig) -> Path:
+    """Where a run of `config` that begins now is kept."""
+    return config.run_dir or Path("runs") / (named_after(config.task) + time.strftime("-%Y%m%d-%H%M%S"))
+
+
 def create_run_directory(path: Path, config: LeadConfig) -> None:
     """Make `path` for a new run and write its configuration. UserError if it holds anything already."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if any(entry.name != LOGS for entry in path.iterdir()):
-            raise UserError(
-                f"{path} already holds a run or other files: choose another --run-dir, or go on with --resume {path}"
-            )
+        refuse_used(path)
         write_config(path, config)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
@@ -115,6 +118,14 @@ def remove_run_directory(path: Path) -> None:
     except OSError:
         # It holds logs.
         pass
+
+
+def refuse_used(path: Path) -> None:
+    """UserError if `path` holds anything, which a new run would be mixed with."""
+    if path.exists() and any(entry.name != LOGS for entry in path.iterdir()):
+        raise UserError(
+            f"{path} already holds a run or other files: choose another --run-dir, or go on with --resume {path}"
+        )
 
 
 @contextmanager

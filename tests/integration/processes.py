@@ -123,7 +123,7 @@ class Resumed(Learner):
 
     def node_json(self) -> dict[str, str]:
         # The file of the life before is still there.
-        eventually(lambda: self.says("a sampler joins with"), self, "the resumed learner listens")
+        eventually(lambda: self.says("learner of swarm"), self, "the resumed learner listens")
         return super().node_json()
 
 

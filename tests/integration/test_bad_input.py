@@ -14,6 +14,7 @@ def _refused(*arguments: str) -> str:
     """The one line that the command says before it gives up."""
     done = command(*arguments)
     assert done.returncode == 2, done.stdout + done.stderr
+    assert "joins with" not in done.stdout
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("echo-node: ")
     return done.stderr
@@ -37,6 +38,9 @@ def _refused(*arguments: str) -> str:
         (("--advertise", "no host"), "is not an address"),
         (("--bootstrap", "echo1:abc"), "copy the whole line"),
         (("--unknown", "1"), "No such option"),
+        (("--max-stalenes", "1"), "did you mean --max-staleness?"),
+        (("--kl-weight", "1"), "write kl_weight = ... in a TOML file and name that with --config"),
+        (("--objective", "grop"), "there is no objective 'grop': did you mean grpo?"),
     ],
 )
 def test_lead_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -67,8 +71,25 @@ def test_lead_refuses_a_task_before_anything_is_trained(
 def test_lead_refuses_unknown_keys_in_its_file(tmp_path: Path) -> None:
     (tmp_path / "lead.toml").write_text("max_stalenes = 2\n")
     line = _refused("lead", "--config", str(tmp_path / "lead.toml"))
-    assert "'max_stalenes'" in line
-    assert "max_staleness" in line
+    assert "lead.toml, line 1: max_stalenes is no key of this file: did you mean max_staleness?" in line
+
+
+def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "run"
+    done = command("lead", "--check", "--port", "0", "--run-dir", str(run_dir))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line.split()[0] for line in done.stdout.splitlines()]
+    assert told == ["port", "task", "model", "disk", "prompts", "rewards", "nothing"]
+    assert "rewards  1 for right answers, 0 for empty ones" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lead_check_refuses_what_a_run_would_come_to_later_and_leaves_nothing(tmp_path: Path) -> None:
+    given = ("--task", "python:tests.integration.odd_reward:FailingTask", "--run-dir", str(tmp_path / "run"))
+    assert "the reward failed for prompt odd-held: it raised ValueError" in _refused(
+        "lead", "--check", "--port", "0", *given
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_lead_refuses_a_port_in_use_and_leaves_no_run_directory(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 from swarm.config import LeadConfig
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.node.bootstrap import read_bootstrap
+from swarm.node.checking import check_model
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
 from swarm.node.joining import weights_directory
-from swarm.node.learner import LearnerNode, _control_seed, check_model
+from swarm.node.learner import LearnerNode, _control_seed
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
 from swarm.node.training import train_group

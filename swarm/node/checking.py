@@ -1,0 +1,188 @@
+"""What a run needs before it may begin, and `lead --check`, which looks at all of it and begins nothing.
+
+What is looked at is what `lead` would use: the same trainer process loads the model and measures the memory, the same
+reward processes score. Their files are in a directory beside the run's, which goes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from swarm.broadcast.disk import SPARE_BYTES
+from swarm.config import DEFAULT_PORT, EMBEDDED, LeadConfig
+from swarm.errors import ChildFailed, UserError
+from swarm.learner.checkpoints import newest_whole
+from swarm.learner.messages import Prepared
+from swarm.learner.service import TrainerProcess, torchrun_options
+from swarm.node.http import check_port
+from swarm.node.joining import hosts_of
+from swarm.node.network import NetworkSettings, advertised
+from swarm.node.prompts import (
+    check_data,
+    longest_completion,
+    open_task,
+    open_tokenizer,
+    prepare_prompts,
+)
+from swarm.node.rundir import directory_of, refuse_used
+from swarm.tasks import task_options
+from swarm.tasks.base import Task
+from swarm.tasks.scoring import Completion, RewardPool
+from swarm.types import Prompt, Score, Unscored
+
+SCORED_PROMPTS = 3
+"""Held-out prompts whose rewards a check asks for: enough to see one that fails or never differs."""
+
+CHECKPOINT_BYTES = 12
+"""Of each parameter in a checkpoint: fp32 weights and two moments."""
+
+COPIES = 5
+"""Of the published weights on disk at a time, about: staged, mapped, held, best, and the versions that are served."""
+
+
+async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: bool) -> None:
+    """Say a line of each thing that a run of `config` needs; the first that is amiss is a UserError."""
+    run_dir = directory_of(config)
+    settings = network_settings(config)
+    await check_port(settings.host, settings.port)
+    say(f"port     {settings.host}:{settings.port} is free" if settings.port else "port     any free one")
+    check_model(config.model)
+    task = await asyncio.to_thread(open_task, config)
+    if resume:
+        check_data(run_dir, task)
+    else:
+        refuse_used(run_dir)
+    size = "without end" if task.size is None else f"{task.size:,} to train on"
+    say(f"task     {config.task}: prompts {size}")
+    if config.trainer_machines > 1:
+        say("model    not loaded: that takes the trainers of all machines")
+        return
+    with _directory_beside(run_dir) as directory:
+        prepared = await _check_model(config, task, directory, run_dir if resume else None, say)
+        _check_disk(config, prepared, directory.parent, say)
+        prompts, held_out = await asyncio.to_thread(
+            prepare_prompts, directory, config, task, prepared, lambda line: say(f"prompts  {line}")
+        )
+        say(f"prompts  {len(held_out)} held out; of {prompts.most_tokens:,} tokens at most")
+        await _check_rewards(config, held_out[:SCORED_PROMPTS], directory / "model", say)
+    say("nothing is amiss")
+
+
+async def _check_model(
+    config: LeadConfig, task: Task, directory: Path, resumed: Path | None, say: Callable[[str], None]
+) -> Prepared:
+    trainer = TrainerProcess(directory, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config))
+    found = await asyncio.to_thread(newest_whole, resumed / "checkpoints") if resumed is not None else None
+    try:
+        prepared = await trainer.prepare(config, longest_completion(config, task), found.path if found else None)
+    except ChildFailed as fault:
+        # Its log goes with the directory.
+        raise UserError(str(fault).partition(" (log: ")[0]) from fault
+    finally:
+        await trainer.stop()
+    say(f"model    {config.model}: {prepared.parameters:,} parameters, trains on {prepared.device}")
+    for note in prepared.notes:
+        say(f"memory   {note}")
+    return prepared
+
+
+def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callable[[str], None]) -> None:
+    checkpoints = (config.keep_checkpoints + 1) * CHECKPOINT_BYTES * prepared.parameters
+    needed = checkpoints + COPIES * prepared.layout.total_bytes + SPARE_BYTES
+    found = os.statvfs(place)
+    free = found.f_bavail * found.f_frsize
+    said = (
+        f"about {needed / 1e9:.1f} GB for weights and {config.keep_checkpoints} checkpoints, {free / 1e9:.1f} GB free"
+    )
+    if free < needed:
+        raise UserError(f"the disk of {place} is too small: {said}; pass a --run-dir elsewhere or --keep-checkpoints 1")
+    say(f"disk     {said}")
+
+
+async def _check_rewards(
+    config: LeadConfig, prompts: Sequence[Prompt], files_dir: Path, say: Callable[[str], None]
+) -> None:
+    """Rewards of right answers and of empty ones. UserError for one that fails."""
+    tokenizer = open_tokenizer(config.model, files_dir)
+    pool = reward_pool(config, files_dir, ())
+    means: list[float] = []
+    try:
+        await pool.start()
+        for texts in ([prompt.answer for prompt in prompts], [""] * len(prompts)):
+            encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+            asked = zip(prompts, encoded, strict=True)
+            scores = await pool.score(
+                [Completion(prompt=p, token_ids=array("i", ids).tobytes(), seed=0) for p, ids in asked]
+            )
+            means.append(_mean(prompts, scores))
+    finally:
+        await pool.close()
+    right, empty = means
+    more = "" if right > empty else ": right answers earn no more than none, so there may be nothing to learn from"
+    say(f"rewards  {right:g} for right answers, {empty:g} for empty ones, in the mean of {len(prompts)} prompts{more}")
+
+
+def _mean(prompts: Sequence[Prompt], scores: Sequence[Score | Unscored]) -> float:
+    total = 0.0
+    for prompt, score in zip(prompts, scores, strict=True):
+        if isinstance(score, Unscored):
+            raise UserError(f"the reward failed for prompt {prompt.prompt_id}: {score.reason}")
+        total += score.reward
+    return total / len(scores)
+
+
+@contextmanager
+def _directory_beside(run_dir: Path) -> Iterator[Path]:
+    """An empty directory on the disk that the run would be on, for as long as the block runs."""
+    there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
+    try:
+        made = TemporaryDirectory(prefix=".check-", dir=there)
+    except OSError as error:
+        raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
+    with made:
+        yield Path(made.name)
+
+
+def reward_pool(config: LeadConfig, files_dir: Path, stop_token_ids: Sequence[int]) -> RewardPool:
+    """The reward processes of a run, none of them started. `files_dir` has the tokenizer."""
+    return RewardPool(
+        task=task_options(config),
+        reward=config.reward,
+        tokenizer=files_dir / "tokenizer.json",
+        stop_token_ids=stop_token_ids,
+        timeout_s=config.reward_timeout_s,
+        memory_mb=config.reward_memory_mb,
+        processes=config.resolved_reward_processes,
+    )
+
+
+def network_settings(config: LeadConfig) -> NetworkSettings:
+    """UserError for an address that is none, before anything is written."""
+    settings = NetworkSettings(
+        host=config.host,
+        port=config.port,
+        bootstrap=config.bootstrap,
+        advertise=config.advertise,
+        tls=config.tls,
+        lan=config.lan,
+        max_upload_mbit=config.max_upload,
+        max_download_mbit=config.max_download,
+        round_s=config.round_s,
+    )
+    advertised(settings, config.port or DEFAULT_PORT, b"")
+    hosts_of(config.bootstrap)
+    return settings
+
+
+def check_model(name: str) -> None:
+    """UserError for a path that cannot be a model, before anything is started."""
+    path = Path(name)
+    looks_like_path = name not in EMBEDDED and (path.is_dir() or name.startswith((".", "/")))
+    if looks_like_path and not (path / "config.json").is_file():
+        raise UserError(f"{name} has no config.json: give a directory in Hugging Face format, a model id, or tiny")
