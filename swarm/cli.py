@@ -9,32 +9,40 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
 
 from swarm.cli_capacity import plan
 from swarm.cli_runs import export_app, report, set_value, verify
 from swarm.cli_simulate import simulate
+from swarm.cli_status import status
 from swarm.cli_tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
     from swarm.config import JoinConfig
+    from swarm.dashboard.live import LiveView
+    from swarm.node.learner import LearnerNode
     from swarm.node.relay import RelayNode
     from swarm.node.sampler import SamplerNode
 
-DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
+DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
 """Exit statuses."""
 
 LEAVE_S = 3.0
 """After a second signal a node that cannot end is ended: its last words to others take at most a second."""
 
+SHOW_S = 0.5
+"""Between two looks of the live view at the learner: asking for its status takes a millisecond or so."""
+
 HIDDEN = ("stop_with_stdin",)
 """Options that are no settings of a node."""
 
 R = TypeVar("R")
+T = TypeVar("T", covariant=True)
 
 app = typer.Typer(
     add_completion=False,
@@ -45,6 +53,7 @@ app = typer.Typer(
 app.command("set")(set_value)
 app.command()(verify)
 app.command()(report)
+app.command()(status)
 app.command()(plan)
 app.command()(simulate)
 app.add_typer(export_app, name="export")
@@ -138,7 +147,10 @@ def lead(
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train MODEL on TASK with the rollouts of whoever joins."""
+    from rich.console import Console
+
     from swarm.config import LeadConfig, load_config, read_toml
+    from swarm.dashboard.live import LiveView
     from swarm.node.learner import LearnerNode
     from swarm.node.rundir import resumed_config
 
@@ -148,12 +160,18 @@ def lead(
         raise UserError("--resume says which run directory: leave --run-dir out")
     settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
     dialled = max_staleness is not None or (config is not None and "max_staleness" in read_toml(config))
-    node = LearnerNode(settings, _say, resume=resume is not None, keep_bound=not dialled)
+    view = LiveView(Console(), title="echo-node lead")
+    node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled)
 
     async def work() -> bool:
-        return await _until_signalled(node.run(), stop_with_stdin=stop_with_stdin)
+        showing = asyncio.create_task(_show(node, view))
+        try:
+            return await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin, view=view)
+        finally:
+            showing.cancel()
 
-    raise typer.Exit(DONE if _run(work()) else NOT_REACHED)
+    reached = _run(work())
+    raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
 
 
 @app.command()
@@ -221,8 +239,7 @@ def join(
     settings = load_config(JoinConfig, config, flags)
 
     async def work() -> None:
-        node = _joining(settings)
-        await _until_asked_to_stop(node.run(), node.request_stop, words=node.stop_line, stop_with_stdin=stop_with_stdin)
+        await _until_asked_to_stop(_joining(settings), stop_with_stdin=stop_with_stdin)
 
     _run(work())
 
@@ -273,32 +290,18 @@ def demo(
     raise typer.Exit(DONE if summary["learned"] and summary["verified"] else NOT_REACHED)
 
 
-@app.command()
-def status(
-    url: Annotated[str, typer.Argument(help="host:port or URL of a running node.")],
-    as_json: Json = False,
-) -> None:
-    """What a running node says of itself."""
-    from swarm.dashboard.terminal import status_table
-
-    found = _run(_fetch_status(url))
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    from rich.console import Console
-
-    Console().print(status_table(found))
-
-
 def run() -> None:
     """Run a command; every foreseen fault is one line on stderr and an exit status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # A command that runs an event loop has its own words for it.
+        signal.signal(signal.SIGINT, _stop_at_once)
     try:
         arguments = sys.argv[1:] or ["--help"]
         sys.exit(app(arguments, standalone_mode=False) or DONE)
     except typer.TyperException as error:
         _fail(error.format_message(), BAD_INPUT)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(STOPPED)
     except (EchoError, OSError, ExceptionGroup) as error:
         match first_fault(error):
             case UserError() as fault:
@@ -307,6 +310,14 @@ def run() -> None:
                 _fail(str(fault), NOT_REACHED)
             case _:
                 raise
+
+
+def _stop_at_once(number: int, _: object) -> None:
+    """Ctrl-C in a command that has nothing to finish: a line, and the end."""
+    # Whoever signals again waits for no cleaning up.
+    signal.signal(number, signal.SIG_DFL)
+    typer.echo("echo-node: stopped", err=True)
+    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> None:
@@ -337,31 +348,56 @@ async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: boo
         raise KeyboardInterrupt from None
 
 
-async def _until_asked_to_stop(
-    work: Coroutine[Any, Any, None], request_stop: Callable[[], None], *, words: str, stop_with_stdin: bool
-) -> None:
-    """`work`, asked politely to end by the first signal and cancelled by the second."""
-    task = asyncio.ensure_future(work)
-    asked = False
+class Node(Protocol[T]):
+    """A node that can be asked to stop. `request_stop` says what it waits for; False if that is nothing."""
+
+    def run(self) -> Coroutine[Any, Any, T]: ...
+    def request_stop(self) -> bool: ...
+    def last_words(self) -> str: ...
+
+
+async def _show(node: LearnerNode, view: LiveView) -> None:
+    """Have the view show what the node says of itself, for as long as both are there."""
+    while True:
+        if view.is_live and node.is_up:
+            view.update(node.status())
+        await asyncio.sleep(SHOW_S)
+
+
+async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: LiveView | None = None) -> T:
+    """Run `node`, asked politely to end by the first signal and cancelled by the second. Its last words come below the
+    view, if there is one."""
+    task = asyncio.ensure_future(node.run())
+    asked = said = False
+
+    def say_last() -> None:
+        nonlocal said
+        if view is not None:
+            view.close()
+        if not said and (words := node.last_words()):
+            _say(words)
+        said = True
 
     def on_signal() -> None:
         nonlocal asked
-        if asked:
-            task.cancel()
-            # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
-            end = threading.Timer(LEAVE_S, os._exit, (128 + signal.SIGINT,))
-            end.daemon = True
-            end.start()
-        else:
+        if not asked and node.request_stop():
             asked = True
-            _say(words)
-            request_stop()
+            return
+        say_last()
+        task.cancel()
+        # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
+        end = threading.Timer(LEAVE_S, os._exit, (STOPPED,))
+        end.daemon = True
+        end.start()
 
     _on_stop(on_signal, stop_with_stdin=stop_with_stdin)
     try:
-        await task
+        with view or nullcontext():
+            return await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    finally:
+        say_last()
 
 
 def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
@@ -380,21 +416,3 @@ def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
                 action()
 
         loop.add_reader(descriptor, on_readable)
-
-
-async def _fetch_status(text: str) -> dict[str, Any]:
-    from random import SystemRandom
-
-    from swarm.errors import PeerUnreachable, ProtocolError
-    from swarm.http import PeerClient
-    from swarm.node.bootstrap import address_of, read_bootstrap
-
-    try:
-        # Encrypted or not is found out; nothing secret is asked, so whoever answers is believed.
-        async with PeerClient(await address_of(read_bootstrap(text), SystemRandom())) as peer:
-            found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
-    except PeerUnreachable as error:
-        raise UserError(f"no node answers: {error}") from error
-    except (ProtocolError, ValueError) as error:
-        raise UserError(f"{text} answers, but it is no echo-node") from error
-    return found

@@ -17,7 +17,7 @@ from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store import newest_head
 from swarm.broadcast.tracker import InstallTracker
-from swarm.config import DEFAULT_PORT, EMBEDDED, LeadConfig
+from swarm.config import EMBEDDED, LeadConfig
 from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
@@ -25,13 +25,13 @@ from swarm.node.best import BestModel
 from swarm.node.control import control
 from swarm.node.environment import note_life
 from swarm.node.identity import StateDirectory
-from swarm.node.joining import hosts_of
+from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
-from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.node.network import NodeNetwork
 from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
-from swarm.node.rundir import SUMMARY, begin_again, create_run_directory, locked, named_after
+from swarm.node.rundir import begin_again, create_run_directory, kept_line, locked, named_after, write_summary
 from swarm.node.steps import Steps
 from swarm.node.training import Training
 from swarm.rollout.ahead import PromptsAhead
@@ -63,11 +63,16 @@ class LearnerNode:
         self._max_new_tokens = longest_completion(config, self._task)
         self._run_dir = config.run_dir or Path("runs") / (named_after(config.task) + time.strftime("-%Y%m%d-%H%M%S"))
         self._state = "starting"
+        self._waits_for = "the network to open"
+        self.is_up = False
+        """Whether `status` can be asked."""
+        self.is_stopped = False
+        """Whether the user stopped it before its end."""
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
         self._steps: Steps | None = None
-        self._keep_run_dir = True
-        self._settings = _network_settings(config)
+        self._is_kept = False
+        self._settings = lead_settings(config)
 
     async def run(self) -> bool:
         """Lead the run to its end; False if a target was set and not reached."""
@@ -75,7 +80,29 @@ class LearnerNode:
         if not self._resume:
             create_run_directory(self._run_dir, self._config)
         with locked(self._run_dir):
+            self._is_kept = True
             return await self._run_alone()
+
+    def request_stop(self) -> bool:
+        """End with the step under way, and a checkpoint; False if nothing is under way that is worth waiting for."""
+        if self._steps is None or self.is_stopped:
+            return False
+        if self._state == "finished":
+            words = f"samplers to hear that the run is over, {self._farewell_s:g} s at most"
+        elif words := self._steps.request_stop():
+            self.is_stopped = True
+            self._state = "stopping"
+        if words:
+            self._waits_for = words
+            self._say(f"stopping; waiting for {words} (again to stop at once)")
+        return bool(words)
+
+    def last_words(self) -> str:
+        """What is kept of a run that ends now, for good or to go on; "" if nothing is."""
+        if not self._is_kept:
+            return ""
+        come_to = (self._steps.step, self._steps.saved_step) if self._steps is not None else (None, None)
+        return kept_line(self._run_dir, *come_to, steps=self._config.steps)
 
     async def _run_alone(self) -> bool:
         """No other process writes to the run directory."""
@@ -85,6 +112,7 @@ class LearnerNode:
             self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=self._log.event)
         except UserError:
             # Leave no run directory that refuses the corrected command.
+            self._is_kept = False
             if not self._resume:
                 shutil.rmtree(self._run_dir)
             raise
@@ -112,14 +140,14 @@ class LearnerNode:
                 return await self._take_part()
         except* UserError:
             # Nothing was trained: leave no run directory that refuses the corrected command.
-            if self._state == "starting" and not self._resume:
-                self._keep_run_dir = False
+            self._is_kept = self._state != "starting"
             raise
         finally:
             await self._close(network)
 
     async def _take_part(self) -> bool:
         """Lead the run, and all that goes on beside it."""
+        self.is_up = True
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._announce()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
@@ -194,9 +222,7 @@ class LearnerNode:
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
         await asyncio.to_thread(self._log.close)
-        if self._keep_run_dir:
-            self._say(f"{self._state} at step {step}; run directory {self._run_dir}")
-        else:
+        if not (self._is_kept or self._resume):
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def status(self) -> dict[str, Any]:
@@ -209,8 +235,10 @@ class LearnerNode:
             "fault": fault or self._training.save_fault,
             "run_dir": str(self._run_dir),
             "url": self._network.address.url,
+            "waits_for": self._waits_for,
             "step": 0,
             "steps": self._config.steps,
+            "batch_rollouts": self._config.groups_per_step * self._config.group_size,
             "version": str(newest.head.version) if newest else None,
             "max_staleness": self._config.max_staleness,
             "max_staleness_seen": 0,
@@ -231,6 +259,7 @@ class LearnerNode:
 
     async def _lead(self) -> bool:
         prepared = await self._prepare()
+        self._waits_for = "the reward processes to start"
         self._rewards = RewardPool(
             task=task_options(self._config),
             reward=self._config.reward,
@@ -241,21 +270,28 @@ class LearnerNode:
         )
         await self._rewards.start()
         await self._publication.look_back()
+        self._waits_for = "the recorded batches to be trained on again"
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
         steps = self._steps = await self._open_plane(prepared, self._rewards, bound)
         self._provisioning.open()
+        self._waits_for = "the first version to be published"
         await self._publication.go_on(steps.step, bound.publish_every_steps)
-        self._state = "running"
+        self._state, self._waits_for = "running", ""
         await steps.run()
-        self._state = "finishing"
-        reached = await steps.finish()
-        self._state = "finished"
+        if not self.is_stopped:
+            self._state, self._waits_for = "finishing", "samplers to measure the last version"
+            reached = await steps.finish()
+        if self.is_stopped:
+            if not self._fault():
+                await steps.leave_off()
+            return False
+        self._state, self._waits_for = "finished", "samplers to hear that the run is over"
         summary = self.status()
         await self._rollouts.end("finished")
-        await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
+        await self._rollouts.farewell(self._farewell_s)
         # Last: a learner that is killed before has to be resumed, or its samplers would wait for ever.
-        self._write_summary(summary)
+        write_summary(self._run_dir, summary)
         return reached
 
     async def _bound(self) -> BoundSet:
@@ -280,6 +316,10 @@ class LearnerNode:
             said = fault
             await asyncio.sleep(ROOM_S)
 
+    @property
+    def _farewell_s(self) -> float:
+        return MISSED_BEATS * self._config.beat_s
+
     def _fault(self) -> str:
         """Why the run is paused, if it is."""
         return self._journal.fault or self._publication.fault
@@ -297,7 +337,9 @@ class LearnerNode:
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
+        self._waits_for = "torch to be imported and the model to be loaded"
         prepared = await self._training.open()
+        self._waits_for = "the prompts to be read and measured"
         if (nbytes := len(encode(prepared.layout))) > LAYOUT_BYTES:
             raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
         await self._broadcast.open(prepared.layout)
@@ -388,29 +430,6 @@ class LearnerNode:
             # One that only hangs ends the run after minutes: its author may be looking on.
             more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""
             self._say(f"the reward failed for prompt {fields['prompt']}: {fields['reason']}{more}")
-
-    def _write_summary(self, status: dict[str, Any]) -> None:
-        partial = self._run_dir / (SUMMARY + ".partial")
-        partial.write_text(json.dumps(status, indent=2) + "\n")
-        partial.replace(self._run_dir / SUMMARY)
-
-
-def _network_settings(config: LeadConfig) -> NetworkSettings:
-    """UserError for an address that is none, before anything is written."""
-    settings = NetworkSettings(
-        host=config.host,
-        port=config.port,
-        bootstrap=config.bootstrap,
-        advertise=config.advertise,
-        tls=config.tls,
-        lan=config.lan,
-        max_upload_mbit=config.max_upload,
-        max_download_mbit=config.max_download,
-        round_s=config.round_s,
-    )
-    advertised(settings, config.port or DEFAULT_PORT, b"")
-    hosts_of(config.bootstrap)
-    return settings
 
 
 def check_model(name: str) -> None:

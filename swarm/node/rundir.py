@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,6 +113,27 @@ def begin_again(path: Path, config: LeadConfig) -> None:
     # In this order: cut off in between, it is a run that ends again, and none that cannot be gone on with.
     (path / SUMMARY).unlink(missing_ok=True)
     write_config(path, config)
+
+
+def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: int) -> str:
+    """What a run that ended after `step` learner steps has come to, what is kept of it, and how it goes on. `step` is
+    None if it was still starting."""
+    if (path / SUMMARY).is_file():
+        return f"finished at step {step}; run directory {path}"
+    saved = saved_step or 0
+    checkpoint = f"the checkpoint of step {saved}" if saved_step is not None else ""
+    again = f"the batches since step {saved}, to be trained on again" if step and step > saved else ""
+    kept = ", ".join(part for part in (checkpoint, again) if part) or "what it held"
+    at = "while it was starting" if step is None else f"at step {step} of {steps}"
+    command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
+    return f"stopped {at}; {path} keeps {kept}; go on with:  {command} lead --resume {shlex.quote(str(path))}"
+
+
+def write_summary(path: Path, status: dict[str, Any]) -> None:
+    """The last status of a run that is over."""
+    partial = path / (SUMMARY + ".partial")
+    partial.write_text(json.dumps(status, indent=2) + "\n")
+    partial.replace(path / SUMMARY)
 
 
 def write_config(path: Path, config: LeadConfig) -> None:
