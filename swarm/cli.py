@@ -38,7 +38,7 @@ LEAVE_S = 3.0
 SHOW_S = 0.5
 """Between two looks of the live view at the learner: asking for its status takes a millisecond or so."""
 
-HIDDEN = ("stop_with_stdin",)
+HIDDEN = ("stop_with_stdin", "from_run", "step", "best")
 """Options that are no settings of a node."""
 
 R = TypeVar("R")
@@ -88,6 +88,12 @@ MaxCost = Annotated[float | None, typer.Option(help="End the run, with a checkpo
 KeepRollouts = Annotated[
     int | None, typer.Option(help="Steps whose rollouts stay on disk with their tokens. Default: all.")
 ]
+ForkFrom = Annotated[
+    Path | None,
+    typer.Option("--from", help="Begin a new run with the model and the settings of that run; each may be changed."),
+]
+ForkStep = Annotated[int | None, typer.Option("--step", min=0, help="With --from: of that checkpoint, not the newest.")]
+ForkBest = Annotated[bool, typer.Option("--best", help="With --from: the model that was best on held-out prompts.")]
 Resume = Annotated[
     Path | None, typer.Option(help="Run directory of a run to go on with, however it ended; its settings hold.")
 ]
@@ -127,6 +133,9 @@ def lead(
     keep_checkpoints: Annotated[int | None, typer.Option(help="Newest ones that stay on disk. Default: 3.")] = None,
     keep_rollouts: KeepRollouts = None,
     resume: Resume = None,
+    from_run: ForkFrom = None,
+    step: ForkStep = None,
+    best: ForkBest = False,
     objective: Annotated[str | None, typer.Option(help="grpo, decoupled_ppo, ... (docs/learner.md).")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Default: 1e-6; tiny 1e-3, tiny-warm 3e-4.")] = None,
     groups_per_step: Annotated[int | None, typer.Option(help="Prompts of a learner step. Default: 32.")] = None,
@@ -152,16 +161,24 @@ def lead(
     from swarm.config import LeadConfig, load_config, read_toml
     from swarm.dashboard.live import LiveView
     from swarm.node.learner import LearnerNode
-    from swarm.node.rundir import resumed_config
+    from swarm.node.rundir import forked_config, resumed_config
 
     flags = {name: value for name, value in context.params.items() if name not in ("config", "resume", *HIDDEN)}
     flags["bootstrap"], flags["rewards"] = bootstrap or None, rewards or None
     if resume is not None and run_dir is not None:
         raise UserError("--resume says which run directory: leave --run-dir out")
-    settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
+    if resume is not None and from_run is not None:
+        raise UserError("--resume goes on with a run and --from begins another one: give one of them")
+    if from_run is None and (best or step is not None):
+        raise UserError("--step and --best say which model of a run to begin with: name the run with --from")
+    origin = None
+    if from_run is not None:
+        settings, origin = forked_config(from_run, flags, config, step=step, best=best)
+    else:
+        settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
     dialled = max_staleness is not None or (config is not None and "max_staleness" in read_toml(config))
     view = LiveView(Console(), title="echo-node lead")
-    node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled)
+    node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
 
     async def work() -> bool:
         showing = asyncio.create_task(_show(node, view))
@@ -370,11 +387,11 @@ async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: Li
     task = asyncio.ensure_future(node.run())
     asked = said = False
 
-    def say_last() -> None:
+    def say_last(otherwise: str = "") -> None:
         nonlocal said
         if view is not None:
             view.close()
-        if not said and (words := node.last_words()):
+        if not said and (words := node.last_words() or otherwise):
             _say(words)
         said = True
 
@@ -383,7 +400,7 @@ async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: Li
         if not asked and node.request_stop():
             asked = True
             return
-        say_last()
+        say_last("stopped")
         task.cancel()
         # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
         end = threading.Timer(LEAVE_S, os._exit, (STOPPED,))

@@ -88,7 +88,7 @@ def _screen(console: Console, found: dict[str, Any]) -> RenderableType:
     from swarm.dashboard.terminal import status_screen
 
     is_cut = console.is_terminal or "LINES" in os.environ
-    return status_screen(found, console.height if is_cut else None)
+    return status_screen(found, console.width, console.height if is_cut else None)
 
 
 async def _fetch(text: str) -> dict[str, Any]:

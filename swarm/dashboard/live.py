@@ -3,9 +3,9 @@ there are lines alone.
 
 A thread draws, so that a terminal that stands still (Ctrl-S, a slow line) holds up no event loop: `say` and `update`
 only leave something for it. It waits with the cursor on the line below the panel. To draw again it goes up by the rows
-that the panel takes, and clears the screen from there on. Those rows are counted at the width of that moment: a
-terminal that became narrower has wrapped each line of the panel. The cursor is never hidden, so there is nothing to
-restore, however the process ends.
+that the panel takes and writes over them. Those rows are counted at the width of that moment: a terminal that became
+narrower has wrapped each line of the panel. The cursor is never hidden, so there is nothing to restore, however the
+process ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Self
 
 from rich.console import Console
@@ -107,11 +108,11 @@ class LiveView:
         size, shown = self._terminal_size(), self._shown
         if not lines and size == self._size and shown is self._drawn:
             return
-        erase = erased(self._panel, self._panel_width, size[0])
+        up = rows_of(self._panel, self._panel_width, size[0])
         self._size, self._drawn = size, shown
         self._panel_width = min(WIDTH, size[0])
         self._panel = self._rendered(*shown, size)
-        self._file.write(erase + "".join(f"{line}\n" for line in (*lines, *self._panel)))
+        self._file.write(redrawn(up, (*lines, *self._panel)))
         self._file.flush()
 
     def _rendered(self, status: dict[str, Any] | None, rewards: list[float], size: tuple[int, int]) -> list[str]:
@@ -132,8 +133,12 @@ class LiveView:
         return found.columns or 80, found.lines or 24
 
 
-def erased(panel: list[str], panel_width: int, width: int) -> str:
-    """What removes a panel whose lines were drawn `panel_width` columns wide from a terminal that is `width` wide now,
-    with the cursor below it."""
-    rows = len(panel) * -(-panel_width // width)
-    return f"\r\x1b[{rows}A\x1b[J" if rows else ""
+def rows_of(panel: list[str], panel_width: int, width: int) -> int:
+    """Rows that a panel takes on a terminal that is `width` wide now, if its lines were drawn `panel_width` wide."""
+    return len(panel) * -(-panel_width // width)
+
+
+def redrawn(up: int, lines: Iterable[str]) -> str:
+    """Escapes that put `lines` in the place of the last `up` rows, with the cursor below them before and after."""
+    # Not cleared as a whole: a terminal may keep a copy of a screen that is cleared from its first line on.
+    return "\r" + (f"\x1b[{up}A" if up else "") + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"

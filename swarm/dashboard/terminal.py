@@ -4,7 +4,6 @@ something that rich prints out."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -19,7 +18,10 @@ UNKNOWN = "-"
 """A figure that there is none of yet; it is not shown."""
 
 ID_LENGTH = 12
-"""Characters of a node's id that are shown; --json has all 32."""
+"""Characters of a node's or a swarm's id that are shown; --json has all 32."""
+
+NAME_WIDTH, VALUE_WIDTH = 15, 18
+"""Columns of the longest names of figures, and of most values: two pairs fit into the panel of a live view."""
 
 Figures = list[tuple[str, str]]
 Row = tuple[str, ...]
@@ -51,7 +53,7 @@ def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: in
     waits = waiting_for(status)
     parts: list[RenderableType] = [_line(f"waiting for {waits}")] if waits else []
     if status is not None:
-        parts.append(_grid(figures(status)))
+        parts.append(_grid(figures(status), width))
         if rewards:
             curve = Text("shaped reward  ", style="dim") + Text(sparkline(rewards, max(10, width - 24)), style="green")
             parts += [Text(), curve, Text()]
@@ -77,10 +79,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
 # -- a screen about any node ---------------------------------------------------------------------------------
 
 
-def status_screen(status: dict[str, Any], height: int | None) -> RenderableType:
-    """A node's figures, then the nodes that it knows, as many as fit into `height` lines; None has no end."""
-    head = [*_titles(status), _grid(figures(status)), Text()]
-    lines = len(head) + (len(figures(status)) + 1) // 2 - 1
+def status_screen(status: dict[str, Any], width: int, height: int | None) -> RenderableType:
+    """A node's figures, then the nodes that it knows, as many as fit into `height` lines; None has no end.
+    `width` is the screen's."""
+    known = figures(status)
+    head = [*_titles(status), _grid(known, width), Text()]
+    lines = len(head) - 1 + -(-len(known) // _in_line(width))
     rows = _rows(status)
     # The last line of the screen is the prompt's, and one is the table's own.
     room = len(rows) if height is None else max(1, height - lines - 2)
@@ -146,8 +150,8 @@ def _weight_figures(status: dict[str, Any]) -> Figures:
         ("weights here", status.get("map") or UNKNOWN),
         ("newest version", status.get("newest") or UNKNOWN),
         ("links", str(status["streams"]) if status.get("streams") else UNKNOWN),
-        ("passed on", _megabytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else UNKNOWN),
-        ("uplink", f"{_megabytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else UNKNOWN),
+        ("passed on", _bytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else UNKNOWN),
+        ("uplink", f"{_bytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else UNKNOWN),
         ("chunks refused", _counts(status.get("chunks_rejected"))),
     ]
 
@@ -155,7 +159,7 @@ def _weight_figures(status: dict[str, Any]) -> Figures:
 def _titles(status: dict[str, Any]) -> list[RenderableType]:
     """Who it is, what it does, and where; then what somebody should know."""
     address = (status.get("addresses") or [status.get("url") or "dials out only"])[0]
-    swarm = f"swarm {status['swarm']}" if status.get("swarm") else "in no swarm yet"
+    swarm = f"swarm {status['swarm'][:ID_LENGTH]}" if status.get("swarm") else "in no swarm yet"
     line = "encrypted" if status.get("encrypted") else "not encrypted"
     titles = [
         f"{status['role']} {status['node'][:ID_LENGTH]} · {status['state']}",
@@ -230,13 +234,22 @@ def _nodes(rows: list[Row]) -> Table:
 # -- parts ---------------------------------------------------------------------------------------------------
 
 
-def _grid(pairs: Figures) -> Table:
-    """Two figures a line, none of which takes a second one."""
+def _in_line(width: int) -> int:
+    """Figures that a line of a screen has room for."""
+    return 2 if width >= 2 * (NAME_WIDTH + VALUE_WIDTH) else 1
+
+
+def _grid(pairs: Figures, width: int) -> Table:
+    """Two figures a line, one on a narrow screen; none takes a second line."""
+    count = _in_line(width)
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(4):
-        grid.add_column(no_wrap=True, overflow="ellipsis")
-    for left, right in zip_longest(pairs[0::2], pairs[1::2], fillvalue=("", "")):
-        grid.add_row(Text(left[0], style="dim"), _text(left[1]), Text(right[0], style="dim"), _text(right[1]))
+    for at in range(2 * count):
+        # Of one width from frame to frame, so that nothing jumps about.
+        grid.add_column(no_wrap=True, overflow="ellipsis", min_width=VALUE_WIDTH if at % 2 else NAME_WIDTH)
+    for at in range(0, len(pairs), count):
+        grid.add_row(
+            *(cell for name, value in pairs[at : at + count] for cell in (Text(name, style="dim"), _text(value)))
+        )
     return grid
 
 
@@ -262,8 +275,11 @@ def _count(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.3g} MB"
+def _bytes(count: float) -> str:
+    units = ["TB", "GB", "MB", "kB", "B"]
+    while count >= 1000 and len(units) > 1:
+        count, _ = count / 1000, units.pop()
+    return f"{count:.3g} {units[-1]}"
 
 
 def _number(value: float | None) -> str:

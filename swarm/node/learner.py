@@ -10,14 +10,13 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store import newest_head
 from swarm.broadcast.tracker import InstallTracker
-from swarm.config import EMBEDDED, LeadConfig
+from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
@@ -31,7 +30,16 @@ from swarm.node.network import NodeNetwork
 from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
-from swarm.node.rundir import begin_again, create_run_directory, kept_line, locked, named_after, write_summary
+from swarm.node.rundir import (
+    Origin,
+    begin_again,
+    check_model,
+    create_run_directory,
+    default_run_dir,
+    kept_line,
+    locked,
+    write_summary,
+)
 from swarm.node.steps import Steps
 from swarm.node.training import Training
 from swarm.rollout.ahead import PromptsAhead
@@ -52,22 +60,28 @@ class LearnerNode:
     """One run. `say` gets lines for the person at the terminal."""
 
     def __init__(
-        self, config: LeadConfig, say: Callable[[str], None], *, resume: bool = False, keep_bound: bool = False
+        self,
+        config: LeadConfig,
+        say: Callable[[str], None],
+        *,
+        resume: bool = False,
+        keep_bound: bool = False,
+        origin: Origin | None = None,
     ) -> None:
-        """`resume`: go on with the run in its directory; `keep_bound`: under the bound that was last set there."""
+        """`resume`: go on with the run in its directory; `keep_bound`: under the bound last set there; `origin`: begin
+        with that run's model."""
         self._config = config
         self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
         self._task = open_task(config)
         self._max_new_tokens = longest_completion(config, self._task)
-        self._run_dir = config.run_dir or Path("runs") / (named_after(config.task) + time.strftime("-%Y%m%d-%H%M%S"))
+        self._origin = origin
+        self._run_dir = config.run_dir or default_run_dir(config.task)
         self._state = "starting"
         self._waits_for = "the network to open"
-        self.is_up = False
-        """Whether `status` can be asked."""
-        self.is_stopped = False
-        """Whether the user stopped it before its end."""
+        # Whether `status` can be asked, and whether the user stopped the run before its end.
+        self.is_up = self.is_stopped = False
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
         self._steps: Steps | None = None
@@ -76,9 +90,11 @@ class LearnerNode:
 
     async def run(self) -> bool:
         """Lead the run to its end; False if a target was set and not reached."""
-        check_model(self._config.model)
+        if self._origin is None:
+            check_model(self._config.model)
         if not self._resume:
-            create_run_directory(self._run_dir, self._config)
+            if line := await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin):
+                self._say(line)
         with locked(self._run_dir):
             self._is_kept = True
             return await self._run_alone()
@@ -87,15 +103,12 @@ class LearnerNode:
         """End with the step under way, and a checkpoint; False if nothing is under way that is worth waiting for."""
         if self._steps is None or self.is_stopped:
             return False
-        if self._state == "finished":
-            words = f"samplers to hear that the run is over, {self._farewell_s:g} s at most"
-        elif words := self._steps.request_stop():
+        if self._state != "finished" and (words := self._steps.request_stop()):
             self.is_stopped = True
-            self._state = "stopping"
-        if words:
-            self._waits_for = words
-            self._say(f"stopping; waiting for {words} (again to stop at once)")
-        return bool(words)
+            self._state, self._waits_for = "stopping", words
+        if self._waits_for:
+            self._say(f"stopping; waiting for {self._waits_for} (again to stop at once)")
+        return bool(self._waits_for)
 
     def last_words(self) -> str:
         """What is kept of a run that ends now, for good or to go on; "" if nothing is."""
@@ -289,7 +302,7 @@ class LearnerNode:
         self._state, self._waits_for = "finished", "samplers to hear that the run is over"
         summary = self.status()
         await self._rollouts.end("finished")
-        await self._rollouts.farewell(self._farewell_s)
+        await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
         # Last: a learner that is killed before has to be resumed, or its samplers would wait for ever.
         write_summary(self._run_dir, summary)
         return reached
@@ -315,10 +328,6 @@ class LearnerNode:
                 self._log.event("paused" if fault else "unpaused", reason=fault or said)
             said = fault
             await asyncio.sleep(ROOM_S)
-
-    @property
-    def _farewell_s(self) -> float:
-        return MISSED_BEATS * self._config.beat_s
 
     def _fault(self) -> str:
         """Why the run is paused, if it is."""
@@ -430,14 +439,6 @@ class LearnerNode:
             # One that only hangs ends the run after minutes: its author may be looking on.
             more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""
             self._say(f"the reward failed for prompt {fields['prompt']}: {fields['reason']}{more}")
-
-
-def check_model(name: str) -> None:
-    """UserError for a path that cannot be a model, before anything is started."""
-    path = Path(name)
-    looks_like_path = name not in EMBEDDED and (path.is_dir() or name.startswith((".", "/")))
-    if looks_like_path and not (path / "config.json").is_file():
-        raise UserError(f"{name} has no config.json: give a directory in Hugging Face format, a model id, or tiny")
 
 
 def _control_seed(run_seed: int, wanted: ScoreWanted) -> int:

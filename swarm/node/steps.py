@@ -103,7 +103,7 @@ class Steps:
         return self._training.saved_step
 
     async def run(self) -> None:
-        """All steps that are left; fewer if the last version reaches the target, or money, an alarm or the user ends it."""
+        """All steps that are left, until the target is reached, or money, an alarm or the user ends it."""
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         self._recorded_at = time.monotonic()

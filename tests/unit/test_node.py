@@ -14,9 +14,9 @@ from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
 from swarm.node.joining import weights_directory
-from swarm.node.learner import LearnerNode, _control_seed, check_model
+from swarm.node.learner import LearnerNode, _control_seed
 from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory
+from swarm.node.rundir import check_model, create_run_directory
 from swarm.node.training import train_group
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
 from swarm.rollout.effects import ScoreWanted
