@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
 
@@ -19,21 +20,28 @@ from swarm.cli_capacity import plan
 from swarm.cli_options import Sections, with_settings
 from swarm.cli_runs import export_app, report, set_value, verify
 from swarm.cli_simulate import simulate
+from swarm.cli_status import status
 from swarm.cli_tasks import tasks_app
 from swarm.config import MOST, JoinConfig, LeadConfig
 from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
+    from swarm.dashboard.live import LiveView
+    from swarm.node.learner import LearnerNode
     from swarm.node.relay import RelayNode
     from swarm.node.sampler import SamplerNode
 
-DONE, NOT_REACHED, BAD_INPUT = 0, 1, 2
+DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
 """Exit statuses."""
 
 LEAVE_S = 3.0
 """After a second signal a node that cannot end is ended: its last words to others take at most a second."""
 
+SHOW_S = 0.5
+"""Between two looks of the live view at the learner: asking for its status takes a millisecond or so."""
+
 R = TypeVar("R")
+T = TypeVar("T", covariant=True)
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -69,6 +77,16 @@ Resume = Annotated[
         help="Run directory of a run to go on with, however it ended; its settings hold.", rich_help_panel=MOST
     ),
 ]
+ForkFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Begin a new run with the model and the settings of that run; each may be changed.",
+        rich_help_panel=MOST,
+    ),
+]
+ForkStep = Annotated[int | None, typer.Option("--step", min=0, help="With --from: of that checkpoint, not the newest.")]
+ForkBest = Annotated[bool, typer.Option("--best", help="With --from: the model that was best on held-out prompts.")]
 Check = Annotated[
     bool,
     typer.Option(
@@ -101,28 +119,59 @@ def lead(
     *,
     config: ConfigFile = None,
     resume: Resume = None,
+    from_run: ForkFrom = None,
+    step: ForkStep = None,
+    best: ForkBest = False,
     check: Check = False,
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train a model on a task. The rollouts come from whoever joins."""
+    from rich.console import Console
+
     from swarm.configfile import load_config, read_toml
+    from swarm.dashboard.live import LiveView
     from swarm.node.checking import check_run
     from swarm.node.learner import LearnerNode
-    from swarm.node.rundir import resumed_config
+    from swarm.node.rundir import forked_config, resumed_config
 
-    if resume is not None and "run_dir" in flags:
-        raise UserError("--resume says which run directory: leave --run-dir out")
-    settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
+    _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None, check=check)
+    origin = None
+    if from_run is not None:
+        settings, origin = forked_config(from_run, flags, config, step=step, best=best)
+    else:
+        settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
     if check:
         _run(_until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin))
         return
     dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
-    node = LearnerNode(settings, _say, resume=resume is not None, keep_bound=not dialled)
+    view = LiveView(Console(), title="echo-node lead")
+    node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
 
     async def work() -> bool:
-        return await _until_signalled(node.run(), stop_with_stdin=stop_with_stdin)
+        showing = asyncio.create_task(_show(node, view))
+        try:
+            return await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin, view=view)
+        finally:
+            showing.cancel()
 
-    raise typer.Exit(DONE if _run(work()) else NOT_REACHED)
+    reached = _run(work())
+    raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
+
+
+def _refuse_mixed(
+    flags: dict[str, Any], *, resume: Path | None, from_run: Path | None, picks: bool, check: bool
+) -> None:
+    """UserError for options of `lead` that exclude one another."""
+    if resume is not None and "run_dir" in flags:
+        raise UserError("--resume says which run directory: leave --run-dir out")
+    if resume is not None and from_run is not None:
+        raise UserError("--resume goes on with a run and --from begins another one: give one of them")
+    if from_run is None and picks:
+        raise UserError("--step and --best say which model of a run to begin with: name the run with --from")
+    if from_run is not None and check:
+        raise UserError(
+            "--check looks at a new run or one to resume: leave --from out, and name a checkpoint as --model"
+        )
 
 
 @app.command(cls=Sections, epilog=JOIN_EXAMPLES)
@@ -134,8 +183,7 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
     settings = load_config(JoinConfig, config, flags)
 
     async def work() -> None:
-        node = _joining(settings)
-        await _until_asked_to_stop(node.run(), node.request_stop, words=node.stop_line, stop_with_stdin=stop_with_stdin)
+        await _until_asked_to_stop(_joining(settings), stop_with_stdin=stop_with_stdin)
 
     _run(work())
 
@@ -190,23 +238,7 @@ def demo(
     raise typer.Exit(DONE if summary["as_it_should"] and summary["verified"] else NOT_REACHED)
 
 
-@app.command()
-def status(
-    url: Annotated[str, typer.Argument(help="host:port or URL of a running node.")],
-    as_json: Json = False,
-) -> None:
-    """Show what a running node says of itself."""
-    from swarm.dashboard.terminal import status_table
-
-    found = _run(_fetch_status(url))
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    from rich.console import Console
-
-    Console().print(status_table(found))
-
-
+app.command()(status)
 app.command("set")(set_value)
 app.command()(verify)
 app.command()(report)
@@ -218,13 +250,16 @@ app.add_typer(export_app, name="export")
 
 def run() -> None:
     """Run a command; every foreseen fault is one line on stderr and an exit status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # A command that runs an event loop has its own words for it.
+        signal.signal(signal.SIGINT, _stop_at_once)
     try:
         arguments = sys.argv[1:] or ["--help"]
         sys.exit(app(arguments, prog_name="echo-node", standalone_mode=False) or DONE)
     except typer.TyperException as error:
         _fail(_explained(error), BAD_INPUT)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(STOPPED)
     except (EchoError, OSError, ExceptionGroup) as error:
         match first_fault(error):
             case UserError() as fault:
@@ -242,6 +277,14 @@ def _explained(error: typer.TyperException) -> str:
         return f"{error}: write {name} = ... in a TOML file and name that with --config"
     near = getattr(error, "possibilities", None)
     return f"{error}: did you mean {near[0]}?" if near else error.format_message()
+
+
+def _stop_at_once(number: int, _: object) -> None:
+    """Ctrl-C in a command that has nothing to finish: a line, and the end."""
+    # Whoever signals again waits for no cleaning up.
+    signal.signal(number, signal.SIG_DFL)
+    typer.echo("echo-node: stopped", err=True)
+    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> None:
@@ -272,31 +315,56 @@ async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: boo
         raise KeyboardInterrupt from None
 
 
-async def _until_asked_to_stop(
-    work: Coroutine[Any, Any, None], request_stop: Callable[[], None], *, words: str, stop_with_stdin: bool
-) -> None:
-    """`work`, asked politely to end by the first signal and cancelled by the second."""
-    task = asyncio.ensure_future(work)
-    asked = False
+class Node(Protocol[T]):
+    """A node that can be asked to stop. `request_stop` says what it waits for; False if that is nothing."""
+
+    def run(self) -> Coroutine[Any, Any, T]: ...
+    def request_stop(self) -> bool: ...
+    def last_words(self) -> str: ...
+
+
+async def _show(node: LearnerNode, view: LiveView) -> None:
+    """Have the view show what the node says of itself, for as long as both are there."""
+    while True:
+        if view.is_live and node.is_up:
+            view.update(node.status())
+        await asyncio.sleep(SHOW_S)
+
+
+async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: LiveView | None = None) -> T:
+    """Run `node`, asked politely to end by the first signal and cancelled by the second. Its last words come below the
+    view, if there is one."""
+    task = asyncio.ensure_future(node.run())
+    asked = said = False
+
+    def say_last(otherwise: str = "") -> None:
+        nonlocal said
+        if view is not None:
+            view.close()
+        if not said and (words := node.last_words() or otherwise):
+            _say(words)
+        said = True
 
     def on_signal() -> None:
         nonlocal asked
-        if asked:
-            task.cancel()
-            # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
-            end = threading.Timer(LEAVE_S, os._exit, (128 + signal.SIGINT,))
-            end.daemon = True
-            end.start()
-        else:
+        if not asked and node.request_stop():
             asked = True
-            _say(words)
-            request_stop()
+            return
+        say_last("stopped")
+        task.cancel()
+        # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
+        end = threading.Timer(LEAVE_S, os._exit, (STOPPED,))
+        end.daemon = True
+        end.start()
 
     _on_stop(on_signal, stop_with_stdin=stop_with_stdin)
     try:
-        await task
+        with view or nullcontext():
+            return await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    finally:
+        say_last()
 
 
 def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
@@ -315,21 +383,3 @@ def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
                 action()
 
         loop.add_reader(descriptor, on_readable)
-
-
-async def _fetch_status(text: str) -> dict[str, Any]:
-    from random import SystemRandom
-
-    from swarm.errors import PeerUnreachable, ProtocolError
-    from swarm.http import PeerClient
-    from swarm.node.bootstrap import address_of, read_bootstrap
-
-    try:
-        # Encrypted or not is found out; nothing secret is asked, so whoever answers is believed.
-        async with PeerClient(await address_of(read_bootstrap(text), SystemRandom())) as peer:
-            found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
-    except PeerUnreachable as error:
-        raise UserError(f"no node answers: {error}") from error
-    except (ProtocolError, ValueError) as error:
-        raise UserError(f"{text} answers, but it is no echo-node") from error
-    return found

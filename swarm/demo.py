@@ -9,18 +9,16 @@ import os
 import signal
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.live import Live
 
 from swarm.cli_runs import verify_directory
 from swarm.dashboard.chart import Curve, learning_chart
-from swarm.dashboard.terminal import live_view, plain_line
+from swarm.dashboard.live import LiveView
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.http import PeerClient, plain_address
 from swarm.node.rundir import LOGS
@@ -51,7 +49,6 @@ LEARNED = 0.9
 EVAL_PROMPTS = 500
 """A share of 0.95 of so many is known to within 0.02 (two standard deviations); of 100, the default, to 0.04."""
 
-VIEW_WIDTH = 88
 
 STARTING_S = 5.0
 """A resumed learner takes this long to load its model and to train again on what it has since the last checkpoint. Half
@@ -92,8 +89,7 @@ class Demo:
         self._run_dir = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
         self._logs = self._run_dir / LOGS
         self._nodes: list[asyncio.subprocess.Process] = []
-        self._rewards: list[float] = []
-        self._seen_step = 0
+        self._view = LiveView(self._console, title="echo-node demo", line_s=PLAIN_LINE_S)
         self._killed = False
         self._by_sampler: dict[str, dict[str, Any]] = {}
         self._random = Random(options.kill_seed)
@@ -116,6 +112,10 @@ class Demo:
                 self._draw_kill()
             await self._start_samplers(url)
             await self._watch(url)
+        except asyncio.CancelledError:
+            words = f"stopping all processes (again to kill them); the run so far is in {self._run_dir}"
+            self._console.print(words, highlight=False, soft_wrap=True)
+            raise
         finally:
             await self._stop_all()
         return self._finish(time.monotonic() - began, await self._verify())
@@ -211,9 +211,7 @@ class Demo:
 
     async def _watch(self, url: str) -> None:
         """Show the run until the learner ends by itself."""
-        terminal = self._console.is_terminal
-        last_line = 0.0
-        with Live(console=self._console, auto_refresh=False) if terminal else nullcontext() as live:
+        with self._view as view:
             async with PeerClient(plain_address(url)) as peer:
                 while self._nodes[0].returncode is None:
                     self._check_samplers()
@@ -221,12 +219,7 @@ class Demo:
                     await self._kill_learner_if_due(status)
                     if status is not None:
                         self._note(status)
-                        if live is not None:
-                            width = min(VIEW_WIDTH, self._console.width)
-                            live.update(live_view(status, self._rewards, width), refresh=True)
-                        elif time.monotonic() - last_line >= PLAIN_LINE_S:
-                            last_line = time.monotonic()
-                            self._say(plain_line(status))
+                    view.update(status)
                     await _sleep_unless_ended(self._nodes[0], POLL_S)
         if self._nodes[0].returncode not in (0, 1):
             raise EchoError(f"the learner failed: {self._log_tail(self._learner_name())}")
@@ -247,9 +240,6 @@ class Demo:
         for sampler in status["samplers"]:
             counts = {f"rollouts_{name}": sampler["verdicts"].get(name, 0) for name in ("accepted", "duplicate")}
             self._by_sampler[sampler["node"]] = {"engine": sampler["device_class"], **counts}
-        if status["step"] > self._seen_step:
-            self._seen_step = status["step"]
-            self._rewards.append(status["metrics"]["reward"])
         if self._options.kill_one and not self._killed and self._half_way(status):
             self._killed = True
             os.kill(self._nodes[1].pid, signal.SIGKILL)
@@ -369,7 +359,7 @@ class Demo:
         return path
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._view.say(line)
 
     def _log_tail(self, name: str) -> str:
         return f"{' | '.join(self._said(name)[-2:]) or 'it said nothing'} (log: {self._logs / name}.log)"

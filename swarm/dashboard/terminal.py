@@ -1,4 +1,5 @@
-"""Views of a node's status in a terminal. Pure: a status in, something that rich prints out."""
+"""What a node's status says, for people: the panel of a live view, a screen of `status`, a line. Pure: a status in,
+something that rich prints out."""
 
 from __future__ import annotations
 
@@ -13,76 +14,61 @@ from rich.text import Text
 
 SPARKS = " ▁▂▃▄▅▆▇█"
 
+UNKNOWN = "-"
+"""A figure that there is none of yet; it is not shown."""
 
-def live_view(status: dict[str, Any], rewards: Sequence[float], width: int) -> RenderableType:
-    """The demo's view of a learner."""
-    figures = Table.grid(padding=(0, 3))
-    for _ in range(4):
-        figures.add_column()
-    pairs = live_figures(status)
-    for left, right in zip(pairs[0::2], pairs[1::2], strict=True):
-        figures.add_row(Text(left[0], style="dim"), left[1], Text(right[0], style="dim"), right[1])
-    bar = ProgressBar(total=status["steps"], completed=status["step"], width=max(20, width - 6))
-    curve = Text("shaped reward  ", style="dim") + Text(sparkline(rewards, max(10, width - 24)), style="green")
-    title = f"echo-node demo · {status['state']}"
-    return Panel(Group(figures, Text(), curve, Text(), bar), title=title, width=width)
+ID_LENGTH = 12
+"""Characters of a node's or a swarm's id that are shown; --json has all 32."""
+
+NAME_WIDTH, VALUE_WIDTH = 15, 18
+"""Columns of the longest names of figures, and of most values: two pairs fit into the panel of a live view."""
+
+Figures = list[tuple[str, str]]
+Row = tuple[str, ...]
 
 
-def live_figures(status: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of the live view, an even number of them."""
-    metrics, capacity = status["metrics"], status["capacity"]
-    figures = [
-        ("step", f"{status['step']} / {status['steps']}"),
-        ("version", status["version"] or "-"),
-        ("shaped reward", _number(metrics.get("reward"))),
-        ("exact match", _number(metrics.get("exact_match"))),
-        ("held-out", _held_out(status)),
-        ("rollouts/s", _number(status["rollouts_per_s"], 0)),
-        ("staleness", _staleness(status)),
-        ("samplers", _present(len(status["samplers"]), capacity["standby"])),
-        ("time to install", _seconds(status["broadcast_s"])),
-        ("train step", _seconds(metrics.get("train_step_s"))),
-        ("learner idle", _share(capacity["idle_share"])),
-        ("predicted idle", _share(capacity.get("predicted_idle_share"))),
-    ]
-    if cost := status["cost"]["cost_total"]:
-        figures += [("cost", f"{cost:.2f}"), ("cost of a step", _price(status["cost"]["cost_per_step"]))]
-    return figures
+# -- a learner at work ---------------------------------------------------------------------------------------
 
 
-def plain_line(status: dict[str, Any]) -> str:
-    """The same in one line, for a pipe or a log."""
-    return "  ".join([status["state"], *(f"{name} {value}" for name, value in live_figures(status))])
+def waiting_for(status: dict[str, Any] | None) -> str:
+    """What the learner waits for, as far as anybody can see; "" while it works. `status` is None while it does not
+    answer."""
+    if status is None:
+        return "the learner's process to start"
+    if status["state"] == "paused" or status.get("waits_for"):
+        return str(status["fault"] if status["state"] == "paused" else status["waits_for"])
+    samplers = status["samplers"]
+    if not samplers:
+        return "samplers: none is here" if status["metrics"] else "the first sampler to make contact"
+    if not any(sampler["installed"] for sampler in samplers):
+        return f"{_count(len(samplers), 'sampler')} to fetch and load the weights"
+    if not status["metrics"]:
+        wanted = status.get("batch_rollouts", 0)
+        return f"the first batch: {min(wanted, status['cost']['rollouts_accepted'])} of {wanted} rollouts"
+    return ""
 
 
-TABLES = ("samplers", "broadcasts", "publics", "leaves", "metrics", "held_out", "capacity", "cost")
-"""Keys of a status that are shown as tables, or have a line of their own."""
+def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: int, title: str) -> RenderableType:
+    """A panel about a learner, with the mean rewards of its steps so far as a curve."""
+    waits = waiting_for(status)
+    parts: list[RenderableType] = [_line(f"waiting for {waits}")] if waits else []
+    if status is not None:
+        parts.append(_grid(figures(status), width))
+        if rewards:
+            curve = Text("shaped reward  ", style="dim") + Text(sparkline(rewards, max(10, width - 24)), style="green")
+            parts += [Text(), curve, Text()]
+        parts.append(ProgressBar(total=status["steps"], completed=status["step"], width=max(20, width - 6)))
+    state = _clean(status["state"]) if status is not None else "starting"
+    return Panel(Group(*parts), title=f"{title} · {state}", width=width)
 
 
-def status_table(status: dict[str, Any]) -> RenderableType:
-    """Any node's status: plain values first, then whom it sees."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
-    for name, value in status.items():
-        if name not in TABLES:
-            table.add_row(_text(name), _text(_plain(value)))
-    for name, value in status.get("metrics", {}).items():
-        table.add_row(_text(name), _text(_plain(value)))
-    if status.get("held_out"):
-        table.add_row("held_out", _held_out(status))
-    for name, value in {**status.get("capacity", {}), **status.get("cost", {})}.items():
-        if not isinstance(value, dict):
-            table.add_row(_text(name), _text(_plain(value)))
-    parts: list[RenderableType] = [table]
-    parts += [_costs(status["cost"]["by_class"])] if status.get("cost", {}).get("cost_total") else []
-    parts += [_samplers(status["samplers"])] if status.get("samplers") else []
-    if waiting := [one for one in status.get("samplers", []) if one["standby"]]:
-        parts.append(_waiting(waiting))
-    parts += [_broadcasts(status["broadcasts"])] if status.get("broadcasts") else []
-    parts += [_publics(status["publics"])] if status.get("publics") else []
-    parts += [_leaves(status["leaves"])] if status.get("leaves") else []
-    return Group(*parts)
+def plain_line(status: dict[str, Any] | None) -> str:
+    """The same of any node in one line, for a pipe or a log."""
+    state = status["state"] if status is not None else "starting"
+    waits = waiting_for(status) if status is None or status["role"] == "learner" else ""
+    known = figures(status) if status is not None else []
+    words = [state, *([f"waiting for {waits}"] if waits else []), *(f"{name} {value}" for name, value in known)]
+    return _clean("  ".join(words))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -90,125 +76,222 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(SPARKS[round(min(1.0, max(0.0, v)) * (len(SPARKS) - 1))] for v in values[-width:])
 
 
-def _samplers(samplers: list[dict[str, Any]]) -> Table:
-    table = Table(title="samplers", title_justify="left")
-    for name in ("node", "class", "state", "installed", "samples", "rollouts/s", "silent", "verdicts"):
-        table.add_column(name)
-    for sampler in samplers:
-        table.add_row(
-            _text(sampler["node"][:12]),
-            _text(sampler["device_class"] or "-"),
-            "standby" if sampler["standby"] else "active",
-            _text(sampler["installed"] or "-"),
-            str(sampler["samples"]),
-            f"{sampler['rollouts_per_s']:.0f}",
-            f"{sampler['silent_s']:.1f} s",
-            _text(_plain(sampler["verdicts"])),
+# -- a screen about any node ---------------------------------------------------------------------------------
+
+
+def status_screen(status: dict[str, Any], width: int, height: int | None) -> RenderableType:
+    """A node's figures, then the nodes that it knows, as many as fit into `height` lines; None has no end.
+    `width` is the screen's."""
+    known = figures(status)
+    head = [*_titles(status), _grid(known, width), Text()]
+    lines = len(head) - 1 + -(-len(known) // _in_line(width))
+    rows = _rows(status)
+    # The last line of the screen is the prompt's, and one is the table's own.
+    room = len(rows) if height is None else max(1, height - lines - 2)
+    if not rows:
+        return Group(*head)
+    shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
+    parts = [*head, _nodes(shown)]
+    if left := len(rows) - len(shown):
+        parts.append(Text(f"and {left} more (--json has all)", style="dim"))
+    return Group(*parts)
+
+
+def figures(status: dict[str, Any]) -> Figures:
+    """Names and values of what a node has done, with units, each once; those not known yet are left out."""
+    found = {"learner": _learner_figures, "sampler": _sampler_figures}.get(status["role"], _weight_figures)(status)
+    return [(name, value) for name, value in found if value not in (UNKNOWN, "")]
+
+
+def _learner_figures(status: dict[str, Any]) -> Figures:
+    metrics, capacity, cost = status["metrics"], status["capacity"], status["cost"]
+    has_cost = bool(cost["cost_total"])
+    return [
+        ("step", f"{status['step']} of {status['steps']}"),
+        ("version", status["version"] or UNKNOWN),
+        ("shaped reward", _number(metrics.get("reward"))),
+        ("exact match", _number(metrics.get("exact_match"))),
+        ("held-out", _measured(status["held_out"][-1] if status["held_out"] else None)),
+        ("best held-out", _measured(status["best"])),
+        ("samplers", _present(len(status["samplers"]), capacity["standby"]) if status["samplers"] else UNKNOWN),
+        ("staleness", _staleness(status)),
+        ("accepted", f"{cost['rollouts_accepted']:,} rollouts" if cost["rollouts_accepted"] else UNKNOWN),
+        ("of all nodes", f"{status['rollouts_per_s']:.4g} rollouts/s" if cost["rollouts_accepted"] else UNKNOWN),
+        ("dropped", _counts(status.get("rollouts_dropped"))),
+        ("train step", _seconds(metrics.get("train_step_s"))),
+        ("time to install", _seconds(status["broadcast_s"])),
+        ("learner idle", _share(capacity["idle_share"])),
+        ("predicted idle", _share(capacity.get("predicted_idle_share"))),
+        ("cost", f"{cost['cost_total']:.2f}" if has_cost else UNKNOWN),
+        ("cost of a step", _price(cost["cost_per_step"]) if has_cost else UNKNOWN),
+    ]
+
+
+def _sampler_figures(status: dict[str, Any]) -> Figures:
+    rate, tokens = status.get("rollouts_per_s", 0.0), status.get("tokens_per_s", 0.0)
+    return [
+        ("engine", status.get("engine") or UNKNOWN),
+        ("draws at once", _count(status["places"], "sample") if status.get("places") else UNKNOWN),
+        ("engine has", status.get("installed") or UNKNOWN),
+        ("proven by", status.get("proof") or UNKNOWN),
+        ("this node draws", f"{rate:.4g} rollouts/s" if rate else UNKNOWN),
+        ("each sample", f"{tokens:.4g} tokens/s" if tokens else UNKNOWN),
+        ("last install", _seconds(status.get("install_s") or None)),
+        ("drawing paused", _seconds(status.get("pause_s") or None)),
+        ("submitted", _counts(status["verdicts"])),
+        ("dropped", _counts(status.get("dropped"))),
+        *_weight_figures(status),
+    ]
+
+
+def _weight_figures(status: dict[str, Any]) -> Figures:
+    """Of the weights that a relay or a sampler keeps and passes on."""
+    return [
+        ("weights here", status.get("map") or UNKNOWN),
+        ("newest version", status.get("newest") or UNKNOWN),
+        ("links", str(status["streams"]) if status.get("streams") else UNKNOWN),
+        ("passed on", _bytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else UNKNOWN),
+        ("uplink", f"{_bytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else UNKNOWN),
+        ("chunks refused", _counts(status.get("chunks_rejected"))),
+    ]
+
+
+def _titles(status: dict[str, Any]) -> list[RenderableType]:
+    """Who it is, what it does, and where; then what somebody should know."""
+    address = (status.get("addresses") or [status.get("url") or "dials out only"])[0]
+    swarm = f"swarm {status['swarm'][:ID_LENGTH]}" if status.get("swarm") else "in no swarm yet"
+    line = "encrypted" if status.get("encrypted") else "not encrypted"
+    titles = [
+        f"{status['role']} {status['node'][:ID_LENGTH]} · {status['state']}",
+        f"{swarm} · {address} · {status.get('reachability', 'leaf')} · {line}",
+    ]
+    waits = waiting_for(status) if status["role"] == "learner" else ""
+    alarm, fault = status.get("alarm"), status.get("fault")
+    notes = (
+        f"run directory {status['run_dir']}" if status.get("run_dir") else "",
+        f"waiting for {waits}" if waits else "",
+        f"fault: {fault}" if fault and fault != waits else "",
+        f"alarm: {alarm['text'] if isinstance(alarm, dict) else alarm}" if alarm else "",
+        f"stopped by {status['stopped_by']}" if status.get("stopped_by") else "",
+        str(status.get("advice") or ""),
+    )
+    return [_line(titles[0], style="bold"), *(_line(note) for note in (titles[1], *notes) if note), Text()]
+
+
+HEADS = ("node", "what", "state", "weights", "rollouts/s", "accepted", "heard", "")
+"""Of the table of nodes: rates and counts are each node's own."""
+
+
+def _rows(status: dict[str, Any]) -> list[Row]:
+    samplers = status.get("samplers", [])
+    known = {sampler["node"] for sampler in samplers}
+    return [
+        *(_sampler_row(sampler) for sampler in samplers),
+        *(_member_row(one) for one in status.get("publics", []) if one["node"] not in known),
+        *(_member_row({**one, "state": "leaf"}) for one in status.get("leaves", []) if one["node"] not in known),
+    ]
+
+
+def _sampler_row(sampler: dict[str, Any]) -> Row:
+    """A sampler as its learner sees it."""
+    return (
+        sampler["node"][:ID_LENGTH],
+        sampler["device_class"] or "sampler",
+        "standby" if sampler["standby"] else "active" if sampler["installed"] else "fetching",
+        sampler["installed"] or UNKNOWN,
+        f"{sampler['rollouts_per_s']:.4g}" if sampler["rollouts_per_s"] else UNKNOWN,
+        f"{sampler['verdicts'].get('accepted', 0):,}",
+        _ago(sampler["silent_s"]),
+        sampler["standby"],
+    )
+
+
+def _member_row(member: dict[str, Any]) -> Row:
+    """A public or a leaf as gossip sees it."""
+    behind = f" ({member['lag']} behind)" if member.get("lag") else ""
+    held = f"{member['held']}{behind}" if member["held"] else UNKNOWN
+    role, state = member["role"] or UNKNOWN, member["state"]
+    return member["node"][:ID_LENGTH], role, state, held, UNKNOWN, UNKNOWN, _ago(member["beat_s"]), _address(member)
+
+
+def _address(member: dict[str, Any]) -> str:
+    leaves = f", {member['leaves']} leaves" if member.get("leaves") else ""
+    return str(member.get("address") or "").rpartition("/")[2] + leaves
+
+
+def _nodes(rows: list[Row]) -> Table:
+    """Columns that no row fills are left out."""
+    filled = [at for at in range(len(HEADS)) if any(row[at] not in (UNKNOWN, "") for row in rows)]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for at in filled:
+        right = HEADS[at] in ("rollouts/s", "accepted", "heard")
+        table.add_column(HEADS[at], no_wrap=True, overflow="ellipsis", justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*(_text(row[at]) for at in filled))
+    return table
+
+
+# -- parts ---------------------------------------------------------------------------------------------------
+
+
+def _in_line(width: int) -> int:
+    """Figures that a line of a screen has room for."""
+    return 2 if width >= 2 * (NAME_WIDTH + VALUE_WIDTH) else 1
+
+
+def _grid(pairs: Figures, width: int) -> Table:
+    """Two figures a line, one on a narrow screen; none takes a second line."""
+    count = _in_line(width)
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for at in range(2 * count):
+        # Of one width from frame to frame, so that nothing jumps about.
+        grid.add_column(no_wrap=True, overflow="ellipsis", min_width=VALUE_WIDTH if at % 2 else NAME_WIDTH)
+    for at in range(0, len(pairs), count):
+        grid.add_row(
+            *(cell for name, value in pairs[at : at + count] for cell in (Text(name, style="dim"), _text(value)))
         )
-    return table
+    return grid
 
 
-def _waiting(samplers: list[dict[str, Any]]) -> Table:
-    table = Table(title="on standby", title_justify="left")
-    for name in ("node", "because"):
-        table.add_column(name)
-    for sampler in samplers:
-        table.add_row(_text(sampler["node"][:12]), _text(sampler["standby"]))
-    return table
-
-
-def _costs(by_class: dict[str, dict[str, Any]]) -> Table:
-    """What each class of devices has cost, and given."""
-    table = Table(title="cost by device class", title_justify="left")
-    for name in ("class", "rent", "traffic", "active", "rollouts", "of 1,000"):
-        table.add_column(name)
-    for name, tally in by_class.items():
-        table.add_row(
-            _text(name or "-"),
-            f"{tally['rent']:.2f}",
-            f"{tally['traffic']:.2f}",
-            f"{tally['active_s'] / 3600:.2f} h",
-            str(tally["rollouts"]),
-            _price(1000 * tally["cost"] / tally["rollouts"] if tally["rollouts"] else None),
-        )
-    return table
-
-
-def _publics(publics: list[dict[str, Any]]) -> Table:
-    table = Table(title="publics", title_justify="left")
-    for name in ("node", "role", "state", "address", "last beat", "holds", "lag", "leaves"):
-        table.add_column(name)
-    for public in publics:
-        table.add_row(
-            _text(public["node"][:12]),
-            public["role"],
-            public["state"],
-            _text(public["address"]),
-            f"{public['beat_s']:.1f} s",
-            public["held"] or "-",
-            "-" if public["lag"] is None else str(public["lag"]),
-            str(public["leaves"]),
-        )
-    return table
-
-
-def _broadcasts(broadcasts: dict[str, dict[str, Any]]) -> Table:
-    """How the last versions spread; the times are until so many percent of the samplers had installed one."""
-    table = Table(title="broadcasts", title_justify="left")
-    for name in ("version", "raw", "sent", "codecs", "received by", "50 %", "90 %", "100 %", "repairs"):
-        table.add_column(name)
-    for version, found in broadcasts.items():
-        times = found.get("installed_s", {})
-        table.add_row(
-            version,
-            _megabytes(found["raw_bytes"]),
-            f"{_megabytes(found['encoded_bytes'])} ({found['encoded_bytes'] / found['raw_bytes']:.2%})",
-            ", ".join(f"{codec} {count}" for codec, count in found["codecs"].items()),
-            str(found["complete"]),
-            *(_seconds(times.get(share)) for share in ("50", "90", "100")),
-            str(found["repairs"]),
-        )
-    return table
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.3g} MB"
-
-
-def _leaves(leaves: list[dict[str, Any]]) -> Table:
-    table = Table(title="leaves that have this node as a home", title_justify="left")
-    for name in ("node", "role", "last poll", "holds", "lag"):
-        table.add_column(name)
-    for leaf in leaves:
-        table.add_row(
-            _text(leaf["node"][:12]),
-            leaf["role"] or "-",
-            f"{leaf['beat_s']:.1f} s",
-            leaf["held"] or "-",
-            "-" if leaf["lag"] is None else str(leaf["lag"]),
-        )
-    return table
+def _line(words: str, style: str = "") -> Text:
+    """One line, cut where the screen ends."""
+    return Text(_clean(words), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _text(words: str) -> Text:
     """Words of a remote node as they are: no markup, no control characters."""
-    return Text("".join(c if c.isprintable() else "?" for c in words))
+    return Text(_clean(words))
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{count} {name}" for name, count in value.items()) or "none"
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+def _clean(words: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in words)
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _counts(counts: dict[str, int] | None) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in (counts or {}).items())
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _bytes(count: float) -> str:
+    units = ["TB", "GB", "MB", "kB", "B"]
+    while count >= 1000 and len(units) > 1:
+        count, _ = count / 1000, units.pop()
+    return f"{count:.3g} {units[-1]}"
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} s"
+    return UNKNOWN if value is None else f"{value:.2f} s"
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.1f} s ago"
 
 
 def _present(samplers: int, standby: int) -> str:
@@ -216,22 +299,19 @@ def _present(samplers: int, standby: int) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+    return UNKNOWN if value is None else f"{value:.1%}"
 
 
 def _price(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return UNKNOWN if value is None else f"{value:.4g}"
 
 
-def _held_out(status: dict[str, Any]) -> str:
-    if not status["held_out"]:
-        return "-"
-    last = status["held_out"][-1]
-    return f"{last['exact_match']:.3f} (version {last['version']})"
+def _measured(found: dict[str, Any] | None) -> str:
+    return f"{found['exact_match']:.3f}, version {found['version']}" if found else UNKNOWN
 
 
 def _staleness(status: dict[str, Any]) -> str:
     mean = status["metrics"].get("staleness/mean")
     if mean is None:
-        return "-"
-    return f"{mean:.1f} mean, {status['max_staleness_seen']} max of {status['max_staleness']} allowed"
+        return UNKNOWN
+    return f"{mean:.1f}, max {status['max_staleness_seen']} of {status['max_staleness']}"

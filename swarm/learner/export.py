@@ -42,8 +42,9 @@ class Torn(UserError):
     """A directory that does not hold what was written to it."""
 
 
-def export_model(run_dir: Path, to: Path, card: Card, *, step: int | None = None, best: bool = False) -> int:
-    """Write the newest whole checkpoint, that of `step`, or the best model to `to`; after how many steps it is.
+def export_model(run_dir: Path, to: Path, card: Card | None, *, step: int | None = None, best: bool = False) -> int:
+    """Write the newest whole checkpoint, that of `step`, or the best model to `to`, with its `card` if there is one;
+    after how many steps it is.
 
     UserError if `to` is not empty or cannot be made, or there is no such model or only a torn one.
     """
@@ -56,7 +57,7 @@ def export_model(run_dir: Path, to: Path, card: Card, *, step: int | None = None
         return _export_step(root, step, found, to, card)
     for checkpoint in reversed(found):
         try:
-            _export(checkpoint.path, to, card(checkpoint.step))
+            _export(checkpoint.path, to, card and card(checkpoint.step))
         except Torn:
             continue
         return checkpoint.step
@@ -65,16 +66,16 @@ def export_model(run_dir: Path, to: Path, card: Card, *, step: int | None = None
     raise UserError(f"{run_dir} has no checkpoint yet: one is written every checkpoint_every_steps, and at the end")
 
 
-def _export_step(root: Path, step: int, found: list[Checkpoint], to: Path, card: Card) -> int:
+def _export_step(root: Path, step: int, found: list[Checkpoint], to: Path, card: Card | None) -> int:
     if not any(checkpoint.step == step for checkpoint in found):
         there = ", ".join(str(checkpoint.step) for checkpoint in found) or "none"
         what = "torn" if checkpoint_path(root, step).is_dir() else "not there"
         raise UserError(f"the checkpoint of step {step} is {what}; in {root} are those of: {there}")
-    _export(checkpoint_path(root, step), to, card(step))
+    _export(checkpoint_path(root, step), to, card and card(step))
     return step
 
 
-def _export_best(source: Path, to: Path, card: Card) -> int:
+def _export_best(source: Path, to: Path, card: Card | None) -> int:
     try:
         about = msgspec.json.decode((source / "best.json").read_bytes(), type=dict[str, object])
     except (OSError, msgspec.DecodeError) as error:
@@ -84,11 +85,11 @@ def _export_best(source: Path, to: Path, card: Card) -> int:
     step = about.get("version")
     if not isinstance(step, int):
         raise Torn(f"{source / 'best.json'} does not say which version it is about")
-    _export(source, to, card(step))
+    _export(source, to, card and card(step))
     return step
 
 
-def _export(source: Path, to: Path, card: str) -> None:
+def _export(source: Path, to: Path, card: str | None) -> None:
     """Copy `source` beside `to`, and move it there when all of it was right. Torn if it is not."""
     digests = {name: digest for name, digest in read_digests(source).items() if not name.startswith(OF_THE_RUN)}
     if CONFIG not in digests or not any(name.endswith(".safetensors") for name in digests):
@@ -99,7 +100,8 @@ def _export(source: Path, to: Path, card: str) -> None:
         partial.mkdir(parents=True)
         for name, digest in digests.items():
             _copy(source / name, partial / name, digest)
-        (partial / CARD).write_text(card, encoding="utf-8")
+        if card is not None:
+            (partial / CARD).write_text(card, encoding="utf-8")
         os.replace(partial, to)
     except OSError as error:
         raise UserError(f"cannot export {source} to {to}: {error.strerror}") from error

@@ -15,14 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from swarm.broadcast.disk import SPARE_BYTES
-from swarm.config import DEFAULT_PORT, EMBEDDED, LeadConfig
+from swarm.config import EMBEDDED, LeadConfig
 from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoints import newest_whole
 from swarm.learner.messages import Prepared
 from swarm.learner.service import TrainerProcess, torchrun_options
 from swarm.node.http import check_port
-from swarm.node.joining import hosts_of
-from swarm.node.network import NetworkSettings, advertised
+from swarm.node.joining import lead_settings
 from swarm.node.prompts import (
     check_data,
     longest_completion,
@@ -49,7 +48,7 @@ COPIES = 5
 async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: bool) -> None:
     """Say a line of each thing that a run of `config` needs; the first that is amiss is a UserError."""
     run_dir = directory_of(config)
-    settings = network_settings(config)
+    settings = lead_settings(config)
     await check_port(settings.host, settings.port)
     say(f"port     {settings.host}:{settings.port} is free" if settings.port else "port     any free one")
     check_model(config.model)
@@ -160,24 +159,6 @@ def reward_pool(config: LeadConfig, files_dir: Path, stop_token_ids: Sequence[in
         memory_mb=config.reward_memory_mb,
         processes=config.resolved_reward_processes,
     )
-
-
-def network_settings(config: LeadConfig) -> NetworkSettings:
-    """UserError for an address that is none, before anything is written."""
-    settings = NetworkSettings(
-        host=config.host,
-        port=config.port,
-        bootstrap=config.bootstrap,
-        advertise=config.advertise,
-        tls=config.tls,
-        lan=config.lan,
-        max_upload_mbit=config.max_upload,
-        max_download_mbit=config.max_download,
-        round_s=config.round_s,
-    )
-    advertised(settings, config.port or DEFAULT_PORT, b"")
-    hosts_of(config.bootstrap)
-    return settings
 
 
 def check_model(name: str) -> None:

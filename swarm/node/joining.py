@@ -1,4 +1,4 @@
-"""What relays and samplers share when they join: where they listen, and how they stop."""
+"""Where nodes listen, and what relays and samplers share when they join and when they stop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swarm.broadcast.basemodel import BaseModel, find_base
-from swarm.config import DEFAULT_PORT, JoinConfig
+from swarm.config import DEFAULT_PORT, JoinConfig, LeadConfig
 from swarm.gossip.joinline import PREFIX, read_join_line
 from swarm.gossip.reachability import is_loopback
 from swarm.node.bootstrap import read_bootstrap
-from swarm.node.network import NetworkSettings
+from swarm.node.network import NetworkSettings, advertised
 
 R = TypeVar("R")
 
@@ -33,6 +33,24 @@ def join_settings(config: JoinConfig) -> NetworkSettings:
         max_upload_mbit=config.max_upload,
         max_download_mbit=config.max_download,
     )
+
+
+def lead_settings(config: LeadConfig) -> NetworkSettings:
+    """Where a learner listens. UserError for an address that is none, before anything is written."""
+    settings = NetworkSettings(
+        host=config.host,
+        port=config.port,
+        bootstrap=config.bootstrap,
+        advertise=config.advertise,
+        tls=config.tls,
+        lan=config.lan,
+        max_upload_mbit=config.max_upload,
+        max_download_mbit=config.max_download,
+        round_s=config.round_s,
+    )
+    advertised(settings, config.port or DEFAULT_PORT, b"")
+    hosts_of(config.bootstrap)
+    return settings
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:

@@ -20,22 +20,25 @@ from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
 from swarm.node.best import BestModel
-from swarm.node.checking import check_model, network_settings, reward_pool
+from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
 from swarm.node.environment import note_life
 from swarm.node.identity import StateDirectory
+from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
 from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
 from swarm.node.rundir import (
-    SUMMARY,
+    Origin,
     begin_again,
     create_run_directory,
     directory_of,
+    kept_line,
     locked,
     remove_run_directory,
+    write_summary,
 )
 from swarm.node.steps import Steps
 from swarm.node.training import Training
@@ -56,30 +59,63 @@ class LearnerNode:
     """One run. `say` gets lines for the person at the terminal."""
 
     def __init__(
-        self, config: LeadConfig, say: Callable[[str], None], *, resume: bool = False, keep_bound: bool = False
+        self,
+        config: LeadConfig,
+        say: Callable[[str], None],
+        *,
+        resume: bool = False,
+        keep_bound: bool = False,
+        origin: Origin | None = None,
     ) -> None:
-        """`resume`: go on with the run in its directory; `keep_bound`: under the bound that was last set there."""
+        """`resume`: go on with the run in its directory; `keep_bound`: under the bound last set there; `origin`: begin
+        with that run's model."""
         self._config = config
         self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
         self._task = open_task(config)
         self._max_new_tokens = longest_completion(config, self._task)
+        self._origin = origin
         self._run_dir = directory_of(config)
         self._state = "starting"
+        self._waits_for = "the network to open"
+        # Whether `status` can be asked, and whether the user stopped the run before its end.
+        self.is_up = self.is_stopped = False
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
         self._steps: Steps | None = None
-        self._keep_run_dir = True
-        self._settings = network_settings(config)
+        self._is_kept = False
+        self._settings = lead_settings(config)
 
     async def run(self) -> bool:
         """Lead the run to its end; False if a target was set and not reached."""
-        check_model(self._config.model)
-        if not self._resume:
-            create_run_directory(self._run_dir, self._config)
+        if self._origin is None:
+            check_model(self._config.model)
+        if not self._resume and (
+            line := await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin)
+        ):
+            self._say(line)
         with locked(self._run_dir):
+            self._is_kept = True
             return await self._run_alone()
+
+    def request_stop(self) -> bool:
+        """End with the step under way, and a checkpoint; False if nothing is under way that is worth waiting for."""
+        if self._steps is None or self.is_stopped:
+            return False
+        if self._state != "finished" and (words := self._steps.request_stop()):
+            self.is_stopped = True
+            self._state, self._waits_for = "stopping", words
+        if self._waits_for:
+            self._say(f"stopping; waiting for {self._waits_for} (again to stop at once)")
+        return bool(self._waits_for)
+
+    def last_words(self) -> str:
+        """What is kept of a run that ends now, for good or to go on; "" if nothing is."""
+        if not self._is_kept:
+            return ""
+        come_to = (self._steps.step, self._steps.saved_step) if self._steps is not None else (None, None)
+        return kept_line(self._run_dir, *come_to, steps=self._config.steps)
 
     async def _run_alone(self) -> bool:
         """No other process writes to the run directory."""
@@ -89,6 +125,7 @@ class LearnerNode:
             self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=self._log.event)
         except UserError:
             # Leave no run directory that refuses the corrected command.
+            self._is_kept = False
             if not self._resume:
                 remove_run_directory(self._run_dir)
             raise
@@ -119,14 +156,14 @@ class LearnerNode:
                 return await self._take_part()
         except* UserError:
             # Nothing was trained: leave no run directory that refuses the corrected command.
-            if self._state == "starting" and not self._resume:
-                self._keep_run_dir = False
+            self._is_kept = self._state != "starting"
             raise
         finally:
             await self._close(network)
 
     async def _take_part(self) -> bool:
         """Lead the run, and all that goes on beside it."""
+        self.is_up = True
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._write_address()
             parts = (self._rollouts.watch_silence, self._publication.watch, self._broadcast.run, self._provisioning.run)
@@ -201,9 +238,7 @@ class LearnerNode:
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
         await asyncio.to_thread(self._log.close)
-        if self._keep_run_dir:
-            self._say(f"{self._state} at step {step}; run directory {self._run_dir}")
-        else:
+        if not (self._is_kept or self._resume):
             remove_run_directory(self._run_dir)
 
     def status(self) -> dict[str, Any]:
@@ -216,8 +251,10 @@ class LearnerNode:
             "fault": fault or self._training.save_fault,
             "run_dir": str(self._run_dir),
             "url": self._network.address.url,
+            "waits_for": self._waits_for,
             "step": 0,
             "steps": self._config.steps,
+            "batch_rollouts": self._config.groups_per_step * self._config.group_size,
             "version": str(newest.head.version) if newest else None,
             "max_staleness": self._config.max_staleness,
             "max_staleness_seen": 0,
@@ -238,26 +275,34 @@ class LearnerNode:
 
     async def _lead(self) -> bool:
         prepared = await self._prepare()
+        self._waits_for = "the reward processes to start"
         self._rewards = reward_pool(self._config, self._training.files_dir, prepared.stop_token_ids)
         await self._rewards.start()
         await self._publication.look_back()
+        self._waits_for = "the recorded batches to be trained on again"
         await self._training.catch_up(self._recorded.next_batch)
         bound = await self._bound()
         steps = self._steps = await self._open_plane(prepared, self._rewards, bound)
         self._provisioning.open()
+        self._waits_for = "the first version to be published"
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         # Not before: whatever is wrong with the settings has been refused by now.
         self._announce()
-        self._state = "running"
+        self._state, self._waits_for = "running", ""
         await steps.run()
-        self._state = "finishing"
-        reached = await steps.finish()
-        self._state = "finished"
+        if not self.is_stopped:
+            self._state, self._waits_for = "finishing", "samplers to measure the last version"
+            reached = await steps.finish()
+        if self.is_stopped:
+            if not self._fault():
+                await steps.leave_off()
+            return False
+        self._state, self._waits_for = "finished", "samplers to hear that the run is over"
         summary = self.status()
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
         # Last: a learner that is killed before has to be resumed, or its samplers would wait for ever.
-        self._write_summary(summary)
+        write_summary(self._run_dir, summary)
         return reached
 
     async def _bound(self) -> BoundSet:
@@ -299,7 +344,9 @@ class LearnerNode:
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
+        self._waits_for = "torch to be imported and the model to be loaded"
         prepared = await self._training.open()
+        self._waits_for = "the prompts to be read and measured"
         if (nbytes := len(encode(prepared.layout))) > LAYOUT_BYTES:
             raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
         await self._broadcast.open(prepared.layout)
@@ -394,11 +441,6 @@ class LearnerNode:
             # One that only hangs ends the run after minutes: its author may be looking on.
             more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""
             self._say(f"the reward failed for prompt {fields['prompt']}: {fields['reason']}{more}")
-
-    def _write_summary(self, status: dict[str, Any]) -> None:
-        partial = self._run_dir / (SUMMARY + ".partial")
-        partial.write_text(json.dumps(status, indent=2) + "\n")
-        partial.replace(self._run_dir / SUMMARY)
 
 
 def _control_seed(run_seed: int, wanted: ScoreWanted) -> int:

@@ -20,18 +20,21 @@ from swarm.node.network import NodeNetwork
 class RelayNode:
     """One relay. `say` gets lines for the person at the terminal."""
 
-    stop_line = "leaving (again to leave at once)"
-    """Said at the first signal."""
-
     def __init__(self, config: JoinConfig, say: Callable[[str], None]) -> None:
         self._config = config
         self._say = say
         self._stop = asyncio.Event()
         self._state = "looking for the swarm"
 
-    def request_stop(self) -> None:
+    def request_stop(self) -> bool:
         """Leave with a word."""
         self._stop.set()
+        self._say("leaving; telling the others (again to leave at once)")
+        return True
+
+    def last_words(self) -> str:
+        """ "" of a node that nobody asked to leave."""
+        return "left the swarm" if self._stop.is_set() else ""
 
     async def run(self) -> None:
         """Take part until a stop is requested."""

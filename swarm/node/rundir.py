@@ -1,4 +1,4 @@
-"""A run directory: made for a new run, or opened again to resume one."""
+"""A run directory: made for a new run, which may begin with the model of another one, or opened again to resume one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +20,8 @@ from urllib.parse import urlsplit
 from swarm.config import LeadConfig
 from swarm.configfile import load_config, read_toml
 from swarm.errors import UserError
+from swarm.learner.export import export_model
+from swarm.node.control import is_led
 
 CHANGEABLE = frozenset(
     {
@@ -65,6 +69,9 @@ CHANGEABLE = frozenset(
 of groups would make the replay another run."""
 
 CONFIG = "config.json"
+ORIGIN = "from"
+"""The key of config.json under which a fork says whose model it began with."""
+
 SUMMARY = "summary.json"
 """Written last of all: where it is, the run is over and its samplers know."""
 
@@ -73,6 +80,11 @@ OTHER_CONFIG = (
     "the config.json from there"
 )
 """What helps where the settings of a run are lost: they cannot be read out of anything else."""
+BASE = "base"
+"""The directory of a fork that holds the model which it began with."""
+
+OF_ITS_OWN = frozenset({"model", "run_dir", "state_dir"})
+"""Settings that a fork does not take over: its model is a copy, and it is a swarm of its own."""
 
 LONGEST_NAME = 100
 """Characters of a run directory's name without the time; file systems allow 255 bytes."""
@@ -84,22 +96,50 @@ LOCK = ".lock"
 """Held by the learner that leads the run; the system takes it back when the process dies."""
 
 
+def default_run_dir(task: str) -> Path:
+    """Where a run of `task` that begins now lies, unless the user says otherwise."""
+    return Path("runs") / (named_after(task) + time.strftime("-%Y%m%d-%H%M%S"))
+
+
+def directory_of(config: LeadConfig) -> Path:
+    """Where a run of `config` that begins now is kept."""
+    return config.run_dir or default_run_dir(config.task)
+
+
 def named_after(task: str) -> str:
     """A directory's name that says which task: of jsonl:data/x.jsonl, jsonl-data-x.jsonl."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", task).strip("-.")[-LONGEST_NAME:]
 
 
-def directory_of(config: LeadConfig) -> Path:
-    """Where a run of `config` that begins now is kept."""
-    return config.run_dir or Path("runs") / (named_after(config.task) + time.strftime("-%Y%m%d-%H%M%S"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The run that another one begins with: with its newest checkpoint, that of `step`, or the `best` model. `model` is
+    what the first run of all began with."""
+
+    run: Path
+    step: int | None
+    best: bool
+    model: str
 
 
-def create_run_directory(path: Path, config: LeadConfig) -> None:
-    """Make `path` for a new run and write its configuration. UserError if it holds anything already."""
+def create_run_directory(path: Path, config: LeadConfig, origin: Origin | None = None) -> str:
+    """Make `path` for a new run and write its configuration, with a copy of the model of its `origin` if it has one; a
+    line for people about that. UserError if it holds anything already, or there is no such model. Blocking."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         refuse_used(path)
-        write_config(path, config)
+        if origin is None:
+            write_config(path, config)
+            return ""
+        try:
+            step = export_model(origin.run, path / BASE, None, step=origin.step, best=origin.best)
+            # Last: without it this is no run yet.
+            write_config(path, config, {**asdict(origin), "run": str(origin.run), "step": step})
+        except UserError:
+            remove_run_directory(path)
+            raise
+        which = "best model" if origin.best else "model"
+        return f"a new run with the {which} of {origin.run} after {step} steps, and a fresh optimiser"
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
 
@@ -149,12 +189,35 @@ def begin_again(path: Path, config: LeadConfig) -> None:
     """Make the run in `path` one that is not finished, with the configuration that it goes on with."""
     # In this order: cut off in between, it is a run that ends again, and none that cannot be gone on with.
     (path / SUMMARY).unlink(missing_ok=True)
-    write_config(path, config)
+    write_config(path, config, read_values(path).get(ORIGIN))
 
 
-def write_config(path: Path, config: LeadConfig) -> None:
-    """The resolved configuration, replaced whole: a run that is resumed reads it."""
-    values = {**config.model_dump(mode="json"), "run_dir": str(path), "learning_rate": config.resolved_learning_rate}
+def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: int) -> str:
+    """What a run that ended after `step` learner steps has come to, what is kept of it, and how it goes on. `step` is
+    None if it was still starting."""
+    if (path / SUMMARY).is_file():
+        return f"finished at step {step}; run directory {path}"
+    saved = saved_step or 0
+    checkpoint = f"the checkpoint of step {saved}" if saved_step is not None else ""
+    again = f"the batches since step {saved}, to be trained on again" if step and step > saved else ""
+    kept = ", ".join(part for part in (checkpoint, again) if part) or "what it held"
+    at = "while it was starting" if step is None else f"at step {step} of {steps}"
+    command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
+    return f"stopped {at}; {path} keeps {kept}; go on with:  {command} lead --resume {shlex.quote(str(path))}"
+
+
+def write_summary(path: Path, status: dict[str, Any]) -> None:
+    """The last status of a run that is over."""
+    partial = path / (SUMMARY + ".partial")
+    partial.write_text(json.dumps(status, indent=2) + "\n")
+    partial.replace(path / SUMMARY)
+
+
+def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None = None) -> None:
+    """The resolved configuration, replaced whole: a run that is resumed reads it. `origin` is where its model is
+    from."""
+    values: dict[str, Any] = {ORIGIN: origin} if origin else {}
+    values |= {**config.model_dump(mode="json"), "run_dir": str(path), "learning_rate": config.resolved_learning_rate}
     partial = path / (CONFIG + ".partial")
     partial.write_text(json.dumps(values, indent=2, default=str) + "\n")
     partial.replace(path / CONFIG)
@@ -169,8 +232,7 @@ def resumed_config(
     unless it may be `finished`. One that an alarm stopped did not.
     """
     values, before = _recorded_config(path)
-    given = read_toml(file) if file else {}
-    given.update({name: value for name, value in flags.items() if value is not None})
+    given = _given(flags, file)
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
@@ -188,7 +250,37 @@ def resumed_config(
 
 
 def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
-    """What config.json says, and as it is read. UserError if there is none, or it is not what was written there."""
+    """The settings of a run, as they are written and as they are read. UserError if they are not what was written."""
+    values = _settings(path)
+    try:
+        return values, load_config(LeadConfig, None, values)
+    except UserError as error:
+        raise _damaged(path, error) from error
+
+
+def forked_config(
+    path: Path, flags: dict[str, Any], file: Path | None = None, *, step: int | None = None, best: bool = False
+) -> tuple[LeadConfig, Origin]:
+    """The configuration of a new run that begins with the model of the run in `path`: its settings, with whatever the
+    TOML `file` and before it `flags` change. UserError if there is no run, or another model is asked for."""
+    (values, _), given = _recorded_config(path), _given(flags, file)
+    if "model" in given:
+        raise UserError(f"--from says which model a run begins with, that of {path}: leave --model out")
+    if best and step is not None:
+        raise UserError("--best and --step name two models: give one of them")
+    known = {name: value for name, value in values.items() if name not in OF_ITS_OWN}
+    if is_led(path):
+        # It has its port, and both are to run.
+        known["port"] = 0
+    task = given.get("task", known.get("task", ""))
+    run_dir = Path(given.pop("run_dir", None) or default_run_dir(task))
+    config = load_config(LeadConfig, None, {**known, **given, "run_dir": run_dir, "model": str(run_dir / BASE)})
+    model = read_values(path).get(ORIGIN, {}).get("model", values["model"])
+    return config, Origin(run=path, step=step, best=best, model=model)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """What config.json of a run says, settings and all. UserError if there is none."""
     file = path / CONFIG
     if not path.is_dir():
         raise UserError(f"{path} is not a run directory: there is no such directory")
@@ -196,14 +288,29 @@ def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}. {OTHER_CONFIG}")
     try:
         values = json.loads(file.read_text())
-        if not isinstance(values, dict):
-            raise UserError("it holds no settings")
-        return values, load_config(LeadConfig, None, values)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, UserError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{file} is damaged or of another release ({why}). {OTHER_CONFIG}") from error
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    if not isinstance(values, dict):
+        raise _damaged(path, "it holds no settings")
+    return values
+
+
+def _damaged(path: Path, why: object) -> UserError:
+    said = " ".join(str(why).split())
+    return UserError(f"{path / CONFIG} is damaged or of another release ({said}). {OTHER_CONFIG}")
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings of a run. A fork that was moved finds its model where it is now."""
+    values = read_values(path)
+    return {**values, "model": str(path / BASE)} if values.pop(ORIGIN, None) else values
+
+
+def _given(flags: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """What the user says: the flags, before the file."""
+    return (read_toml(file) if file else {}) | {name: value for name, value in flags.items() if value is not None}
 
 
 def _was_stopped(path: Path) -> bool:

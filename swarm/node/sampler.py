@@ -18,7 +18,7 @@ from swarm.node.identity import StateDirectory
 from swarm.node.joining import join_settings, open_base, reachability_line, unless_stopped, weights_directory
 from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.node.network import NodeNetwork
-from swarm.node.session import SamplerStatus, Session
+from swarm.node.session import DRAIN_S, SamplerStatus, Session
 from swarm.rollout.client import SUBMIT_PATH
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.choice import choose_engine
@@ -43,9 +43,6 @@ FAULT_PAUSE_S = 2.0
 class SamplerNode:
     """One sampler. `say` gets lines for the person at the terminal."""
 
-    stop_line = "finishing the running batch and leaving (again to leave at once)"
-    """Said at the first signal."""
-
     def __init__(
         self, config: JoinConfig, say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -54,12 +51,25 @@ class SamplerNode:
         self._settings = join_settings(config)
         self._say = say
         self._stop = asyncio.Event()
+        self._has_left = False
         self._status = SamplerStatus()
         self._engine: EngineWorker | None = None
 
-    def request_stop(self) -> None:
+    def request_stop(self) -> bool:
         """Finish what ends soon, hand the rest back, leave."""
         self._stop.set()
+        busy = self._status.state == "sampling"
+        waits = f"waiting for the samples under way, {DRAIN_S:g} s at most" if busy else "telling the learner"
+        self._say(f"leaving; {waits} (again to leave at once)")
+        return True
+
+    def last_words(self) -> str:
+        """What became of its work; "" of a node that nobody asked to leave."""
+        if not self._stop.is_set():
+            return ""
+        if self._has_left:
+            return f"left the swarm; {self._status.verdicts['accepted']} of its rollouts were accepted"
+        return "left at once; samples that were drawn and not handed in are kept for the next start of this node"
 
     async def run(self) -> None:
         """Sample until the run is over or a stop is requested. ChildFailed if the engine cannot be kept alive."""
@@ -77,6 +87,7 @@ class SamplerNode:
             finally:
                 await self._network.stop()
                 self._data.close()
+            self._has_left = True
         finally:
             self._state.release()
 

@@ -17,6 +17,7 @@ from swarm.errors import UserError
 from swarm.learner.messages import Trained
 from swarm.node.alarms import AlarmLog
 from swarm.node.best import BestModel
+from swarm.node.joining import unless_stopped
 from swarm.node.metrics import RunLog
 from swarm.node.provisioning import Provisioning
 from swarm.node.publication import Publication
@@ -74,6 +75,8 @@ class Steps:
         self._save_failed_at = 0.0
         self._alarms = AlarmLog(emit=log.event, say=say)
         self._unsaid: dict[str, float] = {}
+        self._stop = asyncio.Event()
+        self._in_step = False
         self.bound = bound
         self.held_out: list[dict[str, float]] = log.held_out
         self.last: dict[str, Any] = dict(log.last)
@@ -86,8 +89,21 @@ class Steps:
         target = self._config.target
         return target is not None and bool(self.held_out) and self.held_out[-1]["exact_match"] >= target
 
+    def request_stop(self) -> str:
+        """Take no further step: `run` and `finish` return once the step under way is over. What that and `leave_off`
+        wait for; "" if nothing."""
+        self._stop.set()
+        if self._in_step:
+            return f"the end of step {self.step + 1} and its checkpoint"
+        return f"the checkpoint of step {self.step}" if (self.saved_step or 0) < self.step else ""
+
+    @property
+    def saved_step(self) -> int | None:
+        """Of the newest checkpoint that is whole; None while there is none."""
+        return self._training.saved_step
+
     async def run(self) -> None:
-        """All steps that are left, until the last version reaches the target, or money or an alarm ends the run."""
+        """All steps that are left, until the target is reached, or money, an alarm or the user ends it."""
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         self._recorded_at = time.monotonic()
@@ -102,10 +118,12 @@ class Steps:
                     train_group(g.prompt, [(s.rollout, s.score, s.author) for s in g.samples if s.rollout], step)
                     for g in batch
                 ]
+                self._in_step = True
                 trained = await self._training.train(prompts)
+                self._in_step = False
                 self._record(batch, step, trained)
-                await publishing
-                if self._alarms.told(trained.alarms, step=self.step):
+                await unless_stopped(self._stop, publishing)
+                if self._alarms.told(trained.alarms, step=self.step) or self._stop.is_set():
                     return
                 if self._is_for_publication():
                     publishing = await self._begin_publication()
@@ -114,11 +132,19 @@ class Steps:
                     evaluation.result()
                     if self.step % self._config.eval_every_steps == 0 and self.step < self._config.steps:
                         evaluation = asyncio.create_task(self._evaluate())
-            await publishing
+            await unless_stopped(self._stop, publishing)
             await self._patiently(evaluation)
         finally:
             evaluation.cancel()
             publishing.cancel()
+
+    async def leave_off(self) -> None:
+        """Begin and write a checkpoint of this step, so that nothing has to be trained again. One try: what is on
+        record is enough to go on with."""
+        await self._training.flush()
+        if self.step and self._training.saved_step != self.step:
+            await self._training.save()
+            await self._training.flush()
 
     async def finish(self) -> bool:
         """Measure the last version, keep it, and tell the samplers that the run is over; False if a target was set and
@@ -126,6 +152,8 @@ class Steps:
         await self._rollouts.end("draining")
         await self._measure_last()
         await self._keep()
+        if self._stop.is_set():
+            return False
         if (best := self._best.known) is not None:
             self._say(
                 f"the last version is {self.step}, in checkpoints; the best measured is {best['version']} with "
@@ -137,7 +165,7 @@ class Steps:
 
     async def _last_reaches_it(self, publishing: asyncio.Task[None], evaluation: asyncio.Task[None]) -> bool:
         """A version reached the target some steps ago. It is not the one that the user gets."""
-        await publishing
+        await unless_stopped(self._stop, publishing)
         await self._patiently(evaluation)
         if self._target_reached:
             await self._measure_last()
@@ -154,7 +182,7 @@ class Steps:
         return bool(self.held_out) and self.held_out[-1]["version"] == self.step
 
     async def _measure_last(self) -> None:
-        if self._provisioning.spent.is_set() or self.stopped_by:
+        if self._is_enough or self.stopped_by:
             # It would have to be paid for, or is not worth being shown.
             return
         if self.step > self._publication.newest.version:
@@ -165,9 +193,9 @@ class Steps:
     async def _keep(self) -> None:
         """The last checkpoint. Without it there is no result: while it cannot be written the run is not over."""
         await self._training.flush()
-        while self._training.saved_step != self.step:
+        while self._training.saved_step != self.step and not self._stop.is_set():
             if self._training.save_fault:
-                await asyncio.sleep(SAVE_AGAIN_S)
+                await unless_stopped(self._stop, asyncio.sleep(SAVE_AGAIN_S))
             await self._training.save()
             await self._training.flush()
 
@@ -209,19 +237,19 @@ class Steps:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _next_batch(self, publishing: asyncio.Task[None]) -> list[Group] | None:
-        """The next batch; None once the money is spent. A publication that failed is raised here: without it no batch
-        may ever come. One that is due meanwhile is made: after S was lowered no rollout of what is published may be
-        fresh enough."""
-        if self._provisioning.spent.is_set():
-            await publishing
+        """The next batch; None once the money is spent or the user stops the run. A publication that failed is raised
+        here: without it no batch may ever come. One that is due meanwhile is made: after S was lowered no rollout of
+        what is published may be fresh enough."""
+        if self._is_enough:
+            await unless_stopped(self._stop, publishing)
             return None
         began = time.monotonic()
         batch = asyncio.create_task(self._rollouts.next_batch())
-        spent = asyncio.create_task(self._provisioning.spent.wait())
+        enough = asyncio.create_task(self._enough())
         try:
             while not batch.done():
                 due = asyncio.create_task(self._publication.due.wait())
-                waits: set[asyncio.Task[Any]] = {batch, due, spent, *([] if publishing.done() else [publishing])}
+                waits: set[asyncio.Task[Any]] = {batch, due, enough, *([] if publishing.done() else [publishing])}
                 try:
                     happened, _ = await asyncio.wait(waits, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -230,12 +258,12 @@ class Steps:
                     publishing.result()
                 if batch.done():
                     break
-                if spent.done():
-                    await publishing
+                if enough.done():
+                    await unless_stopped(self._stop, publishing)
                     return None
                 if self._publication.due.is_set():
-                    await publishing
-                    await self._publication.publish(self.step)
+                    await unless_stopped(self._stop, publishing)
+                    await unless_stopped(self._stop, self._publication.publish(self.step))
                     self._publication.due.clear()
                 elif not happened:
                     self._say_stall()
@@ -243,22 +271,35 @@ class Steps:
             return batch.result()
         finally:
             batch.cancel()
-            spent.cancel()
+            enough.cancel()
+
+    @property
+    def _is_enough(self) -> bool:
+        return self._provisioning.spent.is_set() or self._stop.is_set()
+
+    async def _enough(self) -> None:
+        """Return once no further step is wanted: the money is spent, or the user stops the run."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._provisioning.spent, self._stop)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _patiently(self, task: asyncio.Task[None]) -> None:
         """Wait for what samplers have to bring about, with a word to the user when it takes long; no longer than there
-        is money for."""
-        spent = asyncio.create_task(self._provisioning.spent.wait())
+        is money for, or until the user stops the run."""
+        enough = asyncio.create_task(self._enough())
         try:
-            while not (task.done() or spent.done()):
-                happened, _ = await asyncio.wait({task, spent}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
+            while not (task.done() or enough.done()):
+                happened, _ = await asyncio.wait({task, enough}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
                 if not happened:
                     self._say_stall()
             if task.done():
                 task.result()
         finally:
             task.cancel()
-            spent.cancel()
+            enough.cancel()
 
     def _say_stall(self) -> None:
         counts = self._rollouts.status()

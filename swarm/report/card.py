@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.config import EMBEDDED, LeadConfig
-from swarm.node.rundir import CHANGEABLE
+from swarm.node.rundir import CHANGEABLE, ORIGIN
 from swarm.report.figures import Figures
 
 LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -31,7 +31,7 @@ HUB_NAME_PARTS = 2
 def model_card(found: Figures, step: int) -> str:
     """README.md, with the front matter that the Hugging Face hub reads. No path and no address of the run is in it."""
     config = found.config
-    base, task = str(config.get("model")), str(config.get("task"))
+    base, task = str(_origin(config).get("model") or config.get("model")), str(config.get("task"))
     lines = [
         "---",
         "library_name: transformers",
@@ -72,6 +72,9 @@ def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[st
     yield "base model", _shown(base)
     yield "task", _shown(task)
     yield "trained for", f"{step} learner steps"
+    if origin := _origin(found.config):
+        which = "the best model" if origin.get("best") else "the model"
+        yield "began with", f"{which} of another run, after {origin.get('step')} learner steps of that one"
     yield "objective", str(found.config.get("objective", "grpo"))
     yield "staleness of the rollouts, at most", str(found.bound)
     for name, column in found.evaluated.items():
@@ -83,13 +86,23 @@ def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[st
         yield "rollouts in the whole run", f"{rollouts:.0f}"
 
 
+def _origin(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Whose model a fork began with; empty for any other run."""
+    found = config.get(ORIGIN)
+    return found if isinstance(found, dict) else {}
+
+
 def _settings(config: Mapping[str, Any]) -> Iterator[str]:
     """Of what decides the weights, what is not the default, as TOML."""
     default = LeadConfig().model_dump(mode="json")
     for name, value in config.items():
+        if name == ORIGIN:
+            continue
         decides = name in DECIDE or name not in (*CHANGEABLE, *OF_THE_NETWORK)
         if not decides or value is None or (value == default.get(name) and name not in ALWAYS):
             continue
+        if name == "model":
+            value = _origin(config).get("model") or value
         shown = _shown(value) if name in ("model", "task") else value
         yield f"{name} = {_toml(shown)}"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swarm.cli import _fetch_status
+from swarm.cli_status import _fetch
 from swarm.errors import UserError
 from swarm.node.bootstrap import FIND_S, WRONG_TRIES
 from swarm.node.link import MISLED_TRIES, LearnerLink
@@ -99,7 +99,7 @@ async def test_a_closed_port(tmp_path: Path) -> None:
     for text in (address.authority, address.url, f"https://{address.authority}", line_for(KEY, address)):
         assert words in await first_line(tmp_path, text)
     with pytest.raises(UserError, match="no node answers: .*nothing listens there"):
-        await _fetch_status(address.authority)
+        await _fetch(address.authority)
 
 
 async def test_a_name_that_does_not_exist(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_a_name_that_does_not_exist(tmp_path: Path) -> None:
     assert "the name learner.invalid" in line
     assert "is this machine on the network?" in line
     with pytest.raises(UserError, match="no node answers: the name learner.invalid"):
-        await _fetch_status("learner.invalid")
+        await _fetch("learner.invalid")
 
 
 async def test_a_host_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ async def test_a_server_of_something_else(tmp_path: Path, pauses: list[float]) -
         line, _ = await given_up(tmp_path, f"http://127.0.0.1:{port}")
         assert "not a Hello" in line
         with pytest.raises(UserError, match="answers, but it is no echo-node"):
-            await _fetch_status(f"127.0.0.1:{port}")
+            await _fetch(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
