@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineDtype, EngineOptions
+from swarm.types import RewardFailure
 
 DEFAULT_PORT = 7700
 
@@ -126,6 +127,7 @@ class LeadConfig(BaseModel):
     alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9)] = 10.0
 
     rewards: Rewards = {}
+    lenient: bool = False
     system_prompt: Annotated[str, Field(max_length=65_536)] | None = None
     chat: bool | None = None
     chat_arguments: ChatArguments = {}
@@ -134,6 +136,7 @@ class LeadConfig(BaseModel):
     prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"
     answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    reward_failure: RewardFailure = "zero"
     reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20)] = 4096
     reward_processes: Annotated[int, Field(ge=1, le=256)] | None = None
     eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
