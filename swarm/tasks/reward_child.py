@@ -29,8 +29,9 @@ MOST_SAID = 200
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Which reward, and what it may take. `tokenizer` is "" where completions come as texts; `path` is where modules are
-    looked for; `memory_bytes` a limit on what the process holds for itself (RLIMIT_DATA), which only Linux keeps."""
+    """Which reward, and what it may take. `tokenizer` is "" where completions come as texts, `path` is where modules
+    are looked for, `memory_bytes` a limit on what the process holds for itself (RLIMIT_DATA), which only Linux keeps.
+    """
 
     task: TaskOptions
     reward: RewardKind
