@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +24,13 @@ WRONG = "this is not the answer"
 
 MOST_SHOWN = 2000
 """Characters of a prompt that are shown."""
+
+FAILURES = {
+    "zero": "a run gives such completions 0",
+    "redraw": "a run draws such completions again",
+    "stop": "a run ends at the first",
+}
+"""By reward_failure."""
 
 tasks_app = typer.Typer(help="List the tasks, or try one.", invoke_without_command=True)
 
@@ -60,14 +70,14 @@ def try_task(
     """Show prompts and what answers to them earn. The answers: the right one, none and a wrong one, unless given."""
     from swarm.config import LeadConfig
     from swarm.configfile import load_config
-    from swarm.node.prompts import open_task
+    from swarm.node.prompts import Progress, open_task
 
     if answer is not None and answers is not None:
         raise UserError("--answer and --answers both say what to score: give one of them")
     flags = {"task": task, "model": model, "rewards": rewards or None, "system_prompt": system_prompt, "seed": seed}
     settings = load_config(LeadConfig, config, flags)
     given = _read_answers(answers) if answers is not None else None
-    found = open_task(settings)
+    found = open_task(settings, Progress(lambda line: typer.echo(line, err=True)))
     prompts = (
         list(found.held_out(count)) if held_out else [found.prompt(i) for i in range(min(count, found.size or count))]
     )
@@ -78,16 +88,10 @@ def try_task(
     size = "without end" if found.size is None else f"{found.size:,} to train on"
     typer.echo(f"{found.name}: {found.description}; prompts {size}")
     reader = _reader(settings, found) if model is not None else None
-    failed = 0
-    for at, prompt in enumerate(prompts):
-        _show(prompt, reader)
-        chosen = [given[at]] if given is not None else [answer] if answer is not None else [prompt.answer, "", WRONG]
-        for text in chosen:
-            words, scored = _scored(found, prompt, text)
-            failed += not scored
-            typer.echo(f"  {words}  for {_shown(text)}")
-    if failed:
-        raise UserError(f"the reward failed {failed} times: a run draws such completions anew, and ends if all fail")
+    chosen = [[one] for one in given or []] or [[p.answer, "", WRONG] if answer is None else [answer] for p in prompts]
+    asked = list(zip(prompts, chosen, strict=False))
+    if failed := asyncio.run(_show_scored(settings, asked, reader)):
+        raise UserError(f"the reward failed {failed} times: {FAILURES[settings.reward_failure]}, and ends if all fail")
 
 
 def _show(prompt: Prompt, reader: Prompts | None) -> None:
@@ -104,14 +108,41 @@ def _show(prompt: Prompt, reader: Prompts | None) -> None:
     typer.echo(f"  answer: {_shown(prompt.answer)}")
 
 
-def _scored(task: Task, prompt: Prompt, text: str) -> tuple[str, bool]:
-    """What a reward process would make of `text`, and whether that is a score."""
-    from swarm.tasks.reward_child import checked, said
+async def _show_scored(
+    config: LeadConfig, asked: Sequence[tuple[Prompt, Sequence[str]]], reader: Prompts | None
+) -> int:
+    """Show prompts with what each of their answers earns in a reward process, as in a run; how many rewards failed."""
+    from swarm.tasks import task_options
+    from swarm.tasks.scoring import Completion, RewardPool
+    from swarm.types import Score
 
+    pool = RewardPool(
+        task=task_options(config),
+        reward="task",
+        tokenizer=None,
+        timeout_s=config.reward_timeout_s,
+        memory_mb=config.reward_memory_mb,
+        heard=_pass_on,
+    )
+    failed = 0
     try:
-        return _in_words(checked(task.score(prompt, text))), True
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
-        return f"FAILED: it raised {said(error)}", False
+        await pool.start()
+        for prompt, texts in asked:
+            _show(prompt, reader)
+            for text in texts:
+                (outcome,) = await pool.score([Completion(prompt=prompt, text=text)])
+                failed += not isinstance(outcome, Score)
+                words = _in_words(outcome) if isinstance(outcome, Score) else f"FAILED: {outcome.reason}"
+                typer.echo(f"  {words}  for {_shown(text)}")
+    finally:
+        await pool.close()
+    return failed
+
+
+def _pass_on(printed: bytes) -> None:
+    """What a reward prints, in a run, is heard by nobody."""
+    sys.stderr.buffer.write(printed)
+    sys.stderr.flush()
 
 
 def _in_words(score: Score) -> str:

@@ -161,6 +161,7 @@ class LeadConfig(BaseModel):
     rewards: Annotated[
         Rewards, Flag(LEARNING, "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
     ] = {}
+    lenient: Annotated[bool, Flag(LEARNING, "exact and math overlook case, last dots, 'The answer is'.")] = False
     system_prompt: Annotated[str | None, Field(max_length=65_536), Flag(LEARNING, "What a chat begins with.")] = None
     chat: Annotated[bool | None, Flag(LEARNING, "Prompts as a chat.", "if the model has a template")] = None
     chat_arguments: ChatArguments = {}
@@ -169,6 +170,9 @@ class LeadConfig(BaseModel):
     prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"
     answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    reward_failure: Annotated[
+        Literal["zero", "redraw", "stop"], Flag(LEARNING, "What follows where a reward fails.")
+    ] = "zero"
     reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20)] = 4096
     reward_processes: Annotated[int, Field(ge=1, le=256)] | None = None
     eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -34,6 +34,9 @@ Parts = Annotated[
 Role = Literal["learner", "sampler", "relay"]
 Purpose = Literal["train", "eval"]
 Finish = Literal["stop", "length", "failed"]
+RewardFailure = Literal["zero", "redraw", "stop"]
+"""What becomes of a completion whose reward failed."""
+
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "overloaded"]
 
 

@@ -19,7 +19,7 @@ from swarm.rollout.messages import Offer
 from swarm.rollout.plane import RolloutPlane
 from swarm.rollout.watch import SamplerWatch
 from swarm.signing import SigningKey
-from swarm.types import Address, NodeId, Score, Unscored
+from swarm.types import Address, NodeId, RewardFailure, Score, Unscored
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
 
@@ -32,7 +32,13 @@ WAIT_S = 20.0
 class Learner(SamplerWatch):
     """A RolloutService behind a server on loopback, and clients for it."""
 
-    def __init__(self, *, limits: IntakeLimits | None = None, commit_s: float = WAIT_S) -> None:
+    def __init__(
+        self,
+        *,
+        limits: IntakeLimits | None = None,
+        commit_s: float = WAIT_S,
+        reward_failure: RewardFailure = "redraw",
+    ) -> None:
         self.key = SigningKey.generate()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.gone_nodes: list[NodeId] = []
@@ -49,6 +55,7 @@ class Learner(SamplerWatch):
             watch=self,
             limits=limits,
             commit_s=commit_s,
+            reward_failure=reward_failure,
         )
         self.port = 0
         self.peers: dict[NodeId, PeerClient] = {}

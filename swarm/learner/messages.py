@@ -46,9 +46,12 @@ class AlarmRules(msgspec.Struct, frozen=True):
     gradient_spike: float = 10.0
 
 
-AlarmKind = Literal["mismatch_kl", "entropy", "gradient_spike", "not_finite"]
+AlarmKind = Literal[
+    "mismatch_kl", "entropy", "gradient_spike", "not_finite", "no_variance", "reward_floor", "reward_failed"
+]
+"""The last three are the node's own (node/alarms.py)."""
 
-Reaction = Literal["skip", "lower", "stop"]
+Reaction = Literal["none", "skip", "lower", "stop"]
 
 
 class Alarm(msgspec.Struct, frozen=True):

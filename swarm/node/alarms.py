@@ -1,15 +1,195 @@
-"""What the node makes of the trainer's alarms: an event each, a line now and then, and the end of the run."""
+"""Alarms as the node has them: an event each, a line now and then, the end of the run; and those that only a node can
+raise, since they are about texts and rewards, of which the trainer knows nothing.
+
+Theory of operation. `LearningSignal` is told of every learner step. Two things make steps teach little or nothing:
+
+    kind            when
+    no_variance     no group of FLAT_STEPS steps, FLAT_GROUPS at least, had two different rewards
+    reward_floor    of the completions of FLOOR_STEPS steps FLOOR_SHARE or more got the lowest reward of the run
+
+Nothing follows from either but words: why it may be (`likely_causes`, from the completions themselves), and three of
+them to look at. A mean that is low says neither: a hard task begins so.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from swarm.learner.messages import Alarm
+from swarm.rollout.leases import Group
+from swarm.tasks.rewards import CORRECTNESS, without_thoughts
+from swarm.types import Rollout, Score
 
 SAY_AGAIN_STEPS = 20
 """Learner steps before an alarm of the same kind and reaction gets another line; each has its event."""
+
+FLAT_STEPS, FLAT_GROUPS = 5, 64
+"""Without variance before it is said. A policy that is right once in a hundred, in groups of eight, has none in 64
+groups once in 170 times."""
+
+FLOOR_STEPS, FLOOR_SHARE = 20, 0.99
+
+FAILED_SHARE = 0.01
+"""Of the completions of a step: failures that are rarer bias little."""
+
+GROUPS_READ, SAMPLES_READ = 16, 4
+"""Completions that are decoded to find out why: 64, so that shares are good to some percent."""
+
+TOKENS_READ = 1024
+"""Of each end of a completion."""
+
+SHOWN = 3
+"""Completions that a person is shown."""
+
+EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100
+"""Of a text, half of them from its end."""
+
+MOST = 0.5
+"""A share of completions that explains why nothing is learned."""
+
+SOME = 0.1
+"""A share that is no chance, of completions that hold the wanted answer and are not right."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A completion as a person reads it."""
+
+    prompt: str
+    wanted: str
+    completion: str
+    reward: float
+    exact: bool
+    tokens: int
+    truncated: bool
+    parts: Mapping[str, float]
+
+
+class LearningSignal:
+    """Notices steps that teach nothing. `decode` makes text of token ids; `longest` completion in tokens."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], longest: int) -> None:
+        self._decode = decode
+        self._longest = longest
+        self._flat_steps = self._flat_groups = 0
+        self._lowest = math.inf
+        self._at_lowest: deque[tuple[float, int, int]] = deque(maxlen=FLOOR_STEPS)
+
+    def stepped(self, batch: Sequence[Group], figures: Mapping[str, float]) -> Alarm | None:
+        """What a step of these groups, with the trainer's figures, sets off."""
+        scores = [sample.score for group in batch for sample in group.samples if sample.score]
+        rewards = [score.reward for score in scores]
+        least = min(rewards, default=0.0)
+        self._at_lowest.append((least, rewards.count(least), len(rewards)))
+        self._lowest = min(self._lowest, least)
+        is_flat = figures.get("frac_reward_zero_std") == 1.0
+        self._flat_steps = self._flat_steps + 1 if is_flat else 0
+        self._flat_groups = self._flat_groups + len(batch) if is_flat else 0
+        if self._flat_steps >= FLAT_STEPS and self._flat_groups >= FLAT_GROUPS:
+            text = f"no group of the last {self._flat_steps} steps had two different rewards, so nothing was learned"
+            return _alarm("no_variance", self._flat_steps, FLAT_STEPS, text)
+        share = self._floor_share()
+        if is_flat or share < FLOOR_SHARE or any(score.exact for score in scores if score.reward == self._lowest):
+            return None
+        text = f"{share:.1%} of the completions of the last {FLOOR_STEPS} steps got the lowest reward, {self._lowest:g}"
+        return _alarm("reward_floor", share, FLOOR_SHARE, text + ": few groups teach anything")
+
+    def _floor_share(self) -> float:
+        if len(self._at_lowest) < FLOOR_STEPS:
+            return 0.0
+        count = sum(count for least, count, _ in self._at_lowest if least == self._lowest)
+        return count / max(1, sum(total for _, _, total in self._at_lowest))
+
+    def explain(self, batch: Sequence[Group]) -> tuple[list[str], list[Answer]]:
+        """Likely causes, and completions to look at: the best, one from the middle, and the worst."""
+        step = -(-len(batch) // GROUPS_READ)
+        groups = [list(self._read(group)) for group in batch[:: max(1, step)]]
+        answers = sorted((one for group in groups for one in group), key=lambda one: -one.reward)
+        picked = sorted({0, len(answers) // 2, len(answers) - 1})[:SHOWN]
+        return likely_causes(groups, self._longest), [answers[at] for at in picked if answers]
+
+    def _read(self, group: Group) -> Iterator[Answer]:
+        for sample in group.samples[:SAMPLES_READ]:
+            if sample.rollout is not None and sample.score is not None:
+                yield self._answer(group, sample.rollout, sample.score)
+
+    def _answer(self, group: Group, rollout: Rollout, score: Score) -> Answer:
+        tokens = rollout.tokens().tolist()
+        if tokens and tokens[-1] in group.rules.stop_token_ids:
+            del tokens[-1]
+        halves = (tokens[:TOKENS_READ], tokens[TOKENS_READ:][-TOKENS_READ:])
+        return Answer(
+            prompt=group.prompt.text,
+            wanted=group.prompt.answer,
+            completion=" ... ".join(self._decode(half) for half in halves if half)
+            if len(tokens) > 2 * TOKENS_READ
+            else self._decode(tokens),
+            reward=score.reward,
+            exact=score.exact,
+            tokens=rollout.length,
+            truncated=rollout.finish == "length",
+            parts=score.parts,
+        )
+
+
+def likely_causes(groups: Sequence[Sequence[Answer]], longest: int) -> list[str]:
+    """Why completions like these teach nothing, from what they show; a line at least."""
+    answers = [one for group in groups for one in group]
+    if answers and all(one.exact for one in answers):
+        return ["all of them are solved: these prompts have nothing left to teach"]
+    found = [words for share, words in _shares(answers, longest) if share >= MOST]
+    if groups and all(len({one.completion for one in group}) == 1 for group in groups if len(group) > 1):
+        found.append("the completions of a prompt are all the same: raise temperature, or go back to a version before")
+    names = dict.fromkeys(name for one in answers for name in one.parts)
+    if len(names) > 1 and (zero := [name for name in names if not any(one.parts.get(name) for one in answers)]):
+        found.append(f"0 for all of them: {', '.join(zero)}; say in the prompt which form is wanted (--system-prompt)")
+    holds = sum(_holds_wanted(one) for one in answers) / max(1, len(answers))
+    if holds >= SOME:
+        found.append(
+            f"{holds:.0%} hold the wanted answer and are not right: the reward wants another form; look at "
+            f"`echo-node tasks try`, another of the rewards {', '.join(CORRECTNESS)}, or lenient = true"
+        )
+    if not found and answers and (answers[0].reward and len({one.reward for one in answers}) == 1):
+        found.append(f"all of them get {answers[0].reward:g}: the reward may not look at the completion")
+    return found or [
+        "they end by themselves and are wrong: the task may be too hard for this model, the prompt not say what is "
+        "wanted, or the reward not what you mean (`echo-node tasks try`)"
+    ]
+
+
+def _shares(answers: Sequence[Answer], longest: int) -> Iterator[tuple[float, str]]:
+    count = max(1, len(answers))
+    cut = sum(one.truncated for one in answers) / count
+    yield cut, f"{cut:.0%} end at the limit of {longest} tokens: raise --max-new-tokens, or ask for short answers"
+    empty = sum(not without_thoughts(one.completion).strip() for one in answers) / count
+    yield (
+        empty,
+        f"{empty:.0%} say nothing, or nothing after their thoughts: look at the prompt, its chat template and `stop`",
+    )
+
+
+def _holds_wanted(answer: Answer) -> bool:
+    wanted = answer.wanted.strip().casefold()
+    return bool(wanted) and not answer.exact and wanted in without_thoughts(answer.completion).casefold()
+
+
+def rewards_failed(share: float, reason: str, failure: str) -> Alarm | None:
+    """The alarm of a step, `share` of whose rewards failed, the last for `reason`; `failure` is reward_failure."""
+    if share <= FAILED_SHARE:
+        return None
+    follows = "are drawn again, so the data lack answers of that kind" if failure == "redraw" else "get 0"
+    text = (
+        f'{share:.1%} of the rewards failed; reward_failure = "{failure}": such completions {follows}. Last: {reason}'
+    )
+    return _alarm("reward_failed", share, FAILED_SHARE, text)
+
+
+def _alarm(kind: Any, value: float, limit: float, text: str) -> Alarm:
+    return Alarm(kind=kind, reaction="none", value=float(value), limit=float(limit), text=text)
 
 
 class AlarmLog:
@@ -20,17 +200,26 @@ class AlarmLog:
         self._say = say
         self._said_at: dict[tuple[str, str], int] = {}
         self.last: dict[str, Any] | None = None
-        """The last alarm, as its event has it."""
+        """The last alarm, as its event has it, without completions."""
         self.stopped_by = ""
         """Why the run is to end; empty while it is not."""
 
     def told(self, alarms: Sequence[Alarm], *, step: int) -> bool:
         """Note what went off in learner step `step`; True if the run is to end."""
         for alarm in alarms:
-            self._tell(alarm, step)
+            self._tell(alarm, step, [], [])
         return bool(self.stopped_by)
 
-    def _tell(self, alarm: Alarm, step: int) -> None:
+    def explained(self, alarm: Alarm, explain: Callable[[], tuple[list[str], list[Answer]]], *, step: int) -> None:
+        """Note an alarm that lasts, with its causes and completions, whenever it would get a line."""
+        if self._is_new(alarm, step):
+            self._tell(alarm, step, *explain())
+
+    def _is_new(self, alarm: Alarm, step: int) -> bool:
+        said_at = self._said_at.get((alarm.kind, alarm.reaction))
+        return said_at is None or step - said_at >= SAY_AGAIN_STEPS
+
+    def _tell(self, alarm: Alarm, step: int, causes: list[str], answers: list[Answer]) -> None:
         shown = f"{alarm.value:.3g}, limit {alarm.limit:.3g}" if math.isfinite(alarm.value) else "not a number"
         self.last = {
             "alarm": alarm.kind,
@@ -39,11 +228,29 @@ class AlarmLog:
             "value": alarm.value if math.isfinite(alarm.value) else None,
             "limit": alarm.limit,
             "step": step,
+            "text": alarm.text,
+            **({"causes": causes} if causes else {}),
         }
-        self._emit("alarm", **self.last, text=alarm.text)
+        told = {"completions": [_cut_answer(one) for one in answers]} if answers else {}
+        self._emit("alarm", **self.last, **told)
         if alarm.reaction == "stop":
             self.stopped_by = alarm.text
-        name = (alarm.kind, alarm.reaction)
-        if name not in self._said_at or step - self._said_at[name] >= SAY_AGAIN_STEPS:
-            self._said_at[name] = step
-            self._say(f"step {step}: alarm {alarm.kind} ({shown}): {alarm.text}")
+        if not self._is_new(alarm, step):
+            return
+        self._said_at[alarm.kind, alarm.reaction] = step
+        self._say(f"step {step}: alarm {alarm.kind} ({shown}): {alarm.text}")
+        for cause in causes:
+            self._say(f"  likely: {cause}")
+        for one in answers:
+            prompt, completion = (cut(text, LINE_CHARACTERS) for text in (one.prompt, one.completion))
+            self._say(f"  reward {one.reward:g} for {completion!r}, asked {prompt!r}")
+
+
+def cut(text: str, most: int) -> str:
+    """Both ends of a text that is longer."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+
+
+def _cut_answer(answer: Answer) -> dict[str, Any]:
+    texts = {name: cut(getattr(answer, name), EVENT_CHARACTERS) for name in ("prompt", "wanted", "completion")}
+    return {**msgspec.to_builtins(answer), **texts}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,6 @@ from swarm.node.prompts import (
     check_data,
     longest_completion,
     open_task,
-    open_tokenizer,
     prepare_prompts,
 )
 from swarm.node.rundir import directory_of, refuse_used
@@ -69,7 +67,7 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
             prepare_prompts, directory, config, task, prepared, lambda line: say(f"prompts  {line}")
         )
         say(f"prompts  {len(held_out)} held out; of {prompts.most_tokens:,} tokens at most")
-        await _check_rewards(config, held_out[:SCORED_PROMPTS], directory / "model", say)
+        await _check_rewards(config, held_out[:SCORED_PROMPTS], say)
     say("nothing is amiss")
 
 
@@ -104,20 +102,15 @@ def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callab
     say(f"disk     {said}")
 
 
-async def _check_rewards(
-    config: LeadConfig, prompts: Sequence[Prompt], files_dir: Path, say: Callable[[str], None]
-) -> None:
+async def _check_rewards(config: LeadConfig, prompts: Sequence[Prompt], say: Callable[[str], None]) -> None:
     """Rewards of right answers and of empty ones. UserError for one that fails."""
-    tokenizer = open_tokenizer(config.model, files_dir)
-    pool = reward_pool(config, files_dir, ())
+    pool = reward_pool(config)
     means: list[float] = []
     try:
         await pool.start()
         for texts in ([prompt.answer for prompt in prompts], [""] * len(prompts)):
-            encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-            asked = zip(prompts, encoded, strict=True)
             scores = await pool.score(
-                [Completion(prompt=p, token_ids=array("i", ids).tobytes(), seed=0) for p, ids in asked]
+                [Completion(prompt=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
             )
             means.append(_mean(prompts, scores))
     finally:
@@ -148,12 +141,12 @@ def _directory_beside(run_dir: Path) -> Iterator[Path]:
         yield Path(made.name)
 
 
-def reward_pool(config: LeadConfig, files_dir: Path, stop_token_ids: Sequence[int]) -> RewardPool:
-    """The reward processes of a run, none of them started. `files_dir` has the tokenizer."""
+def reward_pool(config: LeadConfig, files_dir: Path | None = None, stop_token_ids: Sequence[int] = ()) -> RewardPool:
+    """The reward processes of a run, none of them started. `files_dir` has the tokenizer; texts need none."""
     return RewardPool(
         task=task_options(config),
         reward=config.reward,
-        tokenizer=files_dir / "tokenizer.json",
+        tokenizer=files_dir / "tokenizer.json" if files_dir is not None else None,
         stop_token_ids=stop_token_ids,
         timeout_s=config.reward_timeout_s,
         memory_mb=config.reward_memory_mb,

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from swarm.broadcast.manifest import LAYOUT_BYTES
@@ -19,6 +20,7 @@ from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
+from swarm.node.alarms import LearningSignal
 from swarm.node.best import BestModel
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
@@ -27,7 +29,7 @@ from swarm.node.identity import StateDirectory
 from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
-from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
+from swarm.node.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
 from swarm.node.rundir import (
@@ -51,6 +53,7 @@ from swarm.rollout.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane import PlaneRules, RolloutPlane
 from swarm.signing import swarm_id_of
 from swarm.tasks.scoring import Completion, RewardPool
+from swarm.threads import in_thread
 from swarm.types import SamplingRules, Score, Unscored
 from swarm.wire import encode
 
@@ -73,7 +76,7 @@ class LearnerNode:
         self._keep_bound = keep_bound
         self._say = say
         self._resume = resume
-        self._task = open_task(config)
+        self._task = open_task(config, Progress(say))
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
         self._run_dir = directory_of(config)
@@ -210,6 +213,7 @@ class LearnerNode:
             watch=self._provisioning,
             prompts=self._ahead,
             absent=self._log.absent,
+            reward_failure=self._config.reward_failure,
         )
         self._training = Training(
             self._run_dir,
@@ -351,9 +355,13 @@ class LearnerNode:
             raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
         await self._broadcast.open(prepared.layout)
         # Off the loop: a large data set takes a while.
-        self._prompts, self._held_out = await asyncio.to_thread(
-            prepare_prompts, self._run_dir, self._config, self._task, prepared, self._say
-        )
+        progress = Progress(self._say)
+        try:
+            self._prompts, self._held_out = await in_thread(
+                partial(prepare_prompts, self._run_dir, self._config, self._task, prepared, self._say, progress)
+            )
+        finally:
+            progress.stop()
         self._ahead.begin()
         self._log.event("prepared", parameters=prepared.parameters, device=prepared.device)
         fault = await asyncio.to_thread(note_life, self._run_dir, step=prepared.step, device=prepared.device)
@@ -397,7 +405,7 @@ class LearnerNode:
             )
 
         # Off the loop: the prompts of the groups that were open are made anew.
-        restored = await asyncio.to_thread(plane.restore, self._recorded, now=time.monotonic())
+        restored = await in_thread(partial(plane.restore, self._recorded, now=time.monotonic()))
         self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
             config,
@@ -411,6 +419,7 @@ class LearnerNode:
             self._provisioning,
             self._held_out,
             self._best,
+            LearningSignal(self._prompts.decode, self._max_new_tokens),
             say=self._say,
         )
 

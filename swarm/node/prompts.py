@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -41,10 +42,32 @@ TRIES = 64
 STRIDE = 1 << 40
 """Between the numbers of a prompt and of the one that takes its place: no run comes so far by itself."""
 
+PROGRESS_S = 3.0
+"""Between two lines of how far it is: nothing is said of what takes less."""
+
 PADDING_SHARE = 0.05
 PADDING_TOKENS = 1024
 """A vocabulary padded to a round number is larger than the tokenizer's by less than one of the two: Qwen3's 151,936 for
 151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. More than both is another tokenizer's."""
+
+
+class Progress:
+    """How far long work is, as lines to `say`, one every PROGRESS_S at most; once stopped it ends the work."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said_at = time.monotonic()
+        self._stopped = False
+
+    def __call__(self, line: str) -> None:
+        if self._stopped:
+            raise UserError("nobody waits for the prompts any more")
+        if time.monotonic() - self._said_at >= PROGRESS_S:
+            self._said_at = time.monotonic()
+            self._say(line)
+
+    def stop(self) -> None:
+        self._stopped = True
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -100,6 +123,10 @@ class Prompts:
         encoded = self._tokenizer.encode(self.text(prompt), add_special_tokens=self._template is None)
         return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """What a model said, special tokens too."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
     def text(self, prompt: Prompt) -> str:
         """What the model reads. UserError, with the prompt's id, for one that the template or its lack refuses."""
         if self._template is None:
@@ -121,12 +148,17 @@ class Prompts:
         """Measure every training prompt of a data set, some of a task without end. UserError, with its id, for one that
         is too long. Blocking, and long for a large data set."""
         size = self._task.size
-        training = (self._task.prompt(number) for number in range(LOOKED_AT if size is None else size))
+        most = LOOKED_AT if size is None else size
+        training = (self._prompt(number, most) for number in range(most))
         for chunk in _chunks(training):
             texts = [(prompt, text) for prompt in chunk if not self._is_short(text := self.text(prompt))]
             found = self._tokenizer.encode_batch([text for _, text in texts], add_special_tokens=self._template is None)
             for (prompt, _), encoded in zip(texts, found, strict=True):
                 self._check_length(prompt, len(encoded.ids))
+
+    def _prompt(self, number: int, most: int) -> Prompt:
+        self._task.progress(f"{self._task.name}: measured {number:,} of {most:,} prompts")
+        return self._task.prompt(number)
 
     def _is_short(self, text: str) -> bool:
         """Whether its bytes alone show that it is not too long: most prompts of most data sets need no tokenizer."""
@@ -147,9 +179,11 @@ def _chunks(prompts: Iterator[Prompt]) -> Iterator[list[Prompt]]:
         yield chunk
 
 
-def open_task(config: LeadConfig) -> Task:
+def open_task(config: LeadConfig, progress: Progress | None = None) -> Task:
     """The run's task, its data read. UserError for one that is not there, broken or empty."""
     task = load_task(task_options(config))
+    if progress is not None:
+        task.progress = progress
     check_task(task)
     return task
 
@@ -230,13 +264,19 @@ def check_vocabulary(model: str, files_dir: Path, vocab_size: int) -> str:
 
 
 def prepare_prompts(
-    run_dir: Path, config: LeadConfig, task: Task, prepared: Prepared, say: Callable[[str], None]
+    run_dir: Path,
+    config: LeadConfig,
+    task: Task,
+    prepared: Prepared,
+    say: Callable[[str], None],
+    progress: Progress | None = None,
 ) -> tuple[Prompts, list[Prompt]]:
     """All of a run's prompts and those held out, measured; what they depend on is put on record. Blocking.
 
     UserError for what no run can begin with, as a prompt that is too long.
     """
     files_dir = run_dir / "model"
+    task.progress = progress or Progress(say)
     if line := check_vocabulary(config.model, files_dir, prepared.vocab_size):
         say(line)
     record = read_record(run_dir) or Record(

@@ -15,7 +15,7 @@ from swarm.broadcast.tracker import InstallTracker
 from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner.messages import Trained
-from swarm.node.alarms import AlarmLog
+from swarm.node.alarms import AlarmLog, LearningSignal, rewards_failed
 from swarm.node.best import BestModel
 from swarm.node.joining import unless_stopped
 from swarm.node.metrics import RunLog
@@ -57,6 +57,7 @@ class Steps:
         provisioning: Provisioning,
         held_out_prompts: Sequence[Prompt],
         best: BestModel,
+        signal: LearningSignal,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -71,6 +72,7 @@ class Steps:
         self._recorded_at = self._waited_s = 0.0
         self._held_out_prompts = held_out_prompts
         self._best = best
+        self._signal = signal
         self._say = say
         self._save_failed_at = 0.0
         self._alarms = AlarmLog(emit=log.event, say=say)
@@ -122,6 +124,7 @@ class Steps:
                 trained = await self._training.train(prompts)
                 self._in_step = False
                 self._record(batch, step, trained)
+                self._look(batch, trained.metrics)
                 await unless_stopped(self._stop, publishing)
                 if self._alarms.told(trained.alarms, step=self.step) or self._stop.is_set():
                     return
@@ -366,11 +369,22 @@ class Steps:
             "broadcast_s": self._tracker.last_broadcast_s,
             "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=time.monotonic()), 1),
             "samplers": len(self._rollouts.samplers),
+            "reward_failed_share": self._rollouts.failures.take_share(),
             **self._provisioning.stepped(waited_s=self._waited_s, period_s=self._period_s()),
             **self._unsaid,
         }
         self._unsaid = {}
         self._log.metrics({**self.last, "time": round(time.time(), 3)})
+
+    def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:
+        """Whether the step taught anything, and how many rewards failed."""
+        failed = rewards_failed(
+            self.last["reward_failed_share"], self._rollouts.failures.reason, self._config.reward_failure
+        )
+        self._alarms.told([failed] if failed else [], step=self.step)
+        # What a rehearsal's samplers say, which have no model, teaches nothing.
+        if self._config.rehearse_step_s is None and (alarm := self._signal.stepped(batch, figures)) is not None:
+            self._alarms.explained(alarm, lambda: self._signal.explain(batch), step=self.step)
 
     def _period_s(self) -> float:
         """Since the last step was counted, or since the run began."""

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, stdev
@@ -39,6 +40,7 @@ from swarm.learner.service import TrainerProcess, torchrun_options
 from swarm.rollout.admission import staleness
 from swarm.rollout.entries import RecordedGroup
 from swarm.rollout.journal import Journal
+from swarm.threads import in_thread
 from swarm.types import MAX_PARTS, NodeId, Prompt, Rollout, Score
 from swarm.wire import Digest
 
@@ -223,7 +225,7 @@ class Training:
             recorded = await asyncio.to_thread(self._journal.batch, self.step)
             lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
             # Off the loop too: their prompts are made anew.
-            groups = await asyncio.to_thread(list, map(self._of_record, recorded))
+            groups = await in_thread(partial(self._of_records, recorded))
             trained = await self._trainer.train(self.step, groups, lineage)
             self.step += 1
             scores = [one.score for group in recorded for one in group.rollouts if one.score]
@@ -259,6 +261,9 @@ class Training:
         if await asyncio.to_thread(content_of_file, self.staging, self.layout) != content:
             self._emit("diverged", step=self.step)
             self._on_divergence()
+
+    def _of_records(self, groups: Sequence[RecordedGroup]) -> list[TrainGroup]:
+        return [self._of_record(group) for group in groups]
 
     def _of_record(self, group: RecordedGroup) -> TrainGroup:
         rollouts = sorted(group.rollouts, key=lambda one: one.rollout.index)

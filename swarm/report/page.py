@@ -21,6 +21,9 @@ from swarm.report.words import TEXT_SHOWN, shown, text
 MARK = "<!-- echo-node report -->"
 """The second line of every report: a file with it may be written anew."""
 
+TOLD_ELSEWHERE = ("time", "kind", "causes", "completions")
+"""Fields of events that have a place of their own."""
+
 SECRETS = ("token", "password", "secret")
 """Parts of names of settings whose values are not shown."""
 
@@ -45,6 +48,7 @@ def render(found: Figures, journaled: Journaled, *, now: float) -> str:
         parts.append("<section><p>No learner step was taken yet.</p></section>")
     parts += [
         _figures(found),
+        _signal(found),
         _samples(journaled),
         _events(found),
         _costs(found),
@@ -121,7 +125,7 @@ def _events(found: Figures) -> str:
 
 def _fields(event: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {str(value)[: TEXT_SHOWN // 10]}" for name, value in event.items() if name not in ("time", "kind")
+        f"{name} {str(value)[: TEXT_SHOWN // 10]}" for name, value in event.items() if name not in TOLD_ELSEWHERE
     )
 
 
@@ -177,15 +181,39 @@ def _samples(journaled: Journaled) -> str:
     return f"<section><h2>Samples of rollouts</h2>{body}</section>"
 
 
+def _signal(found: Figures) -> str:
+    """The last alarm that says why nothing is learned, with completions."""
+    told = [event for event in found.events if isinstance(event.get("completions"), list)]
+    if not told:
+        return ""
+    causes = "".join(f"<li>{text(cause)}</li>" for cause in told[-1].get("causes", []))
+    shown = "".join(
+        f"<article><h3>reward {text(one.get('reward'))}, {text(one.get('tokens'))} tokens</h3>{_texts(one)}</article>"
+        for one in told[-1]["completions"]
+        if isinstance(one, dict)
+    )
+    head = f"Step {text(told[-1].get('step'))}: {text(told[-1].get('text', ''))}. Likely:"
+    return f"<section><h2>Why little is learned</h2><p>{head}</p><ul>{causes}</ul>{shown}</section>"
+
+
+def _texts(values: Mapping[str, Any]) -> str:
+    """What was asked, wanted and answered."""
+    rows = "".join(
+        f"<dt>{name}</dt><dd><pre>{text(values[name])}</pre></dd>"
+        for name in ("prompt", "wanted", "completion")
+        if values.get(name)
+    )
+    return f'<dl class="texts">{rows}</dl>'
+
+
 def _sample(one: Sample) -> str:
     head = (
         f"{one.place}, step {one.step}, group {one.group}, sample {one.index}: reward {shown(one.reward)}"
         f"{', exact' if one.exact else ''}, staleness {one.staleness}, {one.tokens} tokens, {one.finish}, "
         f"sampler {one.node[:12]}"
     )
-    parts = [("prompt", one.prompt), ("wanted", one.answer), ("completion", one.completion)]
-    rows = "".join(f"<dt>{name}</dt><dd><pre>{text(value)}</pre></dd>" for name, value in parts if value)
-    return f'<article><h3>{text(head)}</h3><dl class="texts">{rows}</dl></article>'
+    texts = _texts({"prompt": one.prompt, "wanted": one.answer, "completion": one.completion})
+    return f"<article><h3>{text(head)}</h3>{texts}</article>"
 
 
 # -- words ---------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ LEARNING = (
     Wanted(title="Each reward: standard deviation", names=("rewards/*/std",), floor=0),
     Wanted(title="Exact answers while training", unit="share", names=("exact_match",), floor=0, ceiling=1),
     Wanted(title="Groups without variance", unit="share", names=("frac_reward_zero_std",), floor=0, ceiling=1),
+    Wanted(title="Rewards that failed", unit="share", names=("reward_failed_share",), floor=0, ceiling=1),
     Wanted(title="Loss", names=("loss",)),
     Wanted(title="Entropy", unit="nats a token", names=("entropy",), floor=0),
     Wanted(title="Gradient norm before clipping", names=("grad_norm",), floor=0),

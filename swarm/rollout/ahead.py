@@ -13,8 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from swarm.rollout.changes import Changes
+from swarm.threads import in_thread
 from swarm.types import Prompt
 
 AT_ONCE_S = 0.1
@@ -65,7 +67,7 @@ class PromptsAhead:
                 await self._changes.wait(seen, None)
                 continue
             begin = self._next + len(self._made)
-            made = await asyncio.to_thread(self._some, begin, room)
+            made = await in_thread(partial(self._some, begin, room))
             # Some may have been made by who could not wait.
             self._made.extend(made[self._next + len(self._made) - begin :])
             self._changes.tell()

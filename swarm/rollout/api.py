@@ -58,7 +58,7 @@ from swarm.rollout.submissions import Opened, is_small, open_submission
 from swarm.rollout.tally import SamplerStats, Tally
 from swarm.rollout.watch import SamplerWatch, tell_accepted
 from swarm.signing import SigningKey
-from swarm.types import Lease, NodeId, Prompt, Score, Unscored, VersionId
+from swarm.types import Lease, NodeId, Prompt, RewardFailure, Score, Unscored, VersionId
 from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 
 MAX_WAIT_S = 20.0
@@ -84,6 +84,7 @@ class RolloutService:
         limits: IntakeLimits | None = None,
         commit_s: float = COMMIT_S,
         absent: Collection[NodeId] = (),
+        reward_failure: RewardFailure = "zero",
     ) -> None:
         self._key = key
         self._sessions = sessions
@@ -92,7 +93,7 @@ class RolloutService:
         self._prompts = prompts
         self._plane: RolloutPlane | None = None
         self._scoring: Scoring | None = None
-        self._failures = RewardFailures(emit)
+        self.failures = RewardFailures(emit, reward_failure)
         self._records: Recording | None = None
         self._intake = Intake(limits)
         self._commit_s = commit_s
@@ -399,6 +400,7 @@ class RolloutService:
 
     def _scored(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored]) -> None:
         effects: list[Effect] = []
+        outcomes = self.failures.settle(wanted, outcomes, now=time.monotonic())
         for asked, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, Unscored):
                 effects += self._opened.unscorable(asked.group_id, asked.index)
@@ -406,7 +408,6 @@ class RolloutService:
                 effects += self._opened.scored(asked.group_id, asked.index, outcome)
         self._perform(effects)
         self._ready.tell()
-        self._failures.note(wanted, outcomes, now=time.monotonic())
 
     def _hear(self, node: NodeId) -> SamplerStats:
         stats = self.samplers.get(node)

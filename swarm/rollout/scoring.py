@@ -1,22 +1,29 @@
-"""Rewards in the background: one task a group, whose outcome goes back to the plane; and when to speak of failures.
+"""Rewards in the background: one task a group, whose outcomes go back to the plane; and what follows from failures.
 
 The rule. A rollout whose reward raises, hangs, ends its process or is no finite number is a failure, whatever became of
-its neighbours. The plane has its sample drawn anew (plane.unscorable), or drops its group. That costs volunteers their
-work, so a reward that does nothing but fail ends the run: MAX_IN_A_ROW failures without one score between them. What
-one node alone sends says little of the reward, once that has given a score: then MAX_OF_ONE.
+its neighbours. The user says what becomes of it (`reward_failure`). "zero": it gets 0 and counts in its group, so that
+what is trained on is what the policy drew. "redraw": the plane has its sample drawn again (plane.unscorable), or drops
+its group; so answers on which the reward fails are missing from the data. "stop": the first one ends the run.
+
+In any case a reward that does nothing but fail ends the run, since volunteers work for nothing: MAX_IN_A_ROW failures
+without one score between them. What one node alone sends says little of the reward, once that has given a score: then
+MAX_OF_ONE.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 
 from swarm.errors import UserError
 from swarm.rollout.effects import ScoreWanted
-from swarm.types import NodeId, Score, Unscored
+from swarm.rollout.heldout import WRONG
+from swarm.types import NodeId, RewardFailure, Score, Unscored
 
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
+"""Gives the outcomes of the first few, one at least."""
 
 MAX_IN_A_ROW = 64
 """Even of a reward that fails for four completions of five, so many in a row are one in 1.6 million."""
@@ -31,7 +38,7 @@ REASON_LENGTH = 400
 
 
 class Scoring:
-    """Calls `scorer`; `scored(wanted, outcomes)` hears what came of it, for one group at a time.
+    """Calls `scorer`; `scored(wanted, outcomes)` hears what came of it, for rollouts of one group at a time.
 
     `fault` is what scoring raised that is not the reward's (a full disk, say), and must end the run.
     """
@@ -57,40 +64,65 @@ class Scoring:
             self.fault = self.fault or fault
 
     async def _score(self, wanted: list[ScoreWanted]) -> None:
-        self._on_scored(wanted, await self._scorer(wanted))
+        while wanted:
+            outcomes = await self._scorer(wanted)
+            self._on_scored(wanted[: len(outcomes)], outcomes)
+            wanted = wanted[len(outcomes) :]
 
 
 class RewardFailures:
-    """Failures of the reward, as `emit` is to hear of them. `in_a_row`: since the last score, of `_authors`. `now` in
-    seconds."""
+    """Failures of the reward: what the plane is told of them, and what `emit` is. `in_a_row`: since the last score, of
+    `_authors`. `now` in seconds."""
 
-    def __init__(self, emit: Callable[..., None]) -> None:
+    def __init__(self, emit: Callable[..., None], failure: RewardFailure) -> None:
         self._emit = emit
+        self._failure = failure
         self._unsaid = 0
         self._said_at: float | None = None
         self._authors: set[NodeId] = set()
         self._works = False
+        self._since = Counter[bool]()
         self.in_a_row = 0
+        self.reason = ""
+        """Of the last failure."""
 
-    def note(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored], *, now: float) -> None:
-        """UserError once a reward does nothing but fail."""
+    def settle(
+        self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored], *, now: float
+    ) -> list[Score | Unscored]:
+        """The outcomes as the plane is to take them. UserError if they end the run."""
         for asked, outcome in zip(wanted, outcomes, strict=True):
+            self._since[isinstance(outcome, Unscored)] += 1
             if isinstance(outcome, Unscored):
                 self.in_a_row += 1
                 self._authors.add(asked.node)
-                self._say(asked, outcome.reason[:REASON_LENGTH], now)
+                self.reason = outcome.reason[:REASON_LENGTH]
+                self._say(asked, now)
+                self._check(asked)
             else:
                 self.in_a_row, self._works = 0, True
                 self._authors.clear()
-            most = MAX_OF_ONE if self._works and len(self._authors) == 1 else MAX_IN_A_ROW
-            if isinstance(outcome, Unscored) and self.in_a_row >= most:
-                raise UserError(
-                    f"the reward failed {self.in_a_row} times in a row, last for prompt {asked.prompt.prompt_id}: "
-                    f"{outcome.reason[:REASON_LENGTH]}; mend it (`echo-node tasks try` shows what it says), then go on "
-                    "with `echo-node lead --resume RUN_DIR`"
-                )
+        return [WRONG if self._failure == "zero" and isinstance(one, Unscored) else one for one in outcomes]
 
-    def _say(self, asked: ScoreWanted, reason: str, now: float) -> None:
+    def take_share(self) -> float:
+        """Of the completions since this was last asked, those whose reward failed."""
+        share = self._since[True] / (self._since.total() or 1)
+        self._since.clear()
+        return share
+
+    def _check(self, asked: ScoreWanted) -> None:
+        most = MAX_OF_ONE if self._works and len(self._authors) == 1 else MAX_IN_A_ROW
+        if self._failure == "stop":
+            how = 'and reward_failure is "stop"'
+        elif self.in_a_row >= most:
+            how = f"{self.in_a_row} times in a row"
+        else:
+            return
+        raise UserError(
+            f"the reward failed {how}, last for prompt {asked.prompt.prompt_id}: {self.reason}; mend it "
+            "(`echo-node tasks try` shows what it says), then go on with `echo-node lead --resume RUN_DIR`"
+        )
+
+    def _say(self, asked: ScoreWanted, now: float) -> None:
         self._unsaid += 1
         if self._said_at is not None and now - self._said_at < EVENT_EVERY_S:
             return
@@ -98,7 +130,7 @@ class RewardFailures:
             "reward_failed",
             prompt=asked.prompt.prompt_id,
             rollout=asked.rollout.rollout_id,
-            reason=reason,
+            reason=self.reason,
             rollouts=self._unsaid,
         )
         self._unsaid, self._said_at = 0, now

@@ -46,6 +46,7 @@ def task_options(config: LeadConfig) -> TaskOptions:
         name=config.task,
         seed=config.seed,
         rewards=config.rewards,
+        lenient=config.lenient,
         prompt_column=config.prompt_column,
         answer_column=config.answer_column,
         held_out_share=config.held_out_share,
@@ -64,8 +65,8 @@ def load_task(options: TaskOptions) -> Task:
     if options.name not in TASKS:
         known = (*sorted(TASKS), *(f"{kind}:{KINDS[kind].rest}" for kind in KINDS))
         raise UserError(f"there is no task {options.name!r}; known tasks: {', '.join(known)}")
-    if options.rewards:
-        raise UserError(f"the task {name} has a reward of its own: leave rewards out")
+    if options.rewards or options.lenient:
+        raise UserError(f"the task {name} has a reward of its own: leave rewards and lenient out")
     return TASKS[options.name](options.seed)
 
 

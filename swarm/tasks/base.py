@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -16,13 +16,14 @@ RewardKind = Literal["task", "random"]
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A task by its name, and what a user may set of it. Plain data: it goes to the reward processes.
 
-    `rewards` are weights by name, none for the task's own choice; the columns are those of a data set;
-    a completion ends with one of the `stop` strings that it reached.
+    `rewards` are weights by name, none for the task's own choice, and `lenient` how they compare texts; the columns are
+    those of a data set; a completion ends with one of the `stop` strings that it reached.
     """
 
     name: str
     seed: int = 0
     rewards: dict[str, float] = {}
+    lenient: bool = False
     prompt_column: str = "prompt"
     answer_column: str = "answer"
     held_out_share: float = 0.05
@@ -37,6 +38,9 @@ class Task(Protocol):
     for no end of them; number `size` is the first of them again, in another order. `data_digest`: of what was read from
     outside, so that a resumed run is not given other data; "" for a task that makes its prompts.
 
+    `progress` is set by who waits: a task that takes long to answer calls it now and then with how far it is. What it
+    raises ends the work.
+
     Imports no model library: rewards run in small processes, which make the task and ask it for scores alone.
     """
 
@@ -44,6 +48,7 @@ class Task(Protocol):
     description: str
     max_new_tokens: int | None
     chat: bool = False
+    progress: Callable[[str], None] = staticmethod(lambda line: None)
 
     @property
     def size(self) -> int | None:

@@ -53,8 +53,8 @@ class GymTask(Task):
     def __init__(self, options: TaskOptions, name: str) -> None:
         if find_spec("reasoning_gym") is None:
             raise UserError(f"the task {options.name} needs a package that is not installed: {EXTRA}")
-        if options.rewards:
-            raise UserError(f"{options.name} scores answers itself: leave rewards out")
+        if options.rewards or options.lenient:
+            raise UserError(f"{options.name} scores answers itself: leave rewards and lenient out")
         self.name = options.name
         self.description = f"questions of reasoning-gym's {name}"
         self._gym = name
@@ -73,6 +73,7 @@ class GymTask(Task):
     def held_out(self, count: int) -> Sequence[Prompt]:
         found: dict[str, Prompt] = {}
         for draw in range(HELD_OUT_DRAWS * count):
+            self.progress(f"{self.name}: {len(found)} of {count} held-out questions found among {draw}")
             prompt = self._prompt(HELD_OUT_BEGINS + draw)
             if is_held_out(prompt, self._share):
                 found.setdefault(prompt.text, prompt)

@@ -46,7 +46,7 @@ class QuestionTask(Task):
         self.description = description
         self._options = options
         self._read = read
-        self._weights = checked_weights(options.rewards)
+        self._weights = checked_weights(options.rewards, is_lenient=options.lenient)
         self._order: tuple[int, array[int]] = (-1, array("l"))
 
     @property
@@ -68,7 +68,8 @@ class QuestionTask(Task):
         return self._split[1][:count]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        return weighted_score(self._weights, completion, prompt.answer, self._options.stop)
+        options = self._options
+        return weighted_score(self._weights, completion, prompt.answer, options.stop, is_lenient=options.lenient)
 
     @cached_property
     def _questions(self) -> Questions:

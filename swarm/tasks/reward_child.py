@@ -6,6 +6,7 @@ Completions; an Outcome to each, in order. What the reward prints goes to standa
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import queue
@@ -29,8 +30,9 @@ MOST_SAID = 200
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Which reward, and what it may take. `path` is where modules are looked for; `memory_bytes` a limit on what the
-    process holds for itself (RLIMIT_DATA), which only Linux keeps."""
+    """Which reward, and what it may take. `tokenizer` is "" where completions come as texts, `path` is where modules
+    are looked for, `memory_bytes` a limit on what the process holds for itself (RLIMIT_DATA), which only Linux keeps.
+    """
 
     task: TaskOptions
     reward: RewardKind
@@ -41,11 +43,13 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a reward process needs to know of one rollout. `token_ids` are int32, little-endian."""
+    """What a reward process needs to know of one rollout. `token_ids` are int32, little-endian, unless `text` is what
+    they say."""
 
     prompt: Prompt
-    token_ids: bytes
-    seed: int
+    token_ids: bytes = b""
+    seed: int = 0
+    text: str | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -64,7 +68,8 @@ def main() -> None:
     sys.path[:] = begin.path
     _limit_memory(begin.memory_bytes)
     try:
-        task, tokenizer = load_task(begin.task), Tokenizer.from_file(begin.tokenizer)
+        task = load_task(begin.task)
+        tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
     except Exception as error:  # noqa: BLE001 - a task of one's own may raise anything
         _send(answers, Outcome(fault=said(error)))
         return
@@ -73,7 +78,10 @@ def main() -> None:
     while True:
         completion = decoder.decode(inbox.get())
         try:
-            text = completion_text(tokenizer, array("i", completion.token_ids), begin.stop_token_ids)
+            text = completion.text
+            if text is None:
+                assert tokenizer is not None
+                text = completion_text(tokenizer, array("i", completion.token_ids), begin.stop_token_ids)
             outcome = Outcome(score=_score(task, begin.reward, text, completion))
         except MemoryError:
             limit_mb = begin.memory_bytes >> 20
@@ -99,6 +107,9 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
+    # What a reward prints before it is killed is told to its author.
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     return commands, answers
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from swarm.errors import UserError
 from swarm.types import Score
@@ -31,14 +31,54 @@ EQUAL = 10
 """Exit status of a child that found both equal. No fault ends with it."""
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
-_FRACTION = re.compile(r"(?:([0-9]{1,50})\s*)?\\[dt]?frac\s*\{\s*([0-9]{1,50})\s*\}\s*\{\s*([0-9]{1,50})\s*\}")
-_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]++)"
+_STARTS = r"(?<!\w)(?<![0-9]\.)"
+_PART = r"[ ]?(?:\{{[ ]?(?P<{0}>[-+\u2212]?[0-9.,]{{1,50}})[ ]?\}}|(?P<{0}_digit>[0-9]))"
+_POWER = r"[ ]?\^[ ]?\{{?[ ]?(?P<{0}>[-+\u2212]?[0-9]++)"
+# Repeats give nothing back, or stop at once where they fail, so that hostile text takes linear time.
 _NUMBER = re.compile(
+    rf"""
+    (?=[-+\u2212.\\^_0-9])(?:
+    [\^_]\{{?[-+\u2212]?[0-9]++     # a power of something else, or its index: m^2
+    |
     # A sign counts where no number or name stands before it: 7-4 ends with 4, not with -4. `\$` as LaTeX writes it.
-    r"(?:(?<![\w)\]}])(?P<sign>[-+\u2212])\\?\$?)?"
-    rf"(?<!\w)(?<![0-9]\.)(?P<number>{_WHOLE}(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?P<power>[eE][-+]?[0-9]{{1,3}}(?!\w))?"
-    rf"(?:\s?/\s?(?P<below>{_WHOLE}))?"
+    (?:(?<![\w)\]}}])(?P<sign>[-+\u2212])\\?\$?)?
+    (?:
+        (?:{_STARTS}(?P<beside>[0-9]++)[ ]?)?\\[dtc]?frac{_PART.format("top")}{_PART.format("bottom")}
+        | {_STARTS}(?P<whole>[0-9]++)[ ](?P<above>[1-9][0-9]*+)/(?P<under>[0-9]++)
+        | {_STARTS}(?P<number>{_WHOLE}(?:\.[0-9]++)?|(?<!\.)\.[0-9]++)
+          (?:(?P<e>[eE][-+]?[0-9]{{1,3}}(?!\w))|{_POWER.format("power")})?
+          (?:[ ]?(?:\\times|\\cdot|[x*\u00d7\u00b7\u22c5])[ ]?10{_POWER.format("ten")})?
+          (?:\s?/\s?(?P<below>{_WHOLE}))?
+    )
+    (?P<percent>[ ]?\\?%)?
+    )
+    """,
+    re.VERBOSE,
 )
+
+_LEAD = re.compile(r"\banswer\b[ *]{0,4}(?:is\b[ ]?:?|[:=])", re.IGNORECASE)
+_AROUND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\{(.*)\}|\((\w{1,3})\)|(\w)\)")
+
+MARKS_DEEP = 4
+"""Marks around an answer that are taken off: `$\\textbf{(B)}$.` has three."""
+
+_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f~", " "))
+"""Spaces that keep a number together."""
+
+
+class Number(NamedTuple):
+    """A number as it was written; `percent`: with a percent sign, of which `value` knows nothing."""
+
+    value: Fraction
+    percent: bool = False
+
+    def equals(self, other: Number) -> bool:
+        """Exactly. 50% is 50, since the sign is often left out, and 0.5; but 0.5% is not 50%."""
+        if self.percent == other.percent:
+            return self.value == other.value
+        percent, plain = (self, other) if self.percent else (other, self)
+        return plain.value in (percent.value, percent.value / 100)
 
 
 def without_thoughts(completion: str) -> str:
@@ -66,36 +106,61 @@ def last_box(text: str) -> str | None:
     return found
 
 
-def last_number(text: str) -> Fraction | None:
-    r"""The last number of a text, such as 1,234.5 or -3/4 or \frac{3}{4} or 1e-3 or \$12; a `\boxed{}` with a number in
-    it goes before whatever follows it."""
+def last_number(text: str) -> Number | None:
+    r"""The last number of a text, such as 1,234.5, -3 1/2, \frac{3}{4}, 1.5 \times 10^3, 1e-3, \$12 or 50%.
+
+    A `\boxed{}` with a number in it goes before whatever follows it.
+    """
     boxed = _last_number(last_box(text) or "")
     return _last_number(text) if boxed is None else boxed
 
 
-def _last_number(text: str) -> Fraction | None:
-    plain = text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+def _last_number(text: str) -> Number | None:
+    plain = text.replace("{,}", ",").replace("\\,", "").replace("\\!", "").translate(_SPACES)
     found = None
-    for match in _NUMBER.finditer(_FRACTION.sub(_as_ratio, plain)):
-        found = match
-    return _value(found) if found is not None else None
-
-
-def _as_ratio(match: re.Match[str]) -> str:
-    whole, above, below = (int(part or 0) for part in match.groups())
-    return f"{whole * below + above}/{below}"
-
-
-def _value(match: re.Match[str]) -> Fraction | None:
-    if len(match[0]) > MAX_DIGITS:
+    for match in _NUMBER.finditer(plain):
+        found = found if match[0][0] in "^_" else match
+    if found is None or len(found[0]) > MAX_DIGITS:
         return None
-    value = Fraction(match["number"].replace(",", "") + (match["power"] or ""))
-    if match["below"] is not None:
-        below = int(match["below"].replace(",", ""))
-        if below == 0:
-            return None
-        value /= below
-    return -value if match["sign"] in ("-", "\u2212") else value
+    try:
+        value = _value(found)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return Number(-value if found["sign"] in ("-", "\u2212") else value, bool(found["percent"]))
+
+
+def _value(match: re.Match[str]) -> Fraction:
+    """Without its sign. ValueError or ZeroDivisionError if it is none."""
+    if match["above"] is not None:
+        return _mixed(match["whole"], _fraction(match["above"]), _fraction(match["under"]))
+    if match["number"] is None:
+        top, bottom = match["top"] or match["top_digit"], match["bottom"] or match["bottom_digit"]
+        return _beside(match["beside"], _fraction(top) / _fraction(bottom))
+    value = _power(_fraction(match["number"] + (match["e"] or "")), match["power"] or "1")
+    return value * _power(Fraction(10), match["ten"] or "0") / _fraction(match["below"] or "1")
+
+
+def _fraction(digits: str) -> Fraction:
+    return Fraction(digits.replace(",", "").replace(" ", "").replace("\u2212", "-"))
+
+
+def _power(base: Fraction, exponent: str) -> Fraction:
+    power = int(_fraction(exponent))
+    if abs(power) > MAX_DIGITS:
+        raise ValueError("its digits would be too many")
+    return base**power
+
+
+def _mixed(whole: str, above: Fraction, under: Fraction) -> Fraction:
+    """Of 1 500/3 the space is one between thousands."""
+    if above > under and len(whole) <= 3 and 100 <= above < 1000:
+        return (int(whole) * 1000 + above) / under
+    return _beside(whole, above / under)
+
+
+def _beside(whole: str | None, fraction: Fraction) -> Fraction:
+    """A mixed number has a proper fraction: 3 1/2 is 3.5, and of 5 7/2 the last number is 7/2."""
+    return int(whole or 0) + fraction if 0 < fraction < 1 else fraction
 
 
 def exact(completion: str, answer: str) -> float:
@@ -103,10 +168,32 @@ def exact(completion: str, answer: str) -> float:
     return float(without_thoughts(completion).strip() == answer.strip())
 
 
+def lenient(completion: str, answer: str) -> bool:
+    """The answer but for case, dots at the end, and what people put around one: `The answer is (B).`, `**B**`, a box.
+
+    Read is what follows the last `answer is` or `answer:` in its line, else the last box, else all of the completion.
+    """
+    text = without_thoughts(completion)
+    said = [match.end() for match in _LEAD.finditer(text)]
+    line = text[said[-1] :].partition("\n")[0] if said else last_box(text) or text
+    # Another sentence may follow the answer.
+    return bool(wanted := _bare(answer)) and wanted in (_bare(line), _bare(line.partition(". ")[0]))
+
+
+def _bare(text: str) -> str:
+    """Without marks that say nothing, inside out."""
+    bare = (last_box(text) or text).casefold()
+    for _ in range(MARKS_DEEP):
+        bare = bare.strip(" \t\r\n.*`\"'$")
+        if (inside := _AROUND.fullmatch(bare)) is not None:
+            bare = next(part for part in inside.groups() if part is not None)
+    return bare
+
+
 def numeric(completion: str, answer: str) -> float:
     """The last number of the completion equals the last of the answer, exactly: 0.50 is 1/2, 0.33 is not 1/3."""
-    expected = last_number(answer)
-    return float(expected is not None and last_number(without_thoughts(completion)) == expected)
+    expected, found = last_number(answer), last_number(without_thoughts(completion))
+    return float(expected is not None and found is not None and found.equals(expected))
 
 
 def math(completion: str, answer: str) -> float:
@@ -175,29 +262,47 @@ CORRECTNESS = ("exact", "numeric", "math")
 """Rewards that say whether the answer is right: any of those asked for decides what counts as solved."""
 
 
+LENIENT = ("exact", "math")
+"""Rewards that the setting `lenient` is about."""
+
+
 @cache
 def _has_math_verify() -> bool:
     return find_spec("math_verify") is not None
 
 
-def checked_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """The weights asked for, exact alone if there are none. UserError for a reward that is not there."""
+def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -> dict[str, float]:
+    """The weights asked for, exact alone if there are none. UserError for a reward that is not there, and for a wish
+    that none of them can follow."""
     for name in weights:
         if name not in REWARDS:
             raise UserError(f"there is no reward {name!r}; known rewards: {', '.join(REWARDS)}")
     if "math" in weights and not _has_math_verify():
         raise UserError(f"the reward math needs a package that is not installed: {EXTRA}")
-    return dict(weights) or {"exact": 1.0}
+    chosen = dict(weights) or {"exact": 1.0}
+    if is_lenient and not set(chosen) & set(LENIENT) and set(chosen) & set(CORRECTNESS):
+        raise UserError("lenient is about the rewards exact and math: ask for one of these, or leave lenient out")
+    return chosen
 
 
-def weighted_score(weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = ()) -> Score:
+def weighted_score(
+    weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = (), *, is_lenient: bool = False
+) -> Score:
     """The weighted sum of rewards, each of them in `parts` as it was before.
 
     The stop string that ended a completion is part of it: `}` may close a box. `exact` alone reads up to there.
+    `is_lenient`: what is right by `lenient` is right for `exact` and `math` too.
     """
     bare = before_stop(completion, stops)
-    parts = {name: REWARDS[name](bare if name == "exact" else completion, answer) for name in weights}
-    right = [parts[name] for name in CORRECTNESS if name in parts] or [exact(bare, answer)]
+    found = is_lenient and (lenient(bare, answer) or lenient(completion, answer))
+
+    def part(name: str) -> float:
+        if found and name in LENIENT:
+            return 1.0
+        return REWARDS[name](bare if name == "exact" else completion, answer)
+
+    parts = {name: part(name) for name in weights}
+    right = [parts[name] for name in CORRECTNESS if name in parts] or [part("exact")]
     return Score(
         reward=sum(weights[name] * value for name, value in parts.items()), exact=max(right) == 1.0, parts=parts
     )

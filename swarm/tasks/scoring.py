@@ -17,7 +17,7 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -69,22 +69,24 @@ class RewardPool:
         *,
         task: TaskOptions,
         reward: RewardKind,
-        tokenizer: Path,
-        stop_token_ids: Sequence[int],
+        tokenizer: Path | None,
+        stop_token_ids: Sequence[int] = (),
         timeout_s: float,
         memory_mb: int = 4096,
         processes: int = 1,
+        heard: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`timeout_s` for one completion; `memory_mb` MiB for one process, kept on Linux alone."""
+        """`tokenizer`: None where completions come as texts. `timeout_s` for one completion; `memory_mb` MiB for one
+        process, kept on Linux alone. `heard` is given what rewards print."""
         begin = Begin(
             task=task,
             reward=reward,
-            tokenizer=str(tokenizer.absolute()),
+            tokenizer=str(tokenizer.absolute()) if tokenizer is not None else "",
             stop_token_ids=tuple(stop_token_ids),
             memory_bytes=memory_mb << 20,
             path=module_path(),
         )
-        self._workers = [_Worker(begin, timeout_s) for _ in range(processes)]
+        self._workers = [_Worker(begin, timeout_s, heard or (lambda said: None)) for _ in range(processes)]
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._free.put_nowait(worker)
@@ -97,7 +99,8 @@ class RewardPool:
             raise UserError(str(error)) from error
 
     async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
-        """In order. They wait for a free process for as long as it takes: whoever asks is bounded by pacing."""
+        """In order, up to the first that cost a process, which may have taken long: ask for the others again, and hear
+        of it meanwhile. They wait for a free process for as long as it takes: whoever asks is bounded by pacing."""
         worker = await self._free.get()
         try:
             return await worker.score(completions)
@@ -112,9 +115,10 @@ class RewardPool:
 class _Worker:
     """One process at a time."""
 
-    def __init__(self, begin: Begin, timeout_s: float) -> None:
+    def __init__(self, begin: Begin, timeout_s: float, heard: Callable[[bytes], None]) -> None:
         self._begin = begin
         self._timeout_s = timeout_s
+        self._heard = heard
         self._process: asyncio.subprocess.Process | None = None
         self._printed = bytearray()
         self._listening: asyncio.Task[None] | None = None
@@ -136,8 +140,7 @@ class _Worker:
                     break
                 deaths = deaths + 1 if len(outcomes) == before else 1
                 if fault or deaths >= MAX_DEATHS:
-                    outcomes.append(Unscored(reason=fault or self._end))
-                    deaths = 0
+                    return [*outcomes, Unscored(reason=fault or self._end)]
         except _Broken as error:
             outcomes += [Unscored(reason=str(error)[:400])] * (len(completions) - len(outcomes))
         return outcomes
@@ -225,6 +228,7 @@ class _Worker:
         """Keep the end of what it prints; a pipe that nobody reads would stop it."""
         self._printed.clear()
         while said := await stderr.read(SAID_BYTES):
+            self._heard(said)
             self._printed += said
             del self._printed[:-SAID_BYTES]
 

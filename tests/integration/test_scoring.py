@@ -58,6 +58,14 @@ def doing(what: str, directory: Path | None = None) -> Completion:
     return Completion(prompt=prompt, token_ids=array("i", map(int, what)).tobytes(), seed=0)
 
 
+async def all_of(pool: RewardPool, completions: list[Completion]) -> list[Score | Unscored]:
+    """Asked again for what comes after one that cost a process."""
+    outcomes: list[Score | Unscored] = []
+    while len(outcomes) < len(completions):
+        outcomes += await pool.score(completions[len(outcomes) :])
+    return outcomes
+
+
 def fault(outcome: Score | Unscored) -> str:
     assert isinstance(outcome, Unscored), outcome
     return outcome.reason
@@ -157,7 +165,7 @@ async def test_another_process_scores_while_one_hangs(tokenizer: Path) -> None:
 
 
 async def test_a_process_that_ends_costs_one_completion_its_score(odd: RewardPool) -> None:
-    scored = await odd.score([doing("9"), doing("2"), doing("9")])
+    scored = await all_of(odd, [doing("9"), doing("2"), doing("9")])
     assert (scored[0], scored[2]) == (RIGHT, RIGHT)
     assert fault(scored[1]) == "its process exited (3): about to go"
 
@@ -175,9 +183,22 @@ async def test_a_completion_whose_process_was_killed_is_scored_by_another(odd: R
 
 async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(odd._workers[0], "_timeout_s", 1.0)
-    scored = await odd.score([doing("9"), doing("1"), doing("9")])
-    assert (scored[0], scored[2]) == (RIGHT, RIGHT)
+    asked = [doing("9"), doing("1"), doing("9")]
+    scored = await odd.score(asked)
+    assert scored[0] == RIGHT
     assert fault(scored[1]) == "it took longer than 1 s"
+    assert len(scored) == 2, "whoever waits hears of what took long before the next may take as long"
+    assert await odd.score(asked[2:]) == [RIGHT]
+
+
+async def test_a_completion_may_come_as_a_text_and_prints_are_heard(tmp_path: Path) -> None:
+    printed = bytearray()
+    pool = RewardPool(task=ODD, reward="task", tokenizer=None, timeout_s=60.0, heard=printed.extend)
+    prompt = Prompt(prompt_id="odd-0", text=str(tmp_path), answer="")
+    right, found = await pool.score([Completion(prompt=prompt, text=text) for text in ("9", "7")])
+    await pool.close()
+    assert (right, found) == (RIGHT, Score(reward=1.0, exact=False))
+    assert printed == b"a reward that prints does not speak to the pool\n"
 
 
 async def test_a_call_that_is_given_up_leaves_no_answer_to_the_next(odd: RewardPool, tmp_path: Path) -> None:

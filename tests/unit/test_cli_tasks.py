@@ -76,6 +76,9 @@ def test_trying_a_task_loads_no_model_library(sums: str) -> None:
 
 
 OWN = """
+import os
+import time
+
 from swarm.types import Prompt
 
 
@@ -90,7 +93,14 @@ class Odd:
         return [self.prompt(0)]
 
     def score(self, prompt, completion):
-        return {"raises": lambda: 1 / 0, "leaves": lambda: exit(3), "nan": lambda: float("nan")}[completion]()
+        print("judging", completion)
+        return {
+            "raises": lambda: 1 / 0,
+            "leaves": lambda: exit(3),
+            "nan": lambda: float("nan"),
+            "ends": lambda: os._exit(3),
+            "hangs": lambda: time.sleep(3600),
+        }[completion]()
 """
 
 
@@ -100,6 +110,8 @@ class Odd:
         ("raises", "FAILED: it raised ZeroDivisionError: division by zero"),
         ("leaves", "FAILED: it raised SystemExit: 3"),
         ("nan", "FAILED: it raised ValueError: the reward is nan, which is not a finite number"),
+        ("ends", "FAILED: its process exited (3): judging ends"),
+        ("hangs", "FAILED: it took longer than 0.5 s"),
     ],
 )
 def test_a_reward_that_fails_is_said_as_a_run_would_say_it(
@@ -108,6 +120,10 @@ def test_a_reward_that_fails_is_said_as_a_run_would_say_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "try_odd.py").write_text(OWN)
-    done = CliRunner().invoke(app, ["tasks", "try", "python:try_odd:Odd", "-n", "1", "--answer", answer])
+    (tmp_path / "run.toml").write_text("reward_timeout_s = 0.5\n" if answer == "hangs" else "")
+    arguments = ["tasks", "try", "python:try_odd:Odd", "-n", "1", "--answer", answer, "--config", "run.toml"]
+    done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, UserError)
-    assert words in done.output
+    assert str(done.exception).startswith("the reward failed 1 times: a run gives such completions 0")
+    assert words in done.stdout
+    assert f"judging {answer}" in done.stderr

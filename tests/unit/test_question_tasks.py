@@ -172,8 +172,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ({"name": "chess"}, "known tasks: copy.*jsonl:FILE.*hf:DATASET.*gym:NAME.*python:MODULE:CLASS"),
         ({"name": "json:x"}, "there is no task 'json:x'"),
-        ({"name": "copy", "rewards": {"exact": 1.0}}, "a reward of its own: leave rewards out"),
-        ({"name": "gym:ab", "rewards": {"exact": 1.0}}, "scores answers itself: leave rewards out"),
+        ({"name": "copy", "rewards": {"exact": 1.0}}, "a reward of its own: leave rewards and lenient out"),
+        ({"name": "sort", "lenient": True}, "a reward of its own: leave rewards and lenient out"),
+        ({"name": "jsonl:x", "rewards": {"numeric": 1.0}, "lenient": True}, "lenient is about the rewards exact and"),
+        ({"name": "gym:ab", "rewards": {"exact": 1.0}}, "scores answers itself: leave rewards and lenient out"),
         ({"name": "jsonl:x", "rewards": {"exat": 1.0}}, "there is no reward 'exat'"),
         ({"name": "hf:"}, "names no data set"),
         ({"name": "gym:leg_countin"}, "reasoning-gym has no 'leg_countin'; it has leg_counting"),

@@ -5,10 +5,22 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarm.errors import UserError
 from swarm.tasks import rewards
-from swarm.tasks.rewards import boxed, checked_weights, exact, last_box, last_number, math, numeric, weighted_score
+from swarm.tasks.rewards import (
+    boxed,
+    checked_weights,
+    exact,
+    last_box,
+    last_number,
+    lenient,
+    math,
+    numeric,
+    weighted_score,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +40,48 @@ from swarm.tasks.rewards import boxed, checked_weights, exact, last_box, last_nu
         ("it costs -$5", "-5"),
         (r"\$12", "12"),
         ("50%", "50"),
+        (r"50\%", "50"),
+        (r"\frac{-3}{4}", "-3/4"),
+        (r"-\frac{3}{4}", "-3/4"),
+        (r"-\frac{-3}{4}", "3/4"),
+        (r"\frac12", "1/2"),
+        (r"\frac1{2}", "1/2"),
+        (r"\frac 1 2", "1/2"),
+        (r"\dfrac{1{,}000}{3}", "1000/3"),
+        (r"\frac{1.5}{2}", "3/4"),
+        (r"3\frac12", "7/2"),
+        (r"5\frac{7}{2}", "7/2"),
+        ("3 1/2", "7/2"),
+        ("-3 1/2", "-7/2"),
+        ("5 7/2", "7/2"),
+        ("1 500/3", "500"),
+        ("1 000/3", "1000/3"),
+        ("10^3", "1000"),
+        ("10^{-3}", "1/1000"),
+        ("2^10 ways", "1024"),
+        (r"1.5 \times 10^3", "1500"),
+        (r"$-1.5 \cdot 10^{-3}$", "-3/2000"),
+        ("1.5 \u00d7 10^3", "1500"),
+        ("1.5 x 10^3", "1500"),
+        ("3 x 4", "4"),
+        ("12 m^2", "12"),
+        ("x_1 = 3", "3"),
+        (r"90^\circ", "90"),
+        ("1 000", "1000"),
+        ("1 000 000.5", "1000000.5"),
+        ("1\u202f000", "1000"),
+        (r"1\,000", "1000"),
+        ("1,000.50", "1000.5"),
+        ("1 2 3", "3"),
+        ("12 34", "34"),
+        ("2024 100", "100"),
+        ("1 0000", "0"),
+        ("-0.5", "-0.5"),
+        ("-.5", "-0.5"),
+        ("$12", "12"),
+        ("-$12", "-12"),
+        ("$-12$", "-12"),
+        ("1/2/2024", "2024"),
         (".5", "0.5"),
         ("3.14.15", "3.14"),
         ("1e-3", "0.001"),
@@ -44,10 +98,30 @@ from swarm.tasks.rewards import boxed, checked_weights, exact, last_box, last_nu
     ],
 )
 def test_the_last_number_is_read(text: str, number: str) -> None:
-    assert last_number(text) == Fraction(number)
+    assert read(text) == Fraction(number)
 
 
-@pytest.mark.parametrize("text", ["", "none", "v2", "3/0", r"\frac{1}{0}", "9" * 5000, "\u0663"])
+def read(text: str) -> Fraction | None:
+    found = last_number(text)
+    return found.value if found is not None else None
+
+
+NOTHING = [
+    "",
+    "none",
+    "v2",
+    "3/0",
+    r"\frac{1}{0}",
+    r"\frac{1.2.3}{4}",
+    "9" * 5000,
+    "\u0663",
+    "m^2",
+    "9^999999999",
+    "0^{-1}",
+]
+
+
+@pytest.mark.parametrize("text", NOTHING)
 def test_no_number_is_read_where_none_is_or_none_can_be(text: str) -> None:
     assert last_number(text) is None
 
@@ -75,12 +149,111 @@ def test_the_last_closed_box_is_found(text: str, content: str | None) -> None:
         ("1," * 200_000, Fraction(1)),
         ("-" * 400_000 + "7", Fraction(-7)),
         ("/ " * 200_000 + "7", Fraction(7)),
+        ("1 " * 200_000, Fraction(1)),
+        ("1 111 " * 80_000 + "=8", Fraction(8)),
+        ("1 1/" * 100_000 + "a 8", Fraction(8)),
+        (r"\frac{1}{" * 80_000 + "8", Fraction(8)),
+        ("1 x 10" * 80_000 + " 8", Fraction(8)),
+        ("10^" * 100_000 + " 8", Fraction(8)),
+        ("9" * 300_000 + "/ 8 =8", Fraction(8)),
     ],
-    ids=["open boxes", "nested boxes", "commas", "signs", "slashes"],
+    ids=lambda value: value[:9] if isinstance(value, str) else "",
 )
 def test_hostile_text_is_read_as_other_text_is(text: str, number: Fraction) -> None:
     """Quadratic readers would take minutes of it, which the test's own time limit does not give."""
-    assert last_number(text) == number
+    assert read(text) == number
+
+
+def grouped(whole: int, separator: str) -> str:
+    return f"{whole:,}".replace(",", separator)
+
+
+@given(
+    around=st.sampled_from(["{}", "it is {}.", r"\boxed{{{}}}", "${}$", r"= {}\%", "{} dollars", "**{}**"]),
+    separator=st.sampled_from(["", ",", " ", "\u202f", "\u00a0", "{,}", r"\,"]),
+    whole=st.integers(0, 10**9),
+    decimals=st.text("0123456789", max_size=4),
+    sign=st.sampled_from(["", "-", "\u2212"]),
+)
+def test_a_decimal_reads_back_however_it_is_written(
+    around: str, separator: str, whole: int, decimals: str, sign: str
+) -> None:
+    point = "." if decimals else ""
+    expected = Fraction(f"{whole}{point}{decimals}") * (-1 if sign else 1)
+    assert read(around.format(f"{sign}{grouped(whole, separator)}{point}{decimals}")) == expected
+
+
+@given(above=st.integers(-(10**6), 10**6), below=st.integers(1, 10**6))
+def test_a_fraction_reads_back_however_it_is_written(above: int, below: int) -> None:
+    expected = Fraction(above, below)
+    whole, rest = divmod(abs(above), below)
+    sign = "-" if above < 0 else ""
+    for text in (
+        f"{above}/{below}",
+        f"{above} / {below}",
+        rf"\frac{{{above}}}{{{below}}}",
+        rf"{sign}\dfrac{{{abs(above)}}}{{{below}}}",
+        *([f"{sign}{whole} {rest}/{below}", rf"{sign}{whole}\frac{{{rest}}}{{{below}}}"] if rest and whole else []),
+    ):
+        assert read(f"so x = {text}.") == expected, text
+
+
+@given(digits=st.integers(1, 10**6), power=st.integers(-30, 30))
+def test_powers_of_ten_read_back_however_they_are_written(digits: int, power: int) -> None:
+    expected = digits * Fraction(10) ** power
+    for text in (rf"{digits} \times 10^{{{power}}}", f"{digits} x 10^{power}", f"{digits}e{power}"):
+        assert read(f"about {text}, I think") == expected, text
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        ("50%", "50%", 1),
+        ("50%", "50", 1),
+        ("50", r"50\%", 1),
+        ("50%", "0.5", 1),
+        ("1/2", "50%", 1),
+        ("0.5%", "50%", 0),
+        ("50%", "5000", 0),
+        ("0.5", "50", 0),
+    ],
+)
+def test_a_percent_sign_is_a_unit_or_a_hundredth(completion: str, answer: str, right: float) -> None:
+    assert numeric(completion, answer) == right
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        ("The answer is (B).", "B", True),
+        ("b", "B", True),
+        ("B)", "(B)", True),
+        ("paris.", "Paris", True),
+        ("**Answer:** B", "B", True),
+        (r"Hence $\boxed{\textbf{(B)}}$.", "B", True),
+        ("The answer is A.\nNo, the answer is B. I am sure.", "B", True),
+        ("The answer is 3.5.", "3.5", True),
+        ("The answer is (C).", "B", False),
+        ("The answer is A, not B", "B", False),
+        ("It may be B", "B", False),
+        ("<think>the answer is B</think> A", "B", False),
+        ("(1,2)", "[1,2)", False),
+        ("", ".", False),
+    ],
+)
+def test_lenient_reads_past_case_dots_and_what_stands_around(completion: str, answer: str, right: bool) -> None:
+    assert lenient(completion, answer) is right
+    loose = weighted_score({"exact": 1.0, "math": 1.0}, completion, answer, is_lenient=True)
+    assert set(loose.parts.values()) == ({1.0} if right else {0.0})
+    assert weighted_score({"exact": 1.0}, completion, answer).reward == 0.0
+
+
+def test_lenient_changes_no_other_reward() -> None:
+    strict = weighted_score({"numeric": 1.0, "boxed": 1.0, "exact": 1.0}, "The answer is (B).", "B", is_lenient=True)
+    assert strict.parts == {"numeric": 0.0, "boxed": 0.0, "exact": 1.0}
+    with pytest.raises(UserError, match="lenient is about the rewards exact and math"):
+        checked_weights({"numeric": 1.0}, is_lenient=True)
+    assert checked_weights({"boxed": 1.0}, is_lenient=True)
 
 
 @pytest.mark.parametrize(

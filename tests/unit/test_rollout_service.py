@@ -13,14 +13,16 @@ from swarm.http import Busy, Forbidden
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.client import Answer, RolloutClient
 from swarm.rollout.effects import ScoreWanted
-from swarm.rollout.entries import Entry, RolloutReturned
+from swarm.rollout.entries import Entry, RolloutReturned, RolloutScored
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
 from swarm.rollout.scoring import MAX_IN_A_ROW, MAX_OF_ONE, RewardFailures
-from swarm.types import GroupId, NodeId, Score, Unscored
+from swarm.types import GroupId, NodeId, RewardFailure, Score, Unscored
 from swarm.wire import compress, encode
 from tests.builders import ListJournal, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
+
+HALF = Score(reward=0.5, exact=False)
 
 
 @pytest.fixture
@@ -159,9 +161,52 @@ async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner
     assert 1 <= len([kind for kind, _ in learner.events if kind == "reward_failed"]) < 8
 
 
+async def test_a_rollout_whose_reward_fails_gets_zero_and_counts_in_its_group() -> None:
+    async with serving(Learner(reward_failure="zero")) as learner:
+        await learner.open()
+        learner.unscorable = {"t1/0"}
+        await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+        batch = await learner.service.next_batch()
+    scores = {group.group_id: [sample.score for sample in group.samples] for group in batch}
+    assert scores == {"t0": [HALF, HALF], "t1": [Score(reward=0.0, exact=False), HALF]}
+    assert [kind for kind, _ in learner.events if kind in ("reward_failed", "group_dropped")] == ["reward_failed"]
+    assert (learner.service.failures.take_share(), learner.service.failures.take_share()) == (0.25, 0.0)
+    assert learner.service.failures.reason == "no"
+
+
+async def test_the_first_reward_that_fails_may_end_the_run() -> None:
+    async with serving(Learner(reward_failure="stop")) as learner:
+        await learner.open()
+        learner.unscorable = {"t1/0"}
+        watch = asyncio.create_task(learner.service.watch_silence())
+        await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+        with pytest.raises(UserError, match=r'failed and reward_failure is "stop", last for prompt .*: no; mend it'):
+            await watch
+    assert not [entry for entry in learner.journal.entries if isinstance(entry, RolloutScored) and entry.number == 1]
+
+
+async def test_what_took_long_is_heard_of_before_the_rest_of_its_group(learner: Learner) -> None:
+    """A scorer that gives one outcome at a time, as where each cost a process."""
+    calls: list[list[str]] = []
+
+    async def one_by_one(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
+        calls.append([one.rollout.rollout_id for one in wanted])
+        return [Unscored(reason="slow") if len(calls) == 1 else HALF]
+
+    learner.service.open(learner.plane, one_by_one, learner.journal)
+    await learner.service.published(v(0))
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 2)))
+    await learner.shows(lambda status: len(calls) == 2)
+    assert calls == [["t0/0", "t0/1"], ["t0/1"]]
+    assert RolloutReturned(number=0, index=0) in learner.journal.entries
+
+
+@pytest.mark.parametrize("failure", ["zero", "redraw"])
 @pytest.mark.parametrize(("authors", "most"), [((ALICE,), MAX_OF_ONE), ((ALICE, BOB), MAX_IN_A_ROW)])
-def test_one_node_alone_does_not_soon_end_a_run_whose_reward_works(authors: tuple[NodeId, ...], most: int) -> None:
-    failures = RewardFailures(lambda kind, **fields: None)
+def test_one_node_alone_does_not_soon_end_a_run_whose_reward_works(
+    authors: tuple[NodeId, ...], most: int, failure: RewardFailure
+) -> None:
+    failures = RewardFailures(lambda kind, **fields: None, failure)
 
     def fail(number: int) -> None:
         given = rollout(group_id=f"t{number}", index=0)
@@ -173,7 +218,7 @@ def test_one_node_alone_does_not_soon_end_a_run_whose_reward_works(authors: tupl
             rollout=given,
         )
         outcome = Score(reward=0.0, exact=False) if number == 0 else Unscored(reason="no")
-        failures.note([asked], [outcome], now=0.0)
+        failures.settle([asked], [outcome], now=0.0)
 
     for number in range(most):
         fail(number)
