@@ -51,7 +51,9 @@ R = TypeVar("R")
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The child is alive and at work."""
+    """The child is alive and at work. `said`: a line about it for the person at the terminal."""
+
+    said: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -80,7 +82,14 @@ class Child:
     """The parent's end. `name` is for messages, `module` is run with `python -m` and the arguments."""
 
     def __init__(
-        self, name: str, module: str, *arguments: str, log: Path, hang_s: float, start_s: float = START_S
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        log: Path,
+        hang_s: float,
+        start_s: float = START_S,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.name = name
         self._module = module
@@ -88,6 +97,7 @@ class Child:
         self._log = log
         self._hang_s = hang_s
         self._start_s = start_s
+        self._say = say
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -189,7 +199,10 @@ class Child:
             while True:
                 frame = msgspec.msgpack.decode(await _read_frame(reader), type=Progress | Reply | Failure)
                 self._heard_at = loop.time()
-                if not isinstance(frame, Progress):
+                if isinstance(frame, Progress):
+                    if frame.said:
+                        self._say(frame.said)
+                else:
                     waiting = self._waiting.get(frame.number)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(frame)
@@ -287,6 +300,10 @@ class ChildChannel:
             self._last_progress = now
             self._send(Progress())
 
+    def tell(self, line: str) -> None:
+        """Tell the person at the parent's terminal what goes on."""
+        self._send(Progress(said=line))
+
     @contextmanager
     def alive(self) -> Iterator[None]:
         """Tell the parent of progress while a call that cannot do so itself (a download) is under way."""
@@ -368,3 +385,5 @@ class NoParent(ChildChannel):
     def __init__(self) -> None: ...
 
     def progress(self) -> None: ...
+
+    def tell(self, line: str) -> None: ...

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,7 @@ from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.capacity.arms import Ways
-    from swarm.capacity.plan import Plan
+    from swarm.capacity.plan import Plan, Progress
     from swarm.capacity.scenario import Scenario
 
 ScenarioFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="A scenario: docs/scenarios.md.")]
@@ -30,21 +32,34 @@ def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = Fal
     from swarm.dashboard.plans import plan_view
 
     scenario = _scenario(file)
-    if sys.stderr.isatty():
-        typer.echo("planning takes some tens of seconds ...", err=True)
-    found = planned(scenario, idle_target=idle_target)
+    with progress(shown=sys.stderr.isatty()) as tell:
+        found = planned(scenario, idle_target=idle_target, progress=tell)
     console = Console()
     console.print(plan_view(found, console.width))
     if as_json:
         typer.echo(json.dumps(plan_json(found)))
 
 
-def planned(scenario: Scenario, *, idle_target: float) -> Plan:
+@contextmanager
+def progress(*, shown: bool) -> Iterator[Progress]:
+    """A bar on stderr, told what is done and which share of it, for as long as the block runs."""
+    if not shown:
+        yield lambda what, share: None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    with bars.Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)
+
+
+def planned(scenario: Scenario, *, idle_target: float, progress: Progress | None = None) -> Plan:
     """The plan by the broadcasts that a swarm would make. UserError where no setting could work."""
     from swarm.capacity.plan import NoFeasibleSet, plan_for
 
     try:
-        return plan_for(scenario, ways_of(scenario), idle_target=idle_target)
+        return plan_for(scenario, ways_of(scenario), idle_target=idle_target, progress=progress)
     except NoFeasibleSet as fault:
         raise UserError(str(fault)) from fault
 

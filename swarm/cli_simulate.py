@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -51,6 +49,7 @@ def simulate(
     """Run a scenario on a virtual clock. Its idle time, staleness and costs, before anything is paid."""
     from swarm.capacity.scenario import Scenario
     from swarm.capacity.selection import Rules
+    from swarm.cli_capacity import progress
     from swarm.configfile import load_file
     from swarm.dashboard.timeline import check_plot
     from swarm.sim.capacity_choice import Choice
@@ -59,26 +58,27 @@ def simulate(
     if plot is not None:
         check_plot(plot)
     scenario = load_file(Scenario, file)
-    settings = settings_of(
-        scenario, arm, hours=hours, max_staleness=max_staleness, publish_every_steps=publish_every_steps
-    )
     if activate not in get_args(Activate):
         raise UserError(f"--activate {activate}: all or cheapest")
     if budget_per_hour is not None and not budget_per_hour >= 0:
         raise UserError(f"--budget-per-hour {budget_per_hour}: it must be at least 0")
-    rules = Rules(
-        activate="all" if activate == "all" else "cheapest",
-        budget_per_hour=budget_per_hour,
-        least_margin=scenario.staleness.safety_margin - 1,
-    )
-    with progress(settings.hours, shown=sys.stderr.isatty() and not trace) as tell:
+    with progress(shown=sys.stderr.isatty() and not trace) as show_progress:
+        show_progress("choosing S and K as plan does", 0.0)
+        settings = settings_of(
+            scenario, arm, hours=hours, max_staleness=max_staleness, publish_every_steps=publish_every_steps
+        )
+        rules = Rules(
+            activate="all" if activate == "all" else "cheapest",
+            budget_per_hour=budget_per_hour,
+            least_margin=scenario.staleness.safety_margin - 1,
+        )
         simulation = CapacitySimulation(
             scenario,
             settings,
             seed=seed,
             choice=Choice(scenario, settings, rules),
             tell=typer.echo if trace else None,
-            progress=tell,
+            progress=lambda share: show_progress(f"simulating {settings.hours:g} hours", share),
         )
         figures = simulation.run()
     title = f"{scenario.scenario.name}: {settings.hours:g} h, seed {seed}, {arm}, {activate}"
@@ -133,20 +133,6 @@ def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) 
     return arms.cheapest(
         "star" if arm.startswith("star") else "relay", "delta" if arm.endswith("delta") else "full"
     ).setting
-
-
-@contextmanager
-def progress(hours: float, *, shown: bool) -> Iterator[Callable[[float], None] | None]:
-    """A bar on stderr while it runs."""
-    if not shown:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"simulating {hours:g} hours", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
 
 
 def draw(simulation: CapacitySimulation, figures: SwarmFigures, file: Path, title: str) -> None:

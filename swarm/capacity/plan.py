@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -11,6 +12,12 @@ from swarm.capacity.baselines import Reference, references_of
 from swarm.capacity.fleet import Worker
 from swarm.capacity.model import NEARLY_BUSY, shortfall
 from swarm.capacity.scenario import Scenario, lengths_of, online_of
+
+Progress = Callable[[str, float], None]
+"""Told what is being worked out, and which share of all is done."""
+
+STAGES = len(get_args(Payload)) * len(get_args(Scheme)) + 1
+"""Arms, and the advice: about as long each."""
 
 
 class NoFeasibleSet(ValueError):
@@ -44,18 +51,23 @@ class Plan:
     references: tuple[Reference, ...]
 
 
-def plan_for(scenario: Scenario, ways: Ways, *, idle_target: float = NEARLY_BUSY) -> Plan:
+def plan_for(
+    scenario: Scenario, ways: Ways, *, idle_target: float = NEARLY_BUSY, progress: Progress | None = None
+) -> Plan:
     """The plan for the samplers that are there at a time, with the links that their classes have in the mean.
     NoFeasibleSet where none of them could ever deliver in time."""
+    tell = progress or (lambda what, share: None)
     workers = online_of(scenario, random=None)
     arms = Arms(scenario, workers, ways, idle_target=idle_target)
     _check_some_is_in_time(arms, workers)
     found: list[Arm] = []
     for payload in get_args(Payload):
         for scheme in get_args(Scheme):
+            tell(f"planning {scheme} {payload}", len(found) / 2 / STAGES)
             cheapest = arms.cheapest(scheme, payload)
             found += [arms.arm(scheme, payload, cheapest.setting, "all"), cheapest]
     chosen = found[-1]
+    tell("what would help most next", len(found) / 2 / STAGES)
     return Plan(
         scenario=scenario.scenario.name,
         currency=scenario.scenario.currency,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarm.broadcast.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
@@ -32,16 +34,43 @@ STREAM_DTYPES: dict[torch.dtype, Dtype] = {
 FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")
 """Configuration and tokenizer files that belong to a model; weights are sent another way."""
 
+FETCHING_LINE_S = 5.0
+"""Between two lines about a file that is fetched."""
 
-def load_model(name: str, seed: int, made_in: Path | None = None) -> tuple[Any, Any]:
+FETCHING_BYTES = 50_000_000
+"""Smallest file that is spoken of: all others are here at once."""
+
+
+class _Fetching(tqdm):  # type: ignore[misc]
+    """A file that comes from the hub. Bars would go to a log that nobody sees: a line now and then is told instead."""
+
+    tell: Callable[[str], None]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Of a log tqdm would show nothing, and so call nothing.
+        super().__init__(*args, **{**kwargs, "disable": False, "mininterval": FETCHING_LINE_S})
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if self.total and self.total >= FETCHING_BYTES and self.n < self.total:
+            self.tell(f"fetching {self.desc}: {self.n / 1e9:.2f} of {self.total / 1e9:.2f} GB")
+
+    def close(self) -> None:
+        self.disable = True
+
+
+def load_model(
+    name: str, seed: int, made_in: Path | None = None, tell: Callable[[str], None] = lambda line: None
+) -> tuple[Any, Any]:
     """Model (fp32 masters) and tokenizer of a directory, a Hugging Face id, "tiny" or "tiny-warm". UserError if there
-    is none. What took long to make is kept in the directory `made_in`, and read from there the next time."""
+    is none. What took long to make is kept in the directory `made_in`, and read from there the next time. `tell` gets
+    lines about a model that is fetched."""
     if name == TINY:
         return tiny_model(seed), tiny_tokenizer()
     if name == TINY_WARM:
         return warm_model(seed, made_in), tiny_tokenizer()
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        told = type("Fetching", (_Fetching,), {"tell": staticmethod(tell)})
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, tqdm_class=told)
         _make_writable(model)
         return model, AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

@@ -74,10 +74,10 @@ class Ranks:
         """Where this rank computes. UserError if it cannot be there."""
         return pick_device(wanted)
 
-    def read(self, name: str, seed: int, made_in: Path) -> tuple[Any, Any, Any]:
+    def read(self, name: str, seed: int, made_in: Path, tell: Callable[[str], None]) -> tuple[Any, Any, Any]:
         """A model to be placed, and what only rank 0 has: the tokenizer, and a model with the weights if the first has
         none. UserError if there is no such model."""
-        model, tokenizer = load_model(name, seed, made_in)
+        model, tokenizer = load_model(name, seed, made_in, tell)
         return model, tokenizer, None
 
     def place(self, module: PolicyModel, source: Any, device: torch.device, *, half: bool) -> None:

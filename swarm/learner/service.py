@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from swarm.child import START_S, Child
@@ -34,9 +35,16 @@ comes with the model, after it. It tells only where such a row is longer than a 
 
 class TrainerProcess:
     """Starts `swarm.learner.trainer` and calls it; files live under the run directory. `torchrun`: its options, to have
-    several ranks."""
+    several ranks; `say` gets lines about what takes long, a model that is fetched."""
 
-    def __init__(self, run_dir: Path, *, hang_s: float, torchrun: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        hang_s: float,
+        torchrun: tuple[str, ...] = (),
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.files_dir = run_dir / "model"
         self.staging = run_dir / "staging.bin"
         self._child = Child(
@@ -46,6 +54,7 @@ class TrainerProcess:
             log=run_dir / "logs" / "trainer.log",
             hang_s=hang_s,
             start_s=MACHINES_START_S if "--nnodes" in torchrun else START_S,
+            say=say,
         )
 
     async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:

@@ -168,9 +168,11 @@ class Sharded(Ranks):
             self._mesh = DeviceMesh.from_group(group, device.type)
         return device
 
-    def read(self, name: str, seed: int, made_in: Path) -> tuple[Any, Any, Any]:
+    def read(self, name: str, seed: int, made_in: Path, tell: Callable[[str], None]) -> tuple[Any, Any, Any]:
         """Rank 0 reads the model into its CPU memory; every rank gets one without weights, and needs no files."""
-        source, tokenizer = self.together(lambda: load_model(name, seed, made_in) if self.rank == 0 else (None, None))
+        source, tokenizer = self.together(
+            lambda: load_model(name, seed, made_in, tell) if self.rank == 0 else (None, None)
+        )
         kind, config, generation = self.from_first(
             (type(source), source.config, source.generation_config) if source is not None else (None, None, None)
         )

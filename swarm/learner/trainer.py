@@ -175,7 +175,9 @@ class Trainer:
     def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
         """The model that the run began with, on this rank's device, and the tokenizer."""
         command = self._command
-        model, tokenizer, source = self._ranks.read(command.model, command.seed, Path(command.files_dir))
+        model, tokenizer, source = self._ranks.read(
+            command.model, command.seed, Path(command.files_dir), self._channel.tell
+        )
         policy = Policy(model, rules, temperature=command.temperature)
         half = is_half(rules.precision, self._device.type)
         self._ranks.place(policy.module, source, self._device, half=half)

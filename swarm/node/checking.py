@@ -74,7 +74,7 @@ async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: b
 async def _check_model(
     config: LeadConfig, task: Task, directory: Path, resumed: Path | None, say: Callable[[str], None]
 ) -> Prepared:
-    trainer = TrainerProcess(directory, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config))
+    trainer = TrainerProcess(directory, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config), say=say)
     found = await asyncio.to_thread(newest_whole, resumed / "checkpoints") if resumed is not None else None
     try:
         prepared = await trainer.prepare(config, longest_completion(config, task), found.path if found else None)

