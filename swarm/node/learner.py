@@ -93,8 +93,7 @@ class LearnerNode:
         if self._origin is None:
             check_model(self._config.model)
         if not self._resume:
-            if line := await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin):
-                self._say(line)
+            await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin, self._say)
         with locked(self._run_dir):
             self._is_kept = True
             return await self._run_alone()
