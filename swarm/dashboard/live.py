@@ -10,6 +10,7 @@ process ends.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -44,7 +45,7 @@ class LiveView:
         self._file = console.file
         self._title = title
         self._line_s = line_s
-        self._lined_at = 0.0
+        self._lined_at = -math.inf
         self.is_live = console.file.isatty() and not console.is_dumb_terminal
         self._console = console
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)

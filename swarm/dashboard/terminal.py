@@ -178,7 +178,7 @@ def _titles(status: dict[str, Any]) -> list[RenderableType]:
     return [_line(titles[0], style="bold"), *(_line(note) for note in (titles[1], *notes) if note), Text()]
 
 
-HEADS = ("node", "what", "state", "weights", "rollouts/s", "accepted", "heard", "")
+HEADS = ("node", "what", "state", "weights", "rollouts/s", "accepted", "silent", "")
 """Of the table of nodes: rates and counts are each node's own."""
 
 
@@ -201,7 +201,7 @@ def _sampler_row(sampler: dict[str, Any]) -> Row:
         sampler["installed"] or UNKNOWN,
         f"{sampler['rollouts_per_s']:.4g}" if sampler["rollouts_per_s"] else UNKNOWN,
         f"{sampler['verdicts'].get('accepted', 0):,}",
-        _ago(sampler["silent_s"]),
+        _silent(sampler["silent_s"]),
         sampler["standby"],
     )
 
@@ -211,7 +211,7 @@ def _member_row(member: dict[str, Any]) -> Row:
     behind = f" ({member['lag']} behind)" if member.get("lag") else ""
     held = f"{member['held']}{behind}" if member["held"] else UNKNOWN
     role, state = member["role"] or UNKNOWN, member["state"]
-    return member["node"][:ID_LENGTH], role, state, held, UNKNOWN, UNKNOWN, _ago(member["beat_s"]), _address(member)
+    return member["node"][:ID_LENGTH], role, state, held, UNKNOWN, UNKNOWN, _silent(member["beat_s"]), _address(member)
 
 
 def _address(member: dict[str, Any]) -> str:
@@ -224,8 +224,11 @@ def _nodes(rows: list[Row]) -> Table:
     filled = [at for at in range(len(HEADS)) if any(row[at] not in (UNKNOWN, "") for row in rows)]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for at in filled:
-        right = HEADS[at] in ("rollouts/s", "accepted", "heard")
-        table.add_column(HEADS[at], no_wrap=True, overflow="ellipsis", justify="right" if right else "left")
+        right = HEADS[at] in ("rollouts/s", "accepted", "silent")
+        least = ID_LENGTH if HEADS[at] == "node" else None
+        table.add_column(
+            HEADS[at], no_wrap=True, overflow="ellipsis", justify="right" if right else "left", min_width=least
+        )
     for row in rows:
         table.add_row(*(_text(row[at]) for at in filled))
     return table
@@ -290,8 +293,8 @@ def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f} s"
 
 
-def _ago(seconds: float) -> str:
-    return f"{seconds:.1f} s ago"
+def _silent(seconds: float) -> str:
+    return f"{seconds:.1f} s"
 
 
 def _present(samplers: int, standby: int) -> str:

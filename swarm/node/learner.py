@@ -94,10 +94,8 @@ class LearnerNode:
         """Lead the run to its end; False if a target was set and not reached."""
         if self._origin is None:
             check_model(self._config.model)
-        if not self._resume and (
-            line := await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin)
-        ):
-            self._say(line)
+        if not self._resume:
+            await asyncio.to_thread(create_run_directory, self._run_dir, self._config, self._origin, self._say)
         with locked(self._run_dir):
             self._is_kept = True
             return await self._run_alone()

@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,15 +126,17 @@ class Origin:
     model: str
 
 
-def create_run_directory(path: Path, config: LeadConfig, origin: Origin | None = None) -> str:
-    """Make `path` for a new run and write its configuration, with a copy of the model of its `origin` if it has one; a
-    line for people about that. UserError if it holds anything already, or there is no such model. Blocking."""
+def create_run_directory(
+    path: Path, config: LeadConfig, origin: Origin | None = None, say: Callable[[str], None] = print
+) -> None:
+    """Make `path` for a new run and write its configuration, with a copy of the model of its `origin` if it has one.
+    UserError if it holds anything already, or there is no such model. Blocking."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         refuse_used(path)
         if origin is None:
             write_config(path, config)
-            return ""
+            return
         try:
             step = export_model(origin.run, path / BASE, None, step=origin.step, best=origin.best)
             # Last: without it this is no run yet.
@@ -143,7 +145,7 @@ def create_run_directory(path: Path, config: LeadConfig, origin: Origin | None =
             remove_run_directory(path)
             raise
         which = "best model" if origin.best else "model"
-        return f"a new run with the {which} of {origin.run} after {step} steps, and a fresh optimiser"
+        say(f"a new run with the {which} of {origin.run} after {step} steps, and a fresh optimiser")
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
 

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from swarm.config import LeadConfig
 from swarm.dashboard.chart import Curve, learning_chart
-from swarm.dashboard.terminal import live_figures, live_view, plain_line, sparkline, status_table
+from swarm.dashboard.terminal import figures, live_view, plain_line, sparkline, status_screen, waiting_for
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork
@@ -68,58 +68,118 @@ def running(early: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def printed(view: RenderableType) -> str:
-    console = Console(width=100, color_system=None, record=True, file=io.StringIO())
+def printed(view: RenderableType, width: int = 80) -> str:
+    console = Console(width=width, color_system=None, record=True, file=io.StringIO())
     console.print(view)
     return console.export_text()
 
 
-def test_a_learner_that_has_just_started_can_be_looked_at(early: dict[str, Any]) -> None:
-    assert "starting" in plain_line(early)
-    assert "step 0 / 200  version -  shaped reward -" in plain_line(early)
-    assert "echo-node demo · starting" in printed(live_view(early, [], 80))
-    assert "max_staleness" in printed(status_table(early))
+def test_a_learner_that_has_just_started_says_what_it_waits_for(early: dict[str, Any]) -> None:
+    assert plain_line(early) == "starting  waiting for the network to open  step 0 of 200"
+    view = printed(live_view(early, [], 78, "echo-node lead"))
+    assert "echo-node lead · starting" in view
+    assert "waiting for the network to open" in view
+    assert " - " not in view
+    assert "run directory" in printed(status_screen(early, 80, 24))
+
+
+def test_what_is_waited_for_is_said_from_the_first_import_to_the_first_batch(
+    early: dict[str, Any], running: dict[str, Any]
+) -> None:
+    assert waiting_for(None) == "the learner's process to start"
+    assert waiting_for({**early, "waits_for": "torch to be imported"}) == "torch to be imported"
+    up = {**early, "state": "running", "waits_for": "", "metrics": {}, "samplers": []}
+    assert waiting_for(up) == "the first sampler to make contact"
+    sampler = {**running["samplers"][1], "standby": ""}
+    assert waiting_for({**up, "samplers": [sampler]}) == "1 sampler to fetch and load the weights"
+    at_work = {**up, "samplers": [{**sampler, "installed": "0.0"}], "batch_rollouts": 512}
+    accepted = {**up["cost"], "rollouts_accepted": 96}
+    assert waiting_for({**at_work, "cost": accepted}) == "the first batch: 96 of 512 rollouts"
+    assert waiting_for({**running, "waits_for": ""}) == ""
+    assert waiting_for({**running, "waits_for": "", "samplers": []}) == "samplers: none is here"
+    assert waiting_for({**running, "state": "paused", "fault": "the disk is full"}) == "the disk is full"
 
 
 def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
     line = plain_line(running)
     for part in (
-        "step 42 / 200",
+        "step 42 of 200",
         "version 0.42",
-        "held-out 0.625 (version 40)",
+        "held-out 0.625, version 40",
         "samplers 2, 1 on standby",
         "train step 0.25 s",
+        "staleness 0.5, max 0 of 2",
     ):
         assert part in line
-    assert "0.5 mean, 0 max of 2 allowed" in line
     assert "\n" not in line
 
 
-def test_the_live_view_fits_its_width_and_shows_the_curve(running: dict[str, Any]) -> None:
-    view = printed(live_view(running, [0.0, 0.5, 1.0], 80))
-    assert max(len(line) for line in view.splitlines()) <= 80
+@pytest.mark.parametrize("width", [40, 60, 78])
+def test_the_live_view_fits_its_width_and_shows_the_curve(running: dict[str, Any], width: int) -> None:
+    view = printed(live_view(running, [0.0, 0.5, 1.0], width, "echo-node demo"), width)
+    assert {len(line) for line in view.splitlines()} == {width}
     assert "▄█" in view
-    assert len(live_figures(running)) % 2 == 0
+    if width == 78:
+        assert "…" not in view
+        assert len(view.splitlines()) < 24
 
 
-def test_a_status_table_names_every_sampler(running: dict[str, Any]) -> None:
-    table = printed(status_table(running))
-    for part in ("0123456789ab", "fedcba987654", "900 accepted", "0.41", "held_out"):
-        assert part in table
+def test_a_screen_of_status_shows_each_figure_once_and_each_node_with_its_own_rate(running: dict[str, Any]) -> None:
+    shown = printed(status_screen(running, 80, 24))
+    assert len(shown.splitlines()) < 24
+    for part in ("0123456789ab", "fedcba987654", "250.4", "0.41", "held-out", "rollouts/s", "accepted", "T4"):
+        assert part in shown, part
+    names = [name for name, _ in figures(running)]
+    assert len(set(names)) == len(names)
+    assert shown.count("0.625, version 40") == 1
+    assert shown.count("run directory") == 1
 
 
-def test_a_status_of_a_node_without_samplers_is_a_table_too() -> None:
-    table = printed(status_table({"role": "sampler", "node": "abc", "installed": None, "verdicts": {}}))
-    assert "abc" in table
-    assert "none" in table
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
+def test_nodes_that_do_not_fit_onto_the_screen_are_counted(running: dict[str, Any], width: int, height: int) -> None:
+    many = [{**running["samplers"][0], "node": f"{number:032x}"} for number in range(1000)]
+    shown = printed(status_screen({**running, "samplers": many}, width, height), width).splitlines()
+    assert len(shown) == height - 1
+    rows = sum(line.startswith("0000000") for line in shown)
+    assert shown[-1] == f"and {1000 - rows} more (--json has all)"
+    assert max(len(line) for line in shown) <= width
+    assert len(printed(status_screen({**running, "samplers": many}, width, None), width).splitlines()) > 1000
+
+
+def test_a_relay_and_a_sampler_have_a_screen_too(early: dict[str, Any]) -> None:
+    member = {"node": "ab" * 16, "role": "learner", "state": "alive", "address": "http://127.0.0.1:7700"}
+    relay = {
+        "role": "relay",
+        "node": "cd" * 16,
+        "state": "relaying",
+        "swarm": "ef" * 16,
+        "publics": [{**member, "beat_s": 1.5, "leaves": 0, "held": "0.7", "lag": 2}],
+        "leaves": [],
+        "map": "0.5",
+        "newest": "0.7",
+        "streams": 3,
+        "stream_bytes_sent": 2_500_000,
+    }
+    shown = printed(status_screen(relay, 80, 24))
+    for part in ("relay cdcdcdcdcdcd · relaying", "0.7 (2 behind)", "1.5 s", "127.0.0.1:7700", "2.5 MB"):
+        assert part in shown
+    rates = {"rollouts_per_s": 12.5, "tokens_per_s": 180.0, "verdicts": {"accepted": 9, "stale": 1}, "places": 128}
+    shown = printed(status_screen({**relay, **rates, "role": "sampler", "engine": "vllm", "install_s": 0.31}, 80, 24))
+    for part in ("this node draws", "12.5 rollouts/s", "180 tokens/s", "9 accepted, 1 stale", "0.31 s"):
+        assert part in shown
+    bare = printed(status_screen({"role": "sampler", "node": "abc", "state": "starting", "verdicts": {}}, 80, 24))
+    assert "sampler abc · starting" in bare
+    assert "in no swarm yet" in bare
 
 
 @pytest.mark.parametrize("name", ["[/red]x", "[bold]", "[link=http://evil]x", "\x1b[2Jx"])
 def test_a_samplers_name_is_shown_as_it_is_and_does_nothing(running: dict[str, Any], name: str) -> None:
     running["samplers"][0]["node"] = name
-    table = printed(status_table(running))
-    assert name.replace("\x1b", "")[:11] in table.replace("\x1b", "")
-    assert "\x1b" not in table
+    running["samplers"][1]["standby"] = name
+    running["fault"] = name
+    shown = printed(status_screen(running, 80, 24)) + plain_line({**running, "state": name})
+    assert name.replace("\x1b", "")[:11] in shown.replace("\x1b", "")
+    assert "\x1b" not in shown
 
 
 def test_a_sparkline_shows_the_last_values_within_its_bounds() -> None:
@@ -160,9 +220,10 @@ def test_a_run_of_no_steps_has_a_chart_too(curves: list[Curve]) -> None:
 
 def test_idle_time_and_costs_are_shown_where_there_are_any(early: dict[str, Any], running: dict[str, Any]) -> None:
     assert "cost" not in plain_line(early)
+    assert "idle" not in plain_line(early)
     line = plain_line(running)
-    for part in ("learner idle 3.1%", "predicted idle -", "cost 2.50", "cost of a step 0.0595"):
+    for part in ("learner idle 3.1%", "cost 2.50", "cost of a step 0.0595"):
         assert part in line
-    shown = printed(status_table(running))
-    for part in ("cost by device class", "2.778", "0.50 h", "on standby", "you are dear", "binds"):
+    shown = printed(status_screen(running, 80, 24))
+    for part in ("standby", "you are dear"):
         assert part in shown

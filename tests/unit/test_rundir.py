@@ -11,13 +11,20 @@ import pytest
 
 from swarm.config import LeadConfig
 from swarm.errors import UserError
+from swarm.learner.checkpoints import checkpoint_path, commit
+from swarm.node.prompts import open_task
 from swarm.node.rundir import (
+    BASE,
     CHANGEABLE,
     LOGS,
     SUMMARY,
+    Origin,
     begin_again,
     create_run_directory,
+    forked_config,
+    kept_line,
     locked,
+    read_values,
     remove_run_directory,
     resumed_config,
 )
@@ -172,3 +179,88 @@ def test_a_run_that_never_began_leaves_nothing_but_logs(tmp_path: Path) -> None:
     (path / LOGS).rmdir()
     remove_run_directory(path)
     assert not path.exists()
+
+
+def trained(path: Path, *steps: int) -> Path:
+    """Checkpoints of a run, as far as a fork reads them."""
+    for step in steps:
+        partial = path / "checkpoints" / "partial"
+        partial.mkdir(parents=True)
+        (partial / "trainer.json").write_text(f'{{"step": {step}, "lineage": "", "parameters": 1}}')
+        (partial / "config.json").write_text("{}")
+        (partial / "model.safetensors").write_text(f"weights of {step}")
+        (partial / "trainer.safetensors").write_text("optimiser")
+        commit(partial, checkpoint_path(path / "checkpoints", step))
+    return path
+
+
+def test_a_fork_has_the_settings_of_its_origin_but_for_what_is_said(tmp_path: Path) -> None:
+    path = trained(made(tmp_path, seed=7, group_size=4, port=77, state_dir=tmp_path / "key"), 2, 4)
+    file = tmp_path / "more.toml"
+    file.write_text('groups_per_step = 8\nobjective = "cispo"\n')
+    flags = {"learning_rate": 0.5, "objective": "tis", "run_dir": tmp_path / "fork", "seed": None}
+    config, origin = forked_config(path, flags, file)
+    assert (config.learning_rate, config.objective, config.groups_per_step) == (0.5, "tis", 8)
+    assert (config.seed, config.group_size, config.port) == (7, 4, 77)
+    assert config.state_dir is None
+    assert origin == Origin(run=path, step=None, best=False, model="tiny")
+    assert open_task(config).held_out(20) == open_task(resumed_config(path, {})).held_out(20)
+
+
+def test_a_fork_holds_the_model_that_it_begins_with_and_says_where_it_is_from(tmp_path: Path) -> None:
+    path = trained(made(tmp_path), 2, 4)
+    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    said: list[str] = []
+    for step, came_from in ((None, 4), (2, 2)):
+        config, origin = forked_config(path, {"run_dir": tmp_path / f"fork-{step}"}, step=step)
+        assert config.run_dir is not None
+        create_run_directory(config.run_dir, config, origin, said.append)
+        assert (config.run_dir / BASE / "model.safetensors").read_text() == f"weights of {came_from}"
+        assert not (config.run_dir / BASE / "trainer.safetensors").exists()
+        told = read_values(config.run_dir)["from"]
+        assert told == {"run": str(path), "step": came_from, "best": False, "model": "tiny"}
+    assert said[0] == f"a new run with the model of {path} after 4 steps, and a fresh optimiser"
+    assert {one: one.read_bytes() for one in path.rglob("*") if one.is_file()} == before
+
+
+def test_a_fork_that_was_moved_is_resumed_and_forked_again(tmp_path: Path) -> None:
+    config, origin = forked_config(trained(made(tmp_path), 4), {"run_dir": tmp_path / "fork"})
+    create_run_directory(tmp_path / "fork", config, origin, lambda line: None)
+    moved = (tmp_path / "fork").rename(tmp_path / "moved")
+    again = resumed_config(moved, {})
+    assert again.model == str(moved / BASE)
+    begin_again(moved, again)
+    assert read_values(moved)["from"]["step"] == 4
+    assert forked_config(trained(moved, 6), {})[1].model == "tiny"
+
+
+def test_a_fork_without_a_model_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with pytest.raises(UserError, match="leave --model out"):
+        forked_config(path, {"model": "tiny"})
+    with pytest.raises(UserError, match="give one of them"):
+        forked_config(path, {}, step=1, best=True)
+    with pytest.raises(UserError, match="is not a run directory"):
+        forked_config(tmp_path / "nowhere", {})
+    config, origin = forked_config(path, {"run_dir": tmp_path / "fork"})
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        create_run_directory(tmp_path / "fork", config, origin)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_what_is_kept_of_a_run_is_said_with_the_command_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECHO_NODE_COMMAND", "bin/echo-node")
+    go_on = f"go on with:  bin/echo-node lead --resume {tmp_path}"
+    kept = [kept_line(tmp_path, *at, steps=9) for at in [(None, None), (3, None), (7, 5), (7, 7), (0, None)]]
+    assert kept == [
+        f"stopped while it was starting; {tmp_path} keeps what it held; {go_on}",
+        f"stopped at step 3 of 9; {tmp_path} keeps the batches since step 0, to be trained on again; {go_on}",
+        f"stopped at step 7 of 9; {tmp_path} keeps the checkpoint of step 5, the batches since step 5, to be trained on "
+        f"again; {go_on}",
+        f"stopped at step 7 of 9; {tmp_path} keeps the checkpoint of step 7; {go_on}",
+        f"stopped at step 0 of 9; {tmp_path} keeps what it held; {go_on}",
+    ]
+    (tmp_path / SUMMARY).write_text("{}")
+    assert kept_line(tmp_path, 9, 9, steps=9) == f"finished at step 9; run directory {tmp_path}"

@@ -1,0 +1,132 @@
+"""A learner that is asked to stop, and one that begins with the model of another, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from swarm.learner.checkpoints import checkpoint_path, is_whole
+from tests.integration.processes import Swarm, command, eventually, swarm_in
+
+ENDLESS = ("--steps", "1000000", "--port", "0")
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with swarm_in(tmp_path) as processes:
+        yield processes
+
+
+def test_a_stopped_learner_keeps_what_it_says_and_another_run_begins_with_its_model(swarm: Swarm) -> None:
+    learner = swarm.lead("--learning-rate", "1e-3", *ENDLESS)
+    sampler = swarm.scripted(learner.url(), name="sampler")
+    eventually(lambda: learner.status()["step"] >= 3, learner, "three steps")
+    sampler.signal(signal.SIGINT)
+    assert sampler.wait() == 0
+    assert "leaving; " in sampler.output()
+    assert "left the swarm; " in sampler.output().splitlines()[-1]
+    learner.signal(signal.SIGINT)
+    assert learner.wait() == 130
+    said = learner.output().splitlines()
+    step = json.loads((learner.run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert f"stopping; waiting for the checkpoint of step {step} (again to stop at once)" in said
+    go_on = f"go on with:  echo-node lead --resume {learner.run_dir}"
+    assert (
+        said[-1] == f"stopped at step {step} of 1000000; {learner.run_dir} keeps the checkpoint of step {step}; {go_on}"
+    )
+    assert is_whole(checkpoint_path(learner.run_dir / "checkpoints", step))
+
+    before = (learner.run_dir / "config.json").read_bytes()
+    fork = swarm.lead("--from", str(learner.run_dir), "--learning-rate", "2e-4", "--steps", "1", name="fork")
+    swarm.scripted(fork.url(), name="other")
+    assert fork.wait() == 0, fork.output()
+    assert f"a new run with the model of {learner.run_dir} after {step} steps, and a fresh optimiser" in fork.output()
+    config = json.loads((fork.run_dir / "config.json").read_text())
+    assert config["from"] == {"run": str(learner.run_dir), "step": step, "best": False, "model": "tiny"}
+    assert (config["learning_rate"], config["groups_per_step"]) == (2e-4, 4)
+    assert (learner.run_dir / "config.json").read_bytes() == before
+    assert fork.output().splitlines()[-1] == f"finished at step 1; run directory {fork.run_dir}"
+    verified = command("verify", str(fork.run_dir))
+    assert verified.returncode == 0, verified.stderr
+
+    resumed = swarm.resume(learner, name="resumed")
+    eventually(lambda: resumed.status()["state"] == "running", resumed, "it runs")
+    assert resumed.status()["step"] == step
+    assert "training again" not in resumed.output()
+
+
+def test_a_learner_in_the_middle_of_a_step_says_so_and_ends_at_once_if_it_is_asked_again(swarm: Swarm) -> None:
+    swarm.lead_with(rehearse_step_s=3600)
+    learner = swarm.lead(*ENDLESS)
+    swarm.scripted(learner.url(), name="sampler")
+    batch = learner.status()["batch_rollouts"]
+    eventually(
+        lambda: learner.status().get("groups_ready") == 0 and learner.status()["cost"]["rollouts_accepted"] >= batch,
+        learner,
+        "a batch",
+    )
+    learner.signal(signal.SIGINT)
+    eventually(lambda: learner.says("stopping; waiting for the end of step 1"), learner, "it says what it waits for")
+    assert learner.status()["state"] == "stopping"
+    learner.signal(signal.SIGINT)
+    assert learner.wait() == 130
+    last = learner.output().splitlines()[-1]
+    assert last.startswith("stopped at step 0 of 1000000; ")
+    assert last.endswith(f"go on with:  echo-node lead --resume {learner.run_dir}")
+
+
+def test_a_learner_on_a_terminal_has_a_view_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    run_dir = tmp_path / "run"
+    arguments = ("-m", "swarm", "lead", "--run-dir", str(run_dir), *ENDLESS)
+    process = subprocess.Popen([sys.executable, *arguments], stdout=follower, stderr=follower, start_new_session=True)
+    os.close(follower)
+    seen = ""
+    try:
+        while "waiting for torch to be imported and the model to be loaded" not in seen:
+            seen += os.read(leader, 65536).decode(errors="replace")
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # The end of the process is an error of its terminal.
+            while True:
+                seen += os.read(leader, 65536).decode(errors="replace")
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+    assert process.returncode == 130
+    assert "echo-node lead · starting" in seen
+    # Whatever hides a cursor or takes another screen begins so.
+    assert "\x1b[?" not in seen
+    last = seen.replace("\r", "").splitlines()[-1]
+    assert last.startswith(f"stopped while it was starting; {run_dir} keeps what it held; go on with: ")
+
+
+def test_a_command_that_is_stopped_says_so_in_a_line(tmp_path: Path) -> None:
+    tasks = tmp_path / "slow.py"
+    tasks.write_text("print('here', flush=True)\nwhile True:\n    pass\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swarm", "tasks", "try", f"python:{tasks}:Slow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert error == "echo-node: stopped\n"
