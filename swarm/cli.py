@@ -156,13 +156,6 @@ def lead(
     stop_with_stdin: WithStdin = False,
 ) -> None:
     """Lead a swarm: train MODEL on TASK with the rollouts of whoever joins."""
-    from rich.console import Console
-
-    from swarm.config import LeadConfig, load_config, read_toml
-    from swarm.dashboard.live import LiveView
-    from swarm.node.learner import LearnerNode
-    from swarm.node.rundir import forked_config, resumed_config
-
     flags = {name: value for name, value in context.params.items() if name not in ("config", "resume", *HIDDEN)}
     flags["bootstrap"], flags["rewards"] = bootstrap or None, rewards or None
     if resume is not None and run_dir is not None:
@@ -171,12 +164,33 @@ def lead(
         raise UserError("--resume goes on with a run and --from begins another one: give one of them")
     if from_run is None and (best or step is not None):
         raise UserError("--step and --best say which model of a run to begin with: name the run with --from")
+    _lead(flags, config, resume, from_run, step=step, best=best, stop_with_stdin=stop_with_stdin)
+
+
+def _lead(
+    flags: dict[str, Any],
+    config: Path | None,
+    resume: Path | None,
+    from_run: Path | None,
+    *,
+    step: int | None,
+    best: bool,
+    stop_with_stdin: bool,
+) -> None:
+    """Lead a new run, go on with the run `resume`, or begin with the model of `from_run`."""
+    from rich.console import Console
+
+    from swarm.config import LeadConfig, load_config, read_toml
+    from swarm.dashboard.live import LiveView
+    from swarm.node.learner import LearnerNode
+    from swarm.node.rundir import forked_config, resumed_config
+
     origin = None
     if from_run is not None:
         settings, origin = forked_config(from_run, flags, config, step=step, best=best)
     else:
         settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
-    dialled = max_staleness is not None or (config is not None and "max_staleness" in read_toml(config))
+    dialled = flags["max_staleness"] is not None or (config is not None and "max_staleness" in read_toml(config))
     view = LiveView(Console(), title="echo-node lead")
     node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
 

@@ -83,6 +83,7 @@ ABOVE = (
     "swarm.cli_capacity",
     "swarm.cli_runs",
     "swarm.cli_simulate",
+    "swarm.cli_status",
     "swarm.cli_tasks",
     "swarm.demo",
     "swarm.report",
