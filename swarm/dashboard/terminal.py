@@ -224,11 +224,11 @@ def _nodes(rows: list[Row]) -> Table:
     filled = [at for at in range(len(HEADS)) if any(row[at] not in (UNKNOWN, "") for row in rows)]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for at in filled:
-        right = HEADS[at] in ("rollouts/s", "accepted", "silent")
-        least = ID_LENGTH if HEADS[at] == "node" else None
-        table.add_column(
-            HEADS[at], no_wrap=True, overflow="ellipsis", justify="right" if right else "left", min_width=least
-        )
+        head = HEADS[at]
+        right = head in ("rollouts/s", "accepted", "silent")
+        # A narrow screen costs kinds and reasons their ends, before it costs a figure anything.
+        least = 0 if head in ("what", "") else max(len(head), *(len(row[at]) for row in rows))
+        table.add_column(head, no_wrap=True, overflow="ellipsis", justify="right" if right else "left", min_width=least)
     for row in rows:
         table.add_row(*(_text(row[at]) for at in filled))
     return table

@@ -107,7 +107,7 @@ def test_a_learner_on_a_terminal_has_a_view_and_leaves_the_terminal_as_it_was(tm
     assert "echo-node lead · starting" in seen
     # Whatever hides a cursor or takes another screen begins so.
     assert "\x1b[?" not in seen
-    last = seen.replace("\r", "").splitlines()[-1]
+    last = seen.rpartition("\x1b[J")[2]
     assert last.startswith(f"stopped while it was starting; {run_dir} keeps what it held; go on with: ")
 
 

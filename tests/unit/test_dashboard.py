@@ -224,6 +224,6 @@ def test_idle_time_and_costs_are_shown_where_there_are_any(early: dict[str, Any]
     line = plain_line(running)
     for part in ("learner idle 3.1%", "cost 2.50", "cost of a step 0.0595"):
         assert part in line
-    shown = printed(status_screen(running, 80, 24))
+    shown = printed(status_screen(running, 100, 24), 100)
     for part in ("standby", "you are dear"):
         assert part in shown

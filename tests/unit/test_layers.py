@@ -84,6 +84,7 @@ ABOVE = (
     "swarm.cli_options",
     "swarm.cli_runs",
     "swarm.cli_simulate",
+    "swarm.cli_status",
     "swarm.cli_tasks",
     "swarm.demo",
     "swarm.report",

@@ -257,8 +257,8 @@ def test_what_is_kept_of_a_run_is_said_with_the_command_that_goes_on(
     assert kept == [
         f"stopped while it was starting; {tmp_path} keeps what it held; {go_on}",
         f"stopped at step 3 of 9; {tmp_path} keeps the batches since step 0, to be trained on again; {go_on}",
-        f"stopped at step 7 of 9; {tmp_path} keeps the checkpoint of step 5, the batches since step 5, to be trained on "
-        f"again; {go_on}",
+        f"stopped at step 7 of 9; {tmp_path} keeps the checkpoint of step 5, the batches since step 5, "
+        f"to be trained on again; {go_on}",
         f"stopped at step 7 of 9; {tmp_path} keeps the checkpoint of step 7; {go_on}",
         f"stopped at step 0 of 9; {tmp_path} keeps what it held; {go_on}",
     ]
