@@ -53,6 +53,21 @@ async def test_the_next_ones_are_made_elsewhere_and_no_more_than_asked_for() -> 
     running.cancel()
 
 
+def test_a_prompt_that_takes_for_ever_keeps_nobody_who_stops() -> None:
+    maker = Maker()
+
+    async def stop_at_once() -> None:
+        ahead = PromptsAhead(maker, first=0, most=1)
+        ahead.begin()
+        running = asyncio.create_task(ahead.run())
+        await ahead.wait(0)
+        running.cancel()
+        await asyncio.wait({running})
+
+    asyncio.run(stop_at_once())
+    maker.gate.set()
+
+
 async def test_one_that_was_not_waited_for_is_made_at_once_and_not_kept_twice() -> None:
     maker = Maker()
     ahead = PromptsAhead(maker, first=0, most=2)

@@ -76,7 +76,7 @@ PURE = (*DATA, "swarm.broadcast.codec", "swarm.tasks.base", "swarm.tasks.copy")
 
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
-SHARED = ("types", "wire", "signing", "auth", "errors", "http", "stream", "sockets", "pace")
+SHARED = ("types", "wire", "signing", "auth", "errors", "http", "stream", "sockets", "pace", "threads")
 ABOVE = (
     "swarm.node",
     "swarm.cli",

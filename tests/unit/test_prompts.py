@@ -18,6 +18,7 @@ from swarm.errors import UserError
 from swarm.learner.messages import Prepared
 from swarm.node.prompts import (
     STRIDE,
+    Progress,
     Prompts,
     Record,
     check_data,
@@ -105,6 +106,31 @@ def _open(run_dir: Path, config: LeadConfig) -> tuple[Prompts, list[Prompt], lis
 def _decoded(run_dir: Path, prompt: Prompt) -> str:
     tokenizer: Any = Tokenizer.from_file(str(run_dir / "model" / "tokenizer.json"))
     return "".join(tokenizer.id_to_token(number) for number in prompt.token_ids)
+
+
+class Slow(Letters):
+    def held_out(self, count: int) -> Sequence[Prompt]:
+        self.progress("slow: 0 of 1 held-out questions found among 7")
+        return super().held_out(count)
+
+
+def test_long_work_tells_how_far_it_is_and_ends_when_nobody_waits(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    config = LeadConfig(max_new_tokens=8)
+    prepare_prompts(run_dir, config, Slow(), _prepared(), said.append)
+    assert said == [], "what is soon done is not told"
+    monkeypatch.setattr("swarm.node.prompts.PROGRESS_S", 0.0)
+    prepare_prompts(run_dir, config, Slow(), _prepared(), said.append)
+    assert said == [
+        *(f"letters: measured {number} of 64 prompts" for number in range(64)),
+        "slow: 0 of 1 held-out questions found among 7",
+    ]
+    stopped = Progress(said.append)
+    stopped.stop()
+    with pytest.raises(UserError, match="nobody waits"):
+        prepare_prompts(run_dir, config, Slow(), _prepared(), said.append, stopped)
 
 
 def test_without_a_template_a_prompt_is_the_text_with_the_tokenizers_bos(run_dir: Path, sums: Path) -> None:

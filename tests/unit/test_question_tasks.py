@@ -237,7 +237,11 @@ def test_reasoning_gym_asks_and_scores() -> None:
     trained = [task.prompt(i) for i in range(40)]
     assert [again.prompt(i) for i in (30, 2)] == [trained[30], trained[2]]
     assert load_task(TaskOptions(name="gym:leg_counting", seed=4)).prompt(0) != trained[0]
-    held_out = load_task(TaskOptions(name="gym:leg_counting", seed=4)).held_out(5)
+    other, told = load_task(TaskOptions(name="gym:leg_counting", seed=4)), list[str]()
+    other.progress = told.append
+    held_out = other.held_out(5)
+    assert told[0] == "gym:leg_counting: 0 of 5 held-out questions found among 0"
+    assert "4 of 5" in told[-1]
     assert list(task.held_out(5)) == list(held_out)
     assert len({p.text for p in held_out} - {p.text for p in trained}) == 5
     assert not any(is_held_out(p, 0.05) for p in trained)

@@ -17,17 +17,19 @@ from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner.messages import Alarm, Trained
 from swarm.node import steps as steps_module
+from swarm.node.alarms import FLAT_GROUPS, FLAT_STEPS, LearningSignal
 from swarm.node.best import BestModel
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.steps import MAX_BOUND, Steps
-from swarm.rollout.effects import Evaluated
+from swarm.rollout.effects import Evaluated, ScoreWanted
 from swarm.rollout.entries import BoundSet, Entry
 from swarm.rollout.journal import JournalFailed
 from swarm.rollout.leases import Group
+from swarm.rollout.scoring import RewardFailures
 from swarm.rollout.tally import Tally
-from swarm.types import Score, VersionId
-from tests.builders import ALICE, ListJournal, ask, layout, new_plane, submit_and_score, v
+from swarm.types import GroupId, Score, Unscored, VersionId
+from tests.builders import ALICE, ListJournal, ask, layout, new_plane, prompt, rollout, submit_and_score, v
 
 LAYOUT = layout(("weight", "BF16", (4, 2)), files=[ModelFile(name="config.json", content=b'{"dtype": "float32"}')])
 
@@ -40,6 +42,7 @@ class Rollouts:
         self.evaluations = 0
         self.samplers: dict[str, Any] = {}
         self.tally = Tally()
+        self.failures = RewardFailures(lambda kind, **fields: None, "zero")
         self.asked, self.evaluating, self.starved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.batches: list[list[Group]] = []
         self.right: dict[int, bool] = {}  # by version, whether its rounds are answered and how
@@ -72,6 +75,7 @@ class Training:
         self.held = directory / "held.bin"
         self.layout = LAYOUT
         self.alarms: tuple[Alarm, ...] = ()
+        self.figures = {"reward": 0.5}
         self.save_fault = ""
         self.saved_step: int | None = None
         self.full_for = self.saves = 0
@@ -86,7 +90,7 @@ class Training:
 
     async def train(self, groups: object) -> Trained:
         self.step += 1
-        return Trained(metrics={"reward": 0.5}, seconds=0.0, alarms=self.alarms)
+        return Trained(metrics=self.figures, seconds=0.0, alarms=self.alarms)
 
 
 class BrokenJournal(ListJournal):
@@ -123,6 +127,7 @@ class Loop:
             provisioning,
             [],
             BestModel(directory, self.training.held, emit=self.log.event, say=self.said.append),
+            LearningSignal(str, 8),
             say=self.said.append,
         )
 
@@ -336,7 +341,40 @@ async def test_an_alarm_that_stops_the_run_ends_it_in_good_order(tmp_path: Path,
     assert loop.rollouts.evaluations == 1, "the last version is not worth measuring"
     status = loop.steps.status()
     assert status["stopped_by"] == "they disagree"
-    assert status["alarm"] == {"alarm": "mismatch_kl", "reaction": "stop", "value": 2.0, "limit": 0.5, "step": 1}
+    assert status["alarm"] == {
+        "alarm": "mismatch_kl",
+        "reaction": "stop",
+        "value": 2.0,
+        "limit": 0.5,
+        "step": 1,
+        "text": "they disagree",
+    }
+
+
+@pytest.mark.parametrize("rehearsal", [{}, {"rehearse_step_s": 0.001}])
+async def test_a_run_that_learns_nothing_goes_on_and_says_so(tmp_path: Path, rehearsal: dict[str, Any]) -> None:
+    loop = Loop(tmp_path, steps=200, **rehearsal)
+    loop.rollouts.batches = [[answered()] * FLAT_GROUPS for _ in range(FLAT_STEPS)]
+    # As if published on the way, so that none is due.
+    loop.publication.newest = v(FLAT_STEPS)
+    loop.training.figures = {"reward": 1.0, "frac_reward_zero_std": 1.0}
+    failed = ScoreWanted(group_id=GroupId("t9"), index=0, node=ALICE, prompt=prompt(), rollout=rollout())
+    loop.rollouts.failures.settle([failed], [Unscored(reason="it hung")], now=0.0)
+    running = asyncio.create_task(loop.steps.run())
+    starved = asyncio.create_task(loop.rollouts.starved.wait())
+    await asyncio.wait({running, starved}, return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done()
+    running.cancel()
+    shares = [json.loads(line)["reward_failed_share"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert shares == [1.0, 0.0, 0.0, 0.0, 0.0]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    alarms = [(event["alarm"], event["step"]) for event in events if event["kind"] == "alarm"]
+    assert alarms == [("reward_failed", 1), *([] if rehearsal else [("no_variance", FLAT_STEPS)])]
+    if not rehearsal:
+        assert events[-1]["causes"] == ["all of them are solved: these prompts have nothing left to teach"]
+        assert events[-1]["completions"][0]["prompt"] == prompt().text
+        assert any(line.startswith("  likely: ") for line in loop.said)
+        assert loop.steps.status()["alarm"]["alarm"] == "no_variance"
 
 
 async def test_the_best_version_is_kept_and_the_first_of_equals_and_over_a_resume(tmp_path: Path) -> None:
