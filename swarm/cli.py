@@ -52,9 +52,9 @@ app = typer.Typer(
 
 EXAMPLES = """\b
 Examples:
-  echo-node demo                      a swarm on this machine
-  echo-node lead --task copy          lead one
-  echo-node join --bootstrap LINE     join it, elsewhere
+  echo-node demo                   a swarm on this machine
+  echo-node lead --task copy       lead one
+  echo-node join --bootstrap LINE  join it from elsewhere
 """
 LEAD_EXAMPLES = """\b
 Examples:
@@ -272,11 +272,12 @@ def run() -> None:
 
 def _explained(error: typer.TyperException) -> str:
     """A wrong command line, and what was probably meant."""
-    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    if name in LeadConfig.model_fields.keys() | JoinConfig.model_fields.keys():
+    near = getattr(error, "possibilities", None) or [""]
+    wrong = getattr(error, "option_name", "")
+    name = wrong.lstrip("-").replace("-", "_")
+    if name in LeadConfig.model_fields.keys() | JoinConfig.model_fields.keys() and near[0] != wrong.replace("_", "-"):
         return f"{error}: write {name} = ... in a TOML file and name that with --config"
-    near = getattr(error, "possibilities", None)
-    return f"{error}: did you mean {near[0]}?" if near else error.format_message()
+    return f"{error}: did you mean {near[0]}?" if near[0] else error.format_message()
 
 
 def _stop_at_once(number: int, _: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarm.broadcast.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
@@ -41,7 +41,7 @@ FETCHING_BYTES = 50_000_000
 """Smallest file that is spoken of: all others are here at once."""
 
 
-class _Fetching(tqdm):  # type: ignore[misc]
+class _Fetching(tqdm):
     """A file that comes from the hub. Bars would go to a log that nobody sees: a line now and then is told instead."""
 
     tell: Callable[[str], None]
@@ -52,10 +52,8 @@ class _Fetching(tqdm):  # type: ignore[misc]
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         if self.total and self.total >= FETCHING_BYTES and self.n < self.total:
-            self.tell(f"fetching {self.desc}: {self.n / 1e9:.2f} of {self.total / 1e9:.2f} GB")
-
-    def close(self) -> None:
-        self.disable = True
+            name = self.desc.rpartition("/")[2]
+            self.tell(f"fetching {name}: {self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")
 
 
 def load_model(

@@ -90,7 +90,8 @@ def test_what_no_bound_admits_is_refused_with_the_inequality(tmp_path: Path) -> 
 def test_a_bad_price_is_refused_by_key_and_class(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text((EXAMPLES / "lab-4b.toml").read_text().replace("price_per_h = 0.40 ", "price_per_h = nan "))
-    assert f"{file}: fleet vast-4090: price_per_h = nan" in refused(file)
+    line = file.read_text()[: file.read_text().index("price_per_h = nan")].count("\n") + 1
+    assert f"{file}, line {line}: fleet vast-4090: price_per_h = nan" in refused(file)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.capacity.advice import advice_for, fewest
-from swarm.capacity.arms import Arms, Setting, settings_of
+from swarm.capacity.arms import Arm, Arms, Payload, Scheme, Setting, settings_of
 from swarm.capacity.baselines import Reference, colocated_step_s, references_of, saving, whole_gpus
 from swarm.capacity.fleet import Disseminate, Dissemination, Worker
 from swarm.capacity.overlap import sustained, versions_apart, versions_taken
@@ -183,6 +183,19 @@ def test_a_broadcast_that_no_bound_admits_is_refused() -> None:
 
     with pytest.raises(NoFeasibleSet, match=r"train_step_s fails: .* is not below"):
         plan_for(LAB, ways)
+
+
+def test_planning_tells_what_it_is_at_and_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(self: Arms, scheme: Scheme, payload: Payload) -> Arm:
+        return self.arm(scheme, payload, Setting(max_staleness=3, publish_every_steps=1), "all")
+
+    monkeypatch.setattr(Arms, "cheapest", at_once)
+    monkeypatch.setattr("swarm.capacity.plan.advice_for", lambda *_: ())
+    told: list[tuple[str, float]] = []
+    one = scenario(staleness={"S": (3,)})
+    plan_for(one, ways_of(one), progress=lambda what, share: told.append((what, share)))
+    assert [what for what, _ in told][-2:] == ["planning relay delta", "what would help most next"]
+    assert [share for _, share in told] == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8])
 
 
 def test_a_huge_bound_is_planned_with_few_periods() -> None:

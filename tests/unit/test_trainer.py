@@ -67,7 +67,7 @@ def test_a_rehearsed_step_takes_as_long_as_it_is_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rules", "line"),
     [
-        (LearningRules(objective="gpro"), "there is no objective 'gpro'; known ones: grpo"),
+        (LearningRules(objective="gpro"), "there is no objective 'gpro': did you mean grpo"),
         (LearningRules(overlong="punish", overlong_margin=9, longest_completion=8), "overlong_margin = 9"),
     ],
 )

@@ -1,0 +1,157 @@
+"""The command line itself: its help, its options, what a wrong one is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from swarm import __version__, cli
+from swarm.cli import app
+from swarm.config import SECTIONS, Flag, JoinConfig, LeadConfig
+from swarm.errors import UserError
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
+    """Exit status, stdout and stderr of a command in this process."""
+    monkeypatch.setattr(sys, "argv", ["echo-node", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.run()
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def commands(group: Any = None, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command by the words that call it."""
+    group = group or get_command(app)
+    yield names, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, *names, name)
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_help_cuts_no_name_of_an_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for names, command in commands():
+        status, help_text, _ = run(monkeypatch, capsys, *names, "-h")
+        assert status == 0
+        assert help_text.startswith(" ".join(["Usage: echo-node", *names]))
+        assert "…" not in help_text
+        assert max(map(len, help_text.splitlines())) <= int(columns)
+        options = [name for one in command.params if not getattr(one, "hidden", False) for name in one.opts]
+        assert [name for name in options if name.startswith("--") and name not in help_text.split()] == []
+
+
+def test_the_commands_that_most_people_want_come_first() -> None:
+    assert list(get_command(app).commands)[:3] == ["lead", "join", "demo"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("lead", LeadConfig), ("join", JoinConfig)])
+def test_every_flag_of_the_settings_is_an_option_in_its_section(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, kind: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, help_text, _ = run(monkeypatch, capsys, name, "--help")
+    blocks = help_text.split("\n\n")
+    for field, info in kind.model_fields.items():
+        option = f"--{field.replace('_', '-')}"
+        flag = next((one for one in info.metadata if isinstance(one, Flag)), None)
+        found = [block.splitlines()[0].rstrip(":") for block in blocks if f"  {option} " in block]
+        assert [title for title in found if title in SECTIONS] == ([flag.section] if flag else []), field
+    titles = [block.splitlines()[0].rstrip(":") for block in blocks]
+    assert [title for title in titles if title in SECTIONS] == [s for s in SECTIONS if s in titles]
+    assert titles[-1].strip().startswith("Examples") or "Examples" in blocks[-1]
+
+
+def test_defaults_are_those_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    _, help_text, _ = run(monkeypatch, capsys, "lead", "--help")
+    assert f"Default: {LeadConfig.model_fields['steps'].default}." in help_text
+    assert "Default: the task's." in help_text
+    assert "--activate <all|cheapest>" in help_text
+
+
+def test_flags_reach_the_settings_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def load(kind: Any, file: Path | None, flags: dict[str, Any]) -> Any:
+        given.append((kind, file, flags))
+        raise UserError("enough")
+
+    monkeypatch.setattr("swarm.configfile.load_config", load)
+    words = ["--steps", "7", "--no-chat", "--rewards", "exact=1", "--rewards", "math", "--hold-s", "inf"]
+    with pytest.raises(UserError):
+        app(["lead", *words], standalone_mode=False)
+    flags = {"steps": "7", "chat": False, "rewards": ["exact=1", "math"], "hold_s": "inf"}
+    assert given == [(LeadConfig, None, flags)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("leed",), "No such command 'leed'. Did you mean 'lead'?"),
+        (("lead", "--max_staleness", "1"), "No such option: --max_staleness: did you mean --max-staleness?"),
+        (("join", "--bootstap", "x"), "No such option: --bootstap: did you mean --bootstrap?"),
+        (("tasks", "tri"), "No such command 'tri'. Did you mean 'try'?"),
+        (
+            ("lead", "--warmup-steps", "3"),
+            "No such option: --warmup-steps: write warmup_steps = ... in a TOML file and name that with --config",
+        ),
+    ],
+)
+def test_a_typo_is_told_what_was_probably_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
+) -> None:
+    assert run(monkeypatch, capsys, *arguments) == (2, "", f"echo-node: {line}\n")
+
+
+def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, capsys, "--version") == (0, f"echo-node {__version__}\n", "")
+
+
+@pytest.mark.parametrize("name", ["max-staleness", "max_staleness"])
+def test_set_takes_the_name_of_the_flag_and_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    status, _, said = run(monkeypatch, capsys, "set", name, "3", "--run-dir", str(tmp_path))
+    assert (status, said.count("\n")) == (2, 1)
+    assert "no learner runs in" in said
+
+
+@pytest.mark.parametrize("value", ["many", "-1", "1.5"])
+def test_a_value_that_set_cannot_take_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    status, _, said = run(monkeypatch, capsys, "set", "max-staleness", "--", value)
+    assert (status, said.count("\n")) == (2, 1)
+
+
+def test_the_shell_completes_commands_options_and_values() -> None:
+    """Through the installed command's own entry, which loads no model library for it."""
+    program = (
+        "import sys; from swarm.__main__ import main\n"
+        "try: main()\n"
+        "finally: print('heavy:', *sorted({'torch', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+    )
+
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_ECHO_NODE_COMPLETE": "complete_bash"}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **words}, capture_output=True, text=True, check=False
+        )
+        assert done.stderr == "heavy:\n"
+        return done.stdout.split()
+
+    assert completed("echo-node le") == ["lead"]
+    assert completed("echo-node lead --max-st") == ["--max-staleness"]
+    assert completed("echo-node lead --activate ch") == ["cheapest"]
