@@ -1,6 +1,6 @@
 """How long the demo takes and what it reaches: medians over repeats of the real command.
 
-python -m benchmarks.demo --repeat 3 --json
+bin/python -m benchmarks.demo --repeat 3 --json
 """
 
 from __future__ import annotations
