@@ -1,7 +1,7 @@
 """How far the choice of samplers is from the cheapest there is, by an integer program (HiGHS, through scipy).
 
-python -m benchmarks.activation --json
-python -m benchmarks.activation --fleets 40 --sizes 50,500 --json
+bin/python -m benchmarks.activation --json
+bin/python -m benchmarks.activation --fleets 40 --sizes 50,500 --json
 
 Random fleets of `sizes` samplers: rates within a factor of ten, prices per rollout lognormal, a third with metered
 traffic, downlinks of 5 to 200 MB/s, which decide how much of a sampler's work arrives in time; departures of none, 1 in

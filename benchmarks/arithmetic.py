@@ -1,22 +1,18 @@
-"""A run on data: questions of arithmetic in English, a small model of bytes, and half an hour on a CPU.
+"""How far examples/arithmetic.toml comes in a given time, and whether a random reward teaches it anything.
 
-python -m benchmarks.arithmetic --minutes 30 --json
-python -m benchmarks.arithmetic --minutes 5 --directory runs/arithmetic --control
+bin/python -m benchmarks.arithmetic --minutes 30 --json
+bin/python -m benchmarks.arithmetic --minutes 5 --directory runs/arithmetic-control --control
 
-There is no download: the questions are generated, and the base is a random Qwen3 after a short supervised course on
-questions of the same kind, none of them among the data. The course ends early, so that the base answers some questions
-and fails at most. It is taught two ways to answer, evenly: the number alone, and the calculation with the number at its
-end, which is easier to get right. What follows is therefore ELICITATION AND SHARPENING from the base's own warm start:
-which of its ways pays, and more certainty in it. It is no sign of a skill that the base did not have.
+What runs is the example as it is shipped, without its target: `lead` with the example's settings and --samplers `join`
+processes on loopback, asked to end after --minutes from the first held-out round. What it shows is ELICITATION AND
+SHARPENING of what the base has from its warm start (benchmarks/arithmetic_words.py); it is no sign of a skill that the
+base did not have.
 
-What runs is what a researcher would run: `echo-node lead --model DIR --task jsonl:FILE` with numeric reward and
---samplers `join` processes on loopback, asked to end after --minutes from the first held-out round.
-
-The curve: pass@1 of 400 held-out questions, two samples each at the temperature of training, a round every --eval-every
+The curve: pass@1 of the held-out questions, two samples each at the temperature of training, a round every --eval-every
 steps. Target: the last round is above the first by a two-proportion z test at 1 % (one-sided). With --control the
 reward is random and the target is that it is not. Exit status 1 if the target is missed.
 
---directory keeps base, data, run and logs; a base that is there already is used again.
+--directory keeps settings, run and logs.
 """
 
 from __future__ import annotations
@@ -27,33 +23,18 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.arithmetic_figures import HEAD, Point, line_of, read_curve, summary
-from benchmarks.arithmetic_words import make_base, questions, write_jsonl
+from benchmarks.arithmetic_words import EXAMPLES
 from benchmarks.learning_swarm import Nodes, RunFailed, nodes_in, url_of
 from swarm.errors import UserError
 
-QUESTIONS = 9_000
-HELD_OUT_SHARE = 0.05
-"""By digest: about 450."""
-
-EVAL_PROMPTS = 400
-"""An accuracy of one half is then known to 0.05."""
-
-EVAL_SAMPLES = 2
-"""Of each; more than one are drawn at the temperature of training, not greedily."""
-
-LEARNING_RATE = 3e-4
-"""As suits the tiny model after its warm start."""
-
-GROUPS, GROUP_SIZE = 32, 8
-MAX_NEW_TOKENS = 12
-"""The longest calculation has nine bytes."""
-
 EVAL_EVERY = 50
-"""A round is some 25 steps under way, because training goes first: one of eight samples may be held-out."""
+"""A round is some steps under way, because training goes first: one of eight samples may be held-out."""
+
 ENDLESS = 1_000_000
 
 START_S = 300.0
@@ -65,46 +46,30 @@ FAILED, BAD_INPUT = 1, 2
 """Exit statuses."""
 
 
-def lead_settings(directory: Path, *, random_reward: bool, eval_every: int, seed: int) -> str:
-    """The learner's configuration file."""
-    values = {
-        "model": str(directory / "base"),
-        "task": f"jsonl:{directory / 'questions.jsonl'}",
+def lead_settings(*, random_reward: bool, eval_every: int, seed: int) -> str:
+    """The learner's configuration file: the example's, from wherever it is run."""
+    values = tomllib.loads((EXAMPLES / "arithmetic.toml").read_text())
+    del values["target"]
+    rewards = values.pop("rewards")
+    values |= {
+        "model": str(EXAMPLES / "arithmetic"),
+        "task": f"jsonl:{EXAMPLES / 'questions.jsonl'}",
         "reward": "random" if random_reward else "task",
-        "held_out_share": HELD_OUT_SHARE,
-        "learning_rate": LEARNING_RATE,
-        "groups_per_step": GROUPS,
-        "group_size": GROUP_SIZE,
-        "max_new_tokens": MAX_NEW_TOKENS,
         "eval_every_steps": eval_every,
-        "eval_prompts": EVAL_PROMPTS,
-        "eval_samples": EVAL_SAMPLES,
-        "checkpoint_every_steps": 100,
         "steps": ENDLESS,
         "beat_s": 1.0,
         "seed": seed,
     }
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-    return "\n".join([*lines, "[rewards]", "numeric = 1.0", ""])
-
-
-def prepare(directory: Path, seed: int) -> dict[str, Any]:
-    """Data and base under `directory`; what is said of them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    data = questions(f"data {seed}", QUESTIONS)
-    write_jsonl(data, directory / "questions.jsonl")
-    began = time.monotonic()
-    parameters = make_base(directory / "base", seed, without=[one.text for one in data], say=_say)
-    return {"parameters": parameters, "warm_start_s": round(time.monotonic() - began, 1), "questions": len(data)}
+    return "\n".join([*lines, "[rewards]", *(f"{name} = {weight}" for name, weight in rewards.items()), ""])
 
 
 def run(directory: Path, options: argparse.Namespace) -> list[Point]:
     """Lead the swarm for its time, telling every held-out round. RunFailed if a process fails."""
+    directory.mkdir(parents=True, exist_ok=True)
     run_dir = directory / ("control" if options.control else "run")
     settings = directory / f"{run_dir.name}.toml"
-    settings.write_text(
-        lead_settings(directory, random_reward=options.control, eval_every=options.eval_every, seed=options.seed)
-    )
+    settings.write_text(lead_settings(random_reward=options.control, eval_every=options.eval_every, seed=options.seed))
     with nodes_in(directory) as nodes:
         nodes.start("learner", "lead", "--lan", "--port", "0", "--config", str(settings), "--run-dir", str(run_dir))
         url = url_of(nodes, run_dir / "node.json")
@@ -158,13 +123,12 @@ def _options() -> argparse.Namespace:
 
 
 def _work(directory: Path, options: argparse.Namespace) -> bool:
-    described = prepare(directory, options.seed)
     points = run(directory, options)
     found = summary(points)
     met = _verdict(found, control=options.control)
     if options.json:
         settings = {"control": options.control, "samplers": options.samplers, "seed": options.seed}
-        _say(json.dumps({**described, **settings, **found, "met": met}))
+        _say(json.dumps({**settings, **found, "met": met}))
     return met
 
 

@@ -1,10 +1,10 @@
 """How near to the physical limit a version reaches every peer: real node processes in shaped network namespaces. Root.
 
-python -m benchmarks.broadcast --peers 8 --up-mbit 50 --down-mbit 100 --schemes relay,star,libtorrent --json
-python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --repeat 3 --json
-python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5 --size-mib 32
-python -m benchmarks.broadcast --peers 8 --stall 5@0.5:up --size-mib 32
-python -m benchmarks.broadcast --peers 8 --delta 1e-6 --size-mib 512 --schemes relay
+bin/python -m benchmarks.broadcast --peers 8 --up-mbit 50 --down-mbit 100 --schemes relay,star,libtorrent --json
+bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --repeat 3 --json
+bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5 --size-mib 32
+bin/python -m benchmarks.broadcast --peers 8 --stall 5@0.5:up --size-mib 32
+bin/python -m benchmarks.broadcast --peers 8 --delta 1e-6 --size-mib 512 --schemes relay
 
 A profile is a TOML file with a table [[host]] for each host: up_mbit, down_mbit (of 1,000,000 bits) and reachable
 (true if not given; a host that is not can dial but not be dialled). The first is the learner, and is host 1 of --kill

@@ -1,8 +1,8 @@
 """How near to the physical limit a version reaches many peers: the real cores on the simulator's clock.
 
-python -m benchmarks.broadcast_sim --peers 10,100,1000 --json
-python -m benchmarks.broadcast_sim --profile benchmarks/profiles/heterogeneous.toml --schemes mesh,forest,chain --json
-python -m benchmarks.broadcast_sim --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5
+bin/python -m benchmarks.broadcast_sim --peers 10,100,1000 --json
+bin/python -m benchmarks.broadcast_sim --profile benchmarks/profiles/heterogeneous.toml --schemes mesh,forest,chain
+bin/python -m benchmarks.broadcast_sim --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5
 
 Without a profile: uplinks log-normal (median 30 Mbit/s, sigma 0.9, drawn again outside of 5 to 200), downlinks twice
 that and 50 at least, a learner of 100; 70 % leaves; 50 ms one way between any two; of the packets 1 % is lost, sent
@@ -272,7 +272,7 @@ def _said(row: Figures) -> Figures:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.broadcast_sim", description=(__doc__ or "").split("\n")[0]
+        prog="bin/python -m benchmarks.broadcast_sim", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--peers", default="10,100,1000", help="how many, several with commas")
     parser.add_argument("--size-mib", type=float, default=128.0, help="encoded size of the version")

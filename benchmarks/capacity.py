@@ -1,9 +1,9 @@
 """The learner's idle share: predicted by swarm.capacity.model against simulated with the real rollout plane.
 
-python -m benchmarks.capacity --json
-python -m benchmarks.capacity --staleness 2 --broadcast 0.3,1 --steps 100
-python -m benchmarks.capacity --pausing --broadcast 0.05,0.3,0.6
-python -m benchmarks.capacity --real --json      nine points of a real swarm instead, see capacity_real.py
+bin/python -m benchmarks.capacity --json
+bin/python -m benchmarks.capacity --staleness 2 --broadcast 0.3,1 --steps 100
+bin/python -m benchmarks.capacity --pausing --broadcast 0.05,0.3,0.6
+bin/python -m benchmarks.capacity --real --json      nine points of a real swarm instead, see capacity_real.py
 
 A grid of max_staleness, broadcast_s / train_step_s and the fleet's rate over the model's own mu_min (idle target 2 %)
 for its kind of fleet. Where no rate is enough the rate is over R / train_step_s instead, and the row says so. A cell

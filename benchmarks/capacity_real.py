@@ -1,6 +1,6 @@
 """The learner's idle share in a real swarm on loopback: predicted from what the swarm measured, against what it was.
 
-python -m benchmarks.capacity --real --json
+bin/python -m benchmarks.capacity --real --json
 
 Nine points, each a learner and SAMPLERS samplers in processes of their own (two each), everybody active. The trainer
 takes TRAIN_STEP_S for a step (`rehearse_step_s`), each sampler's engine without a model works at a set pace

@@ -1,6 +1,6 @@
 """Size and speed of the codec beside others: full weights and the delta of one Adam step, bf16.
 
-python -m benchmarks.codec --json
+bin/python -m benchmarks.codec --json
 
 Weights are N(0, 0.02) in float32, their bf16 casts are what is sent. A step moves each master weight by
 lr * m / (sqrt(v) + eps), where m and v have settled over gradients N(0, s) with s log-normal over the weights; its

@@ -1,7 +1,7 @@
 """What a step costs in the three scenarios of examples/, planned and simulated, against two centralised baselines.
 
-python -m benchmarks.cost --json
-python -m benchmarks.cost --scenarios lab-4b --hours 6
+bin/python -m benchmarks.cost --json
+bin/python -m benchmarks.cost --scenarios lab-4b --hours 6
 
 Arms: full versions or deltas, by relay or from the learner alone (star), all samplers active or the cheapest set. Every
 arm has the settings that `plan` chooses for it among the bounds in the file; of full weights also those with S <= 6.

@@ -1,7 +1,7 @@
 """How long the demo takes and what it reaches: the real command, repeated.
 
-python -m benchmarks.demo --repeat 3 --json
-python -m benchmarks.demo --seeds 20 --json    # does it learn every time? one demo a seed: steps, median and worst
+bin/python -m benchmarks.demo --repeat 3 --json
+bin/python -m benchmarks.demo --seeds 20 --json    # does it learn every time? one demo a seed: steps, median and worst
 """
 
 from __future__ import annotations

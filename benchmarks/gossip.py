@@ -1,6 +1,6 @@
 """How fast membership learns, what it wrongly believes and what it costs: real cores on the simulator's clock.
 
-python -m benchmarks.gossip --nodes 1000 --leaf-share 0.9 --loss 0.1 --seeds 5 --json
+bin/python -m benchmarks.gossip --nodes 1000 --leaf-share 0.9 --loss 0.1 --seeds 5 --json
 
 One seed is one swarm, in this order: it settles; heads are published; publics join; nothing happens for a long time
 but stalls of event loops, and nobody may be declared dead; then publics and leaves crash, one after another: last, as

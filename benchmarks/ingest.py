@@ -1,4 +1,4 @@
-"""How many rollouts one learner node takes in: `python -m benchmarks.ingest --json`.
+"""How many rollouts one learner node takes in: `bin/python -m benchmarks.ingest --json`.
 
 One process on one core is the learner's network side (ingest_learner.py); samplers are processes on the other core
 (ingest_clients.py). Completions have 512 tokens and come one group a submission. Two measurements, each repeated, with

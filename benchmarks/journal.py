@@ -1,6 +1,6 @@
 """Size and speed of the learner's journal.
 
-python -m benchmarks.journal --rollouts 1000000 --json
+bin/python -m benchmarks.journal --rollouts 1000000 --json
 
 Size: so many rollouts are recorded with payloads of one token (the rows do not depend on the length), as a run would:
 groups opened and leased, answered, scored, and taken in batches. `db_bytes_per_rollout` is what the database and its

@@ -1,6 +1,6 @@
 """Speed, memory and publishing of a learner step.
 
-python -m benchmarks.learner --json
+bin/python -m benchmarks.learner --json
 
 Seconds on the CPU are those of the process, on one thread: what else runs on the machine counts little.
 

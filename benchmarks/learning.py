@@ -1,8 +1,8 @@
 """What staleness costs: the embedded model on its task, from zero, a fixed number of steps at several bounds S.
 
-python -m benchmarks.learning --json
-python -m benchmarks.learning --only forced --staleness 0,4,16 --seeds 0 --steps 60
-python -m benchmarks.learning --only baseline forced --staleness 4,8 --objectives grpo,decoupled_ppo,cispo
+bin/python -m benchmarks.learning --json
+bin/python -m benchmarks.learning --only forced --staleness 0,4,16 --seeds 0 --steps 60
+bin/python -m benchmarks.learning --only baseline forced --staleness 4,8 --objectives grpo,decoupled_ppo,cispo
 
 Three modes, each run once for every seed and objective, with the same prompts, model and settings (those of `lead`):
 baseline  trainer and engine in one process and in turn: generate a batch, train on it, generate the next. What a single

@@ -1,8 +1,8 @@
 """The sampler's engines: throughput through the node, swaps, memory over swaps, log-probs after them.
 
-python -m benchmarks.sampler --engine transformers --json
-python -m benchmarks.sampler --engine vllm --json
-python -m benchmarks.sampler --engine transformers --device cuda --parameters 0.6e9 --json
+bin/python -m benchmarks.sampler --engine transformers --json
+bin/python -m benchmarks.sampler --engine vllm --json
+bin/python -m benchmarks.sampler --engine transformers --device cuda --parameters 0.6e9 --json
 
 Models are random (benchmarks/sampler_models.py). Throughput is compared with the bare library in the same run, taking
 turns (sampler_throughput.py); swaps are timed in their parts against the size of the model, counted in lost tokens,

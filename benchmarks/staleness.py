@@ -1,7 +1,7 @@
 """What keeping the staleness bound costs: the learner's waiting, and rollouts generated for nothing.
 
-python -m benchmarks.staleness --json
-python -m benchmarks.staleness --staleness 2,4 --broadcast 0.3,1 --cases single --seeds 3
+bin/python -m benchmarks.staleness --json
+bin/python -m benchmarks.staleness --staleness 2,4 --broadcast 0.3,1 --cases single --seeds 3
 
 In simulation (benchmarks/staleness_sim.py): 32 groups a batch, one-slot workers, lognormal lengths with sigma 1 and a
 mean generation time of 0.3 steps; a learner that publishes after every step of 60 s, and versions that reach all

@@ -1,7 +1,7 @@
 """What moving chunks between two nodes costs: WebSockets, event-loop transports, and the sockets of swarm/stream.py.
 
-python -m benchmarks.streams --json
-python -m benchmarks.streams --size-mib 64 --repeat 1
+bin/python -m benchmarks.streams --json
+bin/python -m benchmarks.streams --size-mib 64 --repeat 1
 
 Two processes on loopback, both on uvloop, messages of 16 KiB, each received into its place in one buffer; with and
 without TLS 1.3. No way may have more than TCP_NOTSENT_LOWAT unsent in the kernel.

@@ -1,12 +1,12 @@
-"""`python -m swarm.sim`: one run by its seed, or many seeds over random scenarios.
+"""`bin/python -m swarm.sim`: one run by its seed, or many seeds over random scenarios.
 
-    python -m swarm.sim --seed 7 --scenario churn    one run and its figures; --trace prints every event
-    python -m swarm.sim --seeds 1000                 random scenarios of seeds 0..999, up to the first that fails
-    python -m swarm.sim --seeds 200 --scenario unlimited-hold   those of I7: no faults, and not one stale rollout
-    python -m swarm.sim --seed 0 --scenario tiny --crash-at 17:both  a crash before the learner's 17th effect
-    python -m swarm.sim --seed 0 --scenario tiny --crash-at 17:s1    a crash before the 17th action of a sampler
-    python -m swarm.sim --gossip --seed 7            the same for membership: a random swarm and its faults
-    python -m swarm.sim --broadcast --seeds 100-199  and for the transfer of a version; seeds from and to, or how many
+    bin/python -m swarm.sim --seed 7 --scenario churn    one run and its figures; --trace prints every event
+    bin/python -m swarm.sim --seeds 1000                 random scenarios of seeds 0..999, up to the first that fails
+    bin/python -m swarm.sim --seeds 200 --scenario unlimited-hold   those of I7: no faults, and not one stale rollout
+    bin/python -m swarm.sim --seed 0 --scenario tiny --crash-at 17:both  a crash before the learner's 17th effect
+    bin/python -m swarm.sim --seed 0 --scenario tiny --crash-at 17:s1    a crash before the 17th action of a sampler
+    bin/python -m swarm.sim --gossip --seed 7            the same for membership: a random swarm and its faults
+    bin/python -m swarm.sim --broadcast --seeds 100-199  and for the transfer of a version; seeds from, to; or a count
 
 A breach is printed with the command that replays it, and the exit status is 1.
 """
@@ -35,7 +35,7 @@ REPORT_EVERY_SEEDS = 100
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m swarm.sim", description="the swarm on a virtual clock")
+    parser = argparse.ArgumentParser(prog="bin/python -m swarm.sim", description="the swarm on a virtual clock")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, metavar="N", help="run this seed")
     which.add_argument(

@@ -1,7 +1,7 @@
 """Random transfers: a swarm, a version and what befalls them, drawn from one seed, then quiet until all have it.
 
-python -m swarm.sim --broadcast --seed 7       one of them, and its figures
-python -m swarm.sim --broadcast --seeds 100    the first hundred, up to the first that fails
+bin/python -m swarm.sim --broadcast --seed 7       one of them, and its figures
+bin/python -m swarm.sim --broadcast --seeds 100    the first hundred, up to the first that fails
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def run_plan(plan: BroadcastPlan, seed: int, *, tell: Callable[[str], None] | No
         chunk_bytes=plan.chunk_bytes,
         detect_s=plan.detect_s,
     )
-    checker = BroadcastChecker(swarm, f"python -m swarm.sim --broadcast --seed {seed}")
+    checker = BroadcastChecker(swarm, f"bin/python -m swarm.sim --broadcast --seed {seed}")
     swarm.start()
     last_s = _schedule_faults(plan, swarm, draw, checker.bound_s())
     swarm.world.schedule(last_s, "the last fault is over", lambda: None)

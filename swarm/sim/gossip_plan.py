@@ -1,7 +1,7 @@
 """Random scenarios of membership: a swarm and what befalls it, drawn from one seed, then quiet until it is whole again.
 
-python -m swarm.sim --gossip --seed 7       one of them, and its figures
-python -m swarm.sim --gossip --seeds 100    the first hundred, up to the first that fails
+bin/python -m swarm.sim --gossip --seed 7       one of them, and its figures
+bin/python -m swarm.sim --gossip --seeds 100    the first hundred, up to the first that fails
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class GossipFigures:
 def run_plan(plan: GossipPlan, seed: int, *, tell: Callable[[str], None] | None = None) -> GossipFigures:
     """Run it; GossipBreach where an invariant does not hold."""
     swarm = GossipSwarm(plan.scenario, seed, tell=tell)
-    checker = GossipChecker(swarm, f"python -m swarm.sim --gossip --seed {seed}")
+    checker = GossipChecker(swarm, f"bin/python -m swarm.sim --gossip --seed {seed}")
     swarm.populate()
     swarm.run_for(plan.scenario.join_s + plan.calm_s)
     _faults(plan, swarm)

@@ -317,7 +317,7 @@ def test_the_message_ends_with_the_command_that_breaks_it_again(
 ) -> None:
     _pacing_always_allows(monkeypatch)
     breach = _breach(name, seed)
-    assert str(breach).endswith(f"\nreplay: python -m swarm.sim --seed {seed} --scenario {name}")
+    assert str(breach).endswith(f"\nreplay: bin/python -m swarm.sim --seed {seed} --scenario {name}")
     python, _, module, *arguments = shlex.split(breach.replay)
     assert (python, module) == ("python", "swarm.sim")
     monkeypatch.setattr(sys, "argv", [module, *arguments])
@@ -331,7 +331,7 @@ def test_many_seeds_stop_at_the_first_that_fails(
     _batches_are_never_ready(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["swarm.sim", "--seeds", "3"])
     assert main() == 1
-    assert capsys.readouterr().out.endswith("replay: python -m swarm.sim --seed 0 --scenario random\n")
+    assert capsys.readouterr().out.endswith("replay: bin/python -m swarm.sim --seed 0 --scenario random\n")
 
 
 def test_a_sampler_whose_version_falls_is_caught() -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic benchmark: its questions, its tokenizer, its base, and what it says of a curve."""
+"""The arithmetic example and its benchmark: questions, tokenizer, base, and what is said of a curve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from tokenizers import Tokenizer
 
 from benchmarks.arithmetic import lead_settings, main
 from benchmarks.arithmetic_figures import Point, line_of, read_curve, summary, two_proportion_z, wilson
-from benchmarks.arithmetic_words import LARGEST, asked, byte_tokenizer, lesson, make_base, questions, write_jsonl
+from benchmarks.arithmetic_words import (
+    EXAMPLES,
+    LARGEST,
+    QUESTIONS,
+    VOCABULARY,
+    asked,
+    lesson,
+    make_base,
+    questions,
+    word_tokenizer,
+    write_jsonl,
+)
 from benchmarks.learning_forced import OneProcess
 from swarm.config import LeadConfig
 from swarm.configfile import load_config
@@ -27,22 +38,11 @@ from swarm.tasks.rewards import numeric
 ODD = "Zoë has 3 äpfel, 苹果 and\ttwo 🍏.\n <b>How many?</b>"
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data and a base that was hardly taught."""
-    directory = tmp_path_factory.mktemp("arithmetic")
-    data = questions("data 0", 300)
-    write_jsonl(data, directory / "questions.jsonl")
-    course = Course(steps=2, batch=4, learning_rate=1e-3)
-    make_base(directory / "base", 0, [one.text for one in data], lambda line: None, course)
-    return directory
-
-
-def config_of(directory: Path, **flags: object) -> LeadConfig:
-    """What the benchmark's learner is started with."""
-    path = directory / "lead.toml"
-    path.write_text(lead_settings(directory, random_reward=False, eval_every=20, seed=0))
-    return load_config(LeadConfig, path, flags)
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> LeadConfig:
+    """The example, read where a user stands."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    return load_config(LeadConfig, EXAMPLES / "arithmetic.toml", {})
 
 
 # -- what it is made of --------------------------------------------------------------------------------------
@@ -65,25 +65,25 @@ def test_an_answer_is_right_alone_and_after_its_calculation() -> None:
         assert numeric(one.working + "0", str(one.answer)) == 0.0 or one.answer == 0
 
 
-def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
+def test_a_word_and_a_digit_are_a_token_each_and_every_text_is_given_back(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     saved = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert saved.encode("Tom has 13 eggs").tokens == ["Tom", "Ġhas", "Ġ", "1", "3", "Ġeggs"]
     token_ids = saved.encode(ODD).ids
-    assert len(token_ids) == len(ODD.encode())
     assert saved.decode(token_ids) == ODD
     assert tokenizer(ODD)["input_ids"] == token_ids
-    assert saved.decode([*token_ids, tokenizer.eos_token_id], skip_special_tokens=True) == ODD
+    assert len(tokenizer) == VOCABULARY
 
 
-def test_a_node_asks_as_the_course_did(prepared: Path) -> None:
-    template = load_chat_template(prepared / "base", began=datetime.now(UTC), arguments={})
+def test_a_node_asks_as_the_course_did() -> None:
+    template = load_chat_template(EXAMPLES / "arithmetic", began=datetime.now(UTC), arguments={})
     assert template is not None
-    assert template.render([("user", ODD)]) == asked(byte_tokenizer(), ODD) == f"<user>{ODD}<assistant>"
+    assert template.render([("user", ODD)]) == asked(word_tokenizer(), ODD) == f"<user>{ODD}<assistant>"
 
 
 def test_lessons_are_none_of_the_data_and_show_both_ways_to_answer() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = word_tokenizer()
     draw = Random(0)
     shown = [lesson(tokenizer, 0, index, frozenset()) for index in range(200)]
     taken = {one.prompt.removeprefix("<user>").removesuffix("<assistant>") for one in draw.sample(shown, 50)}
@@ -92,32 +92,52 @@ def test_lessons_are_none_of_the_data_and_show_both_ways_to_answer() -> None:
     assert 70 < sum("=" in one.completion for one in shown) < 130
 
 
-# -- as a run has it -----------------------------------------------------------------------------------------
+# -- what is shipped -----------------------------------------------------------------------------------------
 
 
-def test_the_data_is_a_task_with_a_part_held_out(prepared: Path) -> None:
-    task = load_task(task_options(config_of(prepared)))
+def test_the_questions_are_those_that_are_made(tmp_path: Path) -> None:
+    write_jsonl(questions("data", QUESTIONS), tmp_path / "questions.jsonl")
+    assert (tmp_path / "questions.jsonl").read_text() == (EXAMPLES / "questions.jsonl").read_text()
+
+
+def test_the_base_is_a_model_like_one_that_is_made(tmp_path: Path) -> None:
+    make_base(tmp_path, (), Course(steps=2, batch=4, learning_rate=1e-3))
+    for made in tmp_path.iterdir():
+        shipped = EXAMPLES / "arithmetic" / made.name
+        if made.suffix == ".json":
+            found, expected = json.loads(shipped.read_text()), json.loads(made.read_text())
+            # A newer release of transformers may have made it.
+            found.pop("transformers_version", None), expected.pop("transformers_version", None)
+            assert found == expected
+        else:
+            assert shipped.stat().st_size == made.stat().st_size
+    model, tokenizer = load_model(str(EXAMPLES / "arithmetic"), 0)
+    assert tokenizer.eos_token_id == model.generation_config.eos_token_id
+
+
+def test_the_data_is_a_task_with_a_part_held_out(config: LeadConfig) -> None:
+    task = load_task(task_options(config))
     held_out, first = task.held_out(1_000), task.prompt(0)
-    assert 3 < len(held_out) < 40
+    assert len(held_out) >= config.eval_prompts
     assert first.text not in {prompt.text for prompt in held_out}
     assert task.score(first, f"1+1={first.answer}").reward == 1.0
     assert task.score(first, f"{first.answer}5").reward == 0.0
 
 
-def test_a_base_is_a_model_directory_and_is_not_made_twice(prepared: Path) -> None:
-    written = (prepared / "base" / "model.safetensors").stat().st_mtime_ns
-    parameters = make_base(prepared / "base", 0, (), lambda line: None)
-    assert (prepared / "base" / "model.safetensors").stat().st_mtime_ns == written
-    model, tokenizer = load_model(str(prepared / "base"), 0)
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    assert tokenizer.eos_token_id == model.generation_config.eos_token_id
-
-
-def test_the_base_takes_learner_steps_on_the_data(prepared: Path, tmp_path: Path) -> None:
-    config = config_of(prepared, groups_per_step=2, group_size=2, eval_prompts=4)
-    process = OneProcess(config, tmp_path)
+def test_the_base_knows_a_little_and_takes_learner_steps(config: LeadConfig, tmp_path: Path) -> None:
+    few = config.model_copy(update={"groups_per_step": 16, "eval_prompts": 4})
+    process = OneProcess(few, tmp_path)
+    # What is drawn here is without the chat template, so what it earns is less than in a run.
     assert [0 <= process.step(number).reward <= 1 for number in range(2)] == [True, True]
-    assert 0 <= process.accuracy() <= 1
+
+
+def test_the_benchmark_runs_the_example_without_its_end(config: LeadConfig, tmp_path: Path) -> None:
+    path = tmp_path / "lead.toml"
+    path.write_text(lead_settings(random_reward=True, eval_every=20, seed=3))
+    found = load_config(LeadConfig, path, {})
+    assert (found.reward, found.eval_every_steps, found.seed, found.target) == ("random", 20, 3, None)
+    assert (found.learning_rate, found.rewards) == (config.learning_rate, config.rewards)
+    assert Path(found.model).samefile(config.model)
 
 
 # -- figures -------------------------------------------------------------------------------------------------
