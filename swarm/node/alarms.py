@@ -14,6 +14,7 @@ them to look at. A mean that is low says neither: a hard task begins so.
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -173,8 +174,10 @@ def _shares(answers: Sequence[Answer], longest: int) -> Iterator[tuple[float, st
 
 
 def _holds_wanted(answer: Answer) -> bool:
-    wanted = answer.wanted.strip().casefold()
-    return bool(wanted) and not answer.exact and wanted in without_thoughts(answer.completion).casefold()
+    """As a word or words: most long numbers hold any digit."""
+    wanted = re.escape(answer.wanted.strip())
+    said = without_thoughts(answer.completion)
+    return bool(wanted) and not answer.exact and bool(re.search(rf"(?<!\w){wanted}(?!\w)", said, re.IGNORECASE))
 
 
 def rewards_failed(share: float, reason: str, failure: str) -> Alarm | None:

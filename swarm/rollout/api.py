@@ -400,8 +400,7 @@ class RolloutService:
 
     def _scored(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored]) -> None:
         effects: list[Effect] = []
-        outcomes = self.failures.settle(wanted, outcomes, now=time.monotonic())
-        for asked, outcome in zip(wanted, outcomes, strict=True):
+        for asked, outcome in zip(wanted, self.failures.settle(wanted, outcomes, now=time.monotonic()), strict=True):
             if isinstance(outcome, Unscored):
                 effects += self._opened.unscorable(asked.group_id, asked.index)
             else:

@@ -87,6 +87,7 @@ class RewardPool:
             path=module_path(),
         )
         self._workers = [_Worker(begin, timeout_s, heard or (lambda said: None)) for _ in range(processes)]
+        self._closed = False
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._free.put_nowait(worker)
@@ -103,11 +104,17 @@ class RewardPool:
         of it meanwhile. They wait for a free process for as long as it takes: whoever asks is bounded by pacing."""
         worker = await self._free.get()
         try:
-            return await worker.score(completions)
+            outcomes = await worker.score(completions)
         finally:
             self._free.put_nowait(worker)
+        if self._closed:
+            # That its process was ended says nothing of the reward, and must not be recorded as its failure.
+            raise asyncio.CancelledError
+        return outcomes
 
     async def close(self) -> None:
+        """Whoever waits for scores is cancelled."""
+        self._closed = True
         for worker in self._workers:
             await worker.close()
 

@@ -219,4 +219,16 @@ async def test_a_task_that_no_process_can_load_is_said_before_anybody_works(toke
     with pytest.raises(UserError, match="cannot load the task 'cpy': UserError: there is no task"):
         await pool.start()
     await pool.close()
-    assert "closed" in fault((await pool.score([doing("9")]))[0])
+    with pytest.raises(asyncio.CancelledError):
+        await pool.score([doing("9")])
+
+
+async def test_what_is_being_scored_when_the_run_ends_is_no_failure(tokenizer: Path) -> None:
+    """Or a stopped run would have recorded zeros."""
+    pool = RewardPool(task=ODD, reward="task", tokenizer=tokenizer, timeout_s=60.0)
+    await pool.start()
+    hanging = asyncio.create_task(pool.score([doing("9"), doing("1")]))
+    await asyncio.sleep(0)
+    await pool.close()
+    await asyncio.wait({hanging})
+    assert hanging.cancelled()

@@ -112,7 +112,7 @@ def test_the_lowest_reward_of_solved_completions_is_no_floor() -> None:
         ([answer("a"), answer("a")], ["the completions of a prompt are all the same: raise temperature"]),
         ([answer("a", exact=True), answer("b", exact=True)], ["all of them are solved"]),
         ([answer("a", reward=0.5), answer("b", reward=0.5)], ["all of them get 0.5: the reward may not look at"]),
-        ([answer("a"), answer("b")], ["they end by themselves and are wrong"]),
+        ([answer("14"), answer("b4")], ["they end by themselves and are wrong"]),
         (
             [answer("4 or", truncated=True), answer("4, so", truncated=True)],
             ["100% end at the limit", "100% hold the wanted answer"],
@@ -136,7 +136,12 @@ def test_completions_are_read_without_their_stop_token_and_the_best_and_the_wors
 
 def test_few_tokens_of_few_completions_are_decoded() -> None:
     decoded: list[int] = []
-    signal = LearningSignal(lambda ids: str(decoded.append(len(ids))), 8)
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return ""
+
+    signal = LearningSignal(decode, 8)
     signal.explain([group([0.0] * 9, range(3, 3 + 5 * TOKENS_READ))] * 100)
     assert sum(decoded) <= 2 * TOKENS_READ * GROUPS_READ * SAMPLES_READ
     assert max(decoded) == TOKENS_READ
