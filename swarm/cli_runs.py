@@ -94,6 +94,7 @@ def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str,
     """What the journal of a run proves, the whole checkpoints that it was compared with, and by name what is wrong with
     others and with the best model. Blocking."""
     from swarm.learner.checkpoints import damaged_checkpoints, fault_of, whole_checkpoints
+    from swarm.node.prompts import RECORD, read_record
     from swarm.rollout.verify import verify_run
 
     config = _config(run_dir)
@@ -103,6 +104,10 @@ def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str,
     damaged = {f"checkpoints/{name}": fault for name, fault in torn.items()}
     if best.is_dir() and (fault := fault_of(best, ("best.json",))):
         damaged["best"] = fault
+    try:
+        read_record(run_dir)
+    except Damaged as error:
+        damaged[RECORD] = str(error.__cause__)
     report = verify_run(
         run_dir,
         groups_per_step=config.groups_per_step,

@@ -119,7 +119,7 @@ class ChunkFile:
 
 
 def _mapped(path: Path, nbytes: int) -> memoryview:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         allocate(descriptor, nbytes, path)
         # A map of nothing is refused by the system, and a version may differ from its base in nothing.

@@ -149,7 +149,7 @@ class WeightMap:
         lacking = self.lacking(held.table)
         jobs = [_Job(index=i, entry=held.table.regions[i], encoded=spans[i]) for i in lacking]
         self.begin_fill(held)
-        redo = os.open(self._redo, os.O_RDWR | os.O_CREAT, 0o644)
+        redo = os.open(self._redo, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             allocate(redo, self._slot_bytes * REGIONS_IN_HAND, self._redo)
             for window in _windows(jobs):
@@ -284,7 +284,7 @@ class WeightMap:
     def _reopen_descriptor(self) -> None:
         if (before := getattr(self, "_descriptor", None)) is not None:
             os.close(before)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
 
     def _read_record(self, path: Path) -> SignedVersion | None:
         """A record that its learner signed; anything else is removed."""

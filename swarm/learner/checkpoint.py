@@ -159,6 +159,8 @@ def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
 def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:
     """Where each tensor of the stream lies in the file at `path`, in the memory that is mapped to it."""
     total = sum(spec.nbytes for spec in tensors)
+    # torch would make the file for its owner alone; it becomes the learner's weight map.
+    path.touch()
     flat = torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
     parts = flat.split([spec.nbytes for spec in tensors])
     return [

@@ -10,14 +10,16 @@ directory; the system takes it back when a process dies.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -175,6 +177,10 @@ def commit(partial: Path, directory: Path) -> None:
     entries = sorted(partial.rglob("*"))
     digests = {path.relative_to(partial).as_posix(): _digest_of(path) for path in entries if path.is_file()}
     (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
+    # Libraries make some files for their owner alone: those who may read one of a directory may read all.
+    mode = stat.S_IMODE((partial / DIGESTS).stat().st_mode)
+    for path in entries:
+        path.chmod(mode if path.is_file() else partial.stat().st_mode)
     for path in (*entries, partial / DIGESTS, partial):
         _sync(path)
     gone = _set_aside(directory) if directory.exists() else None
@@ -245,7 +251,7 @@ def _require_room(directory: Path, nbytes: int) -> None:
 @contextmanager
 def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
     """Hold the lock of `root`; False without it if somebody else does and `wait` is not set."""
-    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -259,8 +265,16 @@ def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
 
 def in_stream_dtype(name: str, content: bytes) -> bytes:
     """A small file of a model as it belongs beside tensors of the stream: its config.json says bfloat16, where that of
-    the model in memory says float32."""
-    return content.replace(b'"dtype": "float32"', b'"dtype": "bfloat16"') if name == "config.json" else content
+    the model in memory says float32, or nothing if the model was made here."""
+    if name != "config.json":
+        return content
+    config: dict[str, Any] = {**json.loads(content), "dtype": "bfloat16"}
+    config.pop("torch_dtype", None)  # an older name of it
+    for part in config.values():
+        # Models of several parts, as of text and images, have a configuration each.
+        if isinstance(part, dict) and "dtype" in part:
+            part["dtype"] = "bfloat16"
+    return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
 
 
 # -- files ---------------------------------------------------------------------------------------------------

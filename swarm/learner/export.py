@@ -22,6 +22,7 @@ from swarm.learner.checkpoints import (
     Checkpoint,
     FileDigest,
     checkpoint_path,
+    newer_than,
     read_digests,
     whole_checkpoints,
 )
@@ -61,8 +62,11 @@ def export_model(run_dir: Path, to: Path, card: Card | None, *, step: int | None
         except Torn:
             continue
         return checkpoint.step
-    if found:
-        raise UserError(f"no checkpoint in {root} is whole: each lacks a file, or a file is not what was written")
+    if newer_than(root, None):
+        raise UserError(
+            f"no checkpoint in {root} is whole: `echo-node verify {run_dir}` says what is wrong with each, and --best "
+            "exports the best model"
+        )
     raise UserError(f"{run_dir} has no checkpoint yet: one is written every checkpoint_every_steps, and at the end")
 
 

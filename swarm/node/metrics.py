@@ -144,7 +144,7 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         with path.open("rb") as file:
             self._earlier = self._nbytes = sum(len(line) for line in file if line.endswith(b"\n"))
         os.ftruncate(self._descriptor, self._nbytes)

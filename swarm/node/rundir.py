@@ -178,7 +178,7 @@ def refuse_used(path: Path) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Be the one learner of the run in `path`. UserError if another is."""
     try:
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
     try:

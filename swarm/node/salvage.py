@@ -27,6 +27,7 @@ from swarm.node.rundir import LOCK, resumed_config, write_config
 from swarm.node.tls import load_or_create_tls
 from swarm.rollout.journal import DATABASE, SEGMENTS
 from swarm.rollout.salvage import salvage_journal
+from swarm.rollout.segments import sync_path
 
 CHECKPOINTS, MODEL, IDENTITY = "checkpoints", "model", "identity"
 COPIED = (CHECKPOINTS, NAME, MODEL, SEGMENTS, IDENTITY, DATABASE)
@@ -75,7 +76,8 @@ def salvage(run_dir: Path, to: Path) -> Salvage:
                     done.lost.append(f"{CHECKPOINTS}/{one.path.name}: the batches that it was trained on are lost")
             _copy_small_files(run_dir, partial, done)
             # The journal says that its batches survive a power cut, and the directory counts from the rename on.
-            os.sync()
+            for path in (*partial.rglob("*"), partial):
+                sync_path(path)
             os.replace(partial, to)
             write_config(to, config)
         except OSError as error:

@@ -175,6 +175,8 @@ class Index:
         self._path = path
         self._group_size = group_size
         self._nodes: dict[NodeId, int] = {}
+        # SQLite would make it 0644 whatever the umask allows, and its log like it.
+        path.touch()
         self.connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with telling_damage(path):

@@ -160,7 +160,7 @@ class SegmentWriter:
                 if oldest is None:
                     break
                 self._close(oldest)
-            found = os.open(segment_path(self._directory, segment), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            found = os.open(segment_path(self._directory, segment), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self._open[segment], self._ends[segment] = found, os.fstat(found).st_size
         return self._open[segment]
 

@@ -51,6 +51,8 @@ async def test_it_loads_and_is_bit_by_bit_what_was_staged(tmp_path: Path, kept: 
     weigh(staging, kept.held)
     await kept.best.keep(v(3), FIGURES, layout)
     assert kept.said == []
+    assert json.loads((tmp_path / "best/config.json").read_text())["dtype"] == "bfloat16"
+    assert len({path.stat().st_mode for path in (tmp_path / "best").iterdir()}) == 1
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "best")
     assert model.dtype == torch.bfloat16
     found = model.state_dict()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +24,7 @@ from swarm.learner.checkpoints import (
     being_written,
     checkpoint_path,
     clear_up,
+    in_stream_dtype,
     is_whole,
     newest_whole,
     partial_path,
@@ -202,6 +206,42 @@ def test_a_state_that_is_none_is_the_users_to_know(tmp_path: Path, content: byte
     (tmp_path / STATE).write_bytes(content)
     with pytest.raises(UserError, match=r"is not a checkpoint.*trainer.json"):
         read_state(tmp_path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_all_files_may_be_read_by_the_same(tmp_path: Path, umask: int, mode: int) -> None:
+    """Whatever made them: safetensors' files are their owner's alone."""
+    before = os.umask(umask)
+    try:
+        directory = checkpoint_path(tmp_path, 1)
+        with being_written(directory, 100) as partial:
+            (partial / STATE).write_bytes(msgspec.json.encode(TrainerState(step=1, lineage="", parameters=3)))
+            os.close(os.open(partial / TENSORS, os.O_CREAT | os.O_WRONLY, 0o600))
+            (partial / "deeper").mkdir()
+            (partial / "deeper/file").write_bytes(b"")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}
+    assert stat.S_IMODE((directory / "deeper").stat().st_mode) == stat.S_IMODE(directory.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("config", "stated"),
+    [
+        ({}, {"dtype": "bfloat16"}),
+        ({"dtype": "float32", "a": [1]}, {"a": [1], "dtype": "bfloat16"}),
+        ({"torch_dtype": "float16"}, {"dtype": "bfloat16"}),
+        (
+            {"text_config": {"dtype": "float32", "b": 1}, "vision_config": {}},
+            {"dtype": "bfloat16", "text_config": {"b": 1, "dtype": "bfloat16"}, "vision_config": {}},
+        ),
+    ],
+)
+def test_a_config_beside_stored_weights_says_their_dtype(config: dict[str, Any], stated: dict[str, Any]) -> None:
+    content = json.dumps(config).encode()
+    assert json.loads(in_stream_dtype("config.json", content)) == stated
+    assert in_stream_dtype("tokenizer.json", content) == content
 
 
 # -- prune ---------------------------------------------------------------------------------------------------

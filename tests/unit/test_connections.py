@@ -98,7 +98,7 @@ async def test_a_closed_port(tmp_path: Path) -> None:
     words = "cannot be reached: nothing listens there (connection refused): is the node running, and is the port right?"
     for text in (address.authority, address.url, f"https://{address.authority}", line_for(KEY, address)):
         assert words in await first_line(tmp_path, text)
-    with pytest.raises(UserError, match="no node answers: .*nothing listens there"):
+    with pytest.raises(UserError, match=r"no node answers: .*nothing listens there"):
         await _fetch(address.authority)
 
 
@@ -106,7 +106,7 @@ async def test_a_name_that_does_not_exist(tmp_path: Path) -> None:
     line = await first_line(tmp_path, "learner.invalid")
     assert "the name learner.invalid" in line
     assert "is this machine on the network?" in line
-    with pytest.raises(UserError, match="no node answers: the name learner.invalid"):
+    with pytest.raises(UserError, match=r"no node answers: the name learner\.invalid"):
         await _fetch("learner.invalid")
 
 

@@ -94,6 +94,13 @@ def test_what_is_exported_loads_and_generates(made: tuple[Path, Any], tmp_path: 
         "tokenizer_config.json",
     ]
     assert list(tmp_path.rglob("*.partial")) == []
+    assert json.loads((to / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(to).dtype == torch.bfloat16
+    # One mode, that of any file that is made here: the checkpoint's own files have one too.
+    checkpoint = made[0] / "checkpoints/step-000004"
+    (tmp_path / "any").touch()
+    modes = {path.stat().st_mode for directory in (to, checkpoint) for path in directory.iterdir()}
+    assert modes == {(tmp_path / "any").stat().st_mode}
 
 
 def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
             resumed_config(path, {})
     for content in (b"", b"{", b"[]", b"\xff", b'{"stepz": 1}', b'{"steps": -1}'):
         (tmp_path / "config.json").write_bytes(content)
-        with pytest.raises(UserError, match="config.json is damaged or of another release") as error:
+        with pytest.raises(UserError, match=r"config\.json is damaged or of another release") as error:
             resumed_config(tmp_path, {})
         assert "\n" not in str(error.value)
 
