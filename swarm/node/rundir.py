@@ -151,7 +151,7 @@ def resumed_config(
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
-    config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
+    config = load_config(LeadConfig, file, {**flags, "run_dir": path}, before=known)
     before = load_config(LeadConfig, None, values)
     for name in sorted(given.keys() - CHANGEABLE):
         # As both were read: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
