@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -28,13 +28,15 @@ Place = tuple[str | int, ...]
 """Keys and, in a list, positions that lead to a value."""
 
 
-def load_config(kind: type[C], file: Path | None, flags: dict[str, Any]) -> C:
-    """A `kind` from the TOML `file`, if any, overridden by the flags that were given. UserError in one line, which
-    names a setting as the flag or as the key of the file that it came from."""
+def load_config(
+    kind: type[C], file: Path | None, flags: dict[str, Any], *, before: Mapping[str, Any] | None = None
+) -> C:
+    """A `kind` from the settings it had `before`, overridden by the TOML `file`, overridden by the flags that were
+    given. UserError in one line, which names a setting as the flag or as the key of the file that it came from."""
     values = read_toml(file) if file else {}
     given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return kind(**{**values, **given})
+        return kind(**{**(before or {}), **values, **given})
     except ValidationError as error:
         faults = error.errors()
         in_file = [fault for fault in faults if fault["loc"] and fault["loc"][0] in values.keys() - given.keys()]

@@ -242,7 +242,7 @@ def resumed_config(
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
-    config = load_config(LeadConfig, None, {**known, **given, "run_dir": path})
+    config = load_config(LeadConfig, file, {**flags, "run_dir": path}, before=known)
     for name in sorted(given.keys() - CHANGEABLE):
         # As both were read: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
         if getattr(config, name) != getattr(before, name):
@@ -279,8 +279,8 @@ def forked_config(
         # It has its port, and both are to run.
         known["port"] = 0
     task = given.get("task", known.get("task", ""))
-    run_dir = Path(given.pop("run_dir", None) or default_run_dir(task))
-    config = load_config(LeadConfig, None, {**known, **given, "run_dir": run_dir, "model": str(run_dir / BASE)})
+    run_dir = Path(given.get("run_dir") or default_run_dir(task))
+    config = load_config(LeadConfig, file, {**flags, "run_dir": run_dir, "model": str(run_dir / BASE)}, before=known)
     model = read_values(path).get(ORIGIN, {}).get("model", values["model"])
     return config, Origin(run=path, step=step, best=best, model=model)
 

@@ -82,6 +82,13 @@ def test_what_makes_a_run_what_it_is_cannot_change(tmp_path: Path, name: str, va
     assert getattr(resumed_config(path, {name: same}), name) == same
 
 
+def test_a_bad_value_of_a_file_is_named_by_its_line_when_a_run_is_resumed_too(tmp_path: Path) -> None:
+    path, file = made(tmp_path), tmp_path / "more.toml"
+    file.write_text("# more\nsteps = 0\n")
+    with pytest.raises(UserError, match=r"more.toml, line 2: steps = 0: "):
+        resumed_config(path, {}, file)
+
+
 def test_a_file_changes_what_may_change_and_flags_go_before_it(tmp_path: Path) -> None:
     path, file = made(tmp_path, task="sort"), tmp_path / "more.toml"
     file.write_text('task = "sort"\nalarm_mismatch_kl = 2.0\nsteps = 300\n')
@@ -91,7 +98,7 @@ def test_a_file_changes_what_may_change_and_flags_go_before_it(tmp_path: Path) -
     with pytest.raises(UserError, match="--task cannot change when a run is resumed"):
         resumed_config(path, {}, file)
     file.write_text("alarms = 1\n")
-    with pytest.raises(UserError, match="unknown setting 'alarms'"):
+    with pytest.raises(UserError, match="line 1: alarms is no key of this file"):
         resumed_config(path, {}, file)
 
 
