@@ -81,7 +81,7 @@ def log_steps(run_dir: Path, steps: int, **figures: Callable[[int], float]) -> N
 
 
 def report_of(run_dir: Path, readers: Callable[[], Read] = no_readers) -> str:
-    return write_report(run_dir, None, readers).read_text(encoding="utf-8")
+    return write_report(run_dir, None, readers)[0].read_text(encoding="utf-8")
 
 
 def cells(page: str, name: str) -> list[str]:
@@ -323,9 +323,9 @@ def test_a_long_text_is_cut_and_says_so() -> None:
 
 def test_a_report_is_written_anew_but_over_nothing_else(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run")
-    path = write_report(run_dir, None, no_readers)
+    path, _ = write_report(run_dir, None, no_readers)
     log_steps(run_dir, 1, reward=float)
-    assert write_report(run_dir, None, no_readers) == path == run_dir / "report.html"
+    assert write_report(run_dir, None, no_readers)[0] == path == run_dir / "report.html"
     assert "1 of 200 learner steps" in path.read_text()
     other = tmp_path / "mine.html"
     other.write_text("mine")
