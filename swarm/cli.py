@@ -27,7 +27,6 @@ from swarm.errors import EchoError, UserError, first_fault
 
 if TYPE_CHECKING:
     from swarm.dashboard.live import LiveView
-    from swarm.node.learner import LearnerNode
     from swarm.node.relay import RelayNode
     from swarm.node.sampler import SamplerNode
 
@@ -36,9 +35,6 @@ DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
 
 LEAVE_S = 3.0
 """After a second signal a node that cannot end is ended: its last words to others take at most a second."""
-
-SHOW_S = 0.5
-"""Between two looks of the live view at the learner: asking for its status takes a millisecond or so."""
 
 R = TypeVar("R")
 T = TypeVar("T", covariant=True)
@@ -129,7 +125,7 @@ def lead(
     from rich.console import Console
 
     from swarm.configfile import load_config, read_toml
-    from swarm.dashboard.live import LiveView
+    from swarm.dashboard.live import LiveView, follow
     from swarm.node.checking import check_run
     from swarm.node.learner import LearnerNode
     from swarm.node.rundir import forked_config, resumed_config
@@ -148,7 +144,7 @@ def lead(
     node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
 
     async def work() -> bool:
-        showing = asyncio.create_task(_show(node, view))
+        showing = asyncio.create_task(follow(view, lambda: node.status() if node.is_up else None))
         try:
             return await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin, view=view)
         finally:
@@ -322,14 +318,6 @@ class Node(Protocol[T]):
     def run(self) -> Coroutine[Any, Any, T]: ...
     def request_stop(self) -> bool: ...
     def last_words(self) -> str: ...
-
-
-async def _show(node: LearnerNode, view: LiveView) -> None:
-    """Have the view show what the node says of itself, for as long as both are there."""
-    while True:
-        if view.is_live and node.is_up:
-            view.update(node.status())
-        await asyncio.sleep(SHOW_S)
 
 
 async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: LiveView | None = None) -> T:

@@ -10,12 +10,13 @@ process ends.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from rich.console import Console
@@ -24,6 +25,11 @@ from swarm.dashboard.terminal import live_view, plain_line
 
 FRAME_S = 0.25
 """Between two looks at what there is to draw: four frames a second at most, and a resize is mended as soon."""
+
+LOOK_S = 0.5
+LOOK_SHARE = 0.01
+"""Between two looks at a status of this process; longer where making one takes more than this share of the time: with a
+thousand samplers it takes 8 ms."""
 
 WIDTH = 78
 """Most columns of the panel: on a terminal of 80 or more that is resized to 80 nothing is ever wrapped."""
@@ -132,6 +138,14 @@ class LiveView:
         except OSError:
             found = os.terminal_size((0, 0))
         return found.columns or 80, found.lines or 24
+
+
+async def follow(view: LiveView, status: Callable[[], dict[str, Any] | None]) -> None:
+    """Show on a terminal what `status` says, until this is cancelled."""
+    while view.is_live:
+        began = time.monotonic()
+        view.update(status())
+        await asyncio.sleep(max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE))
 
 
 def rows_of(panel: list[str], panel_width: int, width: int) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from swarm.learner.checkpoints import checkpoint_path, is_whole
-from tests.integration.processes import Swarm, command, eventually, swarm_in
+from tests.integration.processes import Node, Swarm, command, eventually, swarm_in
 
 ENDLESS = ("--steps", "1000000", "--port", "0")
 
@@ -112,21 +112,23 @@ def test_a_learner_on_a_terminal_has_a_view_and_leaves_the_terminal_as_it_was(tm
 
 
 def test_a_command_that_is_stopped_says_so_in_a_line(tmp_path: Path) -> None:
-    tasks = tmp_path / "slow.py"
-    tasks.write_text("print('here', flush=True)\nwhile True:\n    pass\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "swarm", "tasks", "try", f"python:{tasks}:Slow"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    scenario = tmp_path / "scenario.toml"
+    os.mkfifo(scenario)
+    plan = Node(tmp_path, "plan", "plan", str(scenario))
+
+    held: list[int] = []
+
+    def is_read() -> bool:
+        with suppress(OSError):  # ENXIO: nobody reads it yet.
+            held.append(os.open(scenario, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(held)
+
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "here\n"
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        eventually(is_read, plan, "the scenario is opened")
+        plan.signal(signal.SIGINT)
+        assert plan.wait() == 130
     finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130
-    assert error == "echo-node: stopped\n"
+        plan.end()
+        for descriptor in held:
+            os.close(descriptor)
+    assert plan.output() == "echo-node: stopped\n"
