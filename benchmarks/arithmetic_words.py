@@ -24,7 +24,7 @@ from swarm.learner.warm import Course, Lesson, teach
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-QUESTIONS = 2_000
+QUESTIONS = 5_000
 
 SPECIAL = ("<pad>", "<eos>", "<user>", "<assistant>")
 

@@ -15,6 +15,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.integration.processes import PATIENCE_S, Node, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/operations.md")
+RESULTS = "benchmarks/RESULTS.md"
 
 NOT_RUN = {
     "bin/demo": "tests/integration/test_demo.py runs it",
@@ -34,7 +36,8 @@ NOT_RUN = {
 }
 
 LONG = {
-    "bin/echo-node simulate examples/lab-4b.toml --seed 1 --hours 6 --plot run.png": "most of a minute on a busy core",
+    "bin/echo-node plan examples/lab-4b.toml": "half a minute on a busy machine; test_plan.py has a quick one",
+    "bin/echo-node simulate examples/lab-4b.toml --seed 1 --hours 6 --plot run.png": "minutes on a busy machine",
 }
 """Runs in the longer ring only."""
 
@@ -59,6 +62,10 @@ QUESTIONS = {
     "max_new_tokens = 512": "max_new_tokens = 12",
 }
 """examples/questions.toml, with a small model that is here instead of one that has to be downloaded."""
+
+TAKE_STEPS = ("runs/first", "runs/q")
+"""Runs whose learner is seen to take a step with its samplers. Of the others the learner starts and its nodes join:
+each process that imports torch takes seconds."""
 
 LEARNS_S = 3600.0
 """Longest wait for the arithmetic example: ten minutes on two quiet cores."""
@@ -94,12 +101,9 @@ class Shell(Node):
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
+                # Tests that a shell runs in the background ignore Ctrl-C, and so would what they start.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
-
-    def interrupt(self) -> None:
-        """Ctrl-C, which ends it, if it has not ended by itself."""
-        self.signal(signal.SIGINT)
-        assert self.wait() in (0, 130), f"{self.name}\n{self.output()}"
 
 
 class Stranger:
@@ -150,22 +154,24 @@ class Stranger:
 
     def _lead(self, command: str) -> None:
         resumes = "--resume" in command
-        if self._learner is not None:
-            self._learner.interrupt()
+        ending = ([self._learner] if self._learner else []) + ([] if resumes else self._joined)
+        for node in ending:
+            node.signal(signal.SIGINT)
+        for node in ending:
+            assert node.wait() in (0, 130), f"{node.name}\n{node.output()}"
         if not resumes:
-            for node in self._joined:
-                node.interrupt()
             self._joined.clear()
         learner = self._learner = self._start(command if resumes else f"{command} --port {self._port}")
         eventually(lambda: self._alive(learner).says("a sampler joins with:"), learner, "a join line")
-        if resumes:
+        if resumes and self._run_dir() == "runs/first":
+            # `set` wants a learner that has started.
             self._take_a_step()
 
     def _join(self, command: str) -> None:
         node = self._start(command)
         self._joined.append(node)
         eventually(lambda: self._alive(node).says("; status: echo-node status "), node, "it listens")
-        if "relay" not in command:
+        if self._run_dir() in TAKE_STEPS:
             self._take_a_step()
 
     def _take_a_step(self) -> None:
@@ -181,7 +187,8 @@ class Stranger:
 
     def _run_dir(self) -> str:
         assert self._learner is not None
-        return re.findall(r"run directory (\S+)", self._learner.output())[0]
+        found: list[str] = re.findall(r"run directory (\S+)", self._learner.output())
+        return found[0]
 
     def _filled_in(self, command: str) -> str:
         """With what REPLACED says in place of what stands for it."""
@@ -210,7 +217,7 @@ class Stranger:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=LEARNS_S if command in LONG else PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -260,7 +267,7 @@ def test_every_command_runs_as_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(LEARNS_S)
 @pytest.mark.parametrize("command", LONG)
 def test_the_long_commands_run_as_written(command: str, tmp_path: Path) -> None:
     with stranger_in(tmp_path) as stranger:
@@ -293,3 +300,14 @@ def test_settings_in_the_documents_are_settings() -> None:
     for block in found:
         kind = LeadConfig if block.startswith("# lead.toml") else JoinConfig
         kind.model_validate(tomllib.loads(block))
+
+
+def test_a_benchmark_that_a_document_names_is_there_and_runs_through_bin(tmp_path: Path) -> None:
+    written = "".join(path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / RESULTS))
+    found = re.findall(r"(\S*)python -m ((?:benchmarks|swarm)[\w.]*)", written)
+    assert len(found) > 30
+    assert {module for _, module in found if find_spec(module) is None} == set()
+    assert {place.lstrip("`(") for place, _ in found} == {"bin/"}
+    asked = [str(ROOT / "bin" / "python"), "-m", "benchmarks.gossip", "--help"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
