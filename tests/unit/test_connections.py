@@ -230,7 +230,7 @@ async def test_a_sampler_whose_swarm_is_gone_ends(tmp_path: Path) -> None:
         network = NodeNetwork(tmp_path, "sampler", settings, say=looks_like_a_line, emit=lambda kind, **_: None)
         network._learner_key = KEY.public_bytes
         network.learner = lambda: (KEY.node_id, [])  # type: ignore[method-assign]
-        network.gossip.news = news  # type: ignore[method-assign]
+        network.gossip.news = news  # type: ignore[method-assign, assignment]
         with pytest.raises(UserError, match="this join line is old, ask whoever leads the swarm for a new one"):
             await LearnerLink(network, looks_like_a_line).find()
         await network.peers.close()
