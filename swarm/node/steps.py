@@ -115,12 +115,12 @@ class Steps:
                     return
                 if (batch := await self._next_batch(publishing)) is None:
                     return
+                self._in_step = True
                 step = self.step
                 prompts = [
                     train_group(g.prompt, [(s.rollout, s.score, s.author) for s in g.samples if s.rollout], step)
                     for g in batch
                 ]
-                self._in_step = True
                 trained = await self._training.train(prompts)
                 self._in_step = False
                 self._record(batch, step, trained)

@@ -66,14 +66,16 @@ def test_a_stopped_learner_keeps_what_it_says_and_another_run_begins_with_its_mo
 
 def test_a_learner_in_the_middle_of_a_step_says_so_and_ends_at_once_if_it_is_asked_again(swarm: Swarm) -> None:
     swarm.lead_with(rehearse_step_s=3600)
-    learner = swarm.lead(*ENDLESS)
+    learner = swarm.lead("--max-staleness", "0", *ENDLESS)
     swarm.scripted(learner.url(), name="sampler")
-    batch = learner.status()["batch_rollouts"]
-    eventually(
-        lambda: learner.status().get("groups_ready") == 0 and learner.status()["cost"]["rollouts_accepted"] >= batch,
-        learner,
-        "a batch",
-    )
+
+    def is_training() -> bool:
+        """At S = 0 nothing is drawn ahead of the batch that is trained on."""
+        status = learner.status()
+        accepted = status["cost"]["rollouts_accepted"] >= status["batch_rollouts"]
+        return accepted and status["groups_ready"] == status["groups_open"] == 0
+
+    eventually(is_training, learner, "the first batch is taken")
     learner.signal(signal.SIGINT)
     eventually(lambda: learner.says("stopping; waiting for the end of step 1"), learner, "it says what it waits for")
     assert learner.status()["state"] == "stopping"
