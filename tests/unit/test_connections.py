@@ -218,7 +218,7 @@ async def test_one_that_may_come_back_keeps_the_search_going(tmp_path: Path) -> 
 # -- a node that has been in the swarm -----------------------------------------------------------------------
 
 
-async def test_a_sampler_whose_swarm_is_gone_ends(tmp_path: Path) -> None:
+async def test_a_sampler_whose_swarm_is_gone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learner is nowhere, and where the join line leads another swarm has begun."""
 
     async def news(seconds: float) -> None:
@@ -229,8 +229,8 @@ async def test_a_sampler_whose_swarm_is_gone_ends(tmp_path: Path) -> None:
         settings = NetworkSettings(host="127.0.0.1", port=0, bootstrap=(line_for(KEY, other),))
         network = NodeNetwork(tmp_path, "sampler", settings, say=looks_like_a_line, emit=lambda kind, **_: None)
         network._learner_key = KEY.public_bytes
-        network.learner = lambda: (KEY.node_id, [])  # type: ignore[method-assign]
-        network.gossip.news = news  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(network, "learner", lambda: (KEY.node_id, []))
+        monkeypatch.setattr(network.gossip, "news", news)
         with pytest.raises(UserError, match="this join line is old, ask whoever leads the swarm for a new one"):
             await LearnerLink(network, looks_like_a_line).find()
         await network.peers.close()
