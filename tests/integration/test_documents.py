@@ -50,7 +50,7 @@ REPLACED = {
     "echo1:...": "the line that the learner printed",
     "HOST": "the learner's machine",
     "PORT": "of the node that joined last",
-    "RUN_DIR": "the learner's",
+    "RUN_DIR": "a run with a checkpoint",
     "DIR": "any name",
     "FILE": "any name",
 }
@@ -60,8 +60,10 @@ QUESTIONS = {
     '"Qwen/Qwen3-0.6B"': '"./examples/arithmetic"',
     '"0.0.0.0"': '"127.0.0.1"',
     "max_new_tokens = 512": "max_new_tokens = 12",
+    "eval_every_steps = 20": "eval_every_steps = 20\ncheckpoint_every_steps = 1",
 }
-"""examples/questions.toml, with a small model that is here instead of one that has to be downloaded."""
+"""examples/questions.toml, with a small model that is here instead of one that has to be downloaded, and with something
+to export after the first step."""
 
 TAKE_STEPS = ("runs/first", "runs/q")
 """Runs whose learner is seen to take a step with its samplers. Of the others the learner starts and its nodes join:
@@ -178,8 +180,11 @@ class Stranger:
         """The learner takes one more with its samplers, and has measured a version."""
         assert self._learner is not None
         before, learner = self.steps(), self._learner
-        best = self._clone / self._run_dir() / "best"
-        eventually(lambda: self._alive(learner) and best.exists() and self.steps() > before, learner, "a step")
+        run_dir = self._clone / self._run_dir()
+        eventually(lambda: self._alive(learner) and self.steps() > before, learner, "a step")
+        eventually((run_dir / "best").exists, learner, "a version is measured")
+        if run_dir.name == "q":
+            eventually(lambda: any(run_dir.glob("checkpoints/step-*")), learner, "a checkpoint")
 
     def _alive(self, node: Shell) -> Shell:
         assert node.process.poll() is None, f"{node.name}\n{node.output()}"
@@ -199,7 +204,7 @@ class Stranger:
         command = command.replace("7700", str(self._port)).replace("HOST", "127.0.0.1")
         if self._learner is not None:
             line = re.findall(r"--bootstrap (\S+)", self._learner.output())[0]
-            command = command.replace("echo1:...", line).replace("RUN_DIR", self._run_dir())
+            command = command.replace("echo1:...", line).replace("RUN_DIR", "runs/q")
         if "PORT" in command:
             command = command.replace("PORT", self._joined[-1].address().rpartition(":")[2])
         return command.replace("DIR", "a-directory").replace("FILE", "a-file")
