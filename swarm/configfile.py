@@ -137,7 +137,12 @@ def _explain_flag(kind: type[BaseModel], fault: Any) -> str:
 def _explain_file(kind: type[BaseModel], file: Path, values: dict[str, Any], faults: Sequence[Any]) -> str:
     """The first faults of a file, by line and key."""
     text = file.read_text()
-    found = sorted((line_of(text, fault["loc"]), _explain_key(kind, values, fault)) for fault in faults)
+    places = {fault["loc"] for fault in faults}
+    # A list whose members are all faulty is said to be empty, too.
+    own = [
+        fault for fault in faults if not any(fault["loc"] == place[: len(fault["loc"])] != place for place in places)
+    ]
+    found = sorted((line_of(text, fault["loc"]), _explain_key(kind, values, fault)) for fault in own)
     told = "; ".join(f"line {line}: {words}" if line else words for line, words in found[:MOST_FAULTS])
     more = f"; and {len(found) - MOST_FAULTS} more" if len(found) > MOST_FAULTS else ""
     return f"{file}{', ' if found[0][0] else ': '}{told}{more}"

@@ -384,14 +384,15 @@ def verdict(*, learned: bool, control: bool, steps: int) -> str:
 def next_steps(run_dir: Path, picture: Path) -> list[str]:
     """What can be looked at and done now, as commands."""
     command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
-    rows = [
-        (f"{command} report {run_dir}", "curves, answers and events as one page"),
-        (f"{command} verify {run_dir}", "no rollout was too old, used twice or lost"),
-        (f"{command} export model {run_dir} --best --to my-model", "the model, in Hugging Face format"),
-        (f"{command} lead --model tiny --task copy", "the same in two terminals: it prints what to type in the other"),
+    return [
+        f"learning curves: {picture}",
+        "next, look at it as a page, prove that no rollout was lost, take the model away:",
+        f"  {command} report {run_dir}",
+        f"  {command} verify {run_dir}",
+        f"  {command} export model {run_dir} --best --to my-model",
+        "the same in two terminals; this one prints what to type in the other:",
+        f"  {command} lead --model tiny --task copy",
     ]
-    width = max(len(line) for line, _ in rows)
-    return [f"learning curves: {picture}", "next:", *(f"  {line:{width}}  # {words}" for line, words in rows)]
 
 
 async def _status(peer: PeerClient) -> dict[str, Any] | None:

@@ -81,7 +81,9 @@ class LiveView:
             print(line, file=self._file, flush=True)
 
     def update(self, status: dict[str, Any] | None) -> None:
-        """Show this status of the learner from now on; None while it does not answer."""
+        """Show this status of the learner from now on; None while it does not answer. What it said last stays then."""
+        if status is None and self._shown[0] is not None:
+            return
         if status is not None and status["step"] > self._seen_step and "reward" in status["metrics"]:
             self._seen_step = status["step"]
             self._rewards.append(status["metrics"]["reward"])

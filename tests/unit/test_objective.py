@@ -260,8 +260,10 @@ def rules_for(name: str) -> LearningRules:
 
 
 def test_an_objective_that_does_not_exist_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^there is no objective 'gpro'; known ones: grpo, decoupled_ppo, [^\n]*$"):
+    with pytest.raises(UserError, match=r"^there is no objective 'gpro': did you mean grpo\?$"):
         trainer_in(tmp_path, learning=rules_for("gpro"))
+    with pytest.raises(UserError, match=r"^there is no objective 'best'; known ones: grpo, decoupled_ppo, [^\n]*$"):
+        trainer_in(tmp_path, learning=rules_for("best"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -84,7 +84,7 @@ def test_a_bad_scenario_is_refused_in_one_line_that_names_file_and_key(
 def test_a_file_with_many_faults_is_still_refused_in_one_readable_line(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(TEXT.replace("tokens_per_s = ", "tokens_per_s = -"))
-    with pytest.raises(UserError, match=r"vast-5090: tokens_per_s = -1700: .*; and 3 more$"):
+    with pytest.raises(UserError, match=r"bad.toml, line \d+: fleet vast-3090: tokens_per_s = -890: .*; and 2 more$"):
         load_file(Scenario, file)
 
 
