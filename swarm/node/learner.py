@@ -33,6 +33,7 @@ from swarm.node.prompts import Progress, check_data, longest_completion, open_ta
 from swarm.node.provisioning import Provisioning, Surroundings
 from swarm.node.publication import ROOM_S, Publication
 from swarm.node.rundir import (
+    LOGS,
     Origin,
     begin_again,
     create_run_directory,
@@ -80,6 +81,7 @@ class LearnerNode:
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
         self._run_dir = directory_of(config)
+        self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
         self._waits_for = "the network to open"
         # Whether `status` can be asked, and whether the user stopped the run before its end.
@@ -128,7 +130,7 @@ class LearnerNode:
             # Leave no run directory that refuses the corrected command.
             self._is_kept = False
             if not self._resume:
-                remove_run_directory(self._run_dir)
+                remove_run_directory(self._run_dir, keep_logs=self._had_logs)
             raise
         try:
             if self._resume:
@@ -241,7 +243,7 @@ class LearnerNode:
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
         await asyncio.to_thread(self._log.close)
         if not (self._is_kept or self._resume):
-            remove_run_directory(self._run_dir)
+            remove_run_directory(self._run_dir, keep_logs=self._had_logs)
 
     def status(self) -> dict[str, Any]:
         """What the node says of itself; the keys are described in docs/protocol.md."""

@@ -94,7 +94,7 @@ LONGEST_NAME = 100
 """Characters of a run directory's name without the time; file systems allow 255 bytes."""
 
 LOGS = "logs"
-"""What the processes of a demo print. It is there before the run is, and stays if there is none."""
+"""What a run's processes print. That of a demo is there before the run is, and stays if there is none."""
 
 LOCK = ".lock"
 """Held by the learner that leads the run; the system takes it back when the process dies."""
@@ -142,7 +142,7 @@ def create_run_directory(
             # Last: without it this is no run yet.
             write_config(path, config, {**asdict(origin), "run": str(origin.run), "step": step})
         except UserError:
-            remove_run_directory(path)
+            remove_run_directory(path, keep_logs=True)
             raise
         which = "best model" if origin.best else "model"
         say(f"a new run with the {which} of {origin.run} after {step} steps, and a fresh optimiser")
@@ -150,20 +150,17 @@ def create_run_directory(
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
 
 
-def remove_run_directory(path: Path) -> None:
-    """Of a run that never began: what was made of it. The directory itself stays only if it holds logs."""
+def remove_run_directory(path: Path, *, keep_logs: bool) -> None:
+    """Of a run that never began: all that was made of it. `keep_logs`: they were there before it, as a demo's are."""
     for entry in path.iterdir():
-        if entry.name == LOGS:
+        if keep_logs and entry.name == LOGS:
             continue
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
-    try:
+    if not any(path.iterdir()):
         path.rmdir()
-    except OSError:
-        # It holds logs.
-        pass
 
 
 def refuse_used(path: Path) -> None:

@@ -179,12 +179,10 @@ def test_a_run_that_never_began_leaves_nothing_but_logs(tmp_path: Path) -> None:
     (path / LOGS / "learner.log").write_text("no such model\n")
     create_run_directory(path, LeadConfig())
     (path / "journal").mkdir()
-    remove_run_directory(path)
+    remove_run_directory(path, keep_logs=True)
     assert [entry.relative_to(path) for entry in path.rglob("*")] == [Path(LOGS), Path(LOGS) / "learner.log"]
     create_run_directory(path, LeadConfig())
-    (path / LOGS / "learner.log").unlink()
-    (path / LOGS).rmdir()
-    remove_run_directory(path)
+    remove_run_directory(path, keep_logs=False)
     assert not path.exists()
 
 
