@@ -23,14 +23,14 @@ from swarm.node.best import ABOUT, NAME
 from swarm.node.environment import ENVIRONMENT
 from swarm.node.identity import load_or_create_key, write_privately
 from swarm.node.prompts import RECORD, open_tokenizer, read_record
-from swarm.node.rundir import LOCK, resumed_config, write_config
+from swarm.node.rundir import BASE, LOCK, ORIGIN, read_values, resumed_config, write_config
 from swarm.node.tls import load_or_create_tls
 from swarm.rollout.journal import DATABASE, SEGMENTS
 from swarm.rollout.salvage import salvage_journal
 from swarm.rollout.segments import sync_path
 
 CHECKPOINTS, MODEL, IDENTITY = "checkpoints", "model", "identity"
-COPIED = (CHECKPOINTS, NAME, MODEL, SEGMENTS, IDENTITY, DATABASE)
+COPIED = (CHECKPOINTS, NAME, MODEL, BASE, SEGMENTS, IDENTITY, DATABASE)
 """What takes room."""
 
 PARTIAL = ".partial"
@@ -79,7 +79,7 @@ def salvage(run_dir: Path, to: Path) -> Salvage:
             for path in (*partial.rglob("*"), partial):
                 sync_path(path)
             os.replace(partial, to)
-            write_config(to, config)
+            write_config(to, config, read_values(run_dir).get(ORIGIN))
         except OSError as error:
             raise UserError(f"cannot write to {to}: {error.strerror} ({error.filename})") from error
         finally:
@@ -117,6 +117,9 @@ def _copy_models(run_dir: Path, to: Path, done: Salvage) -> None:
         _copy_directory(run_dir / NAME, to / NAME, lambda copy: fault_of(copy, (ABOUT,)), done)
     if (run_dir / MODEL).is_dir():
         _copy_directory(run_dir / MODEL, to / MODEL, _fault_of_files, done)
+    if (run_dir / BASE).is_dir():
+        # A fork's first model has no digests; a run with a checkpoint reads no more of it than its configuration.
+        _copy_directory(run_dir / BASE, to / BASE, lambda copy: "", done)
 
 
 def _copy_directory(source: Path, to: Path, fault_in: Callable[[Path], str], done: Salvage) -> None:

@@ -27,7 +27,7 @@ from swarm.node.identity import load_or_create_key, next_generation
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
 from swarm.node.prompts import Record, check_data, open_task, write_record
-from swarm.node.rundir import create_run_directory
+from swarm.node.rundir import BASE, ORIGIN, create_run_directory, read_values, resumed_config, write_config
 from swarm.node.salvage import salvage
 from swarm.rollout.journal import DATABASE, SEGMENTS, Journal
 from swarm.rollout.verify import verify_run
@@ -332,6 +332,21 @@ def test_files_of_a_run_have_one_mode_and_secrets_are_private(run_dir: Path, who
     modes = {path.name: path.stat().st_mode & 0o777 for path in whole.iterdir() if path.is_file()}
     assert len(set(modes.values())) == 1, modes
     assert {path.stat().st_mode & 0o777 for path in (whole / "identity").iterdir()} == {0o600}
+
+
+def test_a_fork_that_is_salvaged_has_its_first_model_and_its_origin(run_dir: Path) -> None:
+    config, origin = (
+        resumed_config(run_dir, {}, finished=True),
+        {"run": "runs/first", "step": 4, "best": False, "model": "tiny"},
+    )
+    write_config(run_dir, config, origin)
+    (run_dir / BASE).mkdir()
+    (run_dir / BASE / "config.json").write_text("{}")
+    new, _, _, lost = salvaged(run_dir)
+    assert lost == ""
+    assert read_values(new)[ORIGIN] == origin
+    assert resumed_config(new, {}).model == str(new / BASE)
+    assert (new / BASE / "config.json").read_text() == "{}"
 
 
 def test_of_a_whole_run_nothing_is_lost(run_dir: Path) -> None:
