@@ -72,8 +72,8 @@ def test_a_learner_in_the_middle_of_a_step_says_so_and_ends_at_once_if_it_is_ask
     def is_training() -> bool:
         """At S = 0 nothing is drawn ahead of the batch that is trained on."""
         status = learner.status()
-        accepted = status["cost"]["rollouts_accepted"] >= status["batch_rollouts"]
-        return accepted and status["groups_ready"] == status["groups_open"] == 0
+        accepted = bool(status["cost"]["rollouts_accepted"] >= status["batch_rollouts"])
+        return accepted and bool(status["groups_ready"] == status["groups_open"] == 0)
 
     eventually(is_training, learner, "the first batch is taken")
     learner.signal(signal.SIGINT)
