@@ -195,7 +195,8 @@ def test_nodes_say_of_themselves_what_they_do(swarm: Swarm) -> None:
     eventually(lambda: _contributes(learner, 1), sampler, "the sampler contributes")
     table = command("status", learner.url())
     assert table.returncode == 0
-    assert "max_staleness" in table.stdout
+    assert table.stdout.startswith("learner ")
+    assert all(node[:12] in table.stdout for node in accepted_by(learner.status()))
     done = command("status", sampler.url(), "--json")
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["role"] == "sampler"

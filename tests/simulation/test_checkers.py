@@ -319,7 +319,7 @@ def test_the_message_ends_with_the_command_that_breaks_it_again(
     breach = _breach(name, seed)
     assert str(breach).endswith(f"\nreplay: bin/python -m swarm.sim --seed {seed} --scenario {name}")
     python, _, module, *arguments = shlex.split(breach.replay)
-    assert (python, module) == ("python", "swarm.sim")
+    assert (python, module) == ("bin/python", "swarm.sim")
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     assert main() == 1
     assert capsys.readouterr().out == f"{breach}\n"
