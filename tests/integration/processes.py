@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 """Longest wait for anything, on two busy cores; a test that passes waits for what it asks, not for this."""
 
 POLL_S = 0.05

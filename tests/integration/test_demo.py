@@ -21,7 +21,7 @@ from tests.integration.processes import Node, command, eventually, swarm_in
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A demo in which a sampler is killed half-way; the summary that it prints."""
     run_dir = tmp_path_factory.mktemp("demo") / "run"
-    done = command("demo", "--kill-one", "--seed", "1", "--json", "--run-dir", str(run_dir), timeout_s=280)
+    done = command("demo", "--kill-one", "--seed", "1", "--json", "--run-dir", str(run_dir), timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {**summary, "said": done.stderr}

@@ -172,7 +172,7 @@ def test_a_learner_killed_ten_times_leads_its_run_to_the_end(swarm: Swarm) -> No
 @pytest.mark.long
 def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    done = command("demo", "--kill-learner", "10", "--json", "--run-dir", str(run_dir), timeout_s=280)
+    done = command("demo", "--kill-learner", "10", "--json", "--run-dir", str(run_dir), timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["learner_killed"], summary["verified"]) == (10, True)
@@ -189,7 +189,7 @@ def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: 
 
 def test_a_demo_kills_its_learner_and_resumes_it(tmp_path: Path) -> None:
     arguments = ("--kill-learner", "2", "--kill-seed", "1", "--steps", "12", "--samplers", "1")
-    done = command("demo", *arguments, "--json", "--run-dir", str(tmp_path / "run"), timeout_s=200)
+    done = command("demo", *arguments, "--json", "--run-dir", str(tmp_path / "run"), timeout_s=400)
     assert done.returncode == 1, done.stderr[-3000:]  # in 12 steps nothing is learned
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["learner_killed"], summary["verified"], summary["steps"]) == (2, True, 12)
