@@ -179,17 +179,15 @@ def _config(run_dir: Path) -> LeadConfig:
 
 def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
     """The run's prompts by number, with token ids, and the text of token ids."""
-    from swarm.node.prompts import check_data, open_prompts, open_task, open_tokenizer, read_record
-    from swarm.tasks.reward_child import completion_text
+    from swarm.node.prompts import check_data, open_prompts, open_task, read_record
 
     files = run_dir / "model"
     if (record := read_record(run_dir)) is None:
         raise UserError(f"{run_dir} has no prompts yet: the run never came to its first step")
     task = open_task(config)
     check_data(run_dir, task)
-    tokenizer = open_tokenizer(config.model, files)
     prompts = open_prompts(config, task, files, record, say=lambda line: None)
-    return prompts, lambda token_ids: completion_text(tokenizer, list(token_ids), record.stop_token_ids)
+    return prompts, prompts.decode
 
 
 def _the_running_one() -> Path:

@@ -345,7 +345,7 @@ class Demo:
     def _draw(self, held_out: list[dict[str, float]]) -> Path:
         steps = [json.loads(line) for line in (self._run_dir / "metrics.jsonl").read_text().splitlines()]
         curves = [
-            Curve(name="shaped reward", color="#1f77b4", points=[(s["step"], s["reward"]) for s in steps]),
+            Curve(name="reward", color="#1f77b4", points=[(s["step"], s["reward"]) for s in steps]),
             Curve(name="exact match (sampled)", color="#ff7f0e", points=[(s["step"], s["exact_match"]) for s in steps]),
             Curve(
                 name="held-out (greedy)",

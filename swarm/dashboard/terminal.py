@@ -55,7 +55,9 @@ def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: in
     if status is not None:
         parts.append(_grid(figures(status), width))
         if rewards:
-            curve = Text("shaped reward  ", style="dim") + Text(sparkline(rewards, max(10, width - 24)), style="green")
+            curve = Text(f"{'reward':{NAME_WIDTH}}", style="dim") + Text(
+                sparkline(rewards, max(10, width - 24)), style="green"
+            )
             parts += [Text(), curve, Text()]
         parts.append(ProgressBar(total=status["steps"], completed=status["step"], width=max(20, width - 6)))
     state = _clean(status["state"]) if status is not None else "starting"
@@ -72,8 +74,10 @@ def plain_line(status: dict[str, Any] | None) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values in 0..1 as block characters."""
-    return "".join(SPARKS[round(min(1.0, max(0.0, v)) * (len(SPARKS) - 1))] for v in values[-width:])
+    """The last `width` values as block characters, from 0 to 1 or as far beyond as they go."""
+    shown = values[-width:]
+    low, high = min((0.0, *shown)), max((1.0, *shown))
+    return "".join(SPARKS[round((value - low) / (high - low) * (len(SPARKS) - 1))] for value in shown)
 
 
 # -- a screen about any node ---------------------------------------------------------------------------------
@@ -109,7 +113,7 @@ def _learner_figures(status: dict[str, Any]) -> Figures:
     return [
         ("step", f"{status['step']} of {status['steps']}"),
         ("version", status["version"] or UNKNOWN),
-        ("shaped reward", _number(metrics.get("reward"))),
+        ("reward", _number(metrics.get("reward"))),
         ("exact match", _number(metrics.get("exact_match"))),
         ("held-out", _measured(status["held_out"][-1] if status["held_out"] else None)),
         ("best held-out", _measured(status["best"])),

@@ -71,7 +71,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearningSignal:
-    """Notices steps that teach nothing. `decode` makes text of token ids; `longest` completion in tokens."""
+    """Notices steps that teach nothing. `decode` makes text of a completion's token ids, or of a part of them;
+    `longest` is the longest completion, in tokens."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], longest: int) -> None:
         self._decode = decode
@@ -120,8 +121,6 @@ class LearningSignal:
 
     def _answer(self, group: Group, rollout: Rollout, score: Score) -> Answer:
         tokens = rollout.tokens().tolist()
-        if tokens and tokens[-1] in group.rules.stop_token_ids:
-            del tokens[-1]
         halves = (tokens[:TOKENS_READ], tokens[TOKENS_READ:][-TOKENS_READ:])
         return Answer(
             prompt=group.prompt.text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from swarm.learner.messages import Prepared
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
 from swarm.tasks.chat import ChatTemplate, load_chat_template
+from swarm.tasks.reward_child import completion_text
 from swarm.types import Prompt
 
 RECORD = "task.json"
@@ -91,12 +92,15 @@ class Prompts:
         *,
         system_prompt: str | None = None,
         most_tokens: int,
+        stop_token_ids: Collection[int] = (),
     ) -> None:
-        """`template` is None where a prompt is given to the model as it is."""
+        """`template` is None where a prompt is given to the model as it is. A completion that ended by itself has one
+        of `stop_token_ids` at its end."""
         self._task = task
         self._tokenizer = tokenizer
         self._template = template
         self._system_prompt = system_prompt
+        self._stop_token_ids = stop_token_ids
         self.most_tokens = most_tokens
 
     def __call__(self, number: int) -> Prompt:
@@ -124,8 +128,8 @@ class Prompts:
         return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """What a model said, special tokens too."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+        """A completion, or a part of one, as rewards read it."""
+        return completion_text(self._tokenizer, token_ids, self._stop_token_ids)
 
     def text(self, prompt: Prompt) -> str:
         """What the model reads. UserError, with the prompt's id, for one that the template or its lack refuses."""
@@ -232,6 +236,7 @@ def open_prompts(
         template if chat else None,
         system_prompt=config.system_prompt,
         most_tokens=record.most_tokens,
+        stop_token_ids=record.stop_token_ids,
     )
 
 

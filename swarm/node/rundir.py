@@ -84,6 +84,7 @@ OTHER_CONFIG = (
     "the config.json from there"
 )
 """What helps where the settings of a run are lost: they cannot be read out of anything else."""
+
 BASE = "base"
 """The directory of a fork that holds the model which it began with."""
 

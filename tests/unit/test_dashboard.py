@@ -182,8 +182,9 @@ def test_a_samplers_name_is_shown_as_it_is_and_does_nothing(running: dict[str, A
     assert "\x1b" not in shown
 
 
-def test_a_sparkline_shows_the_last_values_within_its_bounds() -> None:
-    assert sparkline([9.0, -1.0, 0.0, 0.5, 1.0, 2.0], 5) == "  ▄██"
+def test_a_sparkline_shows_the_last_values_on_a_scale_that_holds_them_all() -> None:
+    assert sparkline([9.0, 0.0, 0.5, 1.0], 3) == " ▄█"
+    assert sparkline([9.0, -1.0, 0.0, 0.5, 1.0, 2.0], 5) == " ▃▄▅█"
     assert sparkline([], 5) == ""
 
 

@@ -126,8 +126,8 @@ def test_causes_follow_from_the_completions(answers: list[Answer], words: list[s
         assert cause.startswith(wanted)
 
 
-def test_completions_are_read_without_their_stop_token_and_the_best_and_the_worst_are_shown() -> None:
-    batch = [group([0.0, 0.0]), group([0.0, 1.0]), group([0.5, 0.25])]
+def test_the_best_and_the_worst_completions_are_shown() -> None:
+    batch = [group(rewards, (3, 4)) for rewards in ([0.0, 0.0], [0.0, 1.0], [0.5, 0.25])]
     causes, shown = new_signal().explain(batch)
     assert [one.reward for one in shown] == [1.0, 0.0, 0.0]
     assert {one.completion for one in shown} == {"ab"}

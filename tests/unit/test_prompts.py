@@ -108,6 +108,18 @@ def _decoded(run_dir: Path, prompt: Prompt) -> str:
     return "".join(tokenizer.id_to_token(number) for number in prompt.token_ids)
 
 
+def test_a_completion_is_decoded_as_rewards_read_it_now_and_from_the_record(run_dir: Path) -> None:
+    """Without the stop token at its end; another special token stays. The record is what reports and exports have."""
+    stop = 3
+    config = LeadConfig(max_new_tokens=8)
+    task = open_task(config)
+    prompts, _ = prepare_prompts(run_dir, config, task, _prepared(stop_token_ids=(stop,)), lambda line: None)
+    record = read_record(run_dir)
+    assert record is not None
+    for one in (prompts, open_prompts(config, task, run_dir / "model", record, lambda line: None)):
+        assert [one.decode(drawn) for drawn in ([20, stop], [20, 0, stop], [stop, 20])] == ["2", "2 <s>", "! 2"]
+
+
 class Slow(Letters):
     def held_out(self, count: int) -> Sequence[Prompt]:
         self.progress("slow: 0 of 1 held-out questions found among 7")
