@@ -57,6 +57,9 @@ SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABL
 """Where the node's environment does not say: several processes share the machine with the trainer."""
 
 
+CLOSED = "the rewards are closed"
+
+
 class _Broken(EchoError):
     """No process can be started, or it cannot load the task."""
 
@@ -129,7 +132,7 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._printed = bytearray()
         self._listening: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = asyncio.Event()
         self._status = 0
 
     @property
@@ -156,14 +159,13 @@ class _Worker:
         """Add outcomes as far as a process gets; None at the end of all, else why the next one has none: empty if its
         process is gone."""
         try:
-            await self.begin()
-            process = self._running
+            process = await self.begin()
             assert process.stdin is not None
             # All at once: it is in memory anyway, and the process reads beside its work.
             process.stdin.write(b"".join(framed(msgspec.msgpack.encode(_stripped(one))) for one in completions))
             for _ in completions:
                 async with asyncio.timeout(self._timeout_s):
-                    outcome = await self._answer()
+                    outcome = await _answer(process)
                 outcomes.append(Unscored(reason=outcome.fault) if outcome.score is None else outcome.score)
         except TimeoutError:
             await self._kill()
@@ -177,14 +179,14 @@ class _Worker:
             raise
         return None
 
-    async def begin(self) -> None:
+    async def begin(self) -> asyncio.subprocess.Process:
         """Have a process that has loaded the task. _Broken if there can be none."""
-        if self._closed:
-            raise _Broken("the rewards are closed")
         if self._process is not None and self._process.returncode is None:
-            return
+            return self._process
         await self._kill()
-        self._process = await asyncio.create_subprocess_exec(
+        if self._closed.is_set():
+            raise _Broken(CLOSED)
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
             "-m",
@@ -195,13 +197,18 @@ class _Worker:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        assert self._process.stdin is not None
-        assert self._process.stderr is not None
-        self._listening = asyncio.create_task(self._listen(self._process.stderr))
-        self._process.stdin.write(framed(msgspec.msgpack.encode(self._begin)))
+        assert process.stdin is not None
+        assert process.stderr is not None
+        self._process = process
+        self._listening = asyncio.create_task(self._listen(process.stderr))
+        if self._closed.is_set():
+            # While it was being started: `close` has not seen it.
+            await self._kill()
+            raise _Broken(CLOSED)
+        process.stdin.write(framed(msgspec.msgpack.encode(self._begin)))
         try:
             async with asyncio.timeout(START_S):
-                fault = (await self._answer()).fault
+                fault = (await _answer(process)).fault
         except TimeoutError:
             fault = f"it took longer than {START_S:g} s"
         except (OSError, EOFError, msgspec.DecodeError):
@@ -213,23 +220,11 @@ class _Worker:
         if fault:
             await self._kill()
             raise _Broken(f"a reward process cannot load the task {self._begin.task.name!r}: {fault}")
+        return process
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         await self._kill()
-
-    @property
-    def _running(self) -> asyncio.subprocess.Process:
-        assert self._process is not None
-        return self._process
-
-    async def _answer(self) -> Outcome:
-        stream = self._running.stdout
-        assert stream is not None
-        (size,) = struct.unpack(">I", await stream.readexactly(4))
-        if size > OUTCOME_BYTES:
-            raise OSError(f"an answer of {size} bytes")
-        return msgspec.msgpack.decode(await stream.readexactly(size), type=Outcome)
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
         """Keep the end of what it prints; a pipe that nobody reads would stop it."""
@@ -260,6 +255,14 @@ class _Worker:
             # What it said last may still be on its way.
             await asyncio.wait({self._listening}, timeout=LAST_WORDS_S)
             self._listening.cancel()
+
+
+async def _answer(process: asyncio.subprocess.Process) -> Outcome:
+    assert process.stdout is not None
+    (size,) = struct.unpack(">I", await process.stdout.readexactly(4))
+    if size > OUTCOME_BYTES:
+        raise OSError(f"an answer of {size} bytes")
+    return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Outcome)
 
 
 def clean_environment(given: dict[str, str] | os._Environ[str]) -> dict[str, str]:

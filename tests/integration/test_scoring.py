@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -229,6 +230,22 @@ async def test_what_is_being_scored_when_the_run_ends_is_no_failure(tokenizer: P
     await pool.start()
     hanging = asyncio.create_task(pool.score([doing("9"), doing("1")]))
     await asyncio.sleep(0)
+    # The loop has no turn until the first answer is in the pipe: `close` comes between that answer and the second one.
+    process = pool._workers[0]._process
+    assert process is not None
+    pipe = process._transport.get_pipe_transport(1).get_extra_info("pipe")  # type: ignore[attr-defined]
+    assert select.select([pipe], [], [], 60)[0]
     await pool.close()
     await asyncio.wait({hanging})
     assert hanging.cancelled()
+
+
+async def test_a_process_that_starts_while_the_pool_is_closed_is_ended(tokenizer: Path) -> None:
+    pool = RewardPool(task=ODD, reward="task", tokenizer=tokenizer, timeout_s=60.0)
+    waiting = asyncio.create_task(pool.score([doing("9")]))
+    await asyncio.sleep(0)
+    assert pool._workers[0].pid is None
+    await pool.close()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    assert pool._workers[0].pid is None
