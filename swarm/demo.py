@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -384,12 +385,13 @@ def verdict(*, learned: bool, control: bool, steps: int) -> str:
 def next_steps(run_dir: Path, picture: Path) -> list[str]:
     """What can be looked at and done now, as commands."""
     command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
+    quoted = shlex.quote(str(run_dir))
     return [
         f"learning curves: {picture}",
         "next, look at it as a page, prove that no rollout was lost, take the model away:",
-        f"  {command} report {run_dir}",
-        f"  {command} verify {run_dir}",
-        f"  {command} export model {run_dir} --best --to my-model",
+        f"  {command} report {quoted}",
+        f"  {command} verify {quoted}",
+        f"  {command} export model {quoted} --best --to my-model",
         "the same in two terminals; this one prints what to type in the other:",
         f"  {command} lead --model tiny --task copy",
     ]
