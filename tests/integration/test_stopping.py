@@ -87,10 +87,18 @@ def test_a_learner_in_the_middle_of_a_step_says_so_and_ends_at_once_if_it_is_ask
 
 
 def test_a_learner_on_a_terminal_has_a_view_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    # A learner that never gets past its start, however quick the machine.
+    (tmp_path / "held" / "torch").mkdir(parents=True)
+    (tmp_path / "held" / "torch" / "__init__.py").write_text("import signal\n\nsignal.pause()\n")
     leader, follower = pty.openpty()
     run_dir = tmp_path / "run"
-    arguments = ("-m", "swarm", "lead", "--run-dir", str(run_dir), *ENDLESS)
-    process = subprocess.Popen([sys.executable, *arguments], stdout=follower, stderr=follower, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swarm", "lead", "--run-dir", str(run_dir), *ENDLESS],
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "held")},
+        start_new_session=True,
+    )
     os.close(follower)
     seen = ""
     try:
