@@ -3,6 +3,7 @@ does not say why is a failure; side by side run no two swarms of a ring."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -24,6 +25,10 @@ settings.register_profile(
 )
 settings.register_profile("long", parent=settings.get_profile("default"), derandomize=False, max_examples=2_000)
 settings.load_profile("default")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in the background of a script: nothing that a test starts would hear a Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SWARMS = ("integration", "netns", "vllm")
 """Rings whose tests start many processes each, and wait for them: of each ring one test at a time."""

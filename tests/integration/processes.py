@@ -40,8 +40,6 @@ class Node:
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
-                # A shell's background jobs ignore Ctrl-C, and so would what is started here, were the tests one.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def output(self) -> str:

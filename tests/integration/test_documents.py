@@ -103,8 +103,6 @@ class Shell(Node):
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                # Tests that a shell runs in the background ignore Ctrl-C, and so would what they start.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
 

@@ -136,8 +136,9 @@ def _wait_a_moment(random: Random, learner: Learner) -> None:
         time.sleep(random.uniform(0.0, 1.0))
 
 
-def test_a_learner_killed_ten_times_leads_its_run_to_the_end(swarm: Swarm) -> None:
-    """At first between the arrival of rollouts and their commit."""
+@pytest.mark.parametrize("kills", [2, pytest.param(7, marks=pytest.mark.long)])
+def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm, kills: int) -> None:
+    """At first between the arrival of rollouts and their commit, then `kills` times at random, then twice more."""
     random = Random(SEED)
     learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS, module=killed_commit.__name__)
     telling = telling_sampler.__name__
@@ -145,7 +146,7 @@ def test_a_learner_killed_ten_times_leads_its_run_to_the_end(swarm: Swarm) -> No
     assert learner.wait() == -signal.SIGKILL
     learner = swarm.resume(learner, name="life-0")
     eventually(lambda: _has_taken(learner, 1), learner, "the first step")
-    for kill in range(1, 8):
+    for kill in range(1, kills + 1):
         _wait_a_moment(random, learner)
         learner.kill()
         learner = swarm.resume(learner, name=f"life-{kill}")
