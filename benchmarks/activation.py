@@ -29,9 +29,8 @@ import numpy
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from swarm.capacity.fleet import Demand, Dissemination, Lengths, Worker
-from swarm.capacity.market import Market
 from swarm.capacity.prices import Offer
-from swarm.capacity.selection import Rules, select
+from swarm.capacity.selection import Market, Rules, select
 
 VERSION_BYTES = 160e6
 """A delta of an 8B model at 1 %."""

@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from swarm.learner.warm import Course, Lesson, teach
+from swarm.learner.models import Course, Lesson, teach
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

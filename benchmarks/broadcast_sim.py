@@ -41,13 +41,13 @@ from benchmarks.links import (
     read_fault,
     read_profile,
 )
-from swarm.broadcast.planner import Scheme, bound_bytes_per_s
-from swarm.broadcast.tree import TreeCourier
-from swarm.sim.broadcast import BroadcastSwarm, Host
-from swarm.sim.broadcast_network import PACKET_BYTES, PACKET_OVERHEAD, NetworkShape
-from swarm.sim.broadcast_plan import draw_uplink
-from swarm.sim.world import World
+from swarm.broadcast.forest.courier import TreeCourier
+from swarm.broadcast.forest.planner import Scheme, bound_bytes_per_s
+from swarm.simulate.world import World
 from swarm.types import NodeId
+from tests.simulator.broadcast.network import PACKET_BYTES, PACKET_OVERHEAD, NetworkShape
+from tests.simulator.broadcast.seeds import draw_uplink
+from tests.simulator.broadcast.swarm import BroadcastSwarm, Host
 
 MIB = 1 << 20
 

@@ -38,7 +38,7 @@ from typing import Any
 from benchmarks.learning_swarm import RunFailed
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.model import Prediction, mu_min, predict
-from swarm.sim.capacity import CapacityFigures, run_fixed
+from swarm.simulate.learner import CapacityFigures, run_fixed
 
 TRAIN_STEP_S = 60.0
 

@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from swarm.broadcast.codec import decode_region, encode_region
-from swarm.broadcast.manifest import Codec
+from swarm.broadcast.version.codec import decode_region, encode_region
+from swarm.broadcast.version.manifest import Codec
 
 LEARNING_RATES = ("1e-6", "3e-6", "1e-5", "1e-3")
 

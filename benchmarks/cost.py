@@ -8,7 +8,7 @@ arm has the settings that `plan` chooses for it among the bounds in the file; of
 Costs are compared at equal utilisation of the learner: sets are chosen for a predicted idle share of at most 2 %. An
 arm that cannot reach it is charged its stretched step, learner included, and is marked.
 
-Baselines, by the arithmetic of swarm/capacity/baselines.py: `colocated`, one machine that generates, switches and
+Baselines, by the arithmetic of swarm/capacity/plan/plan.py: `colocated`, one machine that generates, switches and
 trains in turn; `async_dc`, whole data-centre GPUs beside a learner that is taken never to wait.
 
 The simulation is swarm/sim/capacity_swarm: real plane, planner, estimator, activation and cost book on a virtual clock,
@@ -35,11 +35,11 @@ from typing import Any
 
 from benchmarks.cost_prices import CASES, Held, data_centre_factor, edge_factor, generation_factor, held_in
 from benchmarks.cost_rows import HOURS, LONG_HOURS, TARGET_SAVING, Row, async_idle, rows_of
-from swarm.capacity.arms import Arm
-from swarm.capacity.baselines import Reference, references_of
 from swarm.capacity.model import NEARLY_BUSY
-from swarm.capacity.scenario import Scenario
-from swarm.configfile import load_file
+from swarm.capacity.plan.arms import Arm
+from swarm.capacity.plan.plan import Reference, references_of
+from swarm.capacity.plan.scenario import Scenario
+from swarm.settings import load_file
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

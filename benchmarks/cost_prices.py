@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from swarm.capacity.arms import Arm, Arms, Payload, Scheme
-from swarm.capacity.baselines import references_of, saving
 from swarm.capacity.model import NEARLY_BUSY
+from swarm.capacity.plan.arms import Arm, Arms, Payload, Scheme
+from swarm.capacity.plan.plan import references_of, saving
+from swarm.capacity.plan.scenario import AsyncDc, Baseline, Colocated, Learner, Scenario, online_of
 from swarm.capacity.prices import HOUR_S
-from swarm.capacity.scenario import AsyncDc, Baseline, Colocated, Learner, Scenario, online_of
-from swarm.cli_capacity import ways_of
+from swarm.cli.plan import ways_of
 
 Change = Callable[[Scenario], Scenario]
 

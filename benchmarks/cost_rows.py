@@ -8,19 +8,18 @@ from statistics import median
 from typing import Literal
 
 from benchmarks.cost_prices import bounded, cheapest_arm
-from swarm.capacity.arms import Activate, Arm
-from swarm.capacity.baselines import Reference, references_of, saving
 from swarm.capacity.fleet import Worker
 from swarm.capacity.model import NEARLY_BUSY
+from swarm.capacity.plan.arms import Activate, Arm
+from swarm.capacity.plan.plan import Reference, references_of, saving
+from swarm.capacity.plan.scenario import Baseline, Scenario, demand_of, lengths_of
 from swarm.capacity.prices import HOUR_S
-from swarm.capacity.scenario import Baseline, Scenario, demand_of, lengths_of
 from swarm.capacity.selection import Rules
-from swarm.cli_capacity import planned
-from swarm.sim.capacity import run_fixed
-from swarm.sim.capacity_choice import Choice
-from swarm.sim.capacity_figures import Settings
-from swarm.sim.capacity_swarm import CapacitySimulation
-from swarm.sim.capacity_timeline import StepTaken
+from swarm.cli.plan import planned
+from swarm.simulate.figures import Settings
+from swarm.simulate.learner import run_fixed
+from swarm.simulate.swarm import CapacitySimulation, Choice
+from swarm.simulate.timeline import StepTaken
 
 CHOSEN: tuple[str, Activate] = ("relay delta", "cheapest")
 

@@ -23,9 +23,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from swarm.gossip.effects import Appeared, Died, Effect, LeafGone
-from swarm.sim.gossip import GossipNode, GossipScenario, GossipSwarm
+from swarm.gossip.records import Appeared, Died, Effect, LeafGone
 from swarm.types import NodeId, VersionId
+from tests.simulator.gossip.swarm import GossipNode, GossipScenario, GossipSwarm
 
 DEFAULT_NODES = (10, 100, 1000)
 

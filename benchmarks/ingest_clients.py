@@ -23,12 +23,12 @@ import uvloop
 
 from benchmarks.ingest_learner import TOKENS, VOCAB
 from swarm.errors import EchoError
-from swarm.http import Busy, PeerClient
+from swarm.net.client import Busy, PeerClient
+from swarm.net.signing import SigningKey, node_id_of
+from swarm.net.wire import compress, decode, encode
 from swarm.rollout.client import VERDICTS_BYTES, Answer, RolloutClient, SampleName, SealedLease
 from swarm.rollout.messages import LeasedRollouts, Submission, SubmissionReply
-from swarm.signing import SigningKey, node_id_of
 from swarm.types import Address, Rollout, Span, VersionId
-from swarm.wire import compress, decode, encode
 
 Kind = Literal["steady", "paced", "flooding"]
 
@@ -47,7 +47,7 @@ FLOOD_FACTOR = 10
 """How many submissions of a flooding sampler come to one that it may make."""
 
 FLOOD_CONNECTIONS = 8
-"""What a node may open (node/limits.py), and PeerClient does."""
+"""What a node may open (net/server.py), and PeerClient does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

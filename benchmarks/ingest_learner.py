@@ -21,15 +21,15 @@ import uvloop
 from msgspec import structs
 from tokenizers import Tokenizer, models
 
-from swarm.auth import ServerSessions
-from swarm.http import session_route
-from swarm.node.http import NodeServer
+from swarm.net.client import session_route
+from swarm.net.server import NodeServer
+from swarm.net.sessions import ServerSessions
+from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.rollout.api import RolloutService
-from swarm.rollout.effects import ScoreWanted
-from swarm.rollout.journal import Journal
-from swarm.rollout.plane import PlaneRules, RolloutPlane
+from swarm.rollout.journal.journal import Journal
+from swarm.rollout.plane.effects import ScoreWanted
+from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.scoring import Scorer
-from swarm.signing import SigningKey, swarm_id_of
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.scoring import Completion, RewardPool

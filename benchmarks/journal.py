@@ -27,8 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm.rollout.entries import BatchTaken, Entry, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
-from swarm.rollout.journal import DATABASE, Journal
+from swarm.rollout.journal.entries import BatchTaken, Entry, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
+from swarm.rollout.journal.journal import DATABASE, Journal
 from swarm.types import NodeId, Rollout, Score, Span, VersionId
 
 BATCH_GROUPS = 16

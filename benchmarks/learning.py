@@ -46,9 +46,8 @@ from typing import Any, NoReturn
 from benchmarks import learning_swarm
 from benchmarks.learning_figures import MODES, Case, Figures, Mode, Run, figures_of, row, table
 from benchmarks.learning_swarm import RunFailed
-from swarm.config import LeadConfig
-from swarm.configfile import load_config
 from swarm.errors import UserError
+from swarm.settings import LeadConfig, load_config
 
 STEPS = 120
 """The baseline has just learned all by then, so that what is slower to learn shows."""

@@ -12,16 +12,16 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.learning_figures import Run, Step, step_of
-from swarm.broadcast.codec import tensor_sum
-from swarm.broadcast.manifest import Layout
-from swarm.child import NoParent
-from swarm.config import LeadConfig
+from swarm.broadcast.version.codec import tensor_sum
+from swarm.broadcast.version.manifest import Layout
 from swarm.learner.messages import Prepare, Train, TrainGroup, TrainRollout
-from swarm.learner.service import prepare_command
+from swarm.learner.process import prepare_command
 from swarm.learner.trainer import Trainer
-from swarm.rollout.leases import sample_seed
+from swarm.process import NoParent
+from swarm.rollout.plane.leases import sample_seed
 from swarm.sampler.engine import Generate, Install, Job, Sampled, Start
-from swarm.sampler.transformers_engine import TransformersEngine
+from swarm.sampler.transformers import TransformersEngine
+from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
 from swarm.tasks.reward_child import completion_text
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.learning_figures import Run, step_of
-from swarm.config import LeadConfig
+from swarm.settings import LeadConfig
 
 START_S = 60.0
 """Until the learner listens; it does so before its trainer has imported anything."""

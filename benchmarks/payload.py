@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.broadcast.manifest import Layout, TensorSpec
+from swarm.broadcast.version.manifest import Layout, TensorSpec
 
 SLICE_ITEMS = 1 << 20
 """Made this many at a time, so that memory does not follow the size."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from swarm.child import ChildChannel
+from swarm.process import ChildChannel
 from swarm.sampler.engine import EngineDtype, EngineKind, Job
 
 GPU_SHARE = 0.4
@@ -124,7 +124,7 @@ def _vllm(command: BareStart) -> Draw:
     import torch
 
     from swarm.learner.device import SMALL_MODEL_PARAMETERS
-    from swarm.sampler import vllm_versions
+    from swarm.sampler.vllm import versions as vllm_versions
 
     is_cuda = torch.version.cuda is not None
     # Threads as the node's engine has them: they decide more than anything that is compared here.

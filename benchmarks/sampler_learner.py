@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.sampler_models import parameters_of
 from benchmarks.sampler_process import HANG_S
-from swarm.child import Child
 from swarm.learner import trainer
 from swarm.learner.device import pick_device
 from swarm.learner.messages import Done, Prepare, Prepared, Stage, Train, Trained, TrainGroup, TrainRollout
-from swarm.learner.tiny import tiny_tokenizer
+from swarm.learner.models import tiny_tokenizer
+from swarm.process import Child
 
 LEARNING_RATE = 1e-6
 

@@ -16,18 +16,18 @@ from typing import Any, Literal
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from swarm.broadcast.codec import tensor_sum
 from swarm.broadcast.coding import coding_pool
-from swarm.broadcast.manifest import Layout, tensor_spans
 from swarm.broadcast.publishing import PublishedVersions
-from swarm.broadcast.store import VersionStore
-from swarm.broadcast.weights import WeightMap
-from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.learner.tiny import tiny_tokenizer
+from swarm.broadcast.store.store import VersionStore
+from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.version.codec import tensor_sum
+from swarm.broadcast.version.manifest import Layout, tensor_spans
+from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors, write_staging
+from swarm.learner.models import tiny_tokenizer
+from swarm.net.signing import SigningKey
+from swarm.net.wire import encode
 from swarm.sampler.engine import Install
-from swarm.signing import SigningKey
 from swarm.types import VersionId
-from swarm.wire import encode
 
 Architecture = Literal["qwen3", "llama"]
 

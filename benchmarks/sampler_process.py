@@ -12,7 +12,7 @@ from random import Random
 import psutil
 
 from benchmarks.sampler_models import Versions
-from swarm.child import Child
+from swarm.process import Child
 from swarm.sampler.engine import (
     EngineDtype,
     EngineKind,

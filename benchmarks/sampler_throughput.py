@@ -23,7 +23,7 @@ from benchmarks.sampler_bare import GPU_SHARE, BareDraw, BareDrawn, BareStart, B
 from benchmarks.sampler_models import Size, Versions, parameters_of, random_model
 from benchmarks.sampler_process import HANG_S, TIME_LIMIT_S, EngineBroken, cpu_seconds
 from swarm.broadcast.coding import in_thread
-from swarm.child import Child
+from swarm.process import Child
 from swarm.rollout.client import Answer, SealedLease
 from swarm.sampler.engine import EngineDtype, EngineKind, EngineOptions, Job
 from swarm.sampler.feeding import feed_of

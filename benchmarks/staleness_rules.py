@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
-from swarm.rollout.effects import Effect, Granted, Judged, NodeSilent, Refused, ScoreWanted
-from swarm.rollout.entries import GroupDropped
-from swarm.rollout.plane import PlaneRules, RolloutPlane
+from swarm.rollout.journal.entries import GroupDropped
+from swarm.rollout.plane.effects import Effect, Granted, Judged, NodeSilent, Refused, ScoreWanted
+from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, SwarmId, VersionId
 
 MEAN_TOKENS = 16

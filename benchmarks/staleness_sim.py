@@ -2,7 +2,7 @@
 
 Theory of operation. Events are (time, order, callback) in a heap; times are in seconds, a learner step takes STEP_S.
 A worker generates one sample at a time, with the newest version that had reached it when it began, and asks for its
-next sample when it begins one (`ahead`, as node/session.py does) or when it has none. A question that finds nothing
+next sample when it begins one (`ahead`, as sampler/session.py does) or when it has none. A question that finds nothing
 stays with the learner and is tried again at every change, as rollout/api.py does. Versions reach all workers
 `broadcast_s` after they were published: side by side, or one at a time (`serial`), the newest next. A worker that dies
 is noticed after three beats, and another takes its place `REPLACED_S` later.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from benchmarks.staleness_rules import BEAT_S, Job, Rule, Sample
-from swarm.rollout.leases import MISSED_BEATS
+from swarm.rollout.plane.leases import MISSED_BEATS
 
 STEP_S = 60.0
 """Virtual seconds of a learner step: what makes hours, and so deaths, of steps."""

@@ -1,4 +1,4 @@
-"""What moving chunks between two nodes costs: WebSockets, event-loop transports, and the sockets of swarm/stream.py.
+"""What moving chunks between two nodes costs: WebSockets, event-loop transports, and net/stream.py.
 
 bin/python -m benchmarks.streams --json
 bin/python -m benchmarks.streams --size-mib 64 --repeat 1
@@ -7,8 +7,8 @@ Two processes on loopback, both on uvloop, messages of 16 KiB, each received int
 without TLS 1.3. No way may have more than TCP_NOTSENT_LOWAT unsent in the kernel.
 
 websocket  aiohttp, client to server, no compression, masked by the client as RFC 6455 wants it
-transport  uvloop's transports with a BufferedProtocol that receives in place; frames of swarm.stream
-stream     swarm.stream.Stream; frames of swarm.stream
+transport  uvloop's transports with a BufferedProtocol that receives in place; frames of swarm.net.stream
+stream     swarm.net.stream.Stream; frames of swarm.net.stream
 
 send_cpu_s_per_gb, receive_cpu_s_per_gb  user and system CPU of each process over 1e9 bytes: medians of --repeat
 waiting_bytes                            behind a receiver that reads nothing: bytes of frames that the sender has given
@@ -44,11 +44,20 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from swarm.node.tls import ServerTls, load_or_create_tls
-from swarm.pace import Pace
-from swarm.sockets import PREAMBLE, open_stream, receive_exactly, start_tls, tune
-from swarm.stream import HEADER, Frame, Outgoing, Stream
-from swarm.stream import unpack_frame as unpack
+from swarm.net.stream import (
+    HEADER,
+    PREAMBLE,
+    Frame,
+    Outgoing,
+    Pace,
+    Stream,
+    open_stream,
+    receive_exactly,
+    start_tls,
+    tune,
+)
+from swarm.net.stream import unpack_frame as unpack
+from swarm.net.tls import ServerTls, load_or_create_tls
 from swarm.types import Address, VersionId
 
 WAYS = ("websocket", "transport", "stream")

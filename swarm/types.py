@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NewType
 
 import msgspec
 
-from swarm.wire import Message
+from swarm.net.wire import Message
 
 NodeId = NewType("NodeId", str)
 SwarmId = NewType("SwarmId", str)

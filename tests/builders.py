@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy
 
-from swarm.broadcast.manifest import Dtype, Layout, ModelFile, TensorSpec
 from swarm.broadcast.publishing import PublishedVersions
-from swarm.broadcast.store import HeldVersion
-from swarm.rollout.effects import Effect, Granted, Judged, Refused, ScoreWanted
-from swarm.rollout.entries import Entry
-from swarm.rollout.leases import Group, LeaseTable, Sample
-from swarm.rollout.plane import PlaneRules, RolloutPlane
-from swarm.signing import SigningKey, swarm_id_of
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.version.manifest import Dtype, Layout, ModelFile, TensorSpec
+from swarm.net.signing import SigningKey, swarm_id_of
+from swarm.rollout.journal.entries import Entry
+from swarm.rollout.plane.effects import Effect, Granted, Judged, Refused, ScoreWanted
+from swarm.rollout.plane.leases import Group, LeaseTable, Sample
+from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import (
     Finish,
     GroupId,

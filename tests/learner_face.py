@@ -9,18 +9,18 @@ from typing import Any
 
 from aiohttp import web
 
-from swarm.auth import AUTH_HEADER, ServerSessions
-from swarm.http import PeerClient, guard, session_route
+from swarm.net.client import PeerClient, guard, session_route
+from swarm.net.sessions import AUTH_HEADER, ServerSessions
+from swarm.net.signing import SigningKey
+from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.rollout.api import RolloutService
 from swarm.rollout.client import Answer, RolloutClient, SealedLease
-from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.intake import IntakeLimits
 from swarm.rollout.messages import Offer
-from swarm.rollout.plane import RolloutPlane
-from swarm.rollout.watch import SamplerWatch
-from swarm.signing import SigningKey
+from swarm.rollout.plane.effects import ScoreWanted
+from swarm.rollout.plane.plane import RolloutPlane
+from swarm.rollout.tally import SamplerWatch
 from swarm.types import Address, NodeId, RewardFailure, Score, Unscored
-from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY, ListJournal, new_plane, rollout, v
 
 ALICE, BOB = KEY.node_id, OTHER_KEY.node_id

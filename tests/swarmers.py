@@ -7,17 +7,31 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from random import Random
 
-from swarm.broadcast.manifest import Head, open_head, sign_head
-from swarm.gossip.effects import Call, Died, Effect, Rejected
+from swarm.broadcast.version.manifest import Head, open_head, sign_head
 from swarm.gossip.membership import Membership
-from swarm.gossip.messages import AGE_UNIT_S, Exchange, ExchangeReply, pack_digest, unpack_digest
-from swarm.gossip.owner import Owner
-from swarm.gossip.records import Profile, Reachability, Record, SignedRecord, open_record, sign_record
-from swarm.gossip.rules import GossipRules
+from swarm.gossip.records import (
+    AGE_UNIT_S,
+    Call,
+    Died,
+    Effect,
+    Exchange,
+    ExchangeReply,
+    GossipRules,
+    Owner,
+    Profile,
+    Reachability,
+    Record,
+    Rejected,
+    SignedRecord,
+    open_record,
+    pack_digest,
+    sign_record,
+    unpack_digest,
+)
 from swarm.gossip.table import Table
-from swarm.signing import SigningKey, swarm_id_of
+from swarm.net.signing import SigningKey, swarm_id_of
+from swarm.net.wire import PROTOCOL
 from swarm.types import Address, NodeId, Role, SwarmId, VersionId
-from swarm.wire import PROTOCOL
 from tests.builders import v
 
 RULES = GossipRules()

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from swarm.broadcast.links import Station
-from swarm.broadcast.roster import Roster, whom_to_dial
+from swarm.broadcast.notes import Roster, whom_to_dial
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.http import Peer
-from swarm.stream import LinkEnd, Stream
+from swarm.net.client import Peer
+from swarm.net.links import Station
+from swarm.net.stream import LinkEnd, Stream
 from swarm.types import Address, NodeId
 
 LISTED_S = 2.0

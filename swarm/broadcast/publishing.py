@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from swarm.broadcast.codec import encode_region, tensor_sum
-from swarm.broadcast.disk import disk_error, map_file, require_room
-from swarm.broadcast.manifest import (
+from swarm.broadcast.store.disk import disk_error, map_file, require_room
+from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.weight_map import open_weights
+from swarm.broadcast.version.codec import encode_region, tensor_sum
+from swarm.broadcast.version.manifest import (
     ChunkTable,
     Head,
     Layout,
@@ -22,11 +24,9 @@ from swarm.broadcast.manifest import (
     sign_head,
     tensor_spans,
 )
-from swarm.broadcast.store import HeldVersion, VersionStore
-from swarm.broadcast.weights import open_weights
-from swarm.signing import SigningKey, swarm_id_of
+from swarm.net.signing import SigningKey, swarm_id_of
+from swarm.net.wire import Digest, digest, encode
 from swarm.types import VersionId
-from swarm.wire import Digest, digest, encode
 
 REGIONS_IN_HAND = 8
 """Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model."""

@@ -1,4 +1,8 @@
-"""A receiver's whole data plane: links, the versions under way, and the weight map that is brought up to date.
+"""Versions that were announced and whose chunk tables are on their way.
+
+How a receiver fares with the last few versions: their times for `status`, and what the learner is told.
+
+A receiver's whole data plane: links, the versions under way, and the weight map that is brought up to date.
 
 Announcements come from the learner alone, heads signed, tables proven by them. A version is opened when its base is
 here or coming; it is applied when all of it is here and the map holds its base. Whoever is behind that asks peers for
@@ -13,14 +17,33 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from swarm.broadcast.announcements import Announced, Announcements
-from swarm.broadcast.basemodel import BaseModel, begin_from_base
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.links import Station
-from swarm.broadcast.manifest import (
+from swarm.broadcast.forest.courier import TreeCourier
+from swarm.broadcast.forest.planner import Routes, routes_in
+from swarm.broadcast.mesh.forwarder import Relay
+from swarm.broadcast.neighbours import Neighbours
+from swarm.broadcast.notes import Complete, Courier, Kind, Roster, Routing
+from swarm.broadcast.store.base_model import BaseModel, begin_from_base
+from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
+from swarm.broadcast.store.weight_map import WeightMap, open_weights
+from swarm.broadcast.transfers import (
+    HEAD,
+    MAX_ACTIVE,
+    ROSTER,
+    ROSTER_BYTES,
+    ROUTES,
+    ROUTES_BYTES,
+    TABLE,
+    EarlyParts,
+    Link,
+    TableParts,
+    Transfer,
+    Transfers,
+)
+from swarm.broadcast.version.manifest import (
     LAYOUT_BYTES,
     ChunkTable,
     Head,
@@ -30,31 +53,117 @@ from swarm.broadcast.manifest import (
     open_layout,
     open_table,
 )
-from swarm.broadcast.neighbours import Neighbours
-from swarm.broadcast.notes import Courier, Kind
-from swarm.broadcast.planner import Routes
-from swarm.broadcast.planning import routes_in
-from swarm.broadcast.progress import Progress
-from swarm.broadcast.relay import Relay
-from swarm.broadcast.roster import Roster, Routing
-from swarm.broadcast.store import HeldVersion, SignedVersion, VersionStore
-from swarm.broadcast.transfers import (
-    HEAD,
-    MAX_ACTIVE,
-    ROSTER,
-    ROSTER_BYTES,
-    ROUTES,
-    ROUTES_BYTES,
-    TABLE,
-    Transfer,
-    Transfers,
-)
-from swarm.broadcast.tree import TreeCourier
-from swarm.broadcast.weights import WeightMap, open_weights
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError
-from swarm.stream import Frame, Incoming
+from swarm.net.links import Station
+from swarm.net.stream import Frame, Incoming
+from swarm.net.wire import decode
 from swarm.types import NodeId, VersionId
-from swarm.wire import decode
+
+MAX_ANNOUNCED = 4
+"""Heads without tables, the newest: whoever is further behind is brought up to date another way (catchup.py)."""
+
+TABLE_S = 2.0
+"""A table that is not complete so long after its head is asked for: a relay may have died with a part of it."""
+
+
+class Announced:
+    """A head, and the parts of its table."""
+
+    def __init__(self, sealed: bytes, head: Head, timer: asyncio.TimerHandle) -> None:
+        self.sealed = sealed
+        self.head = head
+        self.parts = TableParts(head.table_bytes)
+        self.timer = timer
+
+
+class Announcements:
+    """`on_ready` gets each version once: when its table is here, or does not come by itself."""
+
+    def __init__(self, on_ready: Callable[[Announced], None]) -> None:
+        self._on_ready = on_ready
+        self._waiting: dict[VersionId, Announced] = {}
+        self._early = EarlyParts()
+
+    def take_head(self, sealed: bytes, head: Head) -> None:
+        """A head that the learner signed, and the parts of its table that overtook it."""
+        version = head.version
+        if version in self._waiting:
+            return  # again over a new link
+        timer = asyncio.get_running_loop().call_later(TABLE_S, self._finish, version)
+        self._waiting[version] = Announced(sealed, head, timer)
+        while len(self._waiting) > MAX_ANNOUNCED:
+            self._waiting.pop(min(self._waiting)).timer.cancel()
+        for index, data, sender in self._early.take(version):
+            self.take_part(version, index, data, sender)
+
+    def take_part(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
+        """A part of a table from anybody who is linked; it may overtake the head."""
+        announced = self._waiting.get(version)
+        if announced is None:
+            self._early.put(version, index, data, sender)
+        elif announced.parts.put(index, data, sender) and announced.parts.whole() is not None:
+            self._finish(version)
+
+    def close(self) -> None:
+        for announced in self._waiting.values():
+            announced.timer.cancel()
+        self._waiting.clear()
+
+    def _finish(self, version: VersionId) -> None:
+        if (announced := self._waiting.pop(version, None)) is not None:
+            announced.timer.cancel()
+            self._on_ready(announced)
+
+
+MAX_TIMES = 16
+"""Versions whose times `status` shows."""
+
+
+class Progress:
+    """Of the versions that a node takes part in, and of those that it comes to hold in another way."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._told_over: Link | None = None
+        self._told: frozenset[VersionId] = frozenset()
+        self.times: dict[VersionId, dict[str, float | None]] = {}
+
+    def note_time(self, version: VersionId, what: Literal["announced_s", "complete_s"]) -> None:
+        times = self.times.setdefault(version, {"announced_s": None, "complete_s": None})
+        times[what] = times[what] or time.monotonic()
+        while len(self.times) > MAX_TIMES:
+            del self.times[min(self.times)]
+
+    async def goes_on(self, news: asyncio.Event, patience_s: float) -> bool:
+        """Wait for `news`; False once no chunk of what is under way has come for `patience_s`."""
+        while True:
+            missing = self._missing()
+            try:
+                async with asyncio.timeout(patience_s):
+                    return await news.wait()
+            except TimeoutError:
+                if self._missing() == missing:
+                    return False
+
+    def _missing(self) -> dict[VersionId, int]:
+        return {version: transfer.held.chunks.missing for version, transfer in self._transfers.active.items()}
+
+    def tell(self, learner: NodeId, store: VersionStore, in_map: VersionId | None) -> None:
+        """Tell the learner what is held, once over each link. A transfer that is whole has said so itself."""
+        link = self._transfers.links.get(learner)
+        if link is None:
+            return
+        if link is not self._told_over:
+            self._told_over, self._told = link, frozenset()
+        held = {found.head.version for found in store.versions() if found.chunks.complete}
+        if in_map is not None:
+            held.add(in_map)
+        for version in sorted(held - self._told):
+            transfer = self._transfers.active.get(version)
+            if transfer is None or transfer.completed_at is None:
+                link.say(version, Complete(chunks=False))
+        self._told = frozenset(held)
+
 
 MAX_WAITING = 16
 """Announcements that wait to be opened; more are dropped, and the newest comes again with the next link."""

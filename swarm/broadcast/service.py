@@ -13,25 +13,32 @@ from typing import Any
 from aiohttp import web
 
 from swarm.broadcast.coding import coding_pool
-from swarm.broadcast.forest import PeerProfile
-from swarm.broadcast.links import NO_VERSION, Station
-from swarm.broadcast.manifest import Layout, needs_base
-from swarm.broadcast.notes import Courier, Kind
-from swarm.broadcast.planner import Plan, Routes, Scheme
-from swarm.broadcast.planning import Planning, routing_of
+from swarm.broadcast.forest.courier import TreeCourier
+from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, Routes, Scheme, routing_of
+from swarm.broadcast.mesh.seeder import Seeder
+from swarm.broadcast.notes import ADDRESSES, Courier, Kind, Member, Roster
 from swarm.broadcast.publishing import FULL_RATIO, PublishedVersions
-from swarm.broadcast.roster import ADDRESSES, Member, Roster
-from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.serving import VersionServer
-from swarm.broadcast.store import HeldVersion
-from swarm.broadcast.tables import DIRECT_BYTES, parts_of, relays_of
-from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROUTES, TABLE, Link, Transfers
-from swarm.broadcast.tree import TreeCourier
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.transfers import (
+    DIRECT_BYTES,
+    HEAD,
+    MAX_ACTIVE,
+    ROSTER,
+    ROUTES,
+    TABLE,
+    Link,
+    Transfers,
+    parts_of,
+    relays_of,
+)
+from swarm.broadcast.version.manifest import Layout, needs_base
 from swarm.errors import ProtocolError
-from swarm.signing import SigningKey
-from swarm.stream import Frame, Incoming
+from swarm.net.links import NO_VERSION, Station
+from swarm.net.signing import SigningKey
+from swarm.net.stream import Frame, Incoming
+from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
-from swarm.wire import encode
 
 ROSTER_S = 0.25
 """Who is linked, and who is public, is looked at so often; changes within this time go out together."""

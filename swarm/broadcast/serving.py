@@ -9,12 +9,12 @@ from concurrent.futures import Executor
 
 from aiohttp import web
 
-from swarm.broadcast.store import HeldVersion, VersionStore
-from swarm.broadcast.weights import WeightMap
+from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.weight_map import WeightMap
 from swarm.errors import ProtocolError
-from swarm.http import binary
+from swarm.net.client import binary
+from swarm.net.wire import Digest, encode
 from swarm.types import VersionId
-from swarm.wire import Digest, encode
 
 ENCODINGS_AT_A_TIME = 2
 """Regions that are encoded for others at once: the rest of the codec's threads is for this node's own versions."""

@@ -1,4 +1,10 @@
-"""What flows over the links of one node: notes and chunks of the versions that are under way.
+"""How a chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one relay.
+
+A part cannot be proven by itself; the whole is, by the head. Whoever ends up with another table fetches the right one
+from a public that has it, from the learner if none has, finds which parts were wrong, and blames who sent them. So a
+lie costs the learner at most what a table for everybody would have cost. Small tables go to everybody directly.
+
+What flows over the links of one node: notes and chunks of the versions that are under way.
 
 Theory of operation. Each version under way has a core (a Courier) and a file of chunks. A peer takes part in a version
 once both ends have opened it: each says so with Have, or Complete. A link is filled with notes first, then with what
@@ -11,20 +17,121 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broadcast.manifest import MAX_CHUNK_BYTES
+from swarm.broadcast.forest.planner import MAX_CHUNKS
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
-from swarm.broadcast.planner import MAX_CHUNKS
-from swarm.broadcast.store import HeldVersion
-from swarm.broadcast.tables import PART_BYTES
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.version.manifest import MAX_CHUNK_BYTES, TABLE_BYTES, Span
 from swarm.errors import ProtocolError
-from swarm.stream import Frame, Outgoing, Stream
+from swarm.net.stream import Frame, Outgoing, Stream
+from swarm.net.wire import digest, encode
 from swarm.types import NodeId, VersionId
-from swarm.wire import digest, encode
+
+LEAST_PART_BYTES = 16 * 1024
+MOST_PARTS = 32
+"""So that parts never fill the queue of a link."""
+
+PART_BYTES = TABLE_BYTES // MOST_PARTS
+"""Largest part, of the largest table."""
+
+EARLY_BYTES = 8 * 1024 * 1024
+"""Parts that wait for their heads: those of two usual versions, or of one with the largest table."""
+
+ENTRY_BYTES = 1024
+"""What a part counts besides its bytes, so that there are no more than 8,192 of them."""
+
+DIRECT_BYTES = 64 * 1024
+"""Tables that take no more than this for all receivers together are sent directly: a hop would only delay them."""
+
+
+def parts_of(table_bytes: int) -> list[Span]:
+    """The parts of a table, which follow from its size alone."""
+    size = max(LEAST_PART_BYTES, -(-table_bytes // MOST_PARTS))
+    return [Span(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
+
+
+def relays_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
+    """Which relay gets which part, so that all are through soonest. Uplinks in bytes a second; 0 is unknown, and counts
+    as the slowest that is known."""
+    known = [rate for rate in uplinks.values() if rate > 0]
+    least = min(known, default=1.0)
+    load = dict.fromkeys(uplinks, 0)
+    chosen: list[NodeId] = []
+    for _ in range(parts):
+        relay = min(load, key=lambda node: (load[node] + 1) / (uplinks[node] or least))
+        load[relay] += 1
+        chosen.append(relay)
+    return chosen
+
+
+class TableParts:
+    """The parts of one table as they come, and who sent them."""
+
+    def __init__(self, table_bytes: int) -> None:
+        self.spans = parts_of(table_bytes)
+        self._parts: dict[int, bytes] = {}
+        self._senders: dict[int, NodeId] = {}
+
+    def put(self, index: int, data: bytes, sender: NodeId) -> bool:
+        """Take a part; False for one of another shape. The first that comes counts."""
+        if index >= len(self.spans) or len(data) != self.spans[index].nbytes:
+            return False
+        if index not in self._parts:
+            self._parts[index], self._senders[index] = data, sender
+        return True
+
+    def whole(self) -> bytes | None:
+        """The table, once all parts are there."""
+        if len(self._parts) < len(self.spans):
+            return None
+        return b"".join(self._parts[index] for index in range(len(self.spans)))
+
+    def liars(self, table: bytes) -> list[NodeId]:
+        """Who sent parts that are not those of the right `table`."""
+        wrong = [i for i, data in self._parts.items() if data != _cut(table, self.spans[i])]
+        return [self._senders[index] for index in wrong]
+
+
+class EarlyParts:
+    """Parts that overtook their heads, which nobody can prove yet: EARLY_BYTES of them at most. When there are more,
+    whoever sent most loses its oldest, so that a flood drives out itself."""
+
+    def __init__(self) -> None:
+        self._sent: dict[NodeId, deque[tuple[VersionId, int, bytes]]] = {}
+        self._nbytes: dict[NodeId, int] = {}
+
+    def put(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
+        """Keep a part of whatever version `sender` says."""
+        self._sent.setdefault(sender, deque()).append((version, index, data))
+        self._nbytes[sender] = self._nbytes.get(sender, 0) + len(data) + ENTRY_BYTES
+        while sum(self._nbytes.values()) > EARLY_BYTES:
+            most = max(self._nbytes, key=lambda node: self._nbytes[node])
+            self._nbytes[most] -= len(self._sent[most].popleft()[2]) + ENTRY_BYTES
+            if not self._sent[most]:
+                del self._sent[most], self._nbytes[most]
+
+    def take(self, version: VersionId) -> list[tuple[int, bytes, NodeId]]:
+        """Hand out the parts of a version; those of its elders are forgotten."""
+        found = [
+            (index, data, sender) for sender, parts in self._sent.items() for of, index, data in parts if of == version
+        ]
+        for sender, parts in list(self._sent.items()):
+            later = deque(part for part in parts if part[0] > version)
+            if later:
+                self._sent[sender] = later
+                self._nbytes[sender] = sum(len(data) + ENTRY_BYTES for _, _, data in later)
+            else:
+                del self._sent[sender], self._nbytes[sender]
+        return found
+
+
+def _cut(data: bytes, span: Span) -> bytes:
+    return data[span.start : span.start + span.nbytes]
+
 
 NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
 """Types of frames, after those of links.py."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from swarm.capacity.estimator import class_among
 from swarm.capacity.fleet import GB
 from swarm.capacity.prices import HOUR_S
-from swarm.capacity.seen import class_among
 
 MAX_NODES = 4096
 """Accounts that are open at a time, as many as samplers are known; of those who left the oldest are closed first, and

@@ -1,4 +1,8 @@
-"""Running estimates of what the model needs, from what the swarm measures.
+"""Estimates from the last few observations: the median, and how far it can be trusted.
+
+What an estimator keeps of each sampler and of each device class.
+
+Running estimates of what the model needs, from what the swarm measures.
 
 Every figure is a median over a bounded window, so that one stall moves nothing. Of a sampler's rate there are two
 words: its own, in every beat, and the rollouts that were accepted from it while it was active. The second is less than
@@ -15,14 +19,127 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median, median_low
 
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.prices import HOUR_S
-from swarm.capacity.seen import ClassSeen, SamplerSeen, class_among
-from swarm.capacity.windows import Estimate, Window
+
+HALF_TRUSTED = 4
+"""Observations after which an estimate is trusted by half if they agree: a median of fewer is one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure. `confidence` is 0 for a start value, and nears 1 with many `samples` that agree."""
+
+    value: float
+    confidence: float
+    samples: int
+
+
+def confidence(values: Sequence[float]) -> float:
+    """n / (n + HALF_TRUSTED), less the median deviation over the median (at most all of it)."""
+    if not values:
+        return 0.0
+    middle = median(values)
+    if middle == 0:
+        spread = 0.0 if not any(values) else 1.0
+    else:
+        spread = min(1.0, median(abs(value - middle) for value in values) / abs(middle))
+    return len(values) / (len(values) + HALF_TRUSTED) * (1.0 - spread)
+
+
+class Window:
+    """The last `size` observations of one figure, all finite."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, size: int) -> None:
+        self._values: deque[float] = deque(maxlen=size)
+
+    def add(self, value: float) -> None:
+        assert math.isfinite(value)
+        self._values.append(value)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def values(self) -> Sequence[float]:
+        return self._values
+
+    @property
+    def median(self) -> float | None:
+        """None without observations."""
+        return median(self._values) if self._values else None
+
+    def estimate(self, start: float) -> Estimate:
+        """The median, or `start` without confidence where nothing was observed."""
+        if not self._values:
+            return Estimate(value=start, confidence=0.0, samples=0)
+        return Estimate(value=median(self._values), confidence=confidence(self._values), samples=len(self._values))
+
+
+MAX_CLASSES = 256
+"""Device classes that are told apart; a node names its own, so what comes later counts as OTHER."""
+
+OTHER = "other"
+
+CLAIMS = 9
+"""Beats whose claims are remembered: four may be nonsense."""
+
+INSTALLS = 9
+
+STARTS = 33
+"""Starts of a class that are remembered."""
+
+PROVEN_RATES = 33
+"""Rates of a class that are remembered of samplers that left."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerSeen:
+    """What is known of one sampler. `active_since` is None on standby, `began_at` is set until its first rollout."""
+
+    device_class: str
+    joined_at: float
+    cost_per_hour: float
+    down_cost_per_gb: float
+    up_cost_per_gb: float
+    samples_at_once: int = 1
+    lockstep: bool = False
+    uplink_bytes_per_s: float = 0.0
+    downlink_bytes_per_s: float = 0.0
+    public: bool = False
+    claims: Window = field(default_factory=lambda: Window(CLAIMS))
+    installs: Window = field(default_factory=lambda: Window(INSTALLS))
+    active_since: float | None = None
+    began_at: float | None = None
+    active_s: float = 0.0
+    accepted: float = 0.0
+    proven: bool = False
+
+    def active_until(self, now: float) -> float:
+        """Seconds in all."""
+        return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassSeen:
+    """What is known of a device class. `hours` of samplers that are gone; those present are added when asked."""
+
+    hours: float = 0.0
+    vanished: float = 0.0
+    starts: Window = field(default_factory=lambda: Window(STARTS))
+    proven: Window = field(default_factory=lambda: Window(PROVEN_RATES))
+
+
+def class_among(known: Collection[str], device_class: str) -> str:
+    """The class under which one of `device_class` is kept, where these are known already."""
+    return device_class if device_class in known or len(known) < MAX_CLASSES - 1 else OTHER
+
 
 MAX_NODES = 4096
 """Samplers that are remembered, as many as the table of leases."""

@@ -121,4 +121,4 @@ class Dissemination:
 
 
 Disseminate = Callable[[Sequence[Worker]], Dissemination]
-"""The planner's answer for a set of workers; swarm/dissemination.py makes one."""
+"""The planner's answer for a set of workers; swarm/capacity/delivery.py makes one."""

@@ -6,7 +6,7 @@ is known of a group is how many of its samples wait, are at work or are done, an
 known of the rest is counts by deadline. In these the rule of docs/staleness.md is followed from event to event: a unit
 that is free takes a sample of a group that was begun, else opens a group if `_may_open` allows; the learner takes the B
 ready groups that are due earliest, trains, publishes; each class installs what was published `install_s` later. A unit
-of several samples asks one batch ahead, as node/session.py does, and begins that with what it holds then.
+of several samples asks one batch ahead, as sampler/session.py does, and begins that with what it holds then.
 
 Lengths are dealt, not drawn: a pack of the equally likely lengths, shuffled in the same way in every call, is dealt to
 its end before the next. So one answer belongs to one question, and few steps give the mean.
@@ -33,7 +33,7 @@ PACK = 1024
 it should."""
 
 SPARE_SHARE = 1 / 8
-"""Most spare groups of a batch; this, the gain and what is kept are those of swarm/rollout/pacing.py, which this
+"""Most spare groups of a batch; this, the gain and what is kept are those of swarm/rollout/plane/rules.py, which this
 package may not import. A test compares them."""
 
 SPARE_GAIN = 0.5
@@ -300,7 +300,7 @@ class Recursion:
         self._changed()
 
     def _pace(self) -> None:
-        """How many groups are to spare from now on (swarm/rollout/pacing.py, taken)."""
+        """How many groups are to spare from now on (swarm/rollout/plane/rules.py, taken)."""
         most = SPARE_SHARE * self._course.groups_per_step
         if 0 < self._missing <= most:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)

@@ -10,20 +10,22 @@ from collections.abc import Iterable
 from random import Random
 
 from swarm.errors import ProtocolError
-from swarm.gossip.messages import (
+from swarm.gossip.records import (
     AGE_UNIT_S,
     ENTRY_BYTES,
+    GOSSIP_BODY_BYTES,
     HEAD_BYTES,
+    PREFIX_BYTES,
+    RECORD_BYTES,
     Entry,
     Exchange,
     ExchangeReply,
+    SignedRecord,
     pack_digest,
+    prefix_of,
     unpack_digest,
 )
-from swarm.gossip.records import PREFIX_BYTES, RECORD_BYTES, SignedRecord, prefix_of
-from swarm.gossip.rules import GOSSIP_BODY_BYTES
-from swarm.gossip.table import Peer, Table
-from swarm.gossip.view import View
+from swarm.gossip.table import Peer, Table, View
 from swarm.types import NodeId
 
 Seen = dict[bytes, tuple[int, float]]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from swarm.gossip.rules import GossipRules
+from swarm.gossip.records import GossipRules
 from swarm.types import NodeId, VersionId
 
 MAX_FAILURES = 4

@@ -1,4 +1,11 @@
-"""Who is in the swarm: the core of gossip, for publics and leaves alike.
+"""The publics that a node calls in its rounds: a few at a time, so that their connections stay open.
+
+A call on a kept connection takes a fifth of the bytes of one that has to be opened. Partners are exchanged one by one,
+so that everybody is called in the course of time, and what is known spreads over a random graph of changing edges.
+
+Calls under way: a ticket for each, and what to make of its answer.
+
+Who is in the swarm: the core of gossip, for publics and leaves alike.
 
 Theory of operation. A *public* keeps a table of all publics. Every round it calls a few of them at random with a digest
 of the table; the answer holds what it lacks (records, younger beats) and names what the other lacks, which is sent in
@@ -13,24 +20,99 @@ admitted before ages, since an age without a record is of no use; the answer is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import Literal
 
 import msgspec
 
 from swarm.errors import ProtocolError
 from swarm.gossip.answers import answer_to, fitting, seen_in
-from swarm.gossip.calls import Calls, Pending, Purpose
-from swarm.gossip.effects import Call, Effect, Greet, HeadLearned, Rejected, Wake
 from swarm.gossip.homes import Home, Homes
-from swarm.gossip.messages import Exchange, ExchangeReply
-from swarm.gossip.owner import Owner
-from swarm.gossip.partners import Partners
-from swarm.gossip.records import Profile, Reachability, SignedRecord
-from swarm.gossip.rules import GossipRules
-from swarm.gossip.table import Peer
-from swarm.gossip.view import View
+from swarm.gossip.records import (
+    Call,
+    Effect,
+    Exchange,
+    ExchangeReply,
+    GossipRules,
+    Greet,
+    HeadLearned,
+    Owner,
+    Profile,
+    Reachability,
+    Rejected,
+    SignedRecord,
+    Wake,
+)
+from swarm.gossip.table import Peer, View
 from swarm.types import Address, NodeId, VersionId
+
+
+class Partners:
+    """Chosen at random among those that may be called."""
+
+    def __init__(self, rules: GossipRules, random: Random) -> None:
+        self._rules = rules
+        self._random = random
+        self._chosen: dict[NodeId, None] = {}
+        self._rounds = 0
+
+    def next_round(self) -> None:
+        """Every few rounds the partner of longest standing is let go."""
+        self._rounds += 1
+        if self._rounds % self._rules.partner_rounds == 0 and self._chosen:
+            del self._chosen[next(iter(self._chosen))]
+
+    def some(self, count: int, peers: Sequence[Peer]) -> list[Peer]:
+        """`count` partners, after those that are not among `peers` any more were replaced."""
+        by_node = {peer.signed.node: peer for peer in peers}
+        self._chosen = {node: None for node in self._chosen if node in by_node}
+        free = [node for node in by_node if node not in self._chosen]
+        missing = min(self._rules.partners - len(self._chosen), len(free))
+        self._chosen.update(dict.fromkeys(self._random.sample(free, max(0, missing))))
+        chosen = self._random.sample(list(self._chosen), min(count, len(self._chosen)))
+        return [by_node[node] for node in chosen]
+
+
+Purpose = Literal["round", "push", "poll", "refresh", "seed", "revive"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A call under way."""
+
+    node: NodeId
+    address: Address
+    purpose: Purpose
+    sent_at: float
+
+
+class Calls:
+    """Every ticket comes back exactly once, answered or failed, within its time limit: that bounds the table."""
+
+    def __init__(self, rules: GossipRules, random: Random) -> None:
+        self._rules = rules
+        self._random = random
+        self._pending: dict[int, Pending] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def to(
+        self, node: NodeId, addresses: tuple[Address, ...], purpose: Purpose, message: Exchange, *, now: float
+    ) -> Call:
+        """A call to one of the node's addresses."""
+        address = self._random.choice(addresses)
+        self._last += 1
+        self._pending[self._last] = Pending(node=node, address=address, purpose=purpose, sent_at=now)
+        timeout_s = self._rules.call_s + message.hold_s
+        return Call(ticket=self._last, node=node, address=address, message=message, timeout_s=timeout_s)
+
+    def take(self, ticket: int) -> Pending:
+        return self._pending.pop(ticket)
+
 
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0
 """Between two tries to reach a bootstrap while nobody is known, doubled each time."""

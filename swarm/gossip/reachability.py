@@ -15,9 +15,9 @@ from typing import Annotated
 
 import msgspec
 
-from swarm.signing import PublicKeyField
+from swarm.net.signing import PublicKeyField
+from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
-from swarm.wire import Message
 
 WITNESSES = 2
 """One witness may sit in our own network, or lie; the young swarm has only the learner."""

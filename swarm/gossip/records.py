@@ -1,21 +1,143 @@
-"""A node's own word about itself, signed by it over the exact bytes that travel.
+"""The constants of membership. All durations are multiples of the round, so that one number sets the pace.
+
+The learner chooses `round_s`; whoever joins takes it from the hello, because nodes of different pace would take one
+another for dead. docs/membership.md gives the figures behind each value.
+
+A node's own word about itself, signed by it over the exact bytes that travel.
 
 Records of one node are ordered by (generation, sequence). The generation is persisted and rises at every start, the
 sequence at every re-issue, so only the owner can replace its record, and a replayed one is older than what is known.
 Two records of the same order with different contents are equivocation: the key is banned.
+
+Bodies of gossip calls (docs/protocol.md), and the digests in them.
+
+A digest is a row of 14-byte entries: 8 bytes of the node id, 4 of its record's order, 2 of the age of its last beat in
+tenths of a second. An age is rounded up and only grows on its way.
+
+A node's own record: what it says of itself, issued anew whenever that changes and before it expires.
+
+What the membership core asks of its shell: a closed union of frozen facts.
 """
 
 from __future__ import annotations
 
+import math
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
 
 from swarm.errors import ProtocolError
-from swarm.signing import PublicKeyField, Sealed, SigningKey, node_id_of, swarm_id_of, unseal
+from swarm.net.signing import PublicKeyField, Sealed, SigningKey, node_id_of, swarm_id_of, unseal
+from swarm.net.wire import CONTROL_BODY_BYTES, PROTOCOL, Message, decode, encode
 from swarm.types import Address, Id, NodeId, Role, Seconds, SwarmId, VersionId
-from swarm.wire import Message, decode, encode
+
+GOSSIP_BODY_BYTES = 64 * 1024
+"""Largest body of gossip, either way: the digest of the largest table (57,344 bytes) and some records."""
+
+MAX_PUBLICS = 4096
+"""Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB."""
+
+MAX_PER_SUBNET = 64
+"""Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table."""
+
+MAX_LEAVES = 1024
+"""Leaves that one home serves: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core."""
+
+MAX_BANNED = 1024
+"""Keys that equivocated; the oldest is forgotten first. Their owner can make new keys anyway."""
+
+assert GOSSIP_BODY_BYTES <= CONTROL_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipRules:
+    """Times in seconds. Only `round_s` is ever set."""
+
+    round_s: Seconds = 2.0
+
+    fanout: int = 2
+    """Peers of one round. At 30 % loss and with stalls of 5 s no beat at 100 publics was older than 18 s; with one peer
+    a round that was 33 s, too near the 40 s of a death, for a quarter less traffic."""
+
+    partners: int = 8
+    partner_rounds: int = 8
+    """A public calls the same eight, of which it exchanges one every 16 s: connections stay open, and a call takes
+    0.5 kB besides its bodies instead of 2.5 kB."""
+
+    push_fanout: int = 4
+    """Peers that something new is pushed on to at once: 99 % of 100 publics know in about a second, the rounds do the
+    rest. With 3 the last leaf of 1,000 hears of a head a second later, and nothing is saved."""
+
+    jitter: float = 0.2
+    """Share by which every period varies, so that nodes started together drift apart."""
+
+    suspect_rounds: int = 8
+    dead_rounds: int = 20
+    """By the age of a beat: dead after 40 s, of which a stall of 5 s and 30 % loss make at most 18."""
+
+    reissue_rounds: int = 30
+    life_rounds: int = 90
+    """A record is issued anew every 60 s and void after 180 s without: whatever others claim of its beats."""
+
+    tombstone_rounds: int = 1800
+    """A dead node is remembered for an hour: no older record of it comes back, and a partition of that length heals."""
+
+    bootstrap_rounds: int = 30
+    dead_try_rounds: int = 15
+    """A bootstrap every 60 s and a dead node every 30 s are called for no other reason than to heal partitions."""
+
+    greeters: int = 8
+    """So many publics do so in that time, however many there are: 500 would take 75 KB/s of the only bootstrap."""
+
+    homes: int = 3
+    hold_rounds: float = 4.0
+    """A leaf has three polls held open for 8 s each. At 10 % loss each way a poll hands a head over three times in
+    four: three miss it for one leaf in 60, which then asks again within 10 s. Four polls of 10 s would bring the last
+    leaf of 1,000 from 7 to 3 s, for 570 bytes a second instead of 490."""
+
+    lease_rounds: int = 18
+    """A home takes a leaf for gone 36 s after its last poll: three lost in a row, at most 12 s each."""
+
+    refresh_rounds: int = 30
+    """Every 60 s a leaf asks a random public for others, so that no set of homes can keep it to themselves."""
+
+    leaf_publics: int = 32
+    """Publics that a leaf knows: three homes and ten times as many to choose from."""
+
+    scarce_rounds: int = 5
+    """It asks every 10 s at first, while it knows too few to fill its homes, and when it could reach none: in a young
+    swarm the bootstrap knew hardly anybody, and 8 % of 1,000 leaves sat on one home for a minute."""
+
+    refreshed: int = 12
+    """Of these it asks about the 12 that it has heard of least lately: all have their turn within a record's life."""
+
+    @property
+    def call_s(self) -> float:
+        """Time limit of a call, beyond what it asks to be held: four round trips around the world."""
+        return self.round_s
+
+    @property
+    def transit_s(self) -> float:
+        """Added to the ages in a request, whose time on the way nobody measures; answers add their round trip."""
+        return 0.5 * self.round_s
+
+    @property
+    def push_delay_s(self) -> float:
+        """What changes within this time is pushed on together."""
+        return 0.05 * self.round_s
+
+    @property
+    def hold_s(self) -> float:
+        """How long a poll is held on average."""
+        return self.hold_rounds * self.round_s
+
+    @property
+    def longest_hold_s(self) -> float:
+        return (1 + self.jitter) * self.hold_s
+
 
 RECORD_CONTEXT = "record"
 
@@ -115,3 +237,212 @@ def open_record(sealed: bytes, swarm: SwarmId) -> SignedRecord:
 def _signed(record: Record, sealed: bytes, body: bytes) -> SignedRecord:
     node = node_id_of(record.key)
     return SignedRecord(record=record, sealed=sealed, body=body, node=node, prefix=prefix_of(node), order=record.order)
+
+
+_ENTRY = struct.Struct(f">{PREFIX_BYTES}sIH")
+ENTRY_BYTES = _ENTRY.size
+AGE_UNIT_S = 0.1
+MAX_AGE_S = 65_535 * AGE_UNIT_S
+
+HEAD_BYTES = 1024
+"""A signed head; gossip carries it as it is."""
+
+RecordField = Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
+DigestBytes = Annotated[bytes, msgspec.Meta(max_length=ENTRY_BYTES * MAX_PUBLICS)]
+PrefixField = Annotated[bytes, msgspec.Meta(min_length=PREFIX_BYTES, max_length=PREFIX_BYTES)]
+OrderField = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Records = Annotated[tuple[RecordField, ...], msgspec.Meta(max_length=512)]
+
+Entry = tuple[bytes, int, float]
+"""Prefix, order, age in seconds."""
+
+
+class Exchange(Message, frozen=True):
+    """From a public: all that it knows, for what it lacks in return. From a leaf: a poll.
+
+    `digest` is empty in a push and in a poll. `newest` is the version that the caller knows of, `learner` the order of
+    the learner's record that it knows. `hold_s` above 0 makes it a poll, which is answered at once when there is a
+    newer head or the learner has moved, and `asks` is how many publics beyond those of its digest the caller wants.
+    """
+
+    digest: DigestBytes = b""
+    records: Records = ()
+    head: Annotated[bytes, msgspec.Meta(max_length=HEAD_BYTES)] = b""
+    newest: VersionId | None = None
+    learner: OrderField = 0
+    hold_s: Seconds = 0.0
+    asks: Annotated[int, msgspec.Meta(ge=0, le=MAX_PUBLICS)] = MAX_PUBLICS
+
+
+class ExchangeReply(Message, frozen=True):
+    """What the caller lacks. `wanted` are records that this node lacks, `refute` is the caller's own record that this
+    node holds dead, `full` says that this home has no room for the leaf that polled."""
+
+    digest: DigestBytes = b""
+    records: Records = ()
+    head: Annotated[bytes, msgspec.Meta(max_length=HEAD_BYTES)] = b""
+    wanted: Annotated[tuple[PrefixField, ...], msgspec.Meta(max_length=MAX_PUBLICS)] = ()
+    refute: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)] = b""
+    full: bool = False
+
+
+def pack_digest(entries: Iterable[Entry]) -> bytes:
+    """Entries as they travel; ages rounded up."""
+    pack = _ENTRY.pack
+    return b"".join(
+        [pack(prefix, order, min(65_535, math.ceil(age_s / AGE_UNIT_S))) for prefix, order, age_s in entries]
+    )
+
+
+def unpack_digest(digest: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Prefix, order and age in units of each entry. ProtocolError if it is no row of entries."""
+    if len(digest) % ENTRY_BYTES:
+        raise ProtocolError(f"a digest of {len(digest)} bytes is no row of {ENTRY_BYTES}-byte entries")
+    return _ENTRY.iter_unpack(digest)
+
+
+class Owner:
+    """Signs and numbers the records of one key. `generation` must be higher than in every former life.
+
+    `incarnation` is what a learner publishes under: generation - 1, or that of the life whose run it resumes.
+    """
+
+    def __init__(
+        self,
+        key: SigningKey,
+        swarm: SwarmId,
+        role: Role,
+        *,
+        generation: int,
+        addresses: tuple[Address, ...],
+        round_s: float = 0.0,
+        incarnation: int | None = None,
+    ) -> None:
+        self._key = key
+        self._swarm = swarm
+        self.role = role
+        self._generation = generation
+        self.incarnation = generation - 1 if incarnation is None else incarnation
+        self._sequence = -1
+        self._round_s = round_s
+        self.addresses = addresses
+        # The learner is what everybody dials: it needs no proof that it can be reached.
+        self.reachability: Reachability = "public" if role == "learner" else "leaf"
+        self.profile = Profile()
+        self.issue()
+
+    def issue(self) -> list[Effect]:
+        """A new record with what is true now."""
+        effects: list[Effect] = []
+        self._sequence += 1
+        if self._sequence > MAX_SEQUENCE:
+            effects += self._raise_generation(self._generation + 1)
+        self.signed = self._sign()
+        return effects
+
+    def refute(self, claimed: SignedRecord) -> list[Effect]:
+        """Go past `claimed`, a record by our own key that others hold dead, or that this life never issued: then the
+        state directory was restored from a copy, and the generation has to rise past that of the former life, which
+        may have said more than this record."""
+        if claimed.order < self.signed.order:
+            return []
+        if claimed.body == self.signed.body:
+            return self.issue()
+        return self._raise_generation(claimed.record.generation + 1) + self.issue()
+
+    def outlive(self, version: VersionId) -> list[Effect]:
+        """Go past `version`, which this life cannot stand by: it is newer than what this life has published, so another
+        one that its disk forgot has published it, or its weights cannot be made again."""
+        if self.role != "learner" or version.incarnation < self.incarnation:
+            return []
+        return self._raise_generation(max(version.incarnation + 2, self._generation + 1)) + self.issue()
+
+    def _raise_generation(self, generation: int) -> list[Effect]:
+        # At the end of its numbers a key cannot refute any more; its owner has to make a new one.
+        self._generation = min(generation, MAX_SEQUENCE)
+        self.incarnation = self._generation - 1
+        self._sequence = 0
+        return [GenerationRaised(generation=self._generation)]
+
+    def _sign(self) -> SignedRecord:
+        record = Record(
+            key=self._key.public_bytes,
+            swarm=self._swarm,
+            generation=self._generation,
+            sequence=self._sequence,
+            role=self.role,
+            reachability=self.reachability,
+            addresses=self.addresses,
+            protocol=PROTOCOL,
+            profile=self.profile,
+            round_s=self._round_s,
+        )
+        return sign_record(record, self._key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Post `message` to `node` and hand the answer, or the failure, back under `ticket`."""
+
+    ticket: int
+    node: NodeId
+    address: Address
+    message: Exchange
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greet:
+    """Say hello to a bootstrap and hand its record in: none is known, or it is time to look across a partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Answer every poll that is held open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLearned:
+    """A newer version exists."""
+
+    version: VersionId
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appeared:
+    """A public that was not known, or was dead."""
+
+    signed: SignedRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """A public whose beat or record is too old, or that has left."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafGone:
+    """A leaf that has not polled this home for the length of its lease."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRaised:
+    """Persist the generation before anything else is sent."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Illegal input of a peer, to be counted."""
+
+    reason: str
+
+
+Effect = Call | Greet | Wake | HeadLearned | Appeared | Died | LeafGone | GenerationRaised | Rejected

@@ -14,28 +14,29 @@ from typing import Any
 
 from aiohttp import web
 
-from swarm.auth import ServerSessions
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.gossip.effects import (
+from swarm.gossip.membership import Membership
+from swarm.gossip.reachability import DialBack, DialBackLimit, DialBackReply, Reachability
+from swarm.gossip.records import (
+    GOSSIP_BODY_BYTES,
     Appeared,
     Call,
     Died,
     Effect,
+    Exchange,
+    ExchangeReply,
     GenerationRaised,
     Greet,
     HeadLearned,
     LeafGone,
     Rejected,
+    SignedRecord,
     Wake,
 )
-from swarm.gossip.membership import Membership
-from swarm.gossip.messages import Exchange, ExchangeReply
-from swarm.gossip.reachability import DialBack, DialBackLimit, DialBackReply, Reachability
-from swarm.gossip.records import SignedRecord
-from swarm.gossip.rules import GOSSIP_BODY_BYTES
-from swarm.http import Peer, binary, read_signed
+from swarm.net.client import Peer, binary, read_signed
+from swarm.net.sessions import ServerSessions
+from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId
-from swarm.wire import decode, encode
 
 DIAL_BACK_BYTES = 1024
 DIAL_BACK_S = 10.0

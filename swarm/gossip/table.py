@@ -1,4 +1,8 @@
-"""The publics that a node knows: alive, dead, banned.
+"""The leaves of a home: leases that their polls renew. Leaves are not gossiped one by one; a home's record counts them.
+
+A lease is renewed by authenticated polls alone, so it needs no record to be forwarded and no clock but the home's.
+
+The publics that a node knows: alive, dead, banned.
 
 Theory of operation. A public is alive while its beat is young and its record is re-issued. The *beat* is the last time
 that anybody heard it directly: an authenticated call or answer counts at the one who got it, everybody else learns the
@@ -6,23 +10,97 @@ age of that moment through digests and keeps the youngest. So nobody can make a 
 is; whoever claims that a dead one lives is believed for one life of a record at most, since only the owner can issue it
 anew. A dead record becomes a tombstone, which outlives every copy of the record that is still under way: only a record
 of a higher order brings its node back (I4).
+
+What one node knows of the swarm, and questions about it that change nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
+from random import Random
 from typing import Literal
 
-from swarm.gossip.effects import Appeared, Died, Effect, Rejected
 from swarm.gossip.reachability import is_name
-from swarm.gossip.records import SignedRecord, prefix_of
-from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS, GossipRules
-from swarm.types import Address, NodeId
+from swarm.gossip.records import (
+    MAX_BANNED,
+    MAX_LEAVES,
+    MAX_PER_SUBNET,
+    MAX_PUBLICS,
+    Appeared,
+    Died,
+    Effect,
+    Entry,
+    Exchange,
+    GossipRules,
+    LeafGone,
+    Owner,
+    Rejected,
+    SignedRecord,
+    pack_digest,
+    prefix_of,
+)
+from swarm.types import Address, NodeId, VersionId
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaf:
+    """One leaf. `signed` is None until it has sent its record; `newest` is the version it last knew of."""
+
+    heard_at: float
+    signed: SignedRecord | None = None
+    newest: VersionId | None = None
+
+
+class LeafLeases:
+    """Leaves by node, in the order of their last poll."""
+
+    def __init__(self, rules: GossipRules) -> None:
+        self._rules = rules
+        self.leaves: dict[NodeId, Leaf] = {}
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    def renew(self, node: NodeId, newest: VersionId | None, *, now: float) -> bool:
+        """A poll of `node`; False if this home has no room for it."""
+        leaf = self.leaves.pop(node, None)
+        if leaf is None:
+            if len(self.leaves) >= MAX_LEAVES:
+                return False
+            leaf = Leaf(heard_at=now)
+        leaf.heard_at, leaf.newest = now, newest
+        self.leaves[node] = leaf
+        return True
+
+    def tell(self, signed: SignedRecord) -> None:
+        """Keep the newest record of a leaf that has a lease."""
+        leaf = self.leaves.get(signed.node)
+        if leaf is not None and (leaf.signed is None or signed.order > leaf.signed.order):
+            leaf.signed = signed
+
+    def lacks_record(self, node: NodeId) -> bool:
+        leaf = self.leaves.get(node)
+        return leaf is not None and leaf.signed is None
+
+    def end(self, node: NodeId) -> None:
+        """The leaf has left, or has become a public."""
+        self.leaves.pop(node, None)
+
+    def expire(self, *, now: float, patience: float) -> list[Effect]:
+        oldest = now - patience * self._rules.lease_rounds * self._rules.round_s
+        gone: list[Effect] = []
+        for node, leaf in list(self.leaves.items()):
+            if leaf.heard_at >= oldest:
+                break
+            del self.leaves[node]
+            gone.append(LeafGone(node=node))
+        return gone
+
 
 MAX_OTHERS = MAX_PUBLICS - 2
 """Alive at a time: with this node itself and the learner, which always finds room, their digest fits a message."""
@@ -272,3 +350,118 @@ def _subnet(host: str) -> str:
         return host.lower()
     kept = 3 if address.version == 4 else 6
     return address.packed[:kept].hex()
+
+
+@dataclass(slots=True)
+class View:
+    """Itself, the publics, its leaves, and the newest head."""
+
+    owner: Owner
+    rules: GossipRules
+    dialable: Callable[[Address], bool]
+    table: Table = field(init=False)
+    leases: LeafLeases = field(init=False)
+    newest: VersionId | None = None
+    head: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.table = Table(self.rules, self.dialable)
+        self.leases = LeafLeases(self.rules)
+
+    @property
+    def own(self) -> SignedRecord:
+        return self.owner.signed
+
+    @property
+    def is_public(self) -> bool:
+        return self.owner.reachability == "public"
+
+    def learner(self) -> SignedRecord | None:
+        """The learner's newest record, dead or alive: its address is the best that is known."""
+        if self.owner.role == "learner":
+            return self.own
+        known = self.table.learner
+        return known.signed if known is not None else None
+
+    def learner_order(self) -> int:
+        learner = self.learner()
+        return learner.order if learner is not None else 0
+
+    def live_learner(self) -> SignedRecord | None:
+        """The learner's record, unless it is dead: a dead one's address is no news for anybody."""
+        learner = self.learner()
+        return learner if learner is not None and self.record_of(learner.prefix) is learner else None
+
+    def has_newer_head(self, message: Exchange) -> bool:
+        return self.newest is not None and (message.newest is None or self.newest > message.newest)
+
+    def has_moved_learner(self, message: Exchange) -> bool:
+        """Another life of the learner than the caller knows; a mere re-issue is no reason to answer a poll early."""
+        learner = self.live_learner()
+        return learner is not None and learner.order >> 16 > message.learner >> 16
+
+    def usable(self, now: float) -> list[Peer]:
+        """Publics that may be called now."""
+        return [peer for peer in self.table if peer.retry_at <= now]
+
+    def at_least(self, count: int, now: float) -> list[Peer]:
+        """Publics that may be called now, and where these are too few, those whose turn comes next: a newcomer that
+        knows one other must not fall silent because some of its first calls were lost."""
+        usable = self.usable(now)
+        if len(usable) >= count:
+            return usable
+        waiting = sorted((peer for peer in self.table if peer.retry_at > now), key=lambda peer: peer.retry_at)
+        return [*usable, *waiting[: count - len(usable)]]
+
+    def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
+        """Random publics to call."""
+        known = self.at_least(count, now)
+        return random.sample(known, min(count, len(known)))
+
+    def home_candidates(self, now: float) -> list[NodeId]:
+        """Publics to choose homes from; the learner, who has other things to do, only where there are too few."""
+        usable = self.usable(now)
+        others = [peer.signed.node for peer in usable if peer.signed.record.role != "learner"]
+        return others if len(others) >= self.rules.homes else [peer.signed.node for peer in usable]
+
+    def record_of(self, prefix: bytes) -> SignedRecord | None:
+        if prefix == self.own.prefix:
+            return self.own
+        peer = self.table.by_prefix.get(prefix)
+        return peer.signed if peer is not None else None
+
+    def digest(self, now: float) -> bytes:
+        """Everybody that this node knows, itself first if it is public."""
+        entries = [(p.signed.prefix, p.signed.order, now - p.heard_at) for p in self.table]
+        own = [(self.own.prefix, self.own.order, 0.0)] if self.is_public else []
+        return pack_digest([*own, *entries])
+
+    def ages_of(self, records: Iterable[SignedRecord], now: float) -> list[Entry]:
+        """Entries for records that are passed on, so that nobody takes an old beat for a young one."""
+        entries: list[Entry] = []
+        for signed in records:
+            if signed.prefix == self.own.prefix:
+                entries.append((signed.prefix, signed.order, 0.0))
+            elif (peer := self.table.by_prefix.get(signed.prefix)) is not None:
+                entries.append((signed.prefix, signed.order, now - peer.heard_at))
+        return entries
+
+    def push_message(self, records: list[SignedRecord], now: float, *, head: bytes = b"") -> Exchange:
+        """News that is answered with no more than what the caller got wrong."""
+        return Exchange(
+            digest=pack_digest(self.ages_of(records, now)),
+            records=tuple(signed.sealed for signed in records),
+            head=head,
+            newest=self.newest,
+            asks=0,
+        )
+
+    def round_message(self, now: float) -> Exchange:
+        return Exchange(digest=self.digest(now), newest=self.newest)
+
+    def refresh_message(self, now: float) -> Exchange:
+        """A leaf's question for publics beyond the known ones, a few even when there are enough."""
+        room = max(4, self.rules.leaf_publics - len(self.table))
+        stalest = sorted(self.table, key=lambda peer: peer.heard_at)[: self.rules.refreshed]
+        entries = [(p.signed.prefix, p.signed.order, now - p.heard_at) for p in stalest]
+        return Exchange(digest=pack_digest(entries), newest=self.newest, learner=self.learner_order(), asks=room)

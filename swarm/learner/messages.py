@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from swarm.broadcast.manifest import Layout
+from swarm.broadcast.version.manifest import Layout
 from swarm.types import Schedule
 
 

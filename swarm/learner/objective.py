@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.configfile import closest
 from swarm.errors import UserError
 from swarm.learner.messages import LearningRules
+from swarm.settings import closest
 
 RATIO_CAP = 10.0
 """Largest ratio of two policies, on both signs of the advantage: min() alone leaves the ratio of a bad token unbounded.

@@ -3,19 +3,27 @@
 Every rank gets every command and walks through the same code. What a rank does for itself differs in the rows that it
 computes and the rows of each tensor that it holds; what it decides must not: a figure that decides anything is added up
 over all ranks first, in one order, so that it is the same number everywhere.
+
+`python -m swarm.learner.ranks OPTIONS`: torchrun for the trainer's ranks, with its faults told in one line.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from swarm.broadcast.manifest import TensorSpec
-from swarm.learner.checkpoint import load_model, write_staging
+from swarm.broadcast.version.manifest import TensorSpec
+from swarm.learner.checkpoint.model import load_model, write_staging
 from swarm.learner.device import pick_device
 from swarm.learner.policy import PolicyModel
 
@@ -97,3 +105,24 @@ class Ranks:
     def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
         """Write the stream of bf16 weights over the file at `path`."""
         write_staging(tensors, path)
+
+
+TORCHRUN_VARIABLE = "ECHO_NODE_TORCHRUN_PID"
+"""By which a rank sees whether torchrun is still there."""
+
+
+def main() -> None:
+    os.environ[TORCHRUN_VARIABLE] = str(os.getpid())
+    # Its own account of a rank's end is thirty lines, and hides what the rank said.
+    logging.disable(logging.CRITICAL)
+    try:
+        run.main([*sys.argv[1:], "--max-restarts", "0", "--module", "swarm.learner.trainer"])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        status = failure.exitcode
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        sys.exit(f"rank {rank} of the trainer {how}")
+
+
+if __name__ == "__main__":
+    main()

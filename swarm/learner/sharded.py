@@ -28,14 +28,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from swarm.broadcast.manifest import TensorSpec
+from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
-from swarm.learner.checkpoint import load_model, stream_places, torch_stream_dtype
+from swarm.learner.checkpoint.model import load_model, stream_places, torch_stream_dtype
 from swarm.learner.device import pick_device
-from swarm.learner.launch import TORCHRUN_VARIABLE
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.policy import PolicyModel, layers_of
-from swarm.learner.ranks import Ranks
+from swarm.learner.ranks import TORCHRUN_VARIABLE, Ranks
 
 PATIENCE = timedelta(days=365)
 """Of a collective: commands may be hours apart, and a rank that hangs is noticed by the node, which hears of no

@@ -14,11 +14,10 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 
-from swarm.broadcast.manifest import TensorSpec
-from swarm.child import ChildChannel, NoParent
-from swarm.config import EMBEDDED
+from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
-from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors
+from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors
+from swarm.learner.checkpoint.saving import Parts, Saver, restore, take, write
 from swarm.learner.device import SMALL_MODEL_PARAMETERS
 from swarm.learner.memory import (
     check_weights,
@@ -43,8 +42,9 @@ from swarm.learner.messages import (
 )
 from swarm.learner.policy import Policy, arrange, is_half
 from swarm.learner.ranks import Ranks
-from swarm.learner.saving import Parts, Saver, restore, take, write
 from swarm.learner.update import Learning, Update, adamw, check_rules
+from swarm.process import ChildChannel, NoParent
+from swarm.settings import EMBEDDED
 
 LAST_WORDS_S = 1.0
 """So long rank 0 waits before it tells the node of a fault: if that was another rank's end, torchrun ends this one

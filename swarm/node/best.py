@@ -19,9 +19,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from swarm.broadcast.disk import DiskFull, disk_error, require_room
-from swarm.broadcast.manifest import Layout
-from swarm.learner.checkpoints import DIGESTS, PARTIAL, commit, in_stream_dtype
+from swarm.broadcast.store.disk import DiskFull, disk_error, require_room
+from swarm.broadcast.version.manifest import Layout
+from swarm.learner.checkpoint.files import DIGESTS, PARTIAL, commit, in_stream_dtype
 from swarm.types import VersionId
 
 NAME = "best"

@@ -1,4 +1,11 @@
-"""Where a node begins: the bootstraps that its user named, and the peers that were good the last time.
+"""The first word between two nodes: which swarm this is, who its learner is, and who answers.
+
+The join line: `echo1:` and everything a newcomer has to trust, in one word that can be pasted.
+
+It carries the swarm's id, the learner's public key (one follows from the other: a typing error shows) and addresses,
+each with the SHA-256 of the certificate to expect there.
+
+Where a node begins: the bootstraps that its user named, and the peers that were good the last time.
 
 A join line says whom to trust; a bare host is trusted on first use. Names are resolved at every try, and one of their
 addresses is taken at random, so that a name may stand for several nodes.
@@ -7,27 +14,139 @@ addresses is taken at random, so that a name may stand for several nodes.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
+from aiohttp import web
 
-from swarm.config import DEFAULT_PORT
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
-from swarm.gossip.joinline import PREFIX, read_join_line
 from swarm.gossip.reachability import is_loopback
 from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
-from swarm.http import Busy, OtherCertificate, OtherEncryption, OtherProtocol, PeerClient, certificate_of
-from swarm.node.hello import Hello, say_hello
-from swarm.node.identity import write_privately
-from swarm.signing import swarm_id_of
-from swarm.types import Address, Id, SwarmId
-from swarm.wire import Message, decode, encode
+from swarm.net.client import (
+    Busy,
+    OtherCertificate,
+    OtherEncryption,
+    OtherProtocol,
+    Peer,
+    PeerClient,
+    binary,
+    certificate_of,
+    other_protocol,
+)
+from swarm.net.signing import PublicKeyField, swarm_id_of
+from swarm.net.tls import write_privately
+from swarm.net.wire import PROTOCOL, Message, decode, digest, encode
+from swarm.settings import DEFAULT_PORT
+from swarm.types import Address, Id, Role, Seconds, SwarmId
+
+HELLO_PATH = "/v1/hello"
+
+HELLO_BYTES = 4096
+
+HELLO_S = 10.0
+"""Time limit of a hello: a learner that loads a large model still answers at once."""
+
+MAX_ROUND_S = 60.0
+LEAST_ROUND_S = 0.05
+"""A pace outside of this is nobody's wish."""
+
+
+class Hello(Message, frozen=True):
+    """What a node says of its swarm and of itself. `record` is its signed record and `learner` the learner's, which
+    states the swarm's pace; `beat_s`, from a learner, how often it wants to hear from a sampler; `knock` the answer to
+    one that calls back."""
+
+    protocol: int
+    role: Role
+    swarm: Id
+    learner_key: PublicKeyField
+    record: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
+    learner: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
+    beat_s: Seconds = 0.0
+    knock: Annotated[bytes, msgspec.Meta(max_length=512)] = b""
+
+
+def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web.RouteDef:
+    """Answers GET /v1/hello; `answer(knock, caller)` gives the hello, None while the node looks for its swarm."""
+
+    async def handle(request: web.Request) -> web.Response:
+        hello = answer(request.query.get("knock"), request.query.get("caller"))
+        if hello is None:
+            return web.Response(status=503, text="this node has not found its swarm yet", headers={"Retry-After": "2"})
+        return binary(encode(hello))
+
+    return web.get(HELLO_PATH, handle)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A hello whose signatures were checked."""
+
+    hello: Hello
+    signed: SignedRecord
+    learner: SignedRecord
+
+
+async def say_hello(peer: Peer) -> Heard:
+    """The hello of the node behind `peer`. ProtocolError if it does not hold together."""
+    data = await peer.get(HELLO_PATH, cap_bytes=HELLO_BYTES, timeout_s=HELLO_S)
+    hello = decode(data, Hello, cap_bytes=HELLO_BYTES)
+    if hello.protocol != PROTOCOL:
+        raise other_protocol("the node that answers", hello.protocol)
+    if hello.swarm != swarm_id_of(hello.learner_key):
+        raise ProtocolError("the answer does not say which swarm this is")
+    signed = open_record(hello.record, SwarmId(hello.swarm))
+    learner = open_record(hello.learner, SwarmId(hello.swarm))
+    if signed.record.role != hello.role or learner.record.role != "learner":
+        raise ProtocolError("the answer contradicts its own records")
+    if not LEAST_ROUND_S <= learner.record.round_s <= MAX_ROUND_S:
+        raise ProtocolError(f"a swarm with rounds of {learner.record.round_s:g} s is none")
+    return Heard(hello=hello, signed=signed, learner=learner)
+
+
+PREFIX = "echo1:"
+
+MAX_LINE_BYTES = 2048
+"""Eight addresses with names."""
+
+CHECK_BYTES = 4
+
+
+class JoinLine(Message, frozen=True):
+    """Whom to trust and where to begin."""
+
+    swarm: Id
+    learner_key: PublicKeyField
+    addresses: Annotated[tuple[Address, ...], msgspec.Meta(min_length=1, max_length=8)]
+
+
+def write_join_line(line: JoinLine) -> str:
+    body = encode(line)
+    return PREFIX + base64.urlsafe_b64encode(body + digest(body)[:CHECK_BYTES]).decode().rstrip("=")
+
+
+def read_join_line(text: str) -> JoinLine:
+    """The join line in `text`; UserError if it was cut or altered."""
+    code = text.strip().removeprefix(PREFIX)
+    try:
+        data = base64.b64decode(code + "=" * (-len(code) % 4), altchars=b"-_", validate=True)
+        body, check = data[:-CHECK_BYTES], data[-CHECK_BYTES:]
+        line = decode(body, JoinLine, cap_bytes=MAX_LINE_BYTES)
+    except (binascii.Error, ValueError, ProtocolError) as error:
+        raise UserError("this join line is damaged: copy the whole line that `lead` printed") from error
+    if check != digest(body)[:CHECK_BYTES] or line.swarm != swarm_id_of(line.learner_key):
+        raise UserError("this join line is damaged: copy the whole line that `lead` printed")
+    return line
+
 
 CERTIFICATE_S = 5.0
 RESOLVE_S = 5.0

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from swarm.broadcast.disk import SPARE_BYTES
-from swarm.config import EMBEDDED, LeadConfig
+from swarm.broadcast.store.disk import SPARE_BYTES
 from swarm.errors import ChildFailed, UserError
-from swarm.learner.checkpoints import newest_whole
+from swarm.learner.checkpoint.files import newest_whole
 from swarm.learner.messages import Prepared
-from swarm.learner.service import TrainerProcess, torchrun_options
-from swarm.node.http import check_port
+from swarm.learner.process import TrainerProcess, torchrun_options
+from swarm.net.server import check_port
 from swarm.node.joining import lead_settings
 from swarm.node.prompts import (
     check_data,
@@ -28,6 +27,7 @@ from swarm.node.prompts import (
     prepare_prompts,
 )
 from swarm.node.rundir import directory_of, refuse_used
+from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
 from swarm.tasks.scoring import Completion, RewardPool

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.signing import SigningKey
+from swarm.net.signing import SigningKey
+from swarm.net.tls import write_privately
 
 MAX_DEFAULT_STATES = 64
 """Nodes of one role and one user on one machine that find a state directory of their own."""
@@ -57,19 +58,6 @@ def _generation(directory: Path) -> int:
     if not text.isdigit() or len(text) > len(str(MAX_GENERATION)):
         raise UserError(f"{path} is not a number of starts; remove it together with node.key to get a new identity")
     return int(text)
-
-
-def write_privately(path: Path, content: bytes) -> None:
-    """Replace a file that its owner alone may read. It is on disk, whole, or as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 class StateDirectory:

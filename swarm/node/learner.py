@@ -12,26 +12,25 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from swarm.broadcast.manifest import LAYOUT_BYTES
 from swarm.broadcast.service import BroadcastService
-from swarm.broadcast.store import newest_head
-from swarm.broadcast.tracker import InstallTracker
-from swarm.config import LeadConfig
+from swarm.broadcast.store.store import newest_head
+from swarm.broadcast.version.manifest import LAYOUT_BYTES
 from swarm.errors import UserError
 from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
+from swarm.net.signing import swarm_id_of
+from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal
 from swarm.node.best import BestModel
 from swarm.node.checking import check_model, reward_pool
 from swarm.node.control import control
-from swarm.node.environment import note_life
 from swarm.node.identity import StateDirectory
 from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
 from swarm.node.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.provisioning import Provisioning, Surroundings
-from swarm.node.publication import ROOM_S, Publication
+from swarm.node.publication import ROOM_S, InstallTracker, Publication
 from swarm.node.rundir import (
     LOGS,
     Origin,
@@ -40,23 +39,23 @@ from swarm.node.rundir import (
     directory_of,
     kept_line,
     locked,
+    note_life,
     remove_run_directory,
     write_summary,
 )
 from swarm.node.steps import Steps
 from swarm.node.training import Training
+from swarm.process import in_thread
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.api import RolloutService
-from swarm.rollout.effects import ScoreWanted
-from swarm.rollout.entries import BoundSet
-from swarm.rollout.journal import Journal
-from swarm.rollout.leases import MISSED_BEATS, sample_seed
-from swarm.rollout.plane import PlaneRules, RolloutPlane
-from swarm.signing import swarm_id_of
+from swarm.rollout.journal.entries import BoundSet
+from swarm.rollout.journal.journal import Journal
+from swarm.rollout.plane.effects import ScoreWanted
+from swarm.rollout.plane.leases import MISSED_BEATS, sample_seed
+from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
+from swarm.settings import LeadConfig
 from swarm.tasks.scoring import Completion, RewardPool
-from swarm.threads import in_thread
 from swarm.types import SamplingRules, Score, Unscored
-from swarm.wire import encode
 
 
 class LearnerNode:

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
-from swarm.auth import Unauthorized
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
-from swarm.http import Busy, OtherProtocol, Peer, SlowLine
-from swarm.node.hello import Hello, say_hello
+from swarm.net.client import Busy, OtherProtocol, Peer, SlowLine
+from swarm.net.sessions import Unauthorized
+from swarm.node.bootstrap import Hello, say_hello
 from swarm.node.network import NodeNetwork
 from swarm.rollout.client import SUBMIT_PATH
 

@@ -1,4 +1,8 @@
-"""What every node has, whatever its role: a key, a server, and its place in the swarm.
+"""Signing clients for the nodes that this one calls, kept open while they are in use.
+
+A node's view of the swarm as `status` shows it.
+
+What every node has, whatever its role: a key, a server, and its place in the swarm.
 
 start     listen; answer `status`, and 503 to everything else until a swarm is found
 find      a bootstrap says which swarm this is (the learner knows)
@@ -13,6 +17,7 @@ import re
 import secrets
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,13 +27,9 @@ from typing import Any
 
 from aiohttp import web
 
-from swarm.auth import ServerSessions
-from swarm.broadcast.links import Station
-from swarm.broadcast.manifest import open_head
+from swarm.broadcast.version.manifest import open_head
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
-from swarm.gossip.joinline import JoinLine, write_join_line
 from swarm.gossip.membership import Membership
-from swarm.gossip.owner import Owner
 from swarm.gossip.reachability import (
     DIAL_BACK_CONTEXT,
     DialBackLimit,
@@ -38,22 +39,120 @@ from swarm.gossip.reachability import (
     is_loopback,
     is_private,
 )
-from swarm.gossip.records import Profile, SignedRecord, open_record, prefix_of
-from swarm.gossip.rules import GossipRules
+from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, prefix_of
 from swarm.gossip.service import KNOCK_S, GossipService
-from swarm.http import PeerClient, session_route
-from swarm.node.bootstrap import Bootstraps, Greeting, OtherSwarm, read_bootstrap
-from swarm.node.hello import HELLO_BYTES, HELLO_PATH, Hello, hello_route
-from swarm.node.http import NodeServer
+from swarm.gossip.table import Leaf, Peer
+from swarm.net.client import PeerClient, session_route
+from swarm.net.links import Station
+from swarm.net.server import NodeServer
+from swarm.net.sessions import ServerSessions
+from swarm.net.signing import SigningKey, node_id_of, swarm_id_of, unseal
+from swarm.net.stream import Incoming, Pace
+from swarm.net.tls import load_or_create_tls
+from swarm.net.wire import PROTOCOL, decode, encode
+from swarm.node.bootstrap import (
+    HELLO_BYTES,
+    HELLO_PATH,
+    Bootstraps,
+    Greeting,
+    Hello,
+    JoinLine,
+    OtherSwarm,
+    hello_route,
+    read_bootstrap,
+    write_join_line,
+)
 from swarm.node.identity import load_or_create_key, next_generation, raise_generation
-from swarm.node.peers import PeerPool
-from swarm.node.tls import load_or_create_tls
-from swarm.node.view import view_status
-from swarm.pace import Pace
-from swarm.signing import node_id_of, swarm_id_of, unseal
-from swarm.stream import Incoming
 from swarm.types import Address, NodeId, Role, VersionId
-from swarm.wire import PROTOCOL, decode, encode
+
+MAX_CLIENTS = 256
+"""Clients kept: connections close by themselves when idle, a client's session with its server is worth keeping."""
+
+
+class PeerPool:
+    """One client for each node and address; the one unused for longest is closed when there are too many."""
+
+    def __init__(self, key: SigningKey) -> None:
+        self._key = key
+        self._clients: OrderedDict[tuple[NodeId, Address], PeerClient] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def at(self, node: NodeId, address: Address) -> PeerClient:
+        """The client that signs for `node` at `address`."""
+        client = self._clients.get((node, address))
+        if client is None:
+            client = self._clients[node, address] = PeerClient(address, key=self._key, server=node)
+            if len(self._clients) > MAX_CLIENTS:
+                self._close(self._clients.popitem(last=False)[1])
+        self._clients.move_to_end((node, address))
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            self._close(client)
+        self._clients.clear()
+        await asyncio.gather(*self._closing)
+
+    def _close(self, client: PeerClient) -> None:
+        task = asyncio.get_running_loop().create_task(client.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+NO_RELAY = (
+    "no public node besides the learner: every sampler fetches all weights from the learner alone, and finds nobody "
+    "else if it goes. Add one: echo-node join --role relay --bootstrap HOST, on a machine that others can reach"
+)
+
+
+def view_status(core: Membership, *, now: float) -> dict[str, Any]:
+    """Publics, leaves and homes, each with its state, version and lag."""
+    view = core.view
+    newest = view.newest
+    publics = [_public(peer, newest, view.table.is_suspect(peer, now=now), now) for peer in view.table]
+    others = [peer for peer in view.table if peer.signed.record.role != "learner"]
+    others_public = bool(others) or (view.is_public and view.owner.role != "learner")
+    return {
+        "reachability": view.owner.reachability,
+        "addresses": [address.url for address in view.own.record.addresses],
+        "newest": str(newest) if newest else None,
+        "publics": sorted(publics, key=lambda public: (public["role"] != "learner", public["node"])),
+        "dead": len(view.table.dead),
+        "homes": [home.node for home in core.homes.homes],
+        "leaves": [_leaf(node, leaf, newest, now) for node, leaf in view.leases.leaves.items()],
+        "leaves_elsewhere": sum(peer.signed.record.profile.leaves for peer in view.table),
+        "advice": None if others_public else NO_RELAY,
+    }
+
+
+def _public(peer: Peer, newest: VersionId | None, suspect: bool, now: float) -> dict[str, Any]:
+    record = peer.signed.record
+    return {
+        "node": peer.signed.node,
+        "role": record.role,
+        "state": "suspect" if suspect else "alive",
+        "address": record.addresses[0].url,
+        "beat_s": round(max(0.0, now - peer.heard_at), 1),
+        "leaves": record.profile.leaves,
+        **_version(record.profile.held, newest),
+    }
+
+
+def _leaf(node: NodeId, leaf: Leaf, newest: VersionId | None, now: float) -> dict[str, Any]:
+    profile = leaf.signed.record.profile if leaf.signed else None
+    return {
+        "node": node,
+        "role": leaf.signed.record.role if leaf.signed else None,
+        "beat_s": round(now - leaf.heard_at, 1),
+        **_version(profile.held if profile else None, newest),
+    }
+
+
+def _version(held: VersionId | None, newest: VersionId | None) -> dict[str, Any]:
+    """What a node said it holds, and how many versions that is behind; null where one of the two is unknown."""
+    lag = newest.version - held.version if newest and held and newest.incarnation == held.incarnation else None
+    return {"held": str(held) if held else None, "lag": lag}
+
 
 CACHE_EVERY_S = 60.0
 """How often good peers are written down for the next start."""

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from swarm.config import LeadConfig
 from swarm.errors import Damaged, UserError
 from swarm.learner.messages import Prepared
+from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
 from swarm.tasks.chat import ChatTemplate, load_chat_template

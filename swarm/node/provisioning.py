@@ -16,20 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from swarm.broadcast.tracker import InstallTracker
 from swarm.capacity.activation import LATE_PERIODS, Activation, gather_s
 from swarm.capacity.cost import MAX_NODES, CostBook, CostFigures
+from swarm.capacity.delivery import disseminate_by, measured_first, sustained
 from swarm.capacity.estimator import Estimator, StartValues
 from swarm.capacity.fleet import Disseminate
-from swarm.capacity.measured import measured_first
-from swarm.capacity.overlap import sustained
 from swarm.capacity.selection import Rules
-from swarm.config import LeadConfig
-from swarm.dissemination import disseminate_by
 from swarm.node.metrics import Spent
-from swarm.rollout.entries import BoundSet
+from swarm.node.publication import InstallTracker
+from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
-from swarm.rollout.watch import SamplerWatch
+from swarm.rollout.tally import SamplerWatch
+from swarm.settings import LeadConfig
 from swarm.types import NodeId, VersionId
 
 TICK_S = 1.0

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from swarm.broadcast.receiver import OtherModel, Receiver
-from swarm.config import JoinConfig
 from swarm.errors import first_fault
 from swarm.gossip.records import Profile
-from swarm.node.data_plane import DataPlane
 from swarm.node.identity import StateDirectory
-from swarm.node.joining import join_settings, open_base, reachability_line, unless_stopped, weights_directory
+from swarm.node.joining import DataPlane, join_settings, open_base, reachability_line, unless_stopped, weights_directory
 from swarm.node.network import NodeNetwork
+from swarm.settings import JoinConfig
 
 
 class RelayNode:

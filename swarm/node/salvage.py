@@ -2,7 +2,7 @@
 
 The damaged one is only read. Everything is copied first and looked at afterwards: checkpoints and the best model are
 kept if their digests are right, lines of figures if they are lines, the journal as far as it holds together
-(rollout/salvage.py). config.json has to be readable: it says what the run is.
+(rollout/journal/salvage.py). config.json has to be readable: it says what the run is.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm.broadcast.disk import require_room
+from swarm.broadcast.store.disk import require_room
 from swarm.errors import UserError
-from swarm.learner.checkpoints import fault_of, step_directories, whole_checkpoints
+from swarm.learner.checkpoint.files import fault_of, step_directories, whole_checkpoints
+from swarm.net.tls import load_or_create_tls, write_privately
 from swarm.node.best import ABOUT, NAME
-from swarm.node.environment import ENVIRONMENT
-from swarm.node.identity import load_or_create_key, write_privately
+from swarm.node.identity import load_or_create_key
 from swarm.node.prompts import RECORD, open_tokenizer, read_record
-from swarm.node.rundir import BASE, LOCK, ORIGIN, read_values, resumed_config, write_config
-from swarm.node.tls import load_or_create_tls
-from swarm.rollout.journal import DATABASE, SEGMENTS
-from swarm.rollout.salvage import salvage_journal
-from swarm.rollout.segments import sync_path
+from swarm.node.rundir import BASE, ENVIRONMENT, LOCK, ORIGIN, read_values, resumed_config, write_config
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.salvage import salvage_journal
+from swarm.rollout.journal.segments import sync_path
 
 CHECKPOINTS, MODEL, IDENTITY = "checkpoints", "model", "identity"
 COPIED = (CHECKPOINTS, NAME, MODEL, BASE, SEGMENTS, IDENTITY, DATABASE)

@@ -9,21 +9,20 @@ from collections.abc import Callable
 from typing import Any
 
 from swarm.broadcast.receiver import OtherModel, Receiver
-from swarm.config import JoinConfig
 from swarm.errors import ChildFailed, EchoError, ProtocolError, first_fault
 from swarm.gossip.records import Profile
 from swarm.node.bootstrap import Greeting
-from swarm.node.data_plane import DataPlane
 from swarm.node.identity import StateDirectory
-from swarm.node.joining import join_settings, open_base, reachability_line, unless_stopped, weights_directory
+from swarm.node.joining import DataPlane, join_settings, open_base, reachability_line, unless_stopped, weights_directory
 from swarm.node.link import LearnerLink, SwarmChanged
 from swarm.node.network import NodeNetwork
-from swarm.node.session import DRAIN_S, SamplerStatus, Session
-from swarm.rollout.client import SUBMIT_PATH
+from swarm.rollout.client import SUBMIT_PATH, RolloutClient
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.choice import choose_engine
+from swarm.sampler.session import DRAIN_S, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
+from swarm.settings import JoinConfig
 
 MAX_FAULTS = 5
 """Sessions in a row that broke without one accepted rollout: by then it is this machine, not chance."""
@@ -190,9 +189,8 @@ class SamplerNode:
         if hello is None:
             return False
         session = Session(
-            node=self._network.node,
-            hello=hello,
-            link=link,
+            client=RolloutClient(link, self._network.node, hello.learner_key, say=self._say),
+            beat_s=hello.beat_s,
             engine=engine,
             launch=launch,
             spool=spool,

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from swarm.broadcast.tracker import InstallTracker
-from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner.messages import Trained
 from swarm.node.alarms import AlarmLog, LearningSignal, rewards_failed
@@ -20,15 +18,16 @@ from swarm.node.best import BestModel
 from swarm.node.joining import unless_stopped
 from swarm.node.metrics import RunLog
 from swarm.node.provisioning import Provisioning
-from swarm.node.publication import Publication
+from swarm.node.publication import InstallTracker, Publication
 from swarm.node.training import Training, step_figures, train_group
-from swarm.rollout.admission import staleness
 from swarm.rollout.api import RolloutService
-from swarm.rollout.effects import Evaluated
-from swarm.rollout.entries import BoundSet
-from swarm.rollout.heldout import held_out_figures
-from swarm.rollout.journal import Journal
-from swarm.rollout.leases import Group
+from swarm.rollout.journal.entries import BoundSet
+from swarm.rollout.journal.journal import Journal
+from swarm.rollout.plane.effects import Evaluated
+from swarm.rollout.plane.heldout import held_out_figures
+from swarm.rollout.plane.leases import Group
+from swarm.rollout.plane.rules import staleness
+from swarm.settings import LeadConfig
 from swarm.types import Prompt
 
 STALL_S = 30.0

@@ -21,12 +21,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from swarm.broadcast.disk import DiskFull, allocate
-from swarm.broadcast.manifest import Layout
 from swarm.broadcast.publishing import content_of_file
-from swarm.config import LeadConfig
+from swarm.broadcast.store.disk import DiskFull, allocate
+from swarm.broadcast.version.manifest import Layout
 from swarm.errors import ChildFailed, UserError
-from swarm.learner.checkpoints import (
+from swarm.learner.checkpoint.files import (
     Checkpoint,
     checkpoint_path,
     clear_up,
@@ -36,13 +35,14 @@ from swarm.learner.checkpoints import (
     whole_checkpoints,
 )
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup, TrainRollout
-from swarm.learner.service import TrainerProcess, torchrun_options
-from swarm.rollout.admission import staleness
-from swarm.rollout.entries import RecordedGroup
-from swarm.rollout.journal import Journal
-from swarm.threads import in_thread
+from swarm.learner.process import TrainerProcess, torchrun_options
+from swarm.net.wire import Digest
+from swarm.process import in_thread
+from swarm.rollout.journal.entries import RecordedGroup
+from swarm.rollout.journal.journal import Journal
+from swarm.rollout.plane.rules import staleness
+from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Prompt, Rollout, Score
-from swarm.wire import Digest
 
 MAX_FAULTS = 3
 """Trainers in a row that end without one learner step: by then it is the machine or the model, not chance."""

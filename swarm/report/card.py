@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.config import EMBEDDED, LeadConfig
 from swarm.node.rundir import CHANGEABLE, ORIGIN
 from swarm.report.figures import Figures
+from swarm.settings import EMBEDDED, LeadConfig
 
 LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 """Those that decide what the weights are; environment.json of the run has all."""

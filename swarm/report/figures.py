@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm.node.environment import Life, read_lives
-from swarm.node.rundir import CONFIG, SUMMARY
+from swarm.node.rundir import CONFIG, SUMMARY, Life, read_lives
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.errors import Damaged, UserError
-from swarm.rollout.index import FINISHES, reading
-from swarm.rollout.journal import DATABASE, SEGMENTS
-from swarm.rollout.recorded import GroupRow, RolloutRow, batch_rows, decode_payload, rollout_rows
-from swarm.rollout.segments import SegmentReader
+from swarm.rollout.journal.index import FINISHES, reading
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, decode_payload, rollout_rows
+from swarm.rollout.journal.segments import SegmentReader
 from swarm.types import Prompt
 
 PLACES = ("early", "middle", "late")

@@ -1,7 +1,7 @@
 """Training prompts made ahead, in a thread: one may take a second to make, and a batch of them must not keep the event
 loop from beats and chunks.
 
-Groups are opened in the order of their numbers (rollout/plane.py), so what is made ahead are the next numbers. A
+Groups are opened in the order of their numbers (rollout/plane/plane.py), so what is made ahead are the next numbers. A
 question is answered once the prompts that its answer may open are there (`has`); so what is leased does not depend on
 how fast they are made.
 """
@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from swarm.process import in_thread
 from swarm.rollout.changes import Changes
-from swarm.threads import in_thread
 from swarm.types import Prompt
 
 AT_ONCE_S = 0.1

@@ -12,18 +12,34 @@ one after another in a thread; so beside the bodies themselves no more than one 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from swarm.auth import AUTH_HEADER, Claim, ServerSessions
-from swarm.http import Crowded, Forbidden, binary, read_signed
+from swarm.net.client import Crowded, Forbidden, binary, read_signed
+from swarm.net.sessions import AUTH_HEADER, Claim, ServerSessions
+from swarm.net.signing import SigningKey
+from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
-from swarm.rollout.client import LEASE_CONTEXT
-from swarm.rollout.effects import (
+from swarm.rollout.intake import TEXTS, Intake, IntakeLimits, Opened, Overloaded, is_small, open_submission
+from swarm.rollout.journal.entries import GroupDropped
+from swarm.rollout.messages import (
+    LEASE_CONTEXT,
+    WHY_LENGTH,
+    Beat,
+    BeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Refusal,
+    Release,
+    RolloutVerdict,
+    SubmissionReply,
+)
+from swarm.rollout.plane.effects import (
     RECORDS,
     Effect,
     Evaluated,
@@ -36,30 +52,12 @@ from swarm.rollout.effects import (
     Refused,
     ScoreWanted,
 )
-from swarm.rollout.entries import GroupDropped
-from swarm.rollout.intake import Intake, IntakeLimits, Overloaded
-from swarm.rollout.leases import MAX_NODES, Group
-from swarm.rollout.messages import (
-    WHY_LENGTH,
-    Beat,
-    BeatReply,
-    LeaseReply,
-    LeaseRequest,
-    Refusal,
-    Release,
-    RolloutVerdict,
-    SubmissionReply,
-)
-from swarm.rollout.plane import RETURN_S, RolloutPlane
+from swarm.rollout.plane.leases import MAX_NODES, Group
+from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.rollout.recording import COMMIT_S, FAULT_CHECK_S, Recorder, Recording
-from swarm.rollout.replies import come_back, refuse, too_much
 from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
-from swarm.rollout.submissions import Opened, is_small, open_submission
-from swarm.rollout.tally import SamplerStats, Tally
-from swarm.rollout.watch import SamplerWatch, tell_accepted
-from swarm.signing import SigningKey
+from swarm.rollout.tally import SamplerStats, SamplerWatch, Tally, tell_accepted
 from swarm.types import Lease, NodeId, Prompt, RewardFailure, Score, Unscored, VersionId
-from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 
 MAX_WAIT_S = 20.0
 """Longest time that a request for leases is held open."""
@@ -447,3 +445,19 @@ class RolloutService:
     def _recording(self) -> Recording:
         assert self._records is not None
         return self._records
+
+
+def refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Response:
+    """No leases, and why."""
+    return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s, detail=detail)))
+
+
+def come_back(why: str) -> web.Response:
+    """503: the same is to be sent again in a second."""
+    return web.Response(status=503, text=why, headers={"Retry-After": "1"})
+
+
+def too_much(why: Overloaded) -> web.Response:
+    """429: the same is to be sent again after a while."""
+    text = f"overloaded: {TEXTS[why.reason]}"
+    return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(why.retry_after_s))})

@@ -11,8 +11,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from swarm.errors import ProtocolError
-from swarm.http import Peer, SlowLine
+from swarm.net.client import Peer, SlowLine
+from swarm.net.signing import unseal
+from swarm.net.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
 from swarm.rollout.messages import (
+    LEASE_CONTEXT,
     LEASE_REPLY_BYTES,
     LEASE_TOKEN_BYTES,
     MAX_SUBMITTED,
@@ -29,11 +32,7 @@ from swarm.rollout.messages import (
     Submission,
     SubmissionReply,
 )
-from swarm.signing import unseal
 from swarm.types import Lease, NodeId, Rollout, VersionId
-from swarm.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
-
-LEASE_CONTEXT = "lease"
 
 SUBMIT_PATH = "/v1/rollouts"
 

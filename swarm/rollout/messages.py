@@ -6,11 +6,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from swarm.net.wire import Message
 from swarm.types import Count, Id, Rollout, Seconds, Verdict, VersionId
-from swarm.wire import Message
 
 MAX_SAMPLES_PER_ASK = 4096
 """More samples in flight than any one engine holds today."""
+
+LEASE_CONTEXT = "lease"
+"""What the signature of a lease is for."""
 
 LEASE_TOKEN_BYTES = 768 * 1024
 """A lease for a prompt of 131,072 tokens at 5 bytes an id, with room to spare; ordinary ones take a few hundred."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from swarm.errors import EchoError
-from swarm.rollout.entries import Entry
+from swarm.rollout.journal.entries import Entry
 
 COMMIT_S = 8.0
 """How long an answer waits for the journal. With the time that a body may take to come (http.BODY_LIMITS) it is less

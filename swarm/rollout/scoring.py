@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 
 from swarm.errors import UserError
-from swarm.rollout.effects import ScoreWanted
-from swarm.rollout.heldout import WRONG
+from swarm.rollout.plane.effects import ScoreWanted
+from swarm.rollout.plane.heldout import WRONG
 from swarm.types import NodeId, RewardFailure, Score, Unscored
 
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]

@@ -1,16 +1,19 @@
-"""What the learner has seen of its samplers, counted for `status`."""
+"""What the learner has seen of its samplers, counted for `status`.
+
+What the rollout plane's shell tells of samplers to whoever wants to know.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.rollout.effects import Judged
-from swarm.rollout.entries import GroupDropped
-from swarm.rollout.leases import MAX_NODES
+from swarm.rollout.journal.entries import GroupDropped, RolloutAccepted
 from swarm.rollout.messages import DroppedRollouts, Offer
+from swarm.rollout.plane.effects import Judged
+from swarm.rollout.plane.leases import MAX_NODES
 from swarm.types import NodeId, VersionId
 
 RATE_WINDOW_S = 10.0
@@ -105,3 +108,29 @@ class Tally:
             "verdicts": dict(stats.verdicts),
             "dropped": dict(self._dropped_of.get(node, {})),
         }
+
+
+class SamplerWatch:
+    """Called on the event loop, so each call returns at once. All of them do nothing here."""
+
+    def offered(self, node: NodeId, offer: Offer) -> None:
+        """What a sampler says that it is and costs, with every beat."""
+
+    def installed(self, node: NodeId, version: VersionId) -> None:
+        """A sampler's engine holds `version`."""
+
+    def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
+        """Rollouts of these lengths were accepted for training."""
+
+    def gone(self, node: NodeId, *, vanished: bool) -> None:
+        """A sampler left, or missed three beats and `vanished`."""
+
+
+def tell_accepted(watch: SamplerWatch, records: Sequence[object]) -> None:
+    """Of the accepted rollouts among `records`, by node."""
+    lengths: dict[NodeId, list[int]] = {}
+    for one in records:
+        if isinstance(one, RolloutAccepted):
+            lengths.setdefault(one.node, []).append(one.rollout.length)
+    for node, tokens in lengths.items():
+        watch.accepted(node, tokens)

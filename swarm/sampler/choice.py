@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from swarm.sampler import vllm_versions
 from swarm.sampler.engine import EngineKind
+from swarm.sampler.vllm import versions as vllm_versions
 
 LEAST_COMPUTE = (8, 0)
 """Compute capability from which a GPU has bf16, in which weights come. An older one can be asked for by name."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
-from swarm.broadcast.manifest import Layout
+from swarm.broadcast.version.manifest import Layout
 from swarm.types import Finish, SamplingRules, Span, VersionId
 
 Proof = Literal["sums", "sums and probe", "probe"]

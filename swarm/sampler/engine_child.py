@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from swarm.child import ChildChannel
+from swarm.process import ChildChannel
 from swarm.sampler.engine import Command, Engine, Generate, Install, Probe, Start
 
 
@@ -22,11 +22,11 @@ def _make(kind: str) -> Callable[[], Engine]:
     match kind:
         case "transformers":
             from swarm.sampler.threaded import Threaded
-            from swarm.sampler.transformers_engine import TransformersEngine
+            from swarm.sampler.transformers import TransformersEngine
 
             return lambda: Threaded(TransformersEngine())
         case "vllm":
-            from swarm.sampler.vllm_engine import VllmEngine
+            from swarm.sampler.vllm.engine import VllmEngine
 
             return VllmEngine
         case "scripted":

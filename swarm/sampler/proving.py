@@ -21,7 +21,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from swarm.broadcast.manifest import Layout
+from swarm.broadcast.version.manifest import Layout
 from swarm.sampler.weights import check_coverage, mapped_tensors
 
 PROBE_TOKENS = 32

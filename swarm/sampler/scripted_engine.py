@@ -15,8 +15,8 @@ from random import Random
 
 from tokenizers import Tokenizer
 
-from swarm.broadcast.manifest import Layout
-from swarm.child import PROGRESS_S
+from swarm.broadcast.version.manifest import Layout
+from swarm.process import PROGRESS_S
 from swarm.sampler.engine import (
     Generate,
     Generated,
@@ -32,7 +32,7 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.sums import wrong_tensor
+from swarm.sampler.threaded import wrong_tensor
 from swarm.types import Span, VersionId
 
 LOGPROB = -1.0

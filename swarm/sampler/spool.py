@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from swarm.broadcast.disk import replace_file, require_room
+from swarm.broadcast.store.disk import replace_file, require_room
 from swarm.errors import UserError
+from swarm.net.wire import digest
 from swarm.rollout.client import Answer
 from swarm.types import Rollout
-from swarm.wire import digest
 
 SPOOL_BYTES = 1 << 30
 """Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB); of the usual 128 a hundred."""

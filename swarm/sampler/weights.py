@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from swarm.broadcast.manifest import Dtype, Layout, TensorSpec, tensor_spans
+from swarm.broadcast.version.manifest import Dtype, Layout, TensorSpec, tensor_spans
 from swarm.errors import EchoError
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {

@@ -15,7 +15,7 @@ from swarm.tasks.own import OwnTask
 from swarm.tasks.sort import SortTask
 
 if TYPE_CHECKING:
-    from swarm.config import LeadConfig
+    from swarm.settings import LeadConfig
 
 
 class Kind(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 
+from swarm.net.wire import digest
 from swarm.tasks.base import Task
 from swarm.types import Prompt, Score
-from swarm.wire import digest
 
 DIGITS = 4
 HELD_OUT_SHARE = 10

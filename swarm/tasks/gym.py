@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.net.wire import digest
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.evaluation import expressions_alone
 from swarm.tasks.questions import is_held_out
 from swarm.tasks.rewards import EXTRA, without_thoughts
 from swarm.types import Prompt, Score
-from swarm.wire import digest
 
 CHUNK = 1000
 """Entries of one data set of reasoning-gym's. Some make all of theirs at once, and refuse to make many."""

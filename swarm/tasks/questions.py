@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from swarm.errors import UserError
+from swarm.net.wire import digest, encode
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.rewards import checked_weights, weighted_score
 from swarm.types import Prompt, Score
-from swarm.wire import digest, encode
 
 MAX_QUESTIONS = 1_000_000
 """Of a data set: in memory about a kilobyte each, and more than a run of 30,000 steps asks."""

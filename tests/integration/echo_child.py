@@ -8,8 +8,8 @@ from collections import defaultdict
 
 import msgspec
 
-from swarm.child import ChildChannel
 from swarm.errors import UserError
+from swarm.process import ChildChannel
 
 
 class Echo(msgspec.Struct, frozen=True, tag=True):

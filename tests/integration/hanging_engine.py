@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 
-from swarm.child import ChildChannel
+from swarm.process import ChildChannel
 from swarm.sampler.engine import Generate, Generated, Install, Installed, NotInstalled, Start, Started, Told
 from swarm.sampler.engine_child import serve
 from swarm.sampler.scripted_engine import ScriptedEngine

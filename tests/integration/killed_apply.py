@@ -12,8 +12,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from swarm.broadcast.store import VersionStore
-from swarm.broadcast.weights import open_weights
+from swarm.broadcast.store.store import VersionStore
+from swarm.broadcast.store.weight_map import open_weights
 from tests.builders import KEY
 
 THREADS = 2

@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 
 from swarm.__main__ import main
-from swarm.rollout.entries import Entry, RolloutAccepted
-from swarm.rollout.index import Index
-from swarm.rollout.segments import Stored
+from swarm.rollout.journal.entries import Entry, RolloutAccepted
+from swarm.rollout.journal.index import Index
+from swarm.rollout.journal.segments import Stored
 
 DIE_AT = 5
 """Late enough for a batch to be on record: 40 rollouts, in eights."""

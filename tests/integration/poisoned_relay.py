@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarm.__main__ import main
 from swarm.broadcast.notes import Send
 from swarm.broadcast.transfers import Link, Transfer
-from swarm.stream import Outgoing
+from swarm.net.stream import Outgoing
 from swarm.types import VersionId
 
 _honest = Link._chunk

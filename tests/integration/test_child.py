@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.child import SOCKET_VARIABLE, Call, Child
 from swarm.errors import ChildFailed, UserError
+from swarm.process import SOCKET_VARIABLE, Call, Child
 from tests.integration.echo_child import Echo, Said
 
 MODULE = "tests.integration.echo_child"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.config import JoinConfig, LeadConfig
+from swarm.settings import JoinConfig, LeadConfig
 from tests.integration.processes import PATIENCE_S, Node, eventually, free_port
 
 ROOT = Path(__file__).parents[2]

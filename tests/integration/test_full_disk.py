@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.learner.checkpoints import is_whole, whole_checkpoints
+from swarm.learner.checkpoint.files import is_whole, whole_checkpoints
 from tests.integration.processes import Learner, Swarm, command, eventually, swarm_in
 
 DISK_MB = 200

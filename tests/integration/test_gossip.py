@@ -140,8 +140,8 @@ def _versions_travel(nodes: list[Node]) -> bool:
 
 
 def _with_address_of(line: str, other: Learner) -> str:
-    from swarm.gossip.joinline import JoinLine, read_join_line, write_join_line
-    from swarm.http import plain_address
+    from swarm.net.client import plain_address
+    from swarm.node.bootstrap import JoinLine, read_join_line, write_join_line
 
     read = read_join_line(line)
     addresses = (plain_address(other.url()),)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast.store import VersionStore
-from swarm.broadcast.weights import open_weights
+from swarm.broadcast.store.store import VersionStore
+from swarm.broadcast.store.weight_map import open_weights
 from tests.builders import KEY, layout
 from tests.publishers import Publisher, hand_over, receiver_store
 

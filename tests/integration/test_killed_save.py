@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from swarm.child import Child
-from swarm.config import LeadConfig
 from swarm.errors import ChildFailed
-from swarm.learner.checkpoints import checkpoint_path, newest_whole, prune
+from swarm.learner.checkpoint.files import checkpoint_path, newest_whole, prune
 from swarm.learner.messages import Saved
-from swarm.learner.service import TrainerProcess
+from swarm.learner.process import TrainerProcess
+from swarm.process import Child
+from swarm.settings import LeadConfig
 from tests.unit.trainers import group
 
 HANG_S = 120.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from swarm.learner.checkpoints import TENSORS, checkpoint_path, read_state
+from swarm.learner.checkpoint.files import TENSORS, checkpoint_path, read_state
 from tests.integration.processes import Learner, swarm_in
 
 STEPS = 5

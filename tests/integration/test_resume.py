@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swarm.learner.checkpoints import checkpoint_path, is_whole, whole_checkpoints
+from swarm.learner.checkpoint.files import checkpoint_path, is_whole, whole_checkpoints
 from tests.integration import killed_commit, telling_sampler
 from tests.integration.processes import Learner, Node, Swarm, command, eventually, swarm_in
 

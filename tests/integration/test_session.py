@@ -12,19 +12,18 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from swarm.broadcast.manifest import Layout
+from swarm.broadcast.version.manifest import Layout
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
-from swarm.http import PeerClient, guard, session_route
-from swarm.node.hello import Hello
-from swarm.node.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, SamplerStatus, Session
-from swarm.rollout.client import LEASE_CONTEXT, Answer, SealedLease
-from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
+from swarm.net.client import PeerClient, guard, session_route
+from swarm.net.signing import SigningKey
+from swarm.net.wire import CONTROL_BODY_BYTES, decode, encode
+from swarm.rollout.client import Answer, RolloutClient, SealedLease
+from swarm.rollout.messages import LEASE_CONTEXT, Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
 from swarm.sampler.engine import EngineOptions, Started
+from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Batch, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import ENGINE_MODULE, EngineWorker
-from swarm.signing import SigningKey, swarm_id_of
 from swarm.types import Address
-from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, decode, encode
 from tests.builders import OTHER_KEY, v
 from tests.integration.hanging_engine import VARIABLE
 from tests.learner_face import BOB, Learner, answers_to, leases_for
@@ -103,9 +102,8 @@ class Sampler:
         )
         launch = asyncio.create_task(engine.launch())
         session = Session(
-            node=BOB,
-            hello=self._hello(),
-            link=self.line,
+            client=RolloutClient(self.line, BOB, self.learner.key.public_bytes, say=self.said.append),
+            beat_s=0.2,
             engine=engine,
             launch=launch,
             spool=self.spool,
@@ -125,18 +123,6 @@ class Sampler:
             task.cancel()
             await asyncio.gather(task, launch, return_exceptions=True)
             await engine.stop()
-
-    def _hello(self) -> Hello:
-        key = self.learner.key.public_bytes
-        return Hello(
-            protocol=PROTOCOL,
-            role="learner",
-            swarm=swarm_id_of(key),
-            learner_key=key,
-            record=b"",
-            learner=b"",
-            beat_s=0.2,
-        )
 
 
 @pytest.fixture
@@ -255,7 +241,7 @@ async def test_leases_of_an_engine_that_hangs_are_handed_back(
 async def test_generation_goes_on_while_no_submission_is_answered_and_questions_name_what_is_spooled(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.node.session.DRAIN_S", 0.1)
+    monkeypatch.setattr("swarm.sampler.session.DRAIN_S", 0.1)
     sampler.line.mute = {"/v1/rollouts"}
     async with sampler.session() as task:
         await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
@@ -270,8 +256,8 @@ async def test_generation_goes_on_while_no_submission_is_answered_and_questions_
 async def test_a_learner_that_never_answers_does_not_block_leaving(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.node.session.DRAIN_S", 0.1)
-    monkeypatch.setattr("swarm.node.session.FAREWELL_S", 0.1)
+    monkeypatch.setattr("swarm.sampler.session.DRAIN_S", 0.1)
+    monkeypatch.setattr("swarm.sampler.session.FAREWELL_S", 0.1)
     async with sampler.session() as task:
         await until(accepted(sampler, 1))
         sampler.line.mute = {"/v1/rollouts", "/v1/leases", "/v1/beat", "/v1/release"}
@@ -393,7 +379,7 @@ async def test_of_a_lease_of_which_one_sample_is_answered_the_others_stay_in_han
 async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.node.session.DRAIN_S", 0.1)
+    monkeypatch.setattr("swarm.sampler.session.DRAIN_S", 0.1)
     sampler.continuous = True
     sampler.module = "tests.integration.hanging_engine"
     monkeypatch.setenv(VARIABLE, "one sample")

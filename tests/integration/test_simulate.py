@@ -84,7 +84,7 @@ def test_a_file_that_is_no_scenario_is_one_line(tmp_path: Path) -> None:
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
     arguments = ["echo-node", "simulate", str(EXAMPLE), "--hours", "0.1", "--plot", str(tmp_path / "a.png")]
     program = (
-        f"import sys; sys.modules['matplotlib'] = None; sys.argv = {arguments!r}; from swarm.cli import run; run()"
+        f"import sys; sys.modules['matplotlib'] = None; sys.argv = {arguments!r}; from swarm.cli.run import run; run()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2

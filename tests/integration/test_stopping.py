@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.learner.checkpoints import checkpoint_path, is_whole
+from swarm.learner.checkpoint.files import checkpoint_path, is_whole
 from tests.integration.processes import Node, Swarm, command, eventually, swarm_in
 
 ENDLESS = ("--steps", "1000000", "--port", "0")

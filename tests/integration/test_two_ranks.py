@@ -22,15 +22,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from swarm.child import NoParent
-from swarm.config import TINY, LeadConfig
 from swarm.errors import ChildFailed, UserError
-from swarm.learner.checkpoint import stream_tensors
-from swarm.learner.checkpoints import TENSORS, is_whole
+from swarm.learner.checkpoint.files import TENSORS, is_whole
+from swarm.learner.checkpoint.model import stream_tensors
 from swarm.learner.messages import Prepare, Prepared, Save, Saved, Train, Trained, TrainGroup, TrainRollout
-from swarm.learner.service import TrainerProcess, prepare_command, torchrun_options
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.models import tiny_model, tiny_tokenizer
+from swarm.learner.process import TrainerProcess, prepare_command, torchrun_options
 from swarm.learner.trainer import Trainer
+from swarm.process import NoParent
+from swarm.settings import TINY, LeadConfig
 from tests.builders import floats, ints
 from tests.integration.processes import PATIENCE_S, eventually, free_port, swarm_in
 

@@ -8,29 +8,27 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from hypothesis import strategies as st
 
-import swarm.auth
-import swarm.broadcast.manifest
-import swarm.gossip.joinline
-import swarm.gossip.messages
+import swarm.broadcast.version.manifest
 import swarm.gossip.reachability
 import swarm.gossip.records
-import swarm.node.hello
+import swarm.net.sessions
+import swarm.net.signing
+import swarm.node.bootstrap
 import swarm.rollout.messages
-import swarm.signing
 import swarm.types
-from swarm.wire import Message
+from swarm.net.wire import Message
 
 MODULES = (
     swarm.types,
     swarm.rollout.messages,
-    swarm.broadcast.manifest,
-    swarm.gossip.joinline,
-    swarm.gossip.messages,
+    swarm.broadcast.version.manifest,
+    swarm.node.bootstrap,
+    swarm.gossip.records,
     swarm.gossip.reachability,
     swarm.gossip.records,
-    swarm.node.hello,
-    swarm.signing,
-    swarm.auth,
+    swarm.node.bootstrap,
+    swarm.net.signing,
+    swarm.net.sessions,
 )
 
 MAX_ITEMS = 4

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.auth import WINDOW, ServerSessions, Unauthorized, Window, ask_session, open_grant
 from swarm.errors import ProtocolError
+from swarm.net.sessions import WINDOW, ServerSessions, Unauthorized, Window, ask_session, open_grant
 from tests.builders import KEY, OTHER_KEY
 
 NONCE = b"n" * 16

@@ -8,25 +8,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import ProtocolError
-from swarm.gossip.effects import (
+from swarm.gossip.membership import Membership
+from swarm.gossip.records import (
+    ENTRY_BYTES,
+    GOSSIP_BODY_BYTES,
+    MAX_PER_SUBNET,
+    PREFIX_BYTES,
     Appeared,
     Call,
     Died,
     Effect,
+    Exchange,
+    ExchangeReply,
     GenerationRaised,
     Greet,
     HeadLearned,
     LeafGone,
+    Profile,
+    Reachability,
     Rejected,
     Wake,
+    open_record,
+    pack_digest,
+    unpack_digest,
 )
-from swarm.gossip.membership import Membership
-from swarm.gossip.messages import ENTRY_BYTES, Exchange, ExchangeReply, pack_digest, unpack_digest
-from swarm.gossip.records import PREFIX_BYTES, Profile, Reachability, open_record
-from swarm.gossip.rules import GOSSIP_BODY_BYTES, MAX_PER_SUBNET
 from swarm.gossip.table import Table, subnets_of
+from swarm.net.wire import decode, encode
 from swarm.types import Address
-from swarm.wire import decode, encode
 from tests.property.strategies import messages
 from tests.property.test_wire import bits, junk, with_flips
 from tests.swarmers import RULES, THE_SWARM, ages, calls_in, core, head, introduce, key, signed, table

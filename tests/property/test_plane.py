@@ -12,15 +12,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swarm.rollout.effects import RECORDS, Effect, Granted, ScoreWanted
-from swarm.rollout.entries import BoundSet, VersionPublished
-from swarm.rollout.plane import PlaneRules, RolloutPlane
-from swarm.sim.checkers import WatchedPlane
-from swarm.sim.ledger import Ledger
-from swarm.sim.scenario import Scenario
+from swarm.net.wire import Digest
+from swarm.rollout.journal.entries import BoundSet, VersionPublished
+from swarm.rollout.plane.effects import RECORDS, Effect, Granted, ScoreWanted
+from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Score, VersionId
-from swarm.wire import Digest
 from tests.builders import RULES, SWARM, VOCAB, failed_rollout, prompt, rollout, v
+from tests.simulator.rollouts.checkers import WatchedPlane
+from tests.simulator.rollouts.ledger import Ledger
+from tests.simulator.rollouts.scenario import Scenario
 
 NODES = st.sampled_from([NodeId("alice"), NodeId("bob"), NodeId("carol")])
 PICK = st.integers(0, 1_000)

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.broadcast.forest import STRIPE_DEGREE, PeerProfile
-from swarm.broadcast.planner import (
+from swarm.broadcast.forest.planner import (
     MAX_CHUNKS,
     MESH_PEERS,
+    STRIPE_DEGREE,
     STRIPES,
+    PeerProfile,
     Plan,
     Scheme,
     bound_bytes_per_s,

@@ -6,16 +6,16 @@ from random import Random
 
 import pytest
 
+from swarm.broadcast.forest.courier import TreeCourier
+from swarm.broadcast.forest.planner import Scheme, bound_bytes_per_s
 from swarm.broadcast.notes import Kind, Send
-from swarm.broadcast.planner import Scheme, bound_bytes_per_s
-from swarm.broadcast.tree import TreeCourier
-from swarm.sim.__main__ import seeds_of
-from swarm.sim.broadcast import MAX_FAULTS, BroadcastSwarm, Host
-from swarm.sim.broadcast_checkers import BroadcastBreach, BroadcastChecker
-from swarm.sim.broadcast_network import PACKET_OVERHEAD, NetworkShape
-from swarm.sim.broadcast_plan import MBIT, BroadcastPlan, hosts_of, run_plan
-from swarm.sim.world import World
+from swarm.simulate.world import World
 from swarm.types import NodeId
+from tests.simulator.__main__ import seeds_of
+from tests.simulator.broadcast.checkers import BroadcastBreach, BroadcastChecker
+from tests.simulator.broadcast.network import PACKET_OVERHEAD, NetworkShape
+from tests.simulator.broadcast.seeds import MBIT, BroadcastPlan, hosts_of, run_plan
+from tests.simulator.broadcast.swarm import MAX_FAULTS, BroadcastSwarm, Host
 
 MIB = 1 << 20
 

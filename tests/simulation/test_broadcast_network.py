@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from swarm.sim.broadcast_network import BulkNetwork, NetworkShape
-from swarm.sim.world import World
+from swarm.simulate.world import World
 from swarm.types import NodeId
+from tests.simulator.broadcast.network import BulkNetwork, NetworkShape
 
 S, A, B = NodeId("source"), NodeId("a"), NodeId("b")
 

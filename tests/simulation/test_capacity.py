@@ -7,7 +7,7 @@ import math
 import pytest
 
 from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
-from swarm.sim.capacity import CapacityFigures, run_fixed
+from swarm.simulate.learner import CapacityFigures, run_fixed
 
 LENGTHS = Lengths.lognormal(median=6000, sigma=0.75, cap=20_480)
 

@@ -7,9 +7,9 @@ from statistics import median
 
 import pytest
 
-from swarm.gossip.effects import Appeared, Died, Effect
-from swarm.sim.capacity_news import death_s, newcomer_s
-from swarm.sim.gossip import GossipNode, GossipScenario, GossipSwarm
+from swarm.gossip.records import Appeared, Died, Effect
+from swarm.simulate.swarm import death_s, newcomer_s
+from tests.simulator.gossip.swarm import GossipNode, GossipScenario, GossipSwarm
 
 EVENTS = 20
 PATIENCE_S = 60.0

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from swarm.capacity.scenario import Scenario
+from swarm.capacity.plan.scenario import Scenario
 from swarm.capacity.selection import Rules
-from swarm.sim.capacity_choice import Choice
-from swarm.sim.capacity_costs import LEARNER
-from swarm.sim.capacity_figures import Settings, SwarmFigures
-from swarm.sim.capacity_swarm import CapacitySimulation
+from swarm.simulate.figures import Settings, SwarmFigures
+from swarm.simulate.fleet import LEARNER
+from swarm.simulate.swarm import CapacitySimulation, Choice
 
 SETTINGS = Settings(hours=2.0, max_staleness=4, publish_every_steps=1)
 

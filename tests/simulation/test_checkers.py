@@ -10,24 +10,23 @@ from collections.abc import Callable
 
 import pytest
 
-import swarm.rollout.admission
-import swarm.rollout.buffer
-import swarm.rollout.pacing
-import swarm.rollout.plane
-from swarm.rollout import leases
-from swarm.rollout.buffer import Buffer
-from swarm.rollout.effects import Effect, ScoreWanted
-from swarm.rollout.entries import BatchTaken, GroupDropped, RecordedRun
-from swarm.rollout.leases import Group, LeaseTable, Sample
-from swarm.rollout.plane import RolloutPlane
-from swarm.sim.__main__ import main
-from swarm.sim.books import Books
-from swarm.sim.breach import InvariantBreach
-from swarm.sim.cluster import Cluster
-from swarm.sim.disk import Disk
-from swarm.sim.ledger import Ledger, ScoredRollout
-from swarm.sim.scenario import NAMED, TINY, Crash, SamplerCrash, parse_crash, scenario_named
+import swarm.rollout.plane.buffer
+import swarm.rollout.plane.plane
+import swarm.rollout.plane.rules
+from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RecordedRun
+from swarm.rollout.plane import leases
+from swarm.rollout.plane.buffer import Buffer
+from swarm.rollout.plane.effects import Effect, ScoreWanted
+from swarm.rollout.plane.leases import Group, LeaseTable, Sample
+from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
+from tests.simulator.__main__ import main
+from tests.simulator.breach import InvariantBreach
+from tests.simulator.rollouts.books import Books
+from tests.simulator.rollouts.cluster import Cluster
+from tests.simulator.rollouts.disk import Disk
+from tests.simulator.rollouts.ledger import Ledger, ScoredRollout
+from tests.simulator.rollouts.scenario import NAMED, TINY, Crash, SamplerCrash, parse_crash, scenario_named
 
 Breakage = Callable[[pytest.MonkeyPatch], None]
 
@@ -48,13 +47,13 @@ def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
         return batch, [BatchTaken(step=plane.next_batch - 1, max_staleness=bound, numbers=numbers)]
 
     honest = RolloutPlane._completed
-    patch.setattr(swarm.rollout.buffer, "is_fresh", lambda *_: True)
+    patch.setattr(swarm.rollout.plane.buffer, "is_fresh", lambda *_: True)
     patch.setattr(RolloutPlane, "_completed", completed)
     patch.setattr(RolloutPlane, "take", take)
 
 
 def _admission_ignores_freshness(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.admission, "is_fresh", lambda *_: True)
+    patch.setattr(swarm.rollout.plane.rules, "is_fresh", lambda *_: True)
 
 
 def _leases_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
@@ -66,7 +65,7 @@ def _standbys_are_leased_to(patch: pytest.MonkeyPatch) -> None:
 
 
 def _pacing_always_allows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.pacing, "may_open", lambda *_: True)
+    patch.setattr(swarm.rollout.plane.rules, "may_open", lambda *_: True)
 
 
 def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:
@@ -208,7 +207,7 @@ def _unscored_answers_stay_unscored_after_a_crash(patch: pytest.MonkeyPatch) -> 
 
 
 def _returning_nodes_have_no_time(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane, "RETURN_S", 0.0)
+    patch.setattr(swarm.rollout.plane.plane, "RETURN_S", 0.0)
 
 
 def _steps_are_replayed_in_another_order(patch: pytest.MonkeyPatch) -> None:
@@ -224,11 +223,11 @@ def _steps_are_replayed_in_another_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def _batches_are_never_held(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.pacing, "may_take", lambda *_: True)
+    patch.setattr(swarm.rollout.plane.rules, "may_take", lambda *_: True)
 
 
 def _batches_are_held_without_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.pacing, "may_take", lambda *_: False)
+    patch.setattr(swarm.rollout.plane.rules, "may_take", lambda *_: False)
 
 
 def _batches_are_held_too_long(patch: pytest.MonkeyPatch) -> None:
@@ -242,7 +241,7 @@ def _batches_are_held_too_long(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_lowered_bound_goes_unsaid(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane, "was_lowered", lambda *_: False)
+    patch.setattr(swarm.rollout.plane.plane, "was_lowered", lambda *_: False)
 
 
 def _every_drop_is_blamed_on_the_user(patch: pytest.MonkeyPatch) -> None:
@@ -317,9 +316,9 @@ def test_the_message_ends_with_the_command_that_breaks_it_again(
 ) -> None:
     _pacing_always_allows(monkeypatch)
     breach = _breach(name, seed)
-    assert str(breach).endswith(f"\nreplay: bin/python -m swarm.sim --seed {seed} --scenario {name}")
+    assert str(breach).endswith(f"\nreplay: bin/python -m tests.simulator --seed {seed} --scenario {name}")
     python, _, module, *arguments = shlex.split(breach.replay)
-    assert (python, module) == ("bin/python", "swarm.sim")
+    assert (python, module) == ("bin/python", "tests.simulator")
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     assert main() == 1
     assert capsys.readouterr().out == f"{breach}\n"
@@ -329,9 +328,9 @@ def test_many_seeds_stop_at_the_first_that_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _batches_are_never_ready(monkeypatch)
-    monkeypatch.setattr(sys, "argv", ["swarm.sim", "--seeds", "3"])
+    monkeypatch.setattr(sys, "argv", ["tests.simulator", "--seeds", "3"])
     assert main() == 1
-    assert capsys.readouterr().out.endswith("replay: bin/python -m swarm.sim --seed 0 --scenario random\n")
+    assert capsys.readouterr().out.endswith("replay: bin/python -m tests.simulator --seed 0 --scenario random\n")
 
 
 def test_a_sampler_whose_version_falls_is_caught() -> None:

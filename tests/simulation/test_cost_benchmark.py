@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.cost_prices import cheapest_arm
 from benchmarks.cost_rows import MOST_IDLE, async_idle, measure
-from swarm.capacity.baselines import references_of
-from swarm.capacity.scenario import Baseline, Scenario
-from swarm.configfile import load_file
+from swarm.capacity.plan.plan import references_of
+from swarm.capacity.plan.scenario import Baseline, Scenario
+from swarm.settings import load_file
 
 LAB = load_file(Scenario, Path(__file__).parents[2] / "examples" / "lab-4b.toml")
 

@@ -2,7 +2,7 @@
 larger ones; a sampler before every action of a small run.
 
 Each run checks that what was told to anybody is on record, that steps trained again consume the same rollouts in the
-same order, and that what was acknowledged is trained on once or dropped for a true reason (swarm/sim/lineage.py).
+same order, and that what was acknowledged is trained on once or dropped for a true reason.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.sim.cluster import Cluster
-from swarm.sim.scenario import (
+from swarm.types import NodeId
+from tests.simulator.rollouts.cluster import Cluster
+from tests.simulator.rollouts.scenario import (
     DEATHS,
     NAMED,
     TINY,
@@ -24,7 +25,6 @@ from swarm.sim.scenario import (
     Scenario,
     scenario_named,
 )
-from swarm.types import NodeId
 
 SMALL = pytest.mark.parametrize("small", [TINY, TINY_SEQUENTIAL], ids=lambda small: small.name)
 SAMPLERS = pytest.mark.parametrize("node", [NodeId(f"s{i}") for i in range(TINY.samplers)])

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.rollout.heldout import EVERY
-from swarm.sim.cluster import Cluster
-from swarm.sim.scenario import DEFAULT
+from swarm.rollout.plane.heldout import EVERY
+from tests.simulator.rollouts.cluster import Cluster
+from tests.simulator.rollouts.scenario import DEFAULT
 
 ALONE = replace(
     DEFAULT,

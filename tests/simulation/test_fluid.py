@@ -9,13 +9,13 @@ from statistics import median
 
 import pytest
 
-from swarm.broadcast.fluid import flow_of
-from swarm.broadcast.planner import Scheme
-from swarm.sim.broadcast import BroadcastSwarm, Host
-from swarm.sim.broadcast_network import PACKET_OVERHEAD, NetworkShape
-from swarm.sim.broadcast_plan import MBIT, draw_uplink
-from swarm.sim.world import World
+from swarm.broadcast.forest.planner import Scheme
+from swarm.capacity.delivery import flow_of
+from swarm.simulate.world import World
 from swarm.types import NodeId
+from tests.simulator.broadcast.network import PACKET_OVERHEAD, NetworkShape
+from tests.simulator.broadcast.seeds import MBIT, draw_uplink
+from tests.simulator.broadcast.swarm import BroadcastSwarm, Host
 
 SIZE_BYTES = 32 << 20
 

@@ -1,6 +1,6 @@
 """Membership on a virtual clock: named faults, random ones, liars, and what each must not do.
 
-Every run is checked after whatever a node did (swarm/sim/gossip_checkers.py); the message of a breach ends with the
+Every run is checked after whatever a node did (simulator/gossip/checkers.py); the message of a breach ends with the
 command that replays it.
 """
 
@@ -13,15 +13,12 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.gossip.effects import Rejected, Wake
-from swarm.gossip.messages import Exchange, pack_digest
-from swarm.gossip.records import SignedRecord, open_record
-from swarm.gossip.rules import GossipRules
-from swarm.sim.gossip import GossipNode, GossipScenario, GossipSwarm
-from swarm.sim.gossip_checkers import GossipBreach, GossipChecker
-from swarm.sim.gossip_faults import DeathLiar, HostileBootstrap, LifeLiar
-from swarm.sim.gossip_plan import HEAD_ROUNDS, GossipPlan, run_plan
+from swarm.gossip.records import Exchange, GossipRules, Rejected, SignedRecord, Wake, open_record, pack_digest
 from tests import swarmers
+from tests.simulator.gossip.checkers import GossipBreach, GossipChecker
+from tests.simulator.gossip.faults import DeathLiar, HostileBootstrap, LifeLiar
+from tests.simulator.gossip.seeds import HEAD_ROUNDS, GossipPlan, run_plan
+from tests.simulator.gossip.swarm import GossipNode, GossipScenario, GossipSwarm
 
 RULES = GossipRules()
 ROUND_S = RULES.round_s
@@ -81,7 +78,7 @@ def test_many_random_swarms_become_whole_again(first: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_run_whatever_the_hash_seed() -> None:
-    command = [sys.executable, "-m", "swarm.sim", "--gossip", "--seed", "3"]
+    command = [sys.executable, "-m", "tests.simulator", "--gossip", "--seed", "3"]
     said = [
         subprocess.run(
             command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -9,10 +9,9 @@ import pytest
 
 from benchmarks import gossip
 from benchmarks.gossip import Figures, Plan, measure, run, scenario_of, summarize, time_of_share
-from swarm.gossip.effects import Effect
-from swarm.gossip.rules import GossipRules
+from swarm.gossip.records import Effect, GossipRules
 from swarm.gossip.table import Table
-from swarm.sim.gossip import GossipScenario, GossipSwarm
+from tests.simulator.gossip.swarm import GossipScenario, GossipSwarm
 
 PLAN = Plan(nodes=30, leaf_share=0.7, seeds=1, heads=2, newcomers=1, crashes=1, leaf_crashes=1, node_hours=3.0)
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from swarm.sim.cluster import Cluster
-from swarm.sim.figures import Figures
-from swarm.sim.scenario import NAMED, UNLIMITED_HOLD, BoundChange, Scenario, scenario_named
+from tests.simulator.rollouts.cluster import Cluster
+from tests.simulator.rollouts.figures import Figures
+from tests.simulator.rollouts.scenario import NAMED, UNLIMITED_HOLD, BoundChange, Scenario, scenario_named
 
 SEEDS_QUICK = 34
 """Each S from 0 to 16 twice."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.sim.network import LinkShape, Network, Reply
-from swarm.sim.world import World
+from swarm.simulate.world import World
+from tests.simulator.network import LinkShape, Network, Reply
 
 TIMEOUT_S = 5.0
 

@@ -1,6 +1,6 @@
 """The swarm on a virtual clock holds every invariant: named scenarios, random ones, and the same run twice.
 
-Each run checks I1, I3 to I5, I7, the pacing rule, the leases and liveness after every event (swarm/sim/checkers.py); a
+Each run checks I1, I3 to I5, I7, the pacing rule, the leases and liveness after every event; a
 failure's message ends with the command that replays it.
 """
 
@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import pytest
 
-from swarm.sim.cluster import Cluster
-from swarm.sim.figures import Figures
-from swarm.sim.scenario import NAMED, RANDOM, Scenario, scenario_named
+from tests.simulator.rollouts.cluster import Cluster
+from tests.simulator.rollouts.figures import Figures
+from tests.simulator.rollouts.scenario import NAMED, RANDOM, Scenario, scenario_named
 
 SEEDS_QUICK = 40
 """With seeds 1 (a restarted sampler's old leases) and 13, 22, 23 (a failure counted twice), which found bugs."""
@@ -139,6 +139,6 @@ def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed(arguments: tu
 
 
 def _said(arguments: tuple[str, ...], hash_seed: str) -> str:
-    command = [sys.executable, "-m", "swarm.sim", *arguments]
+    command = [sys.executable, "-m", "tests.simulator", *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

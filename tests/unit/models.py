@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from swarm.broadcast.codec import tensor_sum
-from swarm.broadcast.manifest import Layout
-from swarm.learner.checkpoint import layout_of, save_small_files, stream_tensors, write_staging
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.broadcast.version.codec import tensor_sum
+from swarm.broadcast.version.manifest import Layout
+from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors, write_staging
+from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.sampler.engine import Install, Start
 from tests.builders import v
 

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from swarm.errors import ProtocolError
-from swarm.rollout.admission import (
+from swarm.net.wire import decode, encode
+from swarm.rollout.plane.rules import (
     LOGPROB_SLACK,
     MIN_LOGPROB,
     deadline,
@@ -24,7 +25,6 @@ from swarm.rollout.admission import (
     staleness,
 )
 from swarm.types import Lease, Rollout, SamplingRules, Span
-from swarm.wire import decode, encode
 from tests.builders import STOP, VOCAB, failed_rollout, floats, ints, lease, rollout, v
 
 

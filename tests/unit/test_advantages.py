@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.learner.advantages import (
+from swarm.learner.messages import LearningRules, TrainGroup, TrainRollout
+from swarm.learner.update import (
     ADVANTAGE_EPSILON,
     group_advantages,
     has_variance,
@@ -20,7 +21,6 @@ from swarm.learner.advantages import (
     rows_of,
     shaped_reward,
 )
-from swarm.learner.messages import LearningRules, TrainGroup, TrainRollout
 from tests.builders import floats, ints
 
 KEEP, MASK = LearningRules(), LearningRules(overlong="mask")

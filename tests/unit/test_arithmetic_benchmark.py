@@ -27,10 +27,9 @@ from benchmarks.arithmetic_words import (
     write_jsonl,
 )
 from benchmarks.learning_forced import OneProcess
-from swarm.config import LeadConfig
-from swarm.configfile import load_config
-from swarm.learner.checkpoint import load_model
-from swarm.learner.warm import Course
+from swarm.learner.checkpoint.model import load_model
+from swarm.learner.models import Course
+from swarm.settings import LeadConfig, load_config
 from swarm.tasks import load_task, task_options
 from swarm.tasks.chat import load_chat_template
 from swarm.tasks.rewards import numeric

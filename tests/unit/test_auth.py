@@ -10,7 +10,8 @@ from itertools import count
 
 import pytest
 
-from swarm.auth import (
+from swarm.errors import ProtocolError
+from swarm.net.sessions import (
     IDLE_S,
     MAX_SESSIONS,
     MAX_SESSIONS_PER_NODE,
@@ -24,11 +25,10 @@ from swarm.auth import (
     ask_session,
     open_grant,
 )
-from swarm.errors import ProtocolError
-from swarm.rollout.client import LEASE_CONTEXT
-from swarm.signing import SigningKey
+from swarm.net.signing import SigningKey
+from swarm.net.wire import encode
+from swarm.rollout.messages import LEASE_CONTEXT
 from swarm.types import NodeId
-from swarm.wire import encode
 from tests.builders import KEY, OTHER_KEY
 
 SERVER = OTHER_KEY
@@ -267,7 +267,7 @@ def test_a_recorded_opening_sent_again_does_not_push_out_the_session_in_use() ->
 
 
 def test_a_flood_of_new_sessions_is_bounded_and_spares_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.auth.MAX_SESSIONS", 16)
+    monkeypatch.setattr("swarm.net.sessions.MAX_SESSIONS", 16)
     server = sessions()
     client = opened(server)
     server.check(client.header(*POST), *POST, now=0.0)
@@ -280,7 +280,7 @@ def test_a_flood_of_new_sessions_is_bounded_and_spares_those_in_use(monkeypatch:
 
 
 def test_a_table_full_of_sessions_in_use_loses_the_one_longest_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.auth.MAX_SESSIONS", 3)
+    monkeypatch.setattr("swarm.net.sessions.MAX_SESSIONS", 3)
     server = sessions()
     clients = [opened(server, SigningKey.generate()) for _ in range(3)]
     for client in (*clients, clients[0]):

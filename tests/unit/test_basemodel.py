@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swarm.broadcast import basemodel
-from swarm.broadcast.basemodel import BaseModel, find_base, take_from_base
-from swarm.broadcast.manifest import Layout, Span, TensorSpec, tensor_spans
-from swarm.broadcast.weights import open_weights
+from swarm.broadcast.store import base_model as basemodel
+from swarm.broadcast.store.base_model import BaseModel, find_base, take_from_base
+from swarm.broadcast.store.weight_map import open_weights
+from swarm.broadcast.version.manifest import Layout, Span, TensorSpec, tensor_spans
 from swarm.errors import UserError
 from tests.builders import MIXED_LAYOUT, v
 from tests.publishers import Publisher, receiver_store

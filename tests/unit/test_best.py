@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarm.broadcast.disk import DiskFull
-from swarm.broadcast.manifest import ITEM_BYTES
+from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.version.manifest import ITEM_BYTES
 from swarm.node.best import ABOUT, BestModel, weigh
 from tests.builders import MIXED_LAYOUT, v
 from tests.unit.trainers import trainer_in

@@ -10,13 +10,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from swarm.auth import AUTH_HEADER
 from swarm.errors import ProtocolError
-from swarm.gossip.rules import GOSSIP_BODY_BYTES
-from swarm.http import PeerClient, session_route
-from swarm.node.http import NodeServer
+from swarm.gossip.records import GOSSIP_BODY_BYTES
+from swarm.net.client import PeerClient, session_route
+from swarm.net.server import NodeServer
+from swarm.net.sessions import AUTH_HEADER
+from swarm.net.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_BODY_BYTES
 from swarm.types import Address
-from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, PROTOCOL_HEADER, ROLLOUT_BODY_BYTES
 from tests.builders import OTHER_KEY
 from tests.learner_face import Learner
 from tests.unit.test_network import learner as gossiping

@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
-from swarm.gossip.joinline import JoinLine, write_join_line
-from swarm.gossip.owner import Owner
-from swarm.node.bootstrap import Bootstraps, OtherSwarm
-from swarm.node.hello import Hello, hello_route
-from swarm.node.http import NodeServer
-from swarm.node.tls import load_or_create_tls
-from swarm.signing import SigningKey, swarm_id_of
+from swarm.gossip.records import Owner
+from swarm.net.server import NodeServer
+from swarm.net.signing import SigningKey, swarm_id_of
+from swarm.net.tls import load_or_create_tls
+from swarm.net.wire import PROTOCOL
+from swarm.node.bootstrap import Bootstraps, Hello, JoinLine, OtherSwarm, hello_route, write_join_line
 from swarm.types import Address
-from swarm.wire import PROTOCOL
 from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY
 
 

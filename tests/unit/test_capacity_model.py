@@ -20,7 +20,7 @@ from swarm.capacity.model import (
     predict,
     shortfall,
 )
-from swarm.rollout import pacing
+from swarm.rollout.plane import rules as pacing
 
 EQUAL = Lengths(tokens=(1000.0,))
 UNEVEN = Lengths(tokens=(1000.0, 5000.0))

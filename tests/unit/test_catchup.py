@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from swarm.broadcast import fetching, serving
-from swarm.broadcast.basemodel import BaseModel
+from swarm.broadcast import catchup as fetching
+from swarm.broadcast import serving
 from swarm.broadcast.catchup import CaughtUp, catch_up
-from swarm.broadcast.manifest import DELTAS
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import VersionServer
-from swarm.broadcast.store import HeldVersion, VersionStore
-from swarm.broadcast.weights import WeightMap, open_weights
+from swarm.broadcast.store.base_model import BaseModel
+from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.weight_map import WeightMap, open_weights
+from swarm.broadcast.version.manifest import DELTAS
 from swarm.errors import PeerUnreachable
-from swarm.http import Gone, Peer, PeerClient, guard
+from swarm.net.client import Gone, Peer, PeerClient, guard
+from swarm.net.wire import encode
 from swarm.types import Address
-from swarm.wire import encode
 from tests.builders import KEY, MIXED_LAYOUT, v
 from tests.publishers import Publisher, begin, hand_over, receiver_store
 from tests.unit.test_basemodel import save

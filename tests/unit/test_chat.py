@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from swarm.errors import UserError
-from swarm.learner.tiny import tiny_tokenizer
+from swarm.learner.models import tiny_tokenizer
 from swarm.tasks.chat import ChatTemplate, load_chat_template
 
 BEGAN = datetime(2026, 7, 24, 9, 30)

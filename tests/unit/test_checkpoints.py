@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarm.broadcast import disk
-from swarm.broadcast.disk import DiskFull
+from swarm.broadcast.store import disk
+from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import UserError
-from swarm.learner.checkpoints import (
+from swarm.learner.checkpoint.files import (
     DIGESTS,
     STATE,
     TENSORS,

@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.broadcast import disk
-from swarm.broadcast.chunkfile import ChunkFile
-from swarm.broadcast.disk import DiskFull
-from swarm.broadcast.manifest import ChunkTable, Span
-from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.store import disk
+from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.store import ChunkFile, HeldVersion
+from swarm.broadcast.version.manifest import ChunkTable, Span
 from tests.builders import MIXED_LAYOUT, publish, weights_of
 
 

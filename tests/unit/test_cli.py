@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from swarm import __version__, cli
-from swarm.cli import app
-from swarm.config import SECTIONS, Flag, JoinConfig, LeadConfig
+from swarm import __version__
+from swarm.cli import run as cli
+from swarm.cli.run import app
 from swarm.errors import UserError
+from swarm.settings import SECTIONS, Flag, JoinConfig, LeadConfig
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
@@ -88,7 +89,7 @@ def test_flags_reach_the_settings_and_nothing_else_does(monkeypatch: pytest.Monk
         given.append((kind, file, flags))
         raise UserError("enough")
 
-    monkeypatch.setattr("swarm.configfile.load_config", load)
+    monkeypatch.setattr("swarm.settings.load_config", load)
     words = ["--steps", "7", "--no-chat", "--rewards", "exact=1", "--rewards", "math", "--hold-s", "inf"]
     with pytest.raises(UserError):
         app(["lead", *words], standalone_mode=False)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarm.cli import app
+from swarm.cli.run import app
 from swarm.errors import UserError
-from swarm.learner.tiny import tiny_tokenizer
+from swarm.learner.models import tiny_tokenizer
 from swarm.tasks import KINDS, TASKS
 
 
@@ -68,7 +68,7 @@ def test_a_prompt_is_shown_as_the_model_reads_it(sums: str, tmp_path: Path) -> N
 
 def test_trying_a_task_loads_no_model_library(sums: str) -> None:
     program = (
-        "import sys; from swarm.cli import app; app(['tasks', 'try', sys.argv[1]], standalone_mode=False); "
+        "import sys; from swarm.cli.run import app; app(['tasks', 'try', sys.argv[1]], standalone_mode=False); "
         "print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program, sums], capture_output=True, text=True, check=True)

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from swarm.broadcast.codec import Buffer, decode_region, encode_region, tensor_sum
-from swarm.broadcast.manifest import ITEM_BYTES, Codec, Dtype
+from swarm.broadcast.version.codec import Buffer, decode_region, encode_region, tensor_sum
+from swarm.broadcast.version.manifest import ITEM_BYTES, Codec, Dtype
 from swarm.errors import ProtocolError
-from swarm.wire import compress
+from swarm.net.wire import compress
 from tests.builders import layout, weights_of
 
 ALL_PATTERNS = b"".join(pattern.to_bytes(2, "little") for pattern in range(1 << 16))

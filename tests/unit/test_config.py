@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from swarm.config import JoinConfig, LeadConfig
-from swarm.configfile import line_of, load_config
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions
+from swarm.settings import JoinConfig, LeadConfig, line_of, load_config
 
 
 def fault(kind: type[LeadConfig | JoinConfig], file: Path | None = None, **flags: Any) -> str:

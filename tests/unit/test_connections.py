@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swarm.cli_status import _fetch
+from swarm.cli.runs import _fetch
 from swarm.errors import UserError
+from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.node.bootstrap import FIND_S, WRONG_TRIES
 from swarm.node.link import MISLED_TRIES, LearnerLink
 from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.types import Address
-from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY
 from tests.unit.test_bootstrap import bootstraps, line_for, member
 
@@ -121,7 +121,7 @@ async def test_no_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     async def unreachable(*_: Any, **__: Any) -> None:
         raise OSError(113, "No route to host")
 
-    monkeypatch.setattr("swarm.http.asyncio.open_connection", unreachable)
+    monkeypatch.setattr("swarm.net.client.asyncio.open_connection", unreachable)
     assert "there is no route to it: is the address right" in await first_line(tmp_path, "https://192.0.2.1")
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from swarm.cli_runs import _the_running_one
+from swarm.cli.runs import _the_running_one
 from swarm.errors import UserError
 from swarm.node import control as control_module
 from swarm.node.control import LINE_BYTES, SOCKET, ask_for, control, is_led
-from swarm.rollout.journal import JournalFailed
+from swarm.rollout.journal.journal import JournalFailed
 
 
 async def change(request: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from swarm.capacity.cost import MAX_NODES, CostBook
-from swarm.capacity.seen import MAX_CLASSES, OTHER
+from swarm.capacity.estimator import MAX_CLASSES, OTHER
 
 HOUR_S = 3600.0
 

@@ -36,11 +36,11 @@ from benchmarks.cost_rows import (
     start_cost,
     worst_hour,
 )
-from swarm.capacity.arms import Arm
-from swarm.capacity.baselines import references_of, saving
-from swarm.capacity.scenario import Baseline, Colocated, Scenario
-from swarm.configfile import load_file
-from swarm.sim.capacity_timeline import StepTaken
+from swarm.capacity.plan.arms import Arm
+from swarm.capacity.plan.plan import references_of, saving
+from swarm.capacity.plan.scenario import Baseline, Colocated, Scenario
+from swarm.settings import load_file
+from swarm.simulate.timeline import StepTaken
 
 LAB = load_file(Scenario, Path(__file__).parents[2] / "examples" / "lab-4b.toml")
 

@@ -19,18 +19,17 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from swarm import cli
-from swarm.config import LeadConfig
-from swarm.learner.checkpoints import STATE, TENSORS, TrainerState, being_written, commit
-from swarm.node.environment import note_life
+from swarm.cli import run as cli
+from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, commit
 from swarm.node.identity import load_or_create_key, next_generation
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
 from swarm.node.prompts import Record, check_data, open_task, write_record
-from swarm.node.rundir import BASE, ORIGIN, create_run_directory, read_values, resumed_config, write_config
+from swarm.node.rundir import BASE, ORIGIN, create_run_directory, note_life, read_values, resumed_config, write_config
 from swarm.node.salvage import salvage
-from swarm.rollout.journal import DATABASE, SEGMENTS, Journal
-from swarm.rollout.verify import verify_run
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS, Journal
+from swarm.rollout.journal.verify import verify_run
+from swarm.settings import LeadConfig
 from tests.unit.test_journal import SIZE
 from tests.unit.test_verify import GROUPS, STEPS, _record
 

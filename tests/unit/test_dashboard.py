@@ -11,14 +11,14 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console, RenderableType
 
-from swarm.config import LeadConfig
-from swarm.dashboard.chart import Curve, learning_chart
-from swarm.dashboard.terminal import figures, live_view, plain_line, sparkline, status_screen, waiting_for
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork
-from swarm.rollout.entries import RecordedRun
-from swarm.rollout.journal import Journal
+from swarm.report.chart import Curve, learning_chart
+from swarm.report.terminal import figures, live_view, plain_line, sparkline, status_screen, waiting_for
+from swarm.rollout.journal.entries import RecordedRun
+from swarm.rollout.journal.journal import Journal
+from swarm.settings import LeadConfig
 
 SVG = "{http://www.w3.org/2000/svg}"
 

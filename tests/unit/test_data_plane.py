@@ -12,29 +12,36 @@ from random import Random
 
 import pytest
 
-from swarm.auth import ServerSessions
 from swarm.broadcast import neighbours
-from swarm.broadcast.basemodel import BaseModel
+from swarm.broadcast.catchup import Download, Piece
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.fetching import Download, Piece
-from swarm.broadcast.forest import PeerProfile
-from swarm.broadcast.links import NO_VERSION, Station
-from swarm.broadcast.manifest import TABLE_BYTES
-from swarm.broadcast.planner import Routes, Scheme
-from swarm.broadcast.planning import Planning, routing_of
+from swarm.broadcast.forest.planner import PeerProfile, Planning, Routes, Scheme, routing_of
+from swarm.broadcast.mesh.forwarder import Relay
+from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, Roster, Routing
 from swarm.broadcast.receiver import Receiver
-from swarm.broadcast.relay import Relay
-from swarm.broadcast.roster import ADDRESSES, MAX_MEMBERS, Member, Roster, Routing
-from swarm.broadcast.store import HeldVersion
-from swarm.broadcast.tables import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
-from swarm.broadcast.transfers import CAPS, HEAD, ROSTER, ROSTER_BYTES, ROUTES_BYTES, TABLE
-from swarm.broadcast.weights import WeightMap
+from swarm.broadcast.store.base_model import BaseModel
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.transfers import (
+    CAPS,
+    EARLY_BYTES,
+    HEAD,
+    PART_BYTES,
+    ROSTER,
+    ROSTER_BYTES,
+    ROUTES_BYTES,
+    TABLE,
+    EarlyParts,
+    parts_of,
+)
+from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable
-from swarm.http import PeerClient
-from swarm.pace import Pace
-from swarm.stream import Frame
+from swarm.net.client import PeerClient
+from swarm.net.links import NO_VERSION, Station
+from swarm.net.sessions import ServerSessions
+from swarm.net.stream import Frame, Pace
+from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId
-from swarm.wire import decode, encode
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
 from tests.publishers import Publisher, hand_over, receiver_store
 from tests.unit.test_basemodel import save

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from swarm.demo import Demo, DemoOptions, verdict
+from swarm.cli.demo import Demo, DemoOptions, verdict
 from swarm.errors import EchoError, UserError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast.disk import BLOCK_BYTES, allocate
+from swarm.broadcast.store.disk import BLOCK_BYTES, allocate
 
 NBYTES = 3 * 1024 * 1024 + 5
 

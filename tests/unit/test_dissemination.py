@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarm.broadcast.fluid import WIRE_BYTES, first_version_s, flow_of, level_of
-from swarm.broadcast.forest import PeerProfile
-from swarm.broadcast.planner import Scheme, plan_of
+from swarm.broadcast.forest.planner import PeerProfile, Scheme, plan_of
+from swarm.capacity.delivery import WIRE_BYTES, disseminate_by, first_version_s, flow_of, level_of
 from swarm.capacity.fleet import Dissemination, Worker
-from swarm.dissemination import disseminate_by
 from swarm.types import NodeId
 
 MB = 1e6

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.node.drops import SAID_AGAIN_S, Drops
 from swarm.rollout.messages import DroppedRollouts
+from swarm.sampler.session import SAID_AGAIN_S, Drops
 
 
 def told(**counts: int) -> list[DroppedRollouts]:

@@ -6,10 +6,17 @@ import math
 
 import pytest
 
-from swarm.capacity.estimator import JUDGED_S, MAX_NODES, PROVEN_ROLLOUTS, Estimator, StartValues
+from swarm.capacity.estimator import (
+    JUDGED_S,
+    MAX_CLASSES,
+    MAX_NODES,
+    OTHER,
+    PROVEN_ROLLOUTS,
+    Estimator,
+    StartValues,
+    confidence,
+)
 from swarm.capacity.fleet import Demand, Lengths, Worker
-from swarm.capacity.seen import MAX_CLASSES, OTHER
-from swarm.capacity.windows import confidence
 
 HOUR_S = 3600.0
 

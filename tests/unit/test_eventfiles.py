@@ -14,12 +14,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from swarm.config import LeadConfig
 from swarm.errors import UserError
-from swarm.node import eventfiles
-from swarm.node.eventfiles import EventFiles, of_step
+from swarm.node import metrics as eventfiles
 from swarm.node.learner import LearnerNode
-from swarm.node.metrics import RunLog
+from swarm.node.metrics import EventFiles, RunLog, of_step
+from swarm.settings import LeadConfig
 
 Curve = list[tuple[int, float]]
 
@@ -165,7 +164,7 @@ async def test_without_the_package_a_run_ends_with_one_line_and_no_directory(
 
 def test_writing_needs_no_torch_and_the_command_line_no_tensorboard(tmp_path: Path) -> None:
     program = f"""
-import sys, swarm.cli, swarm.node.learner
+import sys, swarm.cli.run, swarm.node.learner
 assert "tensorboard" not in sys.modules
 from pathlib import Path
 from swarm.node.metrics import RunLog

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from swarm.errors import UserError
-from swarm.rollout.export import Exported, export_rollouts
-from swarm.rollout.journal import SEGMENTS
+from swarm.rollout.journal.export import Exported, export_rollouts
+from swarm.rollout.journal.journal import SEGMENTS
 from tests.builders import ALICE, floats, prompt
 from tests.unit.test_journal import dropped, group, opened, taken
 
@@ -91,7 +91,7 @@ def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_p
 def test_many_rows_are_written_in_several_row_groups(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.rollout.export.ROW_GROUP", 3)
+    monkeypatch.setattr("swarm.rollout.journal.export.ROW_GROUP", 3)
     to = tmp_path / "rollouts.parquet"
     assert exported(run_dir, to).rollouts == 7
     assert importlib.import_module("pyarrow.parquet").ParquetFile(to).num_row_groups == 3

@@ -16,18 +16,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from swarm.cli_runs import export_model as command
-from swarm.config import LeadConfig
+from swarm.cli.runs import export_model as command
 from swarm.errors import UserError
-from swarm.learner.checkpoint import save_model
-from swarm.learner.checkpoints import TENSORS, commit
-from swarm.learner.export import BEST, export_model
+from swarm.learner.checkpoint.export import BEST, export_model
+from swarm.learner.checkpoint.files import TENSORS, commit
+from swarm.learner.checkpoint.model import save_model
 from swarm.learner.messages import Save
-from swarm.node.environment import note_life
 from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory
+from swarm.node.rundir import create_run_directory, note_life
 from swarm.report.card import model_card
 from swarm.report.figures import Figures
+from swarm.settings import LeadConfig
 from tests.unit.models import rounded
 from tests.unit.trainers import trainer_in
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from swarm.learner import checkpoint
-from swarm.learner.checkpoint import load_model
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.checkpoint import model as checkpoint
+from swarm.learner.checkpoint.model import load_model
+from swarm.learner.models import tiny_model, tiny_tokenizer
 
 NAME = "someone/tiny"
 

@@ -7,7 +7,7 @@ from math import comb
 
 import pytest
 
-from swarm.rollout.heldout import held_out_figures
+from swarm.rollout.plane.heldout import held_out_figures
 from swarm.types import Score
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.rollout.effects import Judged
-from swarm.rollout.entries import BatchTaken, GroupDropped
-from swarm.rollout.leases import MAX_REDRAWS
-from swarm.rollout.plane import RolloutPlane
+from swarm.rollout.journal.entries import BatchTaken, GroupDropped
+from swarm.rollout.plane.effects import Judged
+from swarm.rollout.plane.leases import MAX_REDRAWS
+from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease
 from tests.builders import ALICE, BOB, answers, ask, new_plane, prompt, refusal, rollout, submit_and_score, v
 

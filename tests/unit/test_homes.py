@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.gossip.effects import Call, Greet, HeadLearned, LeafGone, Wake
 from swarm.gossip.homes import MAX_FAILURES, Homes
-from swarm.gossip.leaves import LeafLeases
 from swarm.gossip.membership import Membership
-from swarm.gossip.messages import Exchange
-from swarm.gossip.rules import MAX_LEAVES
+from swarm.gossip.records import MAX_LEAVES, Call, Exchange, Greet, HeadLearned, LeafGone, Wake
+from swarm.gossip.table import LeafLeases
 from swarm.types import NodeId
 from tests.builders import v
 from tests.swarmers import (

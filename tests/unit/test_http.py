@@ -13,12 +13,22 @@ import pytest
 from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
-from swarm.gossip.owner import Owner
-from swarm.http import BodyLimits, Busy, Gone, OtherProtocol, PeerClient, SlowLine, binary, plain_address, read_body
-from swarm.node.hello import Hello, hello_route, say_hello
-from swarm.node.http import NodeServer
+from swarm.gossip.records import Owner
+from swarm.net.client import (
+    BodyLimits,
+    Busy,
+    Gone,
+    OtherProtocol,
+    PeerClient,
+    SlowLine,
+    binary,
+    plain_address,
+    read_body,
+)
+from swarm.net.server import NodeServer
+from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
+from swarm.node.bootstrap import Hello, hello_route, say_hello
 from swarm.types import Address, VersionId
-from swarm.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
 from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY, v
 
 CAP = 1000
@@ -330,7 +340,7 @@ async def test_a_server_that_opens_no_session_holds_nobody_beyond_the_time_limit
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Callers wait for one another while a session is opened; each has its own limit all the same."""
-    monkeypatch.setattr("swarm.http.SESSION_S", 1e6)
+    monkeypatch.setattr("swarm.net.client.SESSION_S", 1e6)
 
     async def hold(request: web.Request) -> web.Response:
         await asyncio.Event().wait()

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import UserError
-from swarm.rollout.entries import (
+from swarm.net.wire import digest
+from swarm.rollout.journal.entries import (
     BatchTaken,
     BoundSet,
     Entry,
@@ -28,10 +29,9 @@ from swarm.rollout.entries import (
     SamplesLeased,
     VersionPublished,
 )
-from swarm.rollout.journal import DATABASE, SEGMENTS, Journal, JournalFailed
-from swarm.rollout.segments import NoRoom, SegmentReader, SegmentWriter, Stored
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS, Journal, JournalFailed
+from swarm.rollout.journal.segments import NoRoom, SegmentReader, SegmentWriter, Stored
 from swarm.types import GroupId, Rollout, Score
-from swarm.wire import digest
 from tests.builders import ALICE, BOB, rollout, v
 
 SIZE = 2
@@ -140,8 +140,8 @@ async def test_all_that_is_queued_while_the_thread_is_busy_is_one_transaction(
 async def test_a_transaction_is_bounded_in_entries_and_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.rollout.journal.TRANSACTION_ENTRIES", 10)
-    monkeypatch.setattr("swarm.rollout.journal.TRANSACTION_BYTES", 100)
+    monkeypatch.setattr("swarm.rollout.journal.journal.TRANSACTION_ENTRIES", 10)
+    monkeypatch.setattr("swarm.rollout.journal.journal.TRANSACTION_BYTES", 100)
     async with opened(tmp_path) as journal:
         sizes: list[tuple[int, int]] = []
         commit = journal._commit
@@ -270,7 +270,7 @@ async def test_the_lineage_follows_from_what_was_trained_on_in_which_order(tmp_p
 WRITING = """
 import asyncio, sys
 from pathlib import Path
-from swarm.rollout.journal import Journal
+from swarm.rollout.journal.journal import Journal
 from tests.unit.test_journal import group, taken
 
 async def main():
@@ -380,7 +380,7 @@ async def test_too_little_free_room_is_seen_before_it_is_used_up(
 ) -> None:
     async with opened(tmp_path) as journal:
         with monkeypatch.context() as patched:
-            patched.setattr("swarm.rollout.segments.SPARE_BYTES", 1 << 60)
+            patched.setattr("swarm.rollout.journal.segments.SPARE_BYTES", 1 << 60)
             waiting = asyncio.create_task(journal.write(group(0)))
             await until_fault(journal)
             assert segments(tmp_path) == []
@@ -402,7 +402,7 @@ def test_a_partial_segment_is_cut_off_when_the_disk_is_full(tmp_path: Path) -> N
 
 
 async def test_closing_with_a_full_disk_tells_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.rollout.segments.SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr("swarm.rollout.journal.segments.SPARE_BYTES", 1 << 60)
     journal = Journal(tmp_path, group_size=SIZE, retry_s=3600.0)
     await journal.start()
     waiting = asyncio.create_task(journal.write(group(0)))
@@ -526,7 +526,7 @@ async def test_pruning_keeps_what_checkpoints_waiting_groups_and_the_user_need(t
 
 
 async def test_a_long_list_is_pruned_in_several_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.rollout.journal.PRUNED_AT_ONCE", 2)
+    monkeypatch.setattr("swarm.rollout.journal.journal.PRUNED_AT_ONCE", 2)
     async with opened(tmp_path) as journal:
         for n in range(3):
             await journal.write([*group(n, batch=n), taken(n, n)])

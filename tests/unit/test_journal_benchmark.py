@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.journal import BATCH_GROUPS, measure_size, measure_speed
-from swarm.rollout.segments import DIGEST_BYTES
-from swarm.rollout.verify import verify_run
+from swarm.rollout.journal.segments import DIGEST_BYTES
+from swarm.rollout.journal.verify import verify_run
 
 MOST_BYTES = 100
 """What the index may take of the disk for a rollout; over a million rollouts it is less than over few."""

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swarm.rollout.entries import (
+from swarm.rollout.journal.entries import (
     Entry,
     GroupOpened,
     RecordedGroup,
@@ -21,8 +21,8 @@ from swarm.rollout.entries import (
     RolloutScored,
     SamplesLeased,
 )
-from swarm.rollout.journal import Journal
-from swarm.rollout.verify import verify_run
+from swarm.rollout.journal.journal import Journal
+from swarm.rollout.journal.verify import verify_run
 from swarm.types import NodeId, Score
 from tests.builders import ALICE, BOB, v
 from tests.unit.test_journal import SIZE, answer, damage, dropped, taken

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from swarm.learner.launch import TORCHRUN_VARIABLE
+from swarm.learner.ranks import TORCHRUN_VARIABLE
 from swarm.learner.sharded import check_parent
 
 

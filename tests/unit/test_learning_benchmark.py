@@ -15,7 +15,7 @@ from benchmarks import learning
 from benchmarks.learning_figures import Case, Run, Step, figures_of, row, table
 from benchmarks.learning_forced import OneProcess, run
 from benchmarks.learning_swarm import RunFailed, nodes_in, read_run
-from swarm.config import LeadConfig
+from swarm.settings import LeadConfig
 from swarm.types import VersionId
 
 NOBODY = "127.0.0.1:1"

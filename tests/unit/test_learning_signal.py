@@ -24,7 +24,7 @@ from swarm.node.alarms import (
     likely_causes,
     rewards_failed,
 )
-from swarm.rollout.leases import Group, Sample
+from swarm.rollout.plane.leases import Group, Sample
 from swarm.types import GroupId, SampleSpec, Score
 from tests.builders import RULES, STOP, prompt, rollout, v
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from swarm.rollout.leases import (
+from swarm.rollout.plane.leases import (
     LEASE_SLACK_S,
     LEAST_LIMIT_S,
     LIMIT_FACTOR,

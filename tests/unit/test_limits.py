@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.node.limits import Gate, Guest, Limits, Meter, caller, is_loopback
+from swarm.net.limits import Gate, Guest, Limits, Meter, caller, is_loopback
 from swarm.types import NodeId
 
 HOME, ELSEWHERE = "198.51.100.7", "203.0.113.9"

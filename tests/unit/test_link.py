@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from swarm.http import PeerClient, SlowLine
+from swarm.net.client import PeerClient, SlowLine
 from swarm.node.link import LearnerLink
 from swarm.rollout.client import SUBMIT_PATH
 from swarm.types import Address

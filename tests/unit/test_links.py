@@ -11,19 +11,17 @@ from random import Random
 
 import pytest
 
-from swarm.auth import ServerSessions
-from swarm.broadcast import links as links_module
-from swarm.broadcast.links import HELLO, METHOD, NO_VERSION, PATH, WELCOME, Links, StreamHello
-from swarm.http import session_route
-from swarm.node.http import NodeServer
-from swarm.node.peers import PeerPool
-from swarm.node.tls import ServerTls, load_or_create_tls
-from swarm.pace import Pace
-from swarm.signing import SigningKey
-from swarm.sockets import open_stream, receive_exactly, send_all
-from swarm.stream import HEADER, Frame, Stream, unpack_frame
+from swarm.net import links as links_module
+from swarm.net.client import session_route
+from swarm.net.links import HELLO, METHOD, NO_VERSION, PATH, WELCOME, Links, StreamHello
+from swarm.net.server import NodeServer
+from swarm.net.sessions import ServerSessions
+from swarm.net.signing import SigningKey
+from swarm.net.stream import HEADER, Frame, Pace, Stream, open_stream, receive_exactly, send_all, unpack_frame
+from swarm.net.tls import ServerTls, load_or_create_tls
+from swarm.net.wire import PROTOCOL, encode
+from swarm.node.network import PeerPool
 from swarm.types import Address, NodeId
-from swarm.wire import PROTOCOL, encode
 from tests.builders import KEY, OTHER_KEY
 from tests.unit.wires import PATIENCE_S, Place, frame_of, until
 

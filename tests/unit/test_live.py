@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from swarm.dashboard.live import LINES_KEPT, LiveView, redrawn, rows_of
+from swarm.report.live import LINES_KEPT, LiveView, redrawn, rows_of
 from tests.unit.screen import Screen
 
 PATIENCE_S = 60.0
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 PROGRAM = """
 import sys
 from rich.console import Console
-from swarm.dashboard.live import LiveView
+from swarm.report.live import LiveView
 
 with LiveView(Console(), title="echo-node test") as view:
     view.say("a line that was said, and is longer than fifty characters by a few words more")

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarm.broadcast.manifest import (
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.version.manifest import (
     HEAD_BYTES,
     HEAD_CONTEXT,
     MAX_REGION_BYTES,
@@ -29,10 +30,9 @@ from swarm.broadcast.manifest import (
     regions_of,
     sign_head,
 )
-from swarm.broadcast.store import HeldVersion
 from swarm.errors import ProtocolError
+from swarm.net.wire import digest, encode
 from swarm.types import VersionId
-from swarm.wire import digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, SWARM_OF_KEY, layout, publish, v, weights_of
 
 

@@ -8,15 +8,24 @@ from random import Random
 import pytest
 
 from swarm.gossip.answers import MAX_WANTED, RECORDS_BYTES
-from swarm.gossip.calls import Calls
-from swarm.gossip.effects import Appeared, Call, Effect, GenerationRaised, Greet, HeadLearned, Wake
-from swarm.gossip.membership import FIRST_GREET_S, MAX_GREET_S, Membership
-from swarm.gossip.messages import Exchange, ExchangeReply
-from swarm.gossip.records import Profile
-from swarm.gossip.rules import GOSSIP_BODY_BYTES, MAX_PUBLICS
+from swarm.gossip.membership import FIRST_GREET_S, MAX_GREET_S, Calls, Membership
+from swarm.gossip.records import (
+    GOSSIP_BODY_BYTES,
+    MAX_PUBLICS,
+    Appeared,
+    Call,
+    Effect,
+    Exchange,
+    ExchangeReply,
+    GenerationRaised,
+    Greet,
+    HeadLearned,
+    Profile,
+    Wake,
+)
 from swarm.gossip.table import MAX_OTHERS, Peer
+from swarm.net.wire import decode, encode
 from swarm.types import Address
-from swarm.wire import decode, encode
 from tests.builders import v
 from tests.swarmers import (
     DEAD_S,

@@ -11,8 +11,6 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from swarm.child import NoParent
-from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner import ranks as ranks_module
 from swarm.learner import trainer as trainer_module
@@ -30,10 +28,12 @@ from swarm.learner.memory import (
     step_bytes,
 )
 from swarm.learner.messages import ComputeRules
+from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.policy import CHUNK_BYTES, arrange
-from swarm.learner.service import prepare_command
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.process import prepare_command
 from swarm.learner.trainer import Trainer
+from swarm.process import NoParent
+from swarm.settings import LeadConfig
 from tests.unit.rows import CPU, small_model
 from tests.unit.trainers import trainer_in
 

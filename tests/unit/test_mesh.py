@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from swarm.broadcast.mesh.forwarder import Relay, Window
+from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Complete, Courier, Credit, Kind, Send, Want
-from swarm.broadcast.relay import Relay
-from swarm.broadcast.seeder import Seeder
-from swarm.broadcast.window import Window
 from swarm.types import NodeId
 
 SEEDER = NodeId("seeder")

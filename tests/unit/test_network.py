@@ -11,22 +11,21 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swarm.auth import ServerSessions
-from swarm.config import JoinConfig, LeadConfig
-from swarm.configfile import load_config
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
-from swarm.gossip.owner import Owner
 from swarm.gossip.reachability import DialBack
-from swarm.http import PeerClient, session_route
-from swarm.node.hello import HELLO_PATH
-from swarm.node.http import NodeServer
+from swarm.gossip.records import Owner
+from swarm.net.client import PeerClient, session_route
+from swarm.net.server import NodeServer
+from swarm.net.sessions import ServerSessions
+from swarm.net.stream import Incoming
+from swarm.net.wire import encode
+from swarm.node.bootstrap import HELLO_PATH
 from swarm.node.identity import next_generation
 from swarm.node.joining import join_settings
 from swarm.node.learner import LearnerNode
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
-from swarm.stream import Incoming
+from swarm.settings import JoinConfig, LeadConfig, load_config
 from swarm.types import Address, Role
-from swarm.wire import encode
 from tests.builders import OTHER_KEY
 from tests.unit.test_stream import Clock, Link
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.config import LeadConfig
 from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
+from swarm.net.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.checking import check_model
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
@@ -20,10 +20,10 @@ from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory
 from swarm.node.training import train_group
 from swarm.rollout.client import PORTION_BYTES, Answer, SealedLease, portions
-from swarm.rollout.effects import ScoreWanted
 from swarm.rollout.messages import LeasedRollouts, Submission
+from swarm.rollout.plane.effects import ScoreWanted
+from swarm.settings import LeadConfig
 from swarm.types import GroupId, NodeId, Score
-from swarm.wire import ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, decompress, encode
 from tests.builders import ALICE, lease, prompt, ready_group, rollout
 
 # -- identity ------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from swarm.rollout.effects import Granted
-from swarm.rollout.pacing import Pacing
+from swarm.rollout.plane.effects import Granted
+from swarm.rollout.plane.rules import Pacing
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 

@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 
-from swarm.capacity.advice import advice_for, fewest
-from swarm.capacity.arms import Arm, Arms, Payload, Scheme, Setting, settings_of
-from swarm.capacity.baselines import Reference, colocated_step_s, references_of, saving, whole_gpus
+from swarm.capacity.delivery import sustained, versions_apart, versions_taken
 from swarm.capacity.fleet import Disseminate, Dissemination, Worker
-from swarm.capacity.overlap import sustained, versions_apart, versions_taken
-from swarm.capacity.plan import NoFeasibleSet, plan_for
-from swarm.capacity.scenario import Scenario, online_of
-from swarm.cli_capacity import ways_of
-from swarm.configfile import load_file
+from swarm.capacity.plan.arms import Arm, Arms, Payload, Scheme, Setting, settings_of
+from swarm.capacity.plan.plan import (
+    NoFeasibleSet,
+    Reference,
+    advice_for,
+    colocated_step_s,
+    fewest,
+    plan_for,
+    references_of,
+    saving,
+    whole_gpus,
+)
+from swarm.capacity.plan.scenario import Scenario, online_of
+from swarm.cli.plan import ways_of
+from swarm.settings import load_file
 
 LAB = load_file(Scenario, Path(__file__).parents[2] / "examples" / "lab-4b.toml")
 
@@ -190,7 +198,7 @@ def test_planning_tells_what_it_is_at_and_how_far(monkeypatch: pytest.MonkeyPatc
         return self.arm(scheme, payload, Setting(max_staleness=3, publish_every_steps=1), "all")
 
     monkeypatch.setattr(Arms, "cheapest", at_once)
-    monkeypatch.setattr("swarm.capacity.plan.advice_for", lambda *_: ())
+    monkeypatch.setattr("swarm.capacity.plan.plan.advice_for", lambda *_: ())
     told: list[tuple[str, float]] = []
     one = scenario(staleness={"S": (3,)})
     plan_for(one, ways_of(one), progress=lambda what, share: told.append((what, share)))

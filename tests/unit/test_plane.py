@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from swarm.rollout.effects import (
+from swarm.rollout.journal.entries import GroupDropped, RolloutAccepted, RolloutReturned
+from swarm.rollout.plane.effects import (
     Effect,
     Evaluated,
     GenerationFailed,
@@ -16,10 +17,9 @@ from swarm.rollout.effects import (
     NodeSilent,
     ScoreWanted,
 )
-from swarm.rollout.entries import GroupDropped, RolloutAccepted, RolloutReturned
-from swarm.rollout.heldout import EVERY
-from swarm.rollout.leases import LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
-from swarm.rollout.plane import MAX_FAILURES, RolloutPlane
+from swarm.rollout.plane.heldout import EVERY
+from swarm.rollout.plane.leases import LEASE_SLACK_S, MAX_NODES, MAX_REDRAWS
+from swarm.rollout.plane.plane import MAX_FAILURES, RolloutPlane
 from swarm.types import Lease, NodeId, Score
 from tests.builders import (
     ALICE,

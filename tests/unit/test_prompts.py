@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from swarm.broadcast.manifest import Layout
-from swarm.config import LeadConfig
+from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
 from swarm.learner.messages import Prepared
 from swarm.node.prompts import (
@@ -31,6 +30,7 @@ from swarm.node.prompts import (
     read_record,
 )
 from swarm.node.rundir import named_after
+from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
 from swarm.types import Prompt, Score
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from swarm.broadcast.manifest import Layout
+from swarm.broadcast.version.manifest import Layout
 from swarm.sampler.proving import PROBE_TOKENS, Expected, Reference, probe_tokens
 from swarm.sampler.weights import WrongWeights
 from tests.unit.models import Staged, logprobs_of, rounded, stage, stage_model

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from swarm.broadcast.tracker import InstallTracker
+from swarm.capacity.delivery import measured_first
 from swarm.capacity.fleet import Dissemination, Worker
-from swarm.capacity.measured import measured_first
-from swarm.config import LeadConfig
 from swarm.node.metrics import Spent
 from swarm.node.provisioning import Provisioning, Surroundings
-from swarm.rollout.entries import BoundSet
+from swarm.node.publication import InstallTracker
+from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
+from swarm.settings import LeadConfig
 from swarm.types import NodeId
 from tests.builders import v
 

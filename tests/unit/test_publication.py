@@ -13,12 +13,11 @@ import pytest
 
 from benchmarks.payload import write_weights
 from swarm.broadcast.publishing import content_of
-from swarm.broadcast.tracker import InstallTracker
-from swarm.node.publication import Publication
-from swarm.rollout.entries import VersionPublished
-from swarm.rollout.journal import Journal
+from swarm.net.wire import digest
+from swarm.node.publication import InstallTracker, Publication
+from swarm.rollout.journal.entries import VersionPublished
+from swarm.rollout.journal.journal import Journal
 from swarm.types import VersionId
-from swarm.wire import digest
 from tests.builders import v
 from tests.unit.test_receiver import SIZE, LearnerHost, World
 

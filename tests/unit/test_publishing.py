@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast import disk
-from swarm.broadcast.codec import tensor_sum
-from swarm.broadcast.disk import DiskFull
-from swarm.broadcast.manifest import chunk_spans, open_head, open_layout, open_table, tensor_spans
-from swarm.broadcast.weights import open_weights
-from swarm.wire import digest, encode
+from swarm.broadcast.store import disk
+from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.weight_map import open_weights
+from swarm.broadcast.version.codec import tensor_sum
+from swarm.broadcast.version.manifest import chunk_spans, open_head, open_layout, open_table, tensor_spans
+from swarm.net.wire import digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, v, weights_of
 from tests.publishers import CHUNK_BYTES, Publisher, hand_over, receiver_store
 

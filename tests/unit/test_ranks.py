@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from swarm.config import LeadConfig
 from swarm.errors import UserError
 from swarm.learner.batch import Row, without_weight
+from swarm.learner.process import torchrun_options
 from swarm.learner.ranks import Ranks
-from swarm.learner.service import torchrun_options
 from swarm.learner.sharded import Sharded, _own_device
+from swarm.settings import LeadConfig
 
 
 class Alone(Sharded):

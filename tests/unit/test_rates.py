@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from swarm.sampler.engine import Generated, Sampled
-from swarm.sampler.rates import TURNS, Rates
+from swarm.sampler.worker import TURNS, Rates
 
 
 def test_the_rate_at_full_load_is_that_of_a_full_batch_and_of_what_lies_between() -> None:

@@ -12,22 +12,22 @@ from random import Random
 import pytest
 
 from benchmarks.payload import layout_of, write_weights
-from swarm.auth import ServerSessions
-from swarm.broadcast import links as links_module
 from swarm.broadcast import receiver as receiver_module
-from swarm.broadcast.basemodel import BaseModel
-from swarm.broadcast.links import Station
+from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.receiver import OtherModel, Receiver
-from swarm.broadcast.seeder import Seeder
 from swarm.broadcast.service import BroadcastService
-from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.store.base_model import BaseModel
+from swarm.broadcast.store.store import HeldVersion
 from swarm.errors import PeerUnreachable
-from swarm.http import PeerClient, session_route
-from swarm.node.data_plane import DataPlane
-from swarm.node.http import NodeServer
-from swarm.node.peers import PeerPool
-from swarm.pace import Pace
-from swarm.signing import SigningKey
+from swarm.net import links as links_module
+from swarm.net.client import PeerClient, session_route
+from swarm.net.links import Station
+from swarm.net.server import NodeServer
+from swarm.net.sessions import ServerSessions
+from swarm.net.signing import SigningKey
+from swarm.net.stream import Pace
+from swarm.node.joining import DataPlane
+from swarm.node.network import PeerPool
 from swarm.types import Address, NodeId
 from tests.builders import KEY, v
 from tests.unit.test_basemodel import save

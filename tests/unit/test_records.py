@@ -6,22 +6,22 @@ import msgspec
 import pytest
 
 from swarm.errors import ProtocolError, TooLarge
-from swarm.gossip.effects import GenerationRaised
-from swarm.gossip.owner import Owner
 from swarm.gossip.records import (
     MAX_ADDRESSES,
     MAX_SEQUENCE,
     RECORD_BYTES,
     RECORD_CONTEXT,
+    GenerationRaised,
+    Owner,
     Profile,
     Record,
     SignedRecord,
     open_record,
     sign_record,
 )
-from swarm.signing import Sealed, swarm_id_of
+from swarm.net.signing import Sealed, swarm_id_of
+from swarm.net.wire import decode, encode
 from swarm.types import Address, VersionId
-from swarm.wire import decode, encode
 from tests.swarmers import LEARNER, THE_SWARM, address, key, signed
 
 BIG = 2**53

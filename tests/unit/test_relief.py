@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.broadcast.forest import PeerProfile
+from swarm.broadcast.forest.courier import BEHIND_S, TICK_S, TreeCourier
+from swarm.broadcast.forest.planner import ECHO_S, PeerProfile, Plan, Relief, Routes, plan_of, relieved
 from swarm.broadcast.notes import Behind, Kind
-from swarm.broadcast.planner import Plan, Routes, plan_of, relieved
-from swarm.broadcast.pull import BEHIND_S, TICK_S
-from swarm.broadcast.relief import ECHO_S, Relief
-from swarm.broadcast.tree import TreeCourier
 from swarm.types import NodeId
 
 LEARNER, PARENT, A = (NodeId(name) for name in ("learner", "parent", "a"))

@@ -13,18 +13,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from swarm.config import LeadConfig
 from swarm.errors import UserError
-from swarm.node.environment import libraries, note_life, read_lives
 from swarm.node.metrics import RunLog
-from swarm.node.rundir import create_run_directory
-from swarm.report.charts import Chart, Curve, draw
+from swarm.node.rundir import create_run_directory, libraries, note_life, read_lives
+from swarm.report.charts import Chart, Curve, draw, sections, text
 from swarm.report.figures import EVENTS_KEPT, MOST_NAMES, MOST_POINTS, Column, Figures, read_figures
+from swarm.report.page import write_report
 from swarm.report.samples import Read
-from swarm.report.sections import sections
-from swarm.report.words import text
-from swarm.report.writing import write_report
-from swarm.rollout.journal import SEGMENTS
+from swarm.rollout.journal.journal import SEGMENTS
+from swarm.settings import LeadConfig
 from swarm.types import Prompt
 from tests.builders import prompt
 from tests.unit.test_journal import group, opened, taken
@@ -371,7 +368,7 @@ def test_each_life_of_a_run_is_noted_with_its_libraries(tmp_path: Path, monkeypa
 
 
 def test_the_first_life_and_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.node.environment.LIVES_KEPT", 3)
+    monkeypatch.setattr("swarm.node.rundir.LIVES_KEPT", 3)
     for step in range(5):
         note_life(tmp_path, step=step, device="cpu")
     assert [life["step"] for life in read_lives(tmp_path)] == [0, 3, 4]

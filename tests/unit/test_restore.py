@@ -8,8 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from swarm.rollout.effects import RECORDS, Effect, Granted, NodeSilent, Record, ScoreWanted
-from swarm.rollout.entries import (
+from swarm.rollout.journal.entries import (
     BatchTaken,
     GroupDropped,
     GroupOpened,
@@ -18,11 +17,12 @@ from swarm.rollout.entries import (
     RolloutScored,
     SamplesLeased,
 )
-from swarm.rollout.leases import LEASE_SLACK_S, MAX_REDRAWS, MISSED_BEATS
-from swarm.rollout.plane import RETURN_S, RolloutPlane
-from swarm.sim.ledger import Ledger
+from swarm.rollout.plane.effects import RECORDS, Effect, Granted, NodeSilent, Record, ScoreWanted
+from swarm.rollout.plane.leases import LEASE_SLACK_S, MAX_REDRAWS, MISSED_BEATS
+from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.types import GroupId, Lease, NodeId, Score
 from tests.builders import ALICE, BOB, answers, new_plane, prompt, rollout, v, verdict_of
+from tests.simulator.rollouts.ledger import Ledger
 
 SCORE = Score(reward=1.0, exact=True)
 

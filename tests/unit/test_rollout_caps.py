@@ -13,14 +13,8 @@ import pytest
 from msgspec import structs
 
 from swarm.errors import ProtocolError
-from swarm.http import BodyLimits, read_signed
-from swarm.rollout import api
-from swarm.rollout.client import Answer
-from swarm.rollout.intake import IntakeLimits
-from swarm.rollout.messages import LeasedRollouts, Submission
-from swarm.rollout.submissions import INLINE_BYTES, Opened, open_submission
-from swarm.types import Rollout
-from swarm.wire import (
+from swarm.net.client import BodyLimits, read_signed
+from swarm.net.wire import (
     RATIO_FREE_BYTES,
     ROLLOUT_BODY_BYTES,
     ROLLOUT_MAX_RATIO,
@@ -28,6 +22,11 @@ from swarm.wire import (
     compress,
     encode,
 )
+from swarm.rollout import api
+from swarm.rollout.client import Answer
+from swarm.rollout.intake import INLINE_BYTES, IntakeLimits, Opened, open_submission
+from swarm.rollout.messages import LeasedRollouts, Submission
+from swarm.types import Rollout
 from tests.builders import STOP, VOCAB, floats, ints, rollout, v
 from tests.learner_face import ALICE, BOB, Learner, leases_for, serving
 

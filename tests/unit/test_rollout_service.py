@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from swarm.auth import Unauthorized
 from swarm.errors import EchoError, TooLarge, UserError
-from swarm.http import Busy, Forbidden
+from swarm.net.client import Busy, Forbidden
+from swarm.net.sessions import Unauthorized
+from swarm.net.wire import compress, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.client import Answer, RolloutClient
-from swarm.rollout.effects import ScoreWanted
-from swarm.rollout.entries import Entry, RolloutReturned, RolloutScored
 from swarm.rollout.intake import IntakeLimits
+from swarm.rollout.journal.entries import Entry, RolloutReturned, RolloutScored
 from swarm.rollout.messages import MAX_SUBMITTED, LeasedRollouts, Submission
+from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.scoring import MAX_IN_A_ROW, MAX_OF_ONE, RewardFailures
 from swarm.types import GroupId, NodeId, RewardFailure, Score, Unscored
-from swarm.wire import compress, encode
 from tests.builders import ListJournal, new_plane, prompt, rollout, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for, serving
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from swarm.config import LeadConfig
 from swarm.errors import UserError
-from swarm.learner.checkpoints import checkpoint_path, commit
+from swarm.learner.checkpoint.files import checkpoint_path, commit
 from swarm.node.prompts import open_task
 from swarm.node.rundir import (
     BASE,
@@ -28,6 +27,7 @@ from swarm.node.rundir import (
     remove_run_directory,
     resumed_config,
 )
+from swarm.settings import LeadConfig
 
 OTHER: dict[str, Any] = {
     "steps": 300,

@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.config import JoinConfig
 from swarm.errors import ChildFailed, EchoError, ProtocolError, UserError
 from swarm.node import sampler
 from swarm.node.sampler import MAX_FAULTS, SamplerNode
-from swarm.node.session import verdicts_of
 from swarm.rollout.client import Answer
 from swarm.rollout.messages import RolloutVerdict
+from swarm.sampler.session import verdicts_of
 from swarm.sampler.worker import ProofFailed
+from swarm.settings import JoinConfig
 from tests.builders import failed_rollout, rollout
 
 DIED = ChildFailed("the engine died")

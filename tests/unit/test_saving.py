@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
-from swarm.broadcast import disk
+from swarm.broadcast.store import disk
 from swarm.errors import UserError
-from swarm.learner.checkpoints import TENSORS, _locked, is_whole, newest_whole, read_state, whole_checkpoints
+from swarm.learner.checkpoint.files import TENSORS, _locked, is_whole, newest_whole, read_state, whole_checkpoints
+from swarm.learner.checkpoint.saving import take
 from swarm.learner.messages import Save, Saved, Train
-from swarm.learner.saving import take
-from swarm.learner.tiny import CHARACTERS, tiny_model, tiny_tokenizer
+from swarm.learner.models import CHARACTERS, tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
 from tests.unit.models import rounded
 from tests.unit.trainers import group, trainer_in

@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from swarm.capacity.fleet import Worker
-from swarm.capacity.scenario import Scenario, class_workers, delta_bytes, demand_of, lengths_of, online_of
-from swarm.configfile import load_file
+from swarm.capacity.plan.scenario import Scenario, class_workers, delta_bytes, demand_of, lengths_of, online_of
 from swarm.errors import UserError
+from swarm.settings import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = (EXAMPLES / "lab-4b.toml").read_text()

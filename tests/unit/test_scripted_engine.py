@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast.codec import tensor_sum
-from swarm.rollout.admission import malformation
+from swarm.broadcast.version.codec import tensor_sum
+from swarm.rollout.plane.rules import malformation
 from swarm.sampler import scripted_engine
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
 from swarm.sampler.scripted_engine import ScriptedEngine

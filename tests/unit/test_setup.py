@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.sampler import vllm_versions
+from swarm.sampler.vllm import versions as vllm_versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,7 +169,7 @@ def _ranges(of: str) -> dict[str, str]:
 
 
 def test_the_versions_that_vllm_goes_with_are_said_once_and_installed() -> None:
-    """swarm/sampler/vllm_versions.py says them; all that installs says the same."""
+    """swarm/sampler/vllm/versions.py says them; all that installs says the same."""
     supported = {
         name: ">={},<{}".format(*(".".join(map(str, version)) for version in versions))
         for name, versions in vllm_versions.SUPPORTED.items()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broadcast.manifest import HEAD_CONTEXT
+from swarm.broadcast.version.manifest import HEAD_CONTEXT
 from swarm.errors import ProtocolError, TooLarge
-from swarm.rollout.client import LEASE_CONTEXT
-from swarm.signing import SigningKey, node_id_of, swarm_id_of, unseal
+from swarm.net.signing import SigningKey, node_id_of, swarm_id_of, unseal
+from swarm.rollout.messages import LEASE_CONTEXT
 from tests.builders import KEY, OTHER_KEY
 
 SEALED = KEY.seal("head", b"the body")

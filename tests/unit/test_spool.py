@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.broadcast import disk
+from swarm.broadcast.store import disk
 from swarm.rollout.client import Answer, SealedLease
 from swarm.sampler.spool import MAX_AGE_S, Spool, SpooledAnswer
 from tests.builders import SWARM, ints, lease, rollout

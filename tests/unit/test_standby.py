@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from swarm.errors import ProtocolError
+from swarm.net.wire import CONTROL_BODY_BYTES, decode, encode
 from swarm.rollout.messages import Beat, Offer
-from swarm.rollout.plane import RolloutPlane
+from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import NodeId
-from swarm.wire import CONTROL_BODY_BYTES, decode, encode
 from tests import learner_face
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 from tests.learner_face import WAIT_S, Learner, answers_to, leases_for, serving

@@ -11,9 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.broadcast.manifest import ModelFile
-from swarm.broadcast.tracker import InstallTracker
-from swarm.config import LeadConfig
+from swarm.broadcast.version.manifest import ModelFile
 from swarm.errors import UserError
 from swarm.learner.messages import Alarm, Trained
 from swarm.node import steps as steps_module
@@ -21,13 +19,15 @@ from swarm.node.alarms import FLAT_GROUPS, FLAT_STEPS, LearningSignal
 from swarm.node.best import BestModel
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
+from swarm.node.publication import InstallTracker
 from swarm.node.steps import MAX_BOUND, Steps
-from swarm.rollout.effects import Evaluated, ScoreWanted
-from swarm.rollout.entries import BoundSet, Entry
-from swarm.rollout.journal import JournalFailed
-from swarm.rollout.leases import Group
+from swarm.rollout.journal.entries import BoundSet, Entry
+from swarm.rollout.journal.journal import JournalFailed
+from swarm.rollout.plane.effects import Evaluated, ScoreWanted
+from swarm.rollout.plane.leases import Group
 from swarm.rollout.scoring import RewardFailures
 from swarm.rollout.tally import Tally
+from swarm.settings import LeadConfig
 from swarm.types import GroupId, Score, Unscored, VersionId
 from tests.builders import ALICE, ListJournal, ask, layout, new_plane, prompt, rollout, submit_and_score, v
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.broadcast import disk
-from swarm.broadcast import store as store_module
-from swarm.broadcast.disk import DiskFull
-from swarm.broadcast.manifest import sign_head
-from swarm.broadcast.store import IN_USE_S, KEEP_VERSIONS, MOST_VERSIONS, VersionStore
+from swarm.broadcast.store import disk
+from swarm.broadcast.store import store as store_module
+from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.store import IN_USE_S, KEEP_VERSIONS, MOST_VERSIONS, VersionStore
+from swarm.broadcast.version.manifest import sign_head
 from swarm.errors import ProtocolError
-from swarm.wire import Digest, digest, encode
+from swarm.net.wire import Digest, digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, layout, v
 from tests.publishers import Publisher, begin, hand_over, receiver_store
 

@@ -16,11 +16,9 @@ import pytest
 import uvloop
 
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.node.http import NodeServer
-from swarm.node.tls import ServerTls, load_or_create_tls
-from swarm.pace import Pace
-from swarm.sockets import PREAMBLE, open_stream
-from swarm.stream import HEADER, Frame, unpack_frame
+from swarm.net.server import NodeServer
+from swarm.net.stream import HEADER, PREAMBLE, Frame, Pace, open_stream, unpack_frame
+from swarm.net.tls import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import v
 from tests.unit.wires import NOTE, VERSION, Place, at, connected, frame_of, pair_of_sockets, until
@@ -290,7 +288,7 @@ class Link:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("swarm.stream.asyncio.get_running_loop", lambda: clock)
+    monkeypatch.setattr("swarm.net.stream.asyncio.get_running_loop", lambda: clock)
     return clock
 
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm.gossip.effects import Appeared, Died
-from swarm.gossip.messages import ENTRY_BYTES, pack_digest
 from swarm.gossip.reachability import is_dialable
-from swarm.gossip.records import RECORD_CONTEXT, Profile, SignedRecord, open_record
-from swarm.gossip.rules import MAX_BANNED, MAX_PER_SUBNET, MAX_PUBLICS
+from swarm.gossip.records import (
+    ENTRY_BYTES,
+    MAX_BANNED,
+    MAX_PER_SUBNET,
+    MAX_PUBLICS,
+    RECORD_CONTEXT,
+    Appeared,
+    Died,
+    Profile,
+    SignedRecord,
+    open_record,
+    pack_digest,
+)
 from swarm.gossip.table import MAX_OTHERS, Table
+from swarm.net.wire import encode
 from swarm.types import Address
-from swarm.wire import encode
 from tests.swarmers import DEAD_S, LIFE_S, RULES, THE_SWARM, address, key, reasons, signed, table
 
 LATE = DEAD_S + 1.0

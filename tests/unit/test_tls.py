@@ -17,14 +17,14 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from swarm.auth import AUTH_HEADER, ServerSessions, Unauthorized
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
-from swarm.http import PeerClient, binary, certificate_of, read_signed, session_route
-from swarm.node.http import NodeServer
-from swarm.node.limits import Limits
-from swarm.node.tls import ServerTls, load_or_create_tls
+from swarm.net.client import PeerClient, binary, certificate_of, read_signed, session_route
+from swarm.net.limits import Limits
+from swarm.net.server import NodeServer
+from swarm.net.sessions import AUTH_HEADER, ServerSessions, Unauthorized
+from swarm.net.tls import ServerTls, load_or_create_tls
+from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.types import Address
-from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY
 
 CAP = 100_000

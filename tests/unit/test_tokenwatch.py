@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.sampler.tokenwatch import TokenWatch
+from swarm.sampler.vllm.swap import TokenWatch
 
 
 def test_only_an_engine_that_is_busy_can_hang() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.broadcast.tracker import MAX_OPEN, InstallTracker
+from swarm.node.publication import MAX_OPEN, InstallTracker
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB, v
 

@@ -11,15 +11,15 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.payload import layout_of
-from swarm.broadcast.disk import DiskFull
 from swarm.broadcast.publishing import content_of_file
-from swarm.config import LeadConfig
+from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import ChildFailed
 from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
+from swarm.net.wire import digest
 from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures
-from swarm.rollout.journal import Journal
+from swarm.rollout.journal.journal import Journal
+from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, Score
-from swarm.wire import digest
 from tests.builders import prompt
 from tests.unit.test_journal import group, taken
 

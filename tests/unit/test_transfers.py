@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast.chunkfile import ChunkFile
-from swarm.broadcast.manifest import ChunkTable, Head, RegionEntry
+from swarm.broadcast.mesh.forwarder import Relay
+from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Complete, Courier, Credit, Have, Kind, Note, Want
-from swarm.broadcast.relay import Relay
-from swarm.broadcast.seeder import Seeder
-from swarm.broadcast.store import HeldVersion
+from swarm.broadcast.store.store import ChunkFile, HeldVersion
 from swarm.broadcast.transfers import (
     CHUNK,
     EARLY_BITMAP_BYTES,
@@ -26,11 +24,11 @@ from swarm.broadcast.transfers import (
     Transfers,
     read_note,
 )
+from swarm.broadcast.version.manifest import ChunkTable, Head, RegionEntry
 from swarm.errors import ProtocolError
-from swarm.pace import Pace
-from swarm.stream import Frame, Outgoing, Stream
+from swarm.net.stream import Frame, Outgoing, Pace, Stream
+from swarm.net.wire import digest, encode
 from swarm.types import NodeId, VersionId
-from swarm.wire import digest, encode
 from tests.builders import KEY, SWARM_OF_KEY, v
 from tests.unit.wires import Place, at, pair_of_sockets, until
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from random import Random
 
+from swarm.broadcast.forest.courier import (
+    ASK_S,
+    BACKLOG_S,
+    LEAD_ROUNDS,
+    MAX_COPYING,
+    ORPHAN_S,
+    SILENT_S,
+    TICK_S,
+    TreeCourier,
+)
+from swarm.broadcast.forest.planner import Routes
 from swarm.broadcast.notes import MAX_INDICES, Complete, Have, Kind, Note, Send, Want
-from swarm.broadcast.planner import Routes
-from swarm.broadcast.pull import ASK_S, ORPHAN_S, SILENT_S, TICK_S
-from swarm.broadcast.tree import BACKLOG_S, LEAD_ROUNDS, MAX_COPYING, TreeCourier
 from swarm.types import NodeId
 
 LEARNER, PARENT, A, B, C = (NodeId(name) for name in ("learner", "parent", "a", "b", "c"))

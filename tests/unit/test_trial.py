@@ -10,24 +10,28 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.broadcast.manifest import Layout, ModelFile, TensorSpec
+from swarm.broadcast.version.manifest import Layout, ModelFile, TensorSpec
 from swarm.errors import ChildFailed, UserError
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Sampled, Start, Started
-from swarm.sampler.places import ModelShape, available_bytes, memory_left_bytes, places_that_fit, shape_of
 from swarm.sampler.scripted_engine import ScriptedEngine
 from swarm.sampler.trial import (
     ENTRIES,
     FIRST_TOKENS,
     MOST_TOKENS,
+    ModelShape,
     Round,
     Trial,
     TrialCache,
     assumed_mean_tokens,
+    available_bytes,
     cache_key,
     lengths_in,
+    memory_left_bytes,
     next_tokens,
+    places_that_fit,
     rate_of,
     rollouts_per_s,
+    shape_of,
     try_out,
 )
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from swarm.errors import UserError
-from swarm.rollout.journal import DATABASE, SEGMENTS
-from swarm.rollout.segments import payload_digest
-from swarm.rollout.verify import MAX_BREACHES, Report, verify_run
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.segments import payload_digest
+from swarm.rollout.journal.verify import MAX_BREACHES, Report, verify_run
 from tests.unit.test_journal import SIZE, damage, dropped, group, kill_after, opened, segments, taken
 
 GROUPS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm.sampler.vllm_swap import _linked
+from swarm.sampler.vllm.swap import _linked
 from tests.builders import v
 
 

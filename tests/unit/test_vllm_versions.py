@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from swarm.errors import UserError
-from swarm.sampler import vllm_versions
+from swarm.sampler.vllm import versions as vllm_versions
 
 GOOD = {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0"}
 

@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import save_model
 
 from benchmarks.learning_forced import OneProcess
-from swarm.config import LeadConfig
-from swarm.learner.checkpoint import load_model
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
-from swarm.learner.warm import IGNORED, Course, Lesson, _rows, four_skills, teach
+from swarm.learner.checkpoint.model import load_model
+from swarm.learner.models import IGNORED, Course, Lesson, _rows, four_skills, teach, tiny_model, tiny_tokenizer
+from swarm.settings import LeadConfig
 from swarm.tasks.copy import is_held_out
 from swarm.tasks.sort import SKILLS, SortTask
 

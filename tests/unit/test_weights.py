@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.broadcast import disk
-from swarm.broadcast import weights as weights_module
-from swarm.broadcast.disk import DiskFull
-from swarm.broadcast.manifest import ChunkTable, needs_base, regions_of, sign_head
-from swarm.broadcast.store import HeldVersion, VersionStore
-from swarm.broadcast.weights import REGIONS_IN_HAND, WeightMap, open_weights
+from swarm.broadcast.store import disk
+from swarm.broadcast.store import weight_map as weights_module
+from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.weight_map import REGIONS_IN_HAND, WeightMap, open_weights
+from swarm.broadcast.version.manifest import ChunkTable, needs_base, regions_of, sign_head
 from swarm.errors import ProtocolError
-from swarm.wire import digest, encode
+from swarm.net.wire import digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, layout, v
 from tests.publishers import Publisher, hand_over, receiver_store
 

@@ -11,9 +11,18 @@ import pytest
 import zstandard
 
 from swarm.errors import ProtocolError, TooLarge
+from swarm.net.wire import (
+    RATIO_FREE_BYTES,
+    ZSTD_WINDOW_BYTES,
+    compress,
+    decode,
+    decompress,
+    digest,
+    encode,
+    stated_size,
+)
 from swarm.rollout.messages import LeaseRequest
 from swarm.types import VersionId
-from swarm.wire import RATIO_FREE_BYTES, ZSTD_WINDOW_BYTES, compress, decode, decompress, digest, encode, stated_size
 from tests.builders import lease, v
 
 CAP = 1 << 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm.child import NoParent
 from swarm.learner.messages import ComputeRules, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
+from swarm.process import NoParent
 from swarm.types import Schedule
 from tests.builders import floats, ints
 

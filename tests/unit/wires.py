@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from swarm.errors import ProtocolError
-from swarm.node.http import NodeServer
-from swarm.node.tls import ServerTls
-from swarm.pace import Pace
-from swarm.sockets import open_stream
-from swarm.stream import Frame, Incoming, Outgoing, Stream
+from swarm.net.server import NodeServer
+from swarm.net.stream import Frame, Incoming, Outgoing, Pace, Stream, open_stream
+from swarm.net.tls import ServerTls
 from swarm.types import Address, VersionId
 
 PATIENCE_S = 20.0

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from swarm.sampler.engine import EngineOptions, Installed, Job, Sampled, Started
-from swarm.sampler.vllm_engine import VllmEngine
+from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
 from tests.conformance import logprobs, tokens
 from tests.unit.models import Staged, logprobs_of, rounded, stage_model

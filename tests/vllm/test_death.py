@@ -11,12 +11,12 @@ import msgspec
 import psutil
 import pytest
 
-from swarm.child import Child
 from swarm.errors import ChildFailed
+from swarm.process import Child
 from swarm.sampler.engine import Generate, Generated, Installed, NotInstalled, Started
-from swarm.sampler.vllm_engine import VllmEngine
-from swarm.sampler.vllm_swap import UNPROVEN
-from swarm.sampler.vllm_versions import engine_dead_error
+from swarm.sampler.vllm.engine import VllmEngine
+from swarm.sampler.vllm.swap import UNPROVEN
+from swarm.sampler.vllm.versions import engine_dead_error
 from tests.builders import v
 from tests.conformance import job
 from tests.unit.models import Staged

@@ -13,9 +13,9 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.sampler.engine import Generate, Installed, NotInstalled
-from swarm.sampler.vllm_engine import VllmEngine
-from swarm.sampler.vllm_swap import UNPROVEN
-from swarm.sampler.vllm_versions import EXTENSION
+from swarm.sampler.vllm.engine import VllmEngine
+from swarm.sampler.vllm.swap import UNPROVEN
+from swarm.sampler.vllm.versions import EXTENSION
 from tests.builders import v
 from tests.conformance import PROMPT, job
 from tests.unit.models import Staged

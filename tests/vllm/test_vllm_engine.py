@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from swarm.errors import UserError
 from swarm.sampler.engine import Generate, Job, Probe
-from swarm.sampler.vllm_engine import VllmEngine
+from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
 from tests.builders import STOP, v
 from tests.conformance import CHECKS, PROMPT, Life, begin, job, logprobs, tokens

@@ -1,0 +1,1 @@
+"""The way of a version to many receivers: stripes, each down a tree of its own."""

@@ -1,0 +1,585 @@
+"""Trees that together use every uplink: K stripes, each a spanning tree from the learner, most peers interior in few.
+
+Theory of operation. With K stripes at rate R a child costs its parent R/K in one stripe, so a node with uplink u can
+have u*K/R children, counted over all stripes ("slots"). The slots that are needed are given one by one to the node
+whose load, slots over uplink, would be least: the highest rate that whole numbers allow. A leaf can be fed by a public
+or by the learner alone, so those slots are given first; what feeds publics then falls to the leaves, whose uplinks
+nobody else can use, until all are loaded alike. A node's slots are put into as few stripes as its cap on one stripe
+allows. Each tree is grown from the learner, the shallowest free slot first, the peer with the most slots first; the
+counts match exactly, therefore it never gets stuck (the argument is at `_grow`).
+
+Which way a version takes to all peers: mesh, forest or a named baseline; its chunk size; the trees of its stripes.
+
+Up to 32 peers the mesh: every chunk through one relay to all others. Beyond, a forest of K stripes, chunk i in stripe
+i mod K. Chain, binary tree and star are what others do, kept to be measured against. A death or a join changes the
+plan of few: orphans are given to the parents with the least load, everything else stays where it is.
+
+Whom the learner believes that a parent is too slow: the first in a tree that falls behind, not those below it.
+
+Who is behind says so (Behind). Below a node that is behind everybody is, without any fault of their parents. So a
+complaint counts only if no ancestor in that stripe complains too, or has complained a short while ago.
+
+The learner's plan of who sends to whom, kept from one version to the next and changed by as little as possible.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heapreplace
+from statistics import median
+from typing import Literal
+
+from swarm.broadcast.notes import MAX_MEMBERS, Member, Roster, Routing
+from swarm.broadcast.version.manifest import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from swarm.types import NodeId
+
+STRIPE_DEGREE = 16
+"""Children of one peer in one stripe, where others can take the rest: a hop costs degree * chunk / uplink, and a death
+leaves so many subtrees behind. 16 reaches 4,096 peers in three hops."""
+
+NEAR = 64
+"""Peers in line that are looked at for one that its parent does not feed yet."""
+
+Tree = dict[NodeId, NodeId]
+"""Parent of every peer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerProfile:
+    """What a plan has to know of one node. An uplink of 0 is unknown: the planner takes the median of the others."""
+
+    node: NodeId
+    public: bool
+    uplink_bytes_per_s: float
+
+
+def forest_of(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) -> tuple[Tree, ...]:
+    """A tree for each stripe. All uplinks must be positive; two leaves are never linked."""
+    if not peers:
+        return tuple({} for _ in range(stripes))
+    slots = _slots(learner, peers, stripes)
+    degrees = _spread(learner, peers, slots, stripes)
+    fed: dict[NodeId, set[NodeId]] = {node: set() for node in slots}
+    # Who comes last hangs below the slowest: somebody else in every stripe.
+    starts = [stripe * len(peers) // stripes for stripe in range(stripes)]
+    turned = [[*peers[start:], *peers[:start]] for start in starts]
+    return tuple(_grow(learner.node, turned[stripe], degrees[stripe], fed) for stripe in range(stripes))
+
+
+def _slots(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) -> dict[NodeId, int]:
+    """How many children each node has over all stripes: stripes * len(peers) in all, at least one a stripe for the
+    learner."""
+    slots = {peer.node: 0 for peer in peers}
+    slots[learner.node] = stripes
+    feeders = [learner, *(peer for peer in peers if peer.public)]
+    leaves = len(peers) + 1 - len(feeders)
+    _share(stripes * leaves - stripes, feeders, slots, learner, stripes * len(peers))
+    _share(stripes * len(peers) - sum(slots.values()), [learner, *peers], slots, learner, stripes * len(peers))
+    return slots
+
+
+def _share(
+    need: int, nodes: Iterable[PeerProfile], slots: dict[NodeId, int], learner: PeerProfile, all_slots: int
+) -> None:
+    """Give `need` more slots to `nodes`, each to the one whose load it raises least."""
+    uplinks = {peer.node: peer.uplink_bytes_per_s for peer in nodes}
+    heap = [((slots[node] + 1) / uplink, order, node) for order, (node, uplink) in enumerate(uplinks.items())]
+    heapify(heap)
+    for _ in range(need):
+        _, order, node = heap[0]
+        slots[node] += 1
+        # The last child of a stripe is always the learner's or another's: a peer does not feed itself.
+        if node != learner.node and slots[node] >= all_slots - slots[learner.node]:
+            heappop(heap)
+        else:
+            heapreplace(heap, ((slots[node] + 1) / uplinks[node], order, node))
+
+
+def _spread(
+    learner: PeerProfile, peers: Sequence[PeerProfile], slots: dict[NodeId, int], stripes: int
+) -> list[dict[NodeId, int]]:
+    """Degrees by stripe. Every stripe gets len(peers) slots, and as many of them from publics and learner as any
+    other, give or take one."""
+    degrees: list[dict[NodeId, int]] = [{} for _ in range(stripes)]
+    publics = [peer for peer in peers if peer.public]
+    of_publics = slots[learner.node] + sum(slots[peer.node] for peer in publics)
+    quotas = _even(of_publics, stripes)
+    rest = [len(peers) - quota for quota in quotas]
+    for stripe, degree in enumerate(_even(slots[learner.node], stripes)):
+        degrees[stripe][learner.node] = degree
+        quotas[stripe] -= degree
+    _fill(publics, slots, quotas, degrees)
+    _fill([peer for peer in peers if not peer.public], slots, rest, degrees)
+    return degrees
+
+
+def _even(total: int, parts: int) -> list[int]:
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+def _fill(
+    peers: Sequence[PeerProfile], slots: dict[NodeId, int], quotas: list[int], degrees: list[dict[NodeId, int]]
+) -> None:
+    """Cut each peer's slots into parts of at most STRIPE_DEGREE, for the stripes that need most; more in one stripe
+    only where the peer is in all that still need any."""
+    for peer in sorted(peers, key=lambda one: -slots[one.node]):
+        left = slots[peer.node]
+        while left:
+            open_stripes = [s for s, quota in enumerate(quotas) if quota]
+            new = [s for s in open_stripes if peer.node not in degrees[s]]
+            stripe = max(new or open_stripes, key=quotas.__getitem__)
+            part = min(left, STRIPE_DEGREE, quotas[stripe])
+            degrees[stripe][peer.node] = degrees[stripe].get(peer.node, 0) + part
+            quotas[stripe] -= part
+            left -= part
+
+
+def _grow(
+    learner: NodeId, peers: Sequence[PeerProfile], degrees: dict[NodeId, int], fed: dict[NodeId, set[NodeId]]
+) -> Tree:
+    """One tree, from the top. `fed` is whom each node feeds in some stripe.
+
+    Slots number as many as peers. Those of leaves are filled by publics only. Those of publics and learner number the
+    leaves plus `spare`, and take at most `spare` publics. Were there no free slot and a peer left, then all slots of
+    its kind would be filled and hence all peers of its kind placed, since peers that have slots go first.
+    """
+    public = {peer.node: peer.public for peer in peers}
+    ordered = sorted(public, key=lambda node: -degrees.get(node, 0))
+    waiting = {kind: deque(node for node in ordered if public[node] is kind) for kind in (True, False)}
+    spare = degrees[learner] + sum(degrees.get(node, 0) for node in waiting[True]) - len(waiting[False])
+    tree: Tree = {}
+    free = deque([(learner, degrees[learner])])
+    while waiting[True] or waiting[False]:
+        parent, degree = free.popleft()
+        for _ in range(degree):
+            kind = True if parent != learner and not public[parent] else _next_kind(waiting, degrees, spare)
+            if parent == learner or public[parent]:
+                spare -= kind
+            child = _take(waiting[kind], degrees, fed[parent])
+            tree[child] = parent
+            fed[parent].add(child)
+            if degrees.get(child):
+                free.append((child, degrees[child]))
+    return tree
+
+
+def _next_kind(waiting: dict[bool, deque[NodeId]], degrees: dict[NodeId, int], spare: int) -> bool:
+    """Whether the next slot of a public is for a public: the one with more slots, where both may have it."""
+    if not waiting[False] or not waiting[True] or not spare:
+        return not waiting[False]
+    return degrees.get(waiting[True][0], 0) > degrees.get(waiting[False][0], 0)
+
+
+def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) -> NodeId:
+    """The next of those that wait that its parent does not feed yet, if one is near. Sockets share an uplink evenly: of
+    an uplink that is a little too slow, all that is missing would be missing to the few children in two stripes."""
+    has_slots = degrees.get(waiting[0], 0) > 0
+    for place in range(min(NEAR, len(waiting))):
+        node = waiting[place]
+        if node not in fed and (degrees.get(node, 0) > 0) == has_slots:
+            del waiting[place]
+            return node
+    return waiting.popleft()
+
+
+Scheme = Literal["mesh", "forest", "chain", "tree", "star"]
+
+MESH_PEERS = 32
+"""In a mesh of more, a chunk holds its relay for too long and connections number a thousand."""
+
+STRIPES = 16
+"""Slots of 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More would only lengthen hops."""
+
+MAX_CHUNKS = 65_536
+"""Chunks of one version that a plan aims at: digests of 2 MiB, bitmaps of 8 KiB."""
+
+PLANNED_CHUNK_BYTES = 1024 * 1024
+"""Largest chunk unless the version is larger than MAX_CHUNKS of them."""
+
+RELAY_S = 0.03
+"""How long one chunk may hold a typical relay of a mesh: N - 1 copies at its uplink."""
+
+FILL_SHARE = 0.05
+"""Share of the transfer that may pass before the last peer of a forest has its first chunk."""
+
+DEPTH = 5
+"""Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf."""
+
+ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8
+"""Where nobody's uplink is known."""
+
+LEAST_LEFT = 0.05
+"""Of an uplink, when all children leave it: it may have been a moment's stall."""
+
+MAX_REFUSED = 4096
+"""Pairs that do not work together, remembered by a plan: the oldest are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """One node's part of a plan: for each stripe its parent (None: learner, or no part) and its children; the pace that
+    is planned for all, 0 if unknown."""
+
+    parents: tuple[NodeId | None, ...]
+    children: tuple[tuple[NodeId, ...], ...]
+    chunks_per_s: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How one version travels. A mesh has no trees. `refused` are pairs (parent, child) that failed."""
+
+    scheme: Scheme
+    chunk_bytes: int
+    learner: PeerProfile
+    peers: dict[NodeId, PeerProfile]
+    trees: tuple[Tree, ...]
+    refused: tuple[tuple[NodeId, NodeId], ...] = ()
+    _children: tuple[dict[NodeId, list[NodeId]], ...] = field(init=False, repr=False, compare=False)
+    rate_bytes_per_s: float = field(init=False, compare=False)
+    """What the busiest uplink allows."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_children", tuple(map(children_of, self.trees)))
+        object.__setattr__(self, "rate_bytes_per_s", self._rate())
+
+    def routes_of(self, node: NodeId) -> Routes:
+        """What `node` has to do."""
+        return Routes(
+            parents=tuple(tree.get(node) for tree in self.trees),
+            children=tuple(tuple(children.get(node, ())) for children in self._children),
+            chunks_per_s=self.rate_bytes_per_s / self.chunk_bytes,
+        )
+
+    def pairs(self) -> set[tuple[NodeId, NodeId]]:
+        """Links that the trees need, as (parent, child)."""
+        return {(parent, child) for tree in self.trees for child, parent in tree.items()}
+
+    def _rate(self) -> float:
+        slots = slots_of(self.trees)
+        profiles = {self.learner.node: self.learner, **self.peers}
+        busiest = (profiles[node].uplink_bytes_per_s * len(self.trees) / count for node, count in slots.items())
+        return min(busiest, default=self.learner.uplink_bytes_per_s)
+
+
+def children_of(tree: Tree) -> dict[NodeId, list[NodeId]]:
+    """The tree downwards. Children are in the order in which they were placed: those with most below them first."""
+    children: dict[NodeId, list[NodeId]] = {}
+    for child, parent in tree.items():
+        children.setdefault(parent, []).append(child)
+    return children
+
+
+def slots_of(trees: Iterable[Tree]) -> dict[NodeId, int]:
+    """Children of each node, over all stripes."""
+    slots: dict[NodeId, int] = {}
+    for tree in trees:
+        for parent in tree.values():
+            slots[parent] = slots.get(parent, 0) + 1
+    return slots
+
+
+def bound_bytes_per_s(
+    learner_uplink: float, peers: Iterable[PeerProfile], *, slowest_downlink: float = float("inf")
+) -> float:
+    """The highest rate at which all peers can receive: design.md section 7, the bound of Kumar and Ross and a term for
+    leaves, which only publics and the learner can feed."""
+    everybody = list(peers)
+    uplinks = [peer.uplink_bytes_per_s for peer in everybody]
+    publics = [peer.uplink_bytes_per_s for peer in everybody if peer.public]
+    terms = [learner_uplink, slowest_downlink]
+    if everybody:
+        terms.append((learner_uplink + sum(uplinks)) / len(everybody))
+    if len(publics) < len(everybody):
+        terms.append((learner_uplink + sum(publics)) / (len(everybody) - len(publics)))
+    return min(terms)
+
+
+def plan_of(
+    learner: PeerProfile,
+    peers: Sequence[PeerProfile],
+    *,
+    encoded_bytes: int,
+    scheme: Scheme | None = None,
+) -> Plan:
+    """A plan for a version of `encoded_bytes`; `scheme` None chooses mesh or forest."""
+    known = _with_uplinks([learner, *peers])
+    learner, peers = known[0], known[1:]
+    chosen = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
+    builders: dict[Scheme, Callable[[], tuple[Tree, ...]]] = {
+        "mesh": lambda: (),
+        "forest": lambda: forest_of(learner, peers, STRIPES),
+        "chain": lambda: (_narrow(learner.node, peers, 1),),
+        "tree": lambda: (_narrow(learner.node, peers, 2),),
+        "star": lambda: ({peer.node: learner.node for peer in peers},),
+    }
+    return Plan(
+        scheme=chosen,
+        chunk_bytes=chunk_bytes_of(chosen, peers, encoded_bytes),
+        learner=learner,
+        peers={peer.node: peer for peer in peers},
+        trees=builders[chosen](),
+    )
+
+
+def _with_uplinks(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
+    known = [profile.uplink_bytes_per_s for profile in profiles if profile.uplink_bytes_per_s > 0]
+    middle = median(known) if known else ASSUMED_UPLINK_BYTES_PER_S
+    return [p if p.uplink_bytes_per_s > 0 else replace(p, uplink_bytes_per_s=middle) for p in profiles]
+
+
+def chunk_bytes_of(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
+    """A power of two: in a mesh so that a chunk holds a typical relay for RELAY_S, in trees so that filling them takes
+    FILL_SHARE of the transfer; not so small that the version has more than MAX_CHUNKS."""
+    if scheme == "mesh" and peers:
+        uplink = median(peer.uplink_bytes_per_s for peer in peers)
+        wish = RELAY_S * uplink / max(1, len(peers) - 1)
+    elif scheme == "forest":
+        wish = FILL_SHARE * encoded_bytes / (DEPTH * STRIPES)
+    else:
+        wish = FILL_SHARE * encoded_bytes / max(1, len(peers))
+    chunk_bytes = MIN_CHUNK_BYTES
+    while 2 * chunk_bytes <= min(wish, PLANNED_CHUNK_BYTES):
+        chunk_bytes *= 2
+    while chunk_bytes < MAX_CHUNK_BYTES and chunk_bytes * MAX_CHUNKS < encoded_bytes:
+        chunk_bytes *= 2
+    return chunk_bytes
+
+
+def _narrow(learner: NodeId, peers: Sequence[PeerProfile], arity: int) -> Tree:
+    """A single tree of that arity, the fastest publics at the top. Leaves hang below publics and have no children, but
+    in a chain (arity 1), where a leaf stands between two publics. Leaves that find no place go to publics in turn."""
+    by_uplink = sorted(peers, key=lambda peer: -peer.uplink_bytes_per_s)
+    publics = [peer.node for peer in by_uplink if peer.public]
+    leaves = [peer.node for peer in by_uplink if not peer.public]
+    order = publics
+    if arity == 1:
+        order = [node for pair in zip(publics, leaves, strict=False) for node in pair]
+        order += publics[len(leaves) :]
+        leaves = leaves[len(publics) :]
+    ranks = [learner, *order]
+    tree = {node: ranks[at // arity] for at, node in enumerate(order)}
+    feeders = [learner, *publics]
+    slots = slots_of([tree])
+    free = [node for node in feeders for _ in range(arity - slots.get(node, 0))] if arity > 1 else []
+    for at, leaf in enumerate(leaves):
+        tree[leaf] = free[at] if at < len(free) else feeders[at % len(feeders)]
+    return tree
+
+
+def repaired(
+    plan: Plan,
+    *,
+    gone: Iterable[NodeId] = (),
+    joined: Iterable[PeerProfile] = (),
+    refused: Iterable[tuple[NodeId, NodeId]] = (),
+) -> Plan:
+    """`plan` without the peers `gone` and with those `joined`, no child of `refused` fed by the parent it refused. A
+    child whose parent stays keeps it."""
+    peers = dict(plan.peers)
+    for node in gone:
+        peers.pop(node, None)
+    newcomers = [peer for peer in joined if peer.node != plan.learner.node and peer.node not in peers]
+    profiles = _with_uplinks([plan.learner, *peers.values(), *newcomers])
+    peers = {peer.node: peer for peer in profiles[1:]}
+    pairs = tuple(dict.fromkeys((*plan.refused, *refused)))[-MAX_REFUSED:]
+    return replace(
+        plan,
+        peers=peers,
+        trees=_Repair(plan.learner, peers, frozenset(pairs)).trees(plan.trees),
+        refused=pairs,
+    )
+
+
+def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
+    """`plan` with other parents for those who fall behind in a stripe, given as (child, stripe). A parent is believed
+    to have less uplink by the share of its children that it loses: the next plan asks less of it."""
+    profiles = dict(plan.peers)
+    slots = slots_of(plan.trees)
+    trees = [dict(tree) for tree in plan.trees]
+    late: list[set[NodeId]] = [set() for _ in trees]
+    lost: dict[NodeId, int] = {}
+    for child, stripe in behind:
+        parent = trees[stripe].get(child)
+        if parent in profiles and child in profiles:
+            del trees[stripe][child]
+            late[stripe].update((parent, child))
+            lost[parent] = lost.get(parent, 0) + 1
+    for node, count in lost.items():
+        left = max(LEAST_LEFT, 1 - count / slots[node])
+        profiles[node] = replace(profiles[node], uplink_bytes_per_s=profiles[node].uplink_bytes_per_s * left)
+    repair = _Repair(plan.learner, profiles, frozenset(plan.refused))
+    return replace(plan, peers=profiles, trees=repair.trees(trees, late))
+
+
+class _Repair:
+    """New parents for orphans, by least load over all stripes."""
+
+    def __init__(
+        self, learner: PeerProfile, peers: dict[NodeId, PeerProfile], refused: frozenset[tuple[NodeId, NodeId]]
+    ) -> None:
+        self._learner = learner.node
+        self._peers = peers
+        self._refused = refused
+        self._uplinks = {learner.node: learner.uplink_bytes_per_s}
+        self._uplinks.update((node, peer.uplink_bytes_per_s) for node, peer in peers.items())
+        self._slots: dict[NodeId, int] = {}
+
+    def trees(self, old: Sequence[Tree], late: Sequence[set[NodeId]] = ()) -> tuple[Tree, ...]:
+        """The trees, whole again. Nobody new is given to those who are `late` in the stripe."""
+        kept = [{child: parent for child, parent in tree.items() if self._stays(parent, child)} for tree in old]
+        self._slots = slots_of(kept)
+        for stripe, tree in enumerate(kept):
+            self._attach_missing(tree, late[stripe] if late else set())
+        return tuple(kept)
+
+    def _stays(self, parent: NodeId, child: NodeId) -> bool:
+        alive = child in self._peers and parent in self._uplinks
+        return alive and (parent == self._learner or (parent, child) not in self._refused)
+
+    def _attach_missing(self, tree: Tree, late: set[NodeId]) -> None:
+        """Orphans with children first: what hangs below them waits for them."""
+        children = children_of(tree)
+        orphans = [node for node in self._peers if node not in tree]
+        for orphan in sorted(orphans, key=lambda node: -len(children.get(node, ()))):
+            below = self._below(orphan, children) | late
+            parent = min(
+                (node for node in self._uplinks if node not in below and self._may_feed(node, orphan)),
+                key=self._next_load,
+            )
+            tree[orphan] = parent
+            children.setdefault(parent, []).append(orphan)
+            self._slots[parent] = self._slots.get(parent, 0) + 1
+
+    def _next_load(self, node: NodeId) -> float:
+        return (self._slots.get(node, 0) + 1) / self._uplinks[node]
+
+    def _may_feed(self, parent: NodeId, child: NodeId) -> bool:
+        """The learner may feed everybody, as the last resort even one that refused it."""
+        if parent == self._learner:
+            return True
+        return (self._peers[parent].public or self._peers[child].public) and (parent, child) not in self._refused
+
+    @staticmethod
+    def _below(node: NodeId, children: dict[NodeId, list[NodeId]]) -> set[NodeId]:
+        found = {node}
+        rest = [node]
+        while rest:
+            below = children.get(rest.pop(), [])
+            found.update(below)
+            rest += below
+        return found
+
+
+ECHO_S = 6.0
+"""So long after a node fell behind those below it may still fall behind for the same reason."""
+
+
+class Relief:
+    """The learner's memory of complaints: one time for each (node, stripe) of the last ECHO_S."""
+
+    def __init__(self) -> None:
+        self._heard: dict[tuple[NodeId, int], float] = {}
+
+    def plan(self, plan: Plan, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> Plan:
+        """`plan`, changed for those who have a reason to complain."""
+        self._heard = {key: at for key, at in self._heard.items() if now - at < ECHO_S}
+        new = [(node, stripe) for node, stripe in complaints if (node, stripe) not in self._heard]
+        self._heard.update((key, now) for key in new)
+        first = [(node, stripe) for node, stripe in new if not self._is_echo(plan, node, stripe)]
+        return relieved(plan, first) if first else plan
+
+    def _is_echo(self, plan: Plan, node: NodeId, stripe: int) -> bool:
+        tree = plan.trees[stripe]
+        above = tree.get(node)
+        while above is not None and (above, stripe) not in self._heard:
+            above = tree.get(above)
+        return above is not None
+
+
+RELIEF_S = 1.5
+"""Complaints are gathered for so long: those from further down a tree come later."""
+
+
+class Planning:
+    """Plans for one learner. `scheme` None lets the planner choose: a mesh up to 32 receivers, beyond it a forest."""
+
+    def __init__(self, learner: NodeId, scheme: Scheme | None) -> None:
+        self._learner = learner
+        self._scheme = scheme
+        self._relief = Relief()
+        self._relieved_at = 0.0
+        self.plan: Plan | None = None
+
+    def chunk_bytes(self, peers: Mapping[NodeId, PeerProfile], expected_bytes: int) -> int:
+        """What the chunks of a version should have that will take about so many bytes."""
+        scheme = self._scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
+        return chunk_bytes_of(scheme, list(peers.values()), expected_bytes)
+
+    def begin(self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int) -> Plan:
+        """The plan for a version that is about to be announced."""
+        learner = PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=uplink)
+        fresh = plan_of(learner, list(peers.values()), encoded_bytes=encoded_bytes, scheme=self._scheme)
+        if self.plan is None or self.plan.scheme != fresh.scheme:
+            self.plan = fresh
+        self.follow(peers)
+        self.plan = replace(self.plan, chunk_bytes=chunk_bytes)
+        return self.plan
+
+    def follow(self, peers: Mapping[NodeId, PeerProfile]) -> bool:
+        """Adapt the plan to those who are linked now; True if it changed."""
+        plan = self.plan
+        if plan is None:
+            return False
+        # A leaf that has become a public, or the reverse, is another peer to the trees.
+        same = {node for node, known in plan.peers.items() if node in peers and peers[node].public == known.public}
+        gone = [node for node in plan.peers if node not in same]
+        joined = [profile for node, profile in peers.items() if node not in same]
+        if gone or joined:
+            self.plan = repaired(plan, gone=gone, joined=joined)
+        return self.plan is not plan
+
+    def relieve(self, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> bool:
+        """Give other parents to those who fall behind; True if the plan changed."""
+        plan = self.plan
+        if plan is None or now - self._relieved_at < RELIEF_S:
+            return False
+        self._relieved_at = now
+        self.plan = self._relief.plan(plan, complaints, now=now)
+        return self.plan is not plan
+
+    def rosters(self, members: Mapping[NodeId, Member]) -> dict[NodeId, Roster]:
+        """Whom each node is to be linked with: everybody in a small swarm, parents and children in a large one, nobody
+        in a large one that has no plan yet. MAX_MEMBERS at most; a pair that does without its link complains."""
+        has_trees = self.plan is not None and bool(self.plan.trees)
+        if len(members) <= MESH_PEERS or (self.plan is not None and not has_trees):
+            everybody = Roster(members=tuple(members.values())[:MAX_MEMBERS])
+            # Of a mesh that has outgrown a roster, those beyond get chunks from the learner until the next plan.
+            beyond = {node: Roster(members=(members[node],)) for node in list(members)[MAX_MEMBERS:]}
+            return {**dict.fromkeys(members, everybody), **beyond}
+        linked: dict[NodeId, dict[NodeId, None]] = {node: {node: None} for node in members}
+        for parent, child in sorted(self.plan.pairs() if self.plan is not None else ()):
+            if parent in linked and child in linked and max(len(linked[parent]), len(linked[child])) < MAX_MEMBERS:
+                linked[parent][child] = None
+                linked[child][parent] = None
+        return {node: Roster(members=tuple(members[other] for other in known)) for node, known in linked.items()}
+
+
+def routing_of(routes: Routes) -> Routing:
+    """Routes as they travel. Children beyond what a roster can name have no link to this node anyway."""
+    return Routing(
+        parents=tuple(parent or "" for parent in routes.parents),
+        children=tuple(children[:MAX_MEMBERS] for children in routes.children),
+        chunks_per_s=routes.chunks_per_s,
+    )
+
+
+def routes_in(routing: Routing) -> Routes:
+    """Routes as they came."""
+    return Routes(
+        parents=tuple(NodeId(parent) if parent else None for parent in routing.parents),
+        children=tuple(tuple(NodeId(child) for child in children) for children in routing.children),
+        chunks_per_s=routing.chunks_per_s,
+    )

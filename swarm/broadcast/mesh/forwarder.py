@@ -1,0 +1,598 @@
+"""How many chunks a relay wants to have under way: grows while it starves, shrinks while a queue stands.
+
+What a relay keeps of one link to another receiver.
+
+A receiver's part in a mesh of depth two: relay what the seeder deals to it, keep the rest, ask for what is missing.
+
+Theory of operation (Mutualcast; the rules were found by measurement, docs/broadcast.md). Every chunk is dealt to one
+relay, which sends it to all its links. How many chunks a relay is dealt follows from credit: it grants one whenever the
+copies that wait in its queues, per child, and the chunks on their way to it are fewer than its window. The gate is on
+the sum of the queues, so that one slow child does not slow the others. A leaf has links to publics alone: it sends its
+chunks to these, and one of them, named by the seeder, forwards them to the other leaves; forward credit works alike.
+
+Nothing that a peer says is believed further than this transfer: a lie costs time, never bytes (I2 is the shell's).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterator
+
+from swarm.broadcast.notes import (
+    MAX_INDICES,
+    AllDealt,
+    Complete,
+    Credit,
+    Have,
+    Kind,
+    Note,
+    Recall,
+    Send,
+    Want,
+    has_bit,
+)
+from swarm.types import NodeId
+
+STARVED = 0.3
+"""Copies waiting per child when a chunk arrives, below which the relay could have had it sooner."""
+
+STANDING = 3.0
+STANDING_S = 0.03
+"""A queue that was never shorter than so many chunks, nor than takes so long to send, in the last interval only
+delays. It is looked at over time, not over arrivals: these come in bursts, and each burst makes a queue."""
+
+LONGEST_S = 0.6
+"""A window holds no more than a relay sends in this time: what waits longer cannot be dealt to a faster one."""
+
+
+ENDING_S = 1.0
+LAST_SHARE = 0.3
+"""Near the end a window shrinks to this share of the time that is left: all queues are to be empty at once."""
+
+
+class Window:
+    """`out` is what was granted and has not arrived. Sizes in chunks per child."""
+
+    def __init__(self, *, start: int, least: int, floor: int) -> None:
+        self.size = start
+        self.out = 0
+        self._least = least
+        self._floor = floor
+        self._shortest = math.inf
+
+    def arrived(self, waiting: float, backlog: float | None = None) -> None:
+        """A chunk came while `waiting` copies of such chunks, and `backlog` of all, were queued per child."""
+        self.out = max(0, self.out - 1)
+        if (waiting if backlog is None else backlog) < STARVED:
+            self.size += 1
+
+    def grant(self, waiting: float, rate: float, left_s: float = math.inf) -> int:
+        """How many more may come, with `rate` the chunks per second that each child is sent and `left_s` how long the
+        transfer will still take."""
+        self._shortest = min(self._shortest, waiting)
+        self.size = min(self.size, max(self._floor, int(LONGEST_S * rate)))
+        if left_s < ENDING_S:
+            self.size = min(self.size, max(self._least, math.ceil(LAST_SHARE * left_s * rate)))
+        more = max(0, math.ceil(self.size - waiting - self.out))
+        self.out += more
+        return more
+
+    def settle(self, rate: float) -> None:
+        """The end of an interval, every tick of the relay."""
+        if self._shortest > max(STANDING, STANDING_S * rate) and self._shortest < math.inf:
+            self.size = max(self._least, self.size - 1)
+        self._shortest = math.inf
+
+
+Duty = list[int]
+"""[index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk."""
+
+Entry = tuple[int, Kind, Duty]
+"""One send that waits: the chunk, what the child is to do with it, and whose duty it is."""
+
+
+STALLED_QUEUE = 8
+QUICK = 4.0
+DEAD_SHARE = 0.1
+"""One that gets under a tenth over a quarter of a second is stalled too: until it is set aside its queue holds up what
+the relay is dealt, and everybody with it."""
+
+STALLED_SHARE = 0.25
+"""A child that has more waiting and gets under a quarter of the average rate is stalled: a moving average of a second
+tells that from bad luck. A connection that only begins slowly gets more."""
+
+KEPT_UP_TICKS = 3
+"""A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
+
+
+class Child:
+    """One link to another receiver."""
+
+    __slots__ = (
+        "arrivals", "asked", "busy", "complete", "deferred", "forwards", "has", "kept_up", "leaf", "notes", "offered",
+        "queue", "quick_rate", "rate", "sent", "stalled", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, leaf: bool) -> None:
+        self.leaf = leaf
+        self.queue: deque[Entry] = deque()
+        self.deferred: deque[int] = deque()
+        self.wanted: deque[int] = deque()
+        self.notes: deque[Note] = deque()
+        self.busy: Duty | None = None
+        self.forwards = 0
+        self.stalled = False
+        self.offered = 0
+        self.kept_up = 0
+        self.arrivals = 0
+        self.asked = 0
+        self.complete = False
+        self.has = bytearray()
+        self.sent = 0
+        self.rate = 0.0
+        self.quick_rate = 0.0
+
+    def holds(self, index: int) -> bool:
+        return self.complete or has_bit(self.has, index)
+
+    def put(self, entry: Entry) -> None:
+        """Queue a send. What the child has to forward goes before all copies: others wait for it."""
+        place = len(self.queue)
+        if entry[1] is Kind.FORWARD:
+            place = next((i for i, waiting in enumerate(self.queue) if waiting[1] is not Kind.FORWARD), place)
+        self.queue.insert(place, entry)
+        self.forwards += entry[2][2]
+
+    def take(self) -> Entry:
+        entry = self.queue.popleft()
+        self.forwards -= entry[2][2]
+        return entry
+
+    def drop(self, recalled: Collection[int] | None = None) -> list[Entry]:
+        """Remove and return the sends of some chunks, or all."""
+        dropped = [entry for entry in self.queue if recalled is None or entry[0] in recalled]
+        self.queue = deque(entry for entry in self.queue if recalled is not None and entry[0] not in recalled)
+        self.forwards = sum(entry[2][2] for entry in self.queue)
+        return dropped
+
+    def note(self, index: int, nbytes: int) -> None:
+        """It has chunk `index` of a version whose bitmaps have `nbytes`."""
+        if len(self.has) < nbytes:
+            self.has.extend(bytes(nbytes - len(self.has)))
+        self.has[index >> 3] |= 1 << (index & 7)
+
+    def measure(self, elapsed: float, weight: float) -> None:
+        """Two moving averages of what it was sent: of a second, with `weight`, and of a quarter."""
+        rate, self.sent = self.sent / elapsed, 0
+        self.rate += weight * (rate - self.rate)
+        self.quick_rate += min(1.0, QUICK * weight) * (rate - self.quick_rate)
+
+    def is_stalling(self, fair: float) -> bool:
+        """Whether its queue grows because it takes hardly anything, while others get `fair` on average."""
+        slow = self.rate < STALLED_SHARE * fair or self.quick_rate < DEAD_SHARE * fair
+        return slow and len(self.queue) > STALLED_QUEUE
+
+    def offer(self, chunks: float) -> None:
+        """While it is stalled: so much it may take until the next tick. Called every tick."""
+        self.kept_up = self.kept_up + 1 if self.offered <= 0 or not self.deferred else 0
+        self.offered = math.ceil(chunks)
+        if self.kept_up > KEPT_UP_TICKS:
+            self.stalled = False
+
+
+TICK_S = 0.1
+"""How often rates are measured and missing chunks are looked for."""
+
+RATE_S = 1.0
+"""Rates are of the last second or so."""
+
+DEFERRED_EVERY = 2
+"""So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the
+end, and everybody with them."""
+
+LONGEST_WINDOWS = 2
+"""A queue counts for so many windows at most. Else one link that TCP has slowed down after a loss would take all the
+room there is, and the relay would keep to its pace with all other links idle."""
+
+QUIET_S = 2.0
+"""Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
+
+ASK_AGAIN_S = 1.0
+"""A chunk that was asked for and did not come is asked for elsewhere: longer than a round trip and a queue."""
+
+
+class Relay:
+    """A Courier for one receiver. `have` is what a former life left, `leaf` whether this node dials out only."""
+
+    def __init__(self, seeder: NodeId, count: int, *, leaf: bool, now: float, have: bytes = b"") -> None:
+        self._seeder = seeder
+        self._count = count
+        self._leaf = leaf
+        self._have = bytearray(have.ljust(-(-count // 8), b"\0"))
+        self._missing = count - sum(has_bit(have, i) for i in range(count))
+        self._children: dict[NodeId, Child] = {}
+        self._leaf_children = 0
+        self._to_seeder: deque[Note] = deque()
+        self._linked = False
+        self._copies = Window(start=4, least=1, floor=4)
+        self._forwards = Window(start=8, least=2, floor=8)
+        self._queued_copies = 0
+        self._epoch = 0
+        self._granted = [0, 0]
+        self._relayed: list[int] = []
+        self._forwarded: dict[int, None] = {}
+        self._done: tuple[list[int], list[int]] = ([], [])
+        self._all_dealt = False
+        self._asked: dict[int, float] = {}
+        self._asked_of: dict[int, NodeId] = {}
+        self._cursor = 0
+        self._tries = 0
+        self._arrived_at = now
+        self._ticked_at = now
+        self._rate = 0.0
+        self._fresh_rate = 0.0
+        self._fresh = 0
+        self._arrival_rate = 0.0
+        self._new = 0
+        self._measured_s = 0.0
+        self._dirty: dict[NodeId, None] = {}
+        self.complete = self._missing == 0
+
+    # -- links -----------------------------------------------------------------------------------------------
+
+    def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
+        news: list[Note] = [Complete()] if self.complete else []
+        if not self.complete and self._missing < self._count:
+            news = [Have(bitmap=bytes(self._have))]
+        if peer == self._seeder:
+            self._linked = True
+            # The other end counts anew.
+            self._epoch = 0
+            self._copies.out = self._forwards.out = 0
+            self._granted = [0, 0]
+            self._to_seeder = deque(news)
+        else:
+            child = self._children[peer] = Child(leaf)
+            self._leaf_children += leaf
+            child.notes.extend(news)
+            # It came too late for these, and nobody else was told to send them to it.
+            child.deferred.extend(self._relayed if not leaf else [*self._relayed, *self._forwarded])
+        self._dirty[peer] = None
+        self._grant()
+
+    def leave(self, peer: NodeId, *, now: float) -> None:
+        if peer == self._seeder:
+            self._linked = False
+            return
+        child = self._children.pop(peer, None)
+        self._dirty.pop(peer, None)
+        if child is None:
+            return
+        self._leaf_children -= child.leaf
+        self._unqueue(child)
+        self._discharge(child.busy)
+        for index in [i for i, asked in self._asked_of.items() if asked == peer]:
+            del self._asked[index], self._asked_of[index]
+        self._grant()
+
+    # -- what comes ------------------------------------------------------------------------------------------
+
+    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+        self._arrived_at = now
+        self._keep(peer, index)
+        if kind is Kind.FRESH and peer == self._seeder:
+            self._fresh += 1
+            self._copies.arrived(self._usual_backlog())
+            self._relay(index, via)
+        elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
+            leaves = [c for c in self._leaves() if c is not source]
+            self._forwards.arrived(self._forwards_waiting(), self._usual_backlog())
+            # Once: a leaf that sends it again must not have all leaves sent it again.
+            self._queue(index, [] if index in self._forwarded else [(c, Kind.COPY) for c in leaves], forward=True)
+            self._forwarded[index] = None
+        if self._asked and len(self._asked) < MAX_INDICES // 2:
+            self._ask(now)
+        self._grant()
+
+    def heard(self, peer: NodeId, note: Note, *, now: float) -> None:
+        if isinstance(note, Recall | AllDealt):
+            if peer == self._seeder:
+                self._obey(note)
+            return
+        if (child := self._children.get(peer)) is None:
+            return
+        match note:
+            case Have(bitmap=bitmap):
+                child.has = bytearray(bitmap[: len(self._have)])
+            case Complete():
+                child.complete = True
+                self._unqueue(child)
+                self._grant()
+            case Want(indices=indices):
+                self._promise(child, indices)
+                self._dirty[peer] = None
+            case _:
+                pass  # credit is for the seeder
+
+    # -- what goes -------------------------------------------------------------------------------------------
+
+    def next_for(self, peer: NodeId, *, now: float) -> Note | Send | None:
+        if peer == self._seeder:
+            return self._next_note() if self._linked else None
+        child = self._children.get(peer)
+        if child is None:
+            return None
+        if child.notes:
+            return child.notes.popleft()
+        if child.sent % DEFERRED_EVERY == 0 and (deferred := self._next_deferred(child)) is not None:
+            return deferred
+        while child.queue:
+            index, kind, duty = child.take()
+            if child.holds(index) and kind is not Kind.FORWARD:
+                self._discharge(duty)
+                continue
+            child.busy = duty
+            return Send(index, kind)
+        if child.wanted:
+            return Send(child.wanted.popleft(), Kind.COPY)
+        return self._next_deferred(child)
+
+    def _next_deferred(self, child: Child) -> Send | None:
+        """What a child missed while it was stalled: as much as it is offered, or if nobody else waits."""
+        while child.deferred and (not child.stalled or child.offered > 0 or not self._queued_copies):
+            index = child.deferred.popleft()
+            if not child.holds(index):
+                child.offered -= 1
+                return Send(index, Kind.COPY)
+        return None
+
+    def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
+        if (child := self._children.get(peer)) is None:
+            return
+        child.sent += 1
+        duty, child.busy = child.busy, None
+        if duty is not None:
+            self._discharge(duty)
+            self._grant()
+
+    def ready(self) -> list[NodeId]:
+        peers = list(self._dirty)
+        self._dirty.clear()
+        return peers
+
+    def deadline(self) -> float | None:
+        return self._ticked_at + TICK_S
+
+    def tick(self, *, now: float) -> None:
+        elapsed = max(now - self._ticked_at, 1e-3)
+        self._ticked_at = now
+        self._measure(elapsed)
+        self._defer_stalled(elapsed)
+        if not self.complete and (self._all_dealt or now - self._arrived_at > QUIET_S):
+            self._ask(now)
+        if not self._queued_copies:
+            self._dirty.update((peer, None) for peer, child in self._children.items() if child.deferred)
+        self._grant()
+
+    # -- chunks ----------------------------------------------------------------------------------------------
+
+    def _keep(self, peer: NodeId, index: int) -> None:
+        if (child := self._children.get(peer)) is not None:
+            child.arrivals += 1
+            child.note(index, len(self._have))
+        self._asked.pop(index, None)
+        self._asked_of.pop(index, None)
+        if has_bit(self._have, index):
+            return
+        self._have[index >> 3] |= 1 << (index & 7)
+        self._missing -= 1
+        self._new += 1
+        if self._missing == 0:
+            self.complete = True
+            self._tell_all(Complete())
+
+    def _relay(self, index: int, via: NodeId | None) -> None:
+        self._relayed.append(index)
+        copies = [(c, Kind.FORWARD if self._leaf and peer == via else Kind.COPY) for peer, c in self._children.items()]
+        self._queue(index, copies, forward=False)
+
+    def _queue(self, index: int, copies: list[tuple[Child, Kind]], *, forward: bool) -> None:
+        duty: Duty = [index, 0, int(forward)]
+        for child, kind in copies:
+            if child.holds(index) and kind is Kind.COPY:
+                continue
+            if child.stalled:
+                child.deferred.append(index)
+                continue
+            child.put((index, kind, duty))
+            duty[1] += 1
+        self._queued_copies += duty[1]
+        self._dirty.update(dict.fromkeys(self._children))
+        if not duty[1]:
+            self._report(duty)
+
+    def _discharge(self, duty: Duty | None) -> None:
+        """One send of `duty` is done, or will never be."""
+        if duty is None:
+            return
+        self._queued_copies -= 1
+        duty[1] -= 1
+        if duty[1] == 0:
+            self._report(duty)
+
+    def _report(self, duty: Duty) -> None:
+        self._done[duty[2]].append(duty[0])
+        self._dirty[self._seeder] = None
+
+    def _unqueue(self, child: Child) -> None:
+        for _, _, duty in child.drop():
+            self._discharge(duty)
+        child.deferred.clear()
+        child.wanted.clear()
+
+    def _promise(self, child: Child, indices: tuple[int, ...]) -> None:
+        for index in indices:
+            if has_bit(self._have, index) and len(child.wanted) < MAX_INDICES and index not in child.wanted:
+                child.wanted.append(index)
+
+    def _obey(self, note: Recall | AllDealt) -> None:
+        if isinstance(note, AllDealt):
+            if not self._all_dealt and not self.complete:
+                self._tell_all(Have(bitmap=bytes(self._have)))
+            self._all_dealt = True
+            return
+        self._epoch = note.epoch
+        self._copies.out = self._forwards.out = 0
+        self._granted = [0, 0]
+        recalled = set(note.indices)
+        for index in recalled:
+            self._forwarded.pop(index, None)
+        for child in self._children.values():
+            for _, _, duty in child.drop(recalled):
+                self._discharge(duty)
+        self._grant()
+
+    # -- credit ----------------------------------------------------------------------------------------------
+
+    def _grant(self) -> None:
+        """Tell the seeder of room. Without children a chunk that arrives is done, so only the way here counts."""
+        if not self._linked:
+            return
+        children = max(1, len(self._children))
+        rate = max(self._rate / children, self._fresh_rate)
+        self._granted[0] += self._copies.grant(self._backlog(), rate, self._left_s())
+        leaves = self._leaf_children - 1
+        if leaves > 0 and not self._leaf:
+            self._granted[1] += self._forwards.grant(self._forwards_waiting(), self._rate / leaves)
+        if any(self._granted):
+            self._dirty[self._seeder] = None
+
+    def _next_note(self) -> Note | None:
+        if self._to_seeder:
+            return self._to_seeder.popleft()
+        copied, forwarded = self._done
+        if not (copied or forwarded or any(self._granted)):
+            return None
+        copies, forwards = self._granted
+        self._granted = [0, 0]
+        self._done = (copied[MAX_INDICES:], forwarded[MAX_INDICES:])
+        return Credit(
+            copies=copies,
+            forwards=forwards,
+            epoch=self._epoch,
+            copied=tuple(copied[:MAX_INDICES]),
+            forwarded=tuple(forwarded[:MAX_INDICES]),
+        )
+
+    def _left_s(self) -> float:
+        """How long it takes until nothing is missing, as chunks came in the last second or so."""
+        return self._missing / self._arrival_rate if self._arrival_rate else math.inf
+
+    def _backlog(self) -> float:
+        """Copies waiting per child."""
+        most = LONGEST_WINDOWS * self._copies.size
+        return sum(min(most, len(child.queue)) for child in self._children.values()) / max(1, len(self._children))
+
+    def _usual_backlog(self) -> float:
+        """Copies waiting per child whose link does not lag: those that do feed no other."""
+        most = LONGEST_WINDOWS * self._copies.size
+        waiting = [len(c.queue) for c in self._children.values() if len(c.queue) <= most]
+        return sum(waiting) / max(1, len(waiting))
+
+    def _forwards_waiting(self) -> float:
+        """Forwards waiting per leaf; none goes to where it came from."""
+        most = LONGEST_WINDOWS * self._forwards.size
+        return sum(min(most, leaf.forwards) for leaf in self._leaves()) / max(1, self._leaf_children - 1)
+
+    def _leaves(self) -> Iterator[Child]:
+        return (child for child in self._children.values() if child.leaf)
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _measure(self, elapsed: float) -> None:
+        # In the first second what is measured is the average so far: nothing pulls it down to zero.
+        self._measured_s = min(RATE_S, self._measured_s + elapsed) if self._fresh_rate or self._fresh else elapsed
+        weight = min(1.0, elapsed / self._measured_s)
+        for child in self._children.values():
+            child.measure(elapsed, weight)
+        self._rate = sum(child.rate for child in self._children.values())
+        self._fresh_rate += weight * (self._fresh / elapsed - self._fresh_rate)
+        self._arrival_rate += weight * (self._new / elapsed - self._arrival_rate)
+        self._fresh = self._new = 0
+        self._copies.settle(self._rate / max(1, len(self._children)))
+        self._forwards.settle(self._rate / max(1, self._leaf_children - 1))
+
+    def _defer_stalled(self, elapsed: float) -> None:
+        """Move the chunks of stalled children aside. If many look stalled, it is this node's own uplink: then none."""
+        live = [child for child in self._children.values() if not child.stalled]
+        fair = sum(child.rate for child in live) / max(1, len(live))
+        for peer, child in self._children.items():
+            if child.stalled:
+                child.offer(0.5 * fair * elapsed)
+                self._dirty[peer] = None
+        slow = [child for child in live if child.is_stalling(fair)]
+        if len(slow) <= max(1, len(live) // 3):
+            for child in slow:
+                self._defer(child)
+
+    def _defer(self, child: Child) -> None:
+        child.stalled = True
+        child.offered = 1
+        child.kept_up = 0
+        for index, _, duty in child.drop():
+            child.deferred.append(index)
+            self._discharge(duty)
+        # What is on its way may never get there.
+        self._discharge(child.busy)
+        child.busy = None
+
+    def _ask(self, now: float) -> None:
+        """Want missing chunks of whoever has them, the seeder last."""
+        self._asked = {i: at for i, at in self._asked.items() if now - at < ASK_AGAIN_S}
+        self._asked_of = {i: peer for i, peer in self._asked_of.items() if i in self._asked}
+        for peer, child in self._children.items():
+            child.asked = sum(asked == peer for asked in self._asked_of.values())
+        wishes: dict[NodeId, list[int]] = {}
+        self._tries += 1
+        for index in self._next_missing(MAX_INDICES - len(self._asked)):
+            if (asked := self._whom_to_ask(index)) is not None:
+                wishes.setdefault(asked, []).append(index)
+                self._asked[index], self._asked_of[index] = now, asked
+        for peer, indices in wishes.items():
+            notes = self._to_seeder if peer == self._seeder else self._children[peer].notes
+            notes.append(Want(indices=tuple(indices)))
+            self._dirty[peer] = None
+
+    def _whom_to_ask(self, index: int) -> NodeId | None:
+        """Of those who have it, who sent the most so far for what it is asked now; the seeder if nobody has it, and
+        now and then, because what others say may be wrong."""
+        holders = [(c.asked + 1) / (c.arrivals + 1) for c in self._children.values() if c.holds(index)]
+        if self._linked and (not holders or self._tries % 8 == 0):
+            return self._seeder
+        least = min(holders, default=0.0)
+        for peer, child in self._children.items():
+            if child.holds(index) and (child.asked + 1) / (child.arrivals + 1) <= least:
+                child.asked += 1
+                return peer
+        return None
+
+    def _next_missing(self, room: int) -> list[int]:
+        """The next few that are missing and not asked for, going round, the last first: what others deferred comes
+        the first first."""
+        found: list[int] = []
+        for _ in range(self._count):
+            if len(found) >= room:
+                break
+            self._cursor = (self._cursor - 1) % self._count
+            index = self._cursor
+            if not has_bit(self._have, index) and index not in self._asked:
+                found.append(index)
+        return found
+
+    def _tell_all(self, note: Note) -> None:
+        for peer, child in self._children.items():
+            child.notes.append(note)
+            self._dirty[peer] = None
+        self._to_seeder.append(note)
+        self._dirty[self._seeder] = None

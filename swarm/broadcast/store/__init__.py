@@ -1,0 +1,1 @@
+"""Versions and weights on a node's disk."""

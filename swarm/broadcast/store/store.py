@@ -1,0 +1,345 @@
+"""One version's encodings, end to end, in a file that is mapped into memory: chunks are received straight into it.
+
+Who keeps I2 here: a chunk counts as held only through `accept` and `put`, which compare its BLAKE3 with the signed
+table, and `chunk` gives out no other. What a former process had received is found by the same digests.
+
+The last few versions on disk, of the learner and of receivers alike. Blocking; call from threads.
+
+A directory holds `layout`, and for each version `V.table`, `V.chunks` and `V.head`. The head is written last and
+removed first: a version without a head does not exist, and whatever else lies there is swept away at the next start.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.broadcast.store.disk import DiskFull, allocate, replace_file
+from swarm.broadcast.version.manifest import (
+    HEAD_BYTES,
+    LAYOUT_BYTES,
+    TABLE_BYTES,
+    ChunkTable,
+    Head,
+    Layout,
+    Span,
+    chunk_spans,
+    open_head,
+    open_table,
+    read_layout,
+)
+from swarm.errors import ProtocolError, TooLarge
+from swarm.net.wire import Digest, digest
+from swarm.types import VersionId
+
+
+class ChunkFile:
+    """The chunks of one version. Safe from several threads, as long as only one fills a place at a time."""
+
+    def __init__(self, path: Path, table: ChunkTable, *, whole: bool = False) -> None:
+        """Open or make the file; DiskFull if there is no room for it. Blocking: what it holds is read and hashed,
+        unless the caller has just written all of it (`whole`)."""
+        self.path = path
+        self.spans: list[Span] = chunk_spans(table)
+        self.missing = len(self.spans)
+        self._digests = table.chunk_digests
+        self._nbytes = table.encoded_bytes
+        self._have = bytearray(-(-len(self.spans) // 8))
+        self._counting = threading.Lock()
+        held = path.stat().st_size if path.exists() else 0
+        self._view = _mapped(path, self._nbytes)
+        for index, span in enumerate(self.spans):
+            if whole:
+                self._record(index)
+            elif span.start + span.nbytes <= held:
+                self.accept(index)
+
+    @property
+    def complete(self) -> bool:
+        return self.missing == 0
+
+    def has(self, index: int) -> bool:
+        return bool(self._have[index >> 3] >> (index & 7) & 1)
+
+    def have(self) -> bytes:
+        """A bitmap: bit i % 8 of byte i // 8 is set if chunk i is held."""
+        return bytes(self._have)
+
+    def place(self, index: int) -> memoryview:
+        """Where chunk `index` is to be received, while it is not held.
+
+        One receiver at a time: a second one would overwrite what the first one has proven. Whoever has the chunk
+        already in memory calls `put`.
+        """
+        assert not self.has(index)
+        return self._at(self.spans[index])
+
+    def accept(self, index: int) -> bool:
+        """True, and held from now on, if what lies at the place of chunk `index` is what was signed.
+
+        If not it is held no more: somebody may have put the right one there while a wrong one was being received.
+        """
+        with self._at(self.spans[index]) as received:
+            if digest(received) != self._digests[index]:
+                self._forget(index)
+                return False
+        self._record(index)
+        return True
+
+    def put(self, index: int, data: bytes | memoryview) -> bool:
+        """True, and held from now on, if `data` is chunk `index`; nothing is written otherwise."""
+        if len(data) != self.spans[index].nbytes or digest(data) != self._digests[index]:
+            return False
+        if not self.has(index):
+            with self._at(self.spans[index]) as place:
+                place[:] = data
+            self._record(index)
+        return True
+
+    def chunk(self, index: int) -> memoryview:
+        """The bytes of a chunk that is held, read-only."""
+        assert self.has(index)
+        return self._at(self.spans[index]).toreadonly()
+
+    def encoded(self, span: Span) -> memoryview:
+        """Any span of the encoded stream, read-only. The version is complete."""
+        assert self.complete
+        return self._at(span).toreadonly()
+
+    def recheck(self) -> int:
+        """Forget chunks that are no longer what was signed (a disk that fails, a second receiver); how many."""
+        bad = [i for i, span in enumerate(self.spans) if self.has(i) and digest(self._at(span)) != self._digests[i]]
+        with self._counting:
+            for index in bad:
+                self._have[index >> 3] &= ~(1 << (index & 7))
+            self.missing += len(bad)
+        return len(bad)
+
+    def close(self) -> None:
+        """Let go of the file. The mapping ends with the last view of a chunk: one may be half sent."""
+        self._view = memoryview(b"")
+
+    def _at(self, span: Span) -> memoryview:
+        return self._view[span.start : span.start + span.nbytes]
+
+    def _forget(self, index: int) -> None:
+        with self._counting:
+            if self.has(index):
+                self._have[index >> 3] &= ~(1 << (index & 7))
+                self.missing += 1
+
+    def _record(self, index: int) -> None:
+        with self._counting:
+            if not self.has(index):
+                self._have[index >> 3] |= 1 << (index & 7)
+                self.missing -= 1
+
+
+def _mapped(path: Path, nbytes: int) -> memoryview:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        allocate(descriptor, nbytes, path)
+        # A map of nothing is refused by the system, and a version may differ from its base in nothing.
+        return memoryview(mmap.mmap(descriptor, nbytes)) if nbytes else memoryview(bytearray())
+    finally:
+        os.close(descriptor)
+
+
+KEEP_VERSIONS = 4
+"""Versions that stay on disk in any case: a node that missed three publications goes on by deltas."""
+
+IN_USE_S = 30.0
+MOST_VERSIONS = 16
+"""A version that was asked for within half a minute stays too, up to so many: a slow node that began to fetch it
+would otherwise never come to the end of any."""
+
+MAP_FILES = "weights.*"
+"""The weight map lies beside the versions, and is of the same layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedVersion:
+    """What a version is, and the exact bytes that prove it."""
+
+    head: Head
+    sealed_head: bytes
+    table: ChunkTable
+    table_bytes: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldVersion(SignedVersion):
+    """A version whose chunks are here, or on their way."""
+
+    chunks: ChunkFile
+
+
+class VersionStore:
+    """The versions under `directory` that the owner of `learner_key` signed."""
+
+    def __init__(self, directory: Path, learner_key: bytes) -> None:
+        """Load what a former process left, and drop what is damaged or of another swarm."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.learner_key = learner_key
+        self.layout: Layout | None = None
+        self.layout_bytes = b""
+        self.layout_digest = b""
+        self._held: dict[VersionId, HeldVersion] = {}
+        self._asked_at: dict[VersionId, float] = {}
+        self._changing = threading.RLock()
+        self._load()
+
+    def set_layout(self, layout_bytes: bytes, layout: Layout) -> None:
+        """The layout of every version to come. Another one than before removes the old versions and the map."""
+        if digest(layout_bytes) == self.layout_digest:
+            return
+        with self._changing:
+            for held in self.versions():
+                self.drop(held.head.version)
+            for path in self.directory.glob(MAP_FILES):
+                path.unlink()
+            replace_file(self.directory / "layout", layout_bytes)
+            self._know_layout(layout_bytes, layout)
+
+    def begin(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable) -> HeldVersion:
+        """Make room for a version whose head and table were opened; the one that is here if it is known."""
+        held = self._add(sealed_head, head, table_bytes, table, whole=False)
+        self.find(head.version)
+        self.prune()
+        return held
+
+    def add_whole(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable) -> HeldVersion:
+        """A version whose chunks the caller has just written to `chunks_path`, every one of them."""
+        held = self._add(sealed_head, head, table_bytes, table, whole=True)
+        self.prune()
+        return held
+
+    def chunks_path(self, version: VersionId) -> Path:
+        return self.directory / f"{version}.chunks"
+
+    def find(self, version: VersionId) -> HeldVersion | None:
+        """The version, if it is here, complete or not; asking keeps it."""
+        if version in self._held:
+            self._asked_at[version] = time.monotonic()
+        return self._held.get(version)
+
+    def versions(self) -> list[HeldVersion]:
+        """All that are here, the oldest first."""
+        held = dict(self._held)
+        return [held[version] for version in sorted(held)]
+
+    def newest(self) -> HeldVersion | None:
+        return next(reversed(self.versions()), None)
+
+    def object(self, wanted: Digest) -> bytes | None:
+        """The layout or a chunk table by its digest."""
+        if wanted == self.layout_digest:
+            return self.layout_bytes
+        return next((held.table_bytes for held in self.versions() if held.head.table_digest == wanted), None)
+
+    def drop(self, version: VersionId) -> None:
+        """Remove a version. Who holds it may read it to the end: its mapping outlives its file."""
+        with self._changing:
+            self._held.pop(version, None)
+            self._asked_at.pop(version, None)
+            self._remove_files(str(version))
+
+    def prune(self) -> None:
+        """Drop all but the newest KEEP_VERSIONS and those in use."""
+        now = time.monotonic()
+        with self._changing:
+            # A copy: `find` is called from other threads without the lock, so that none of them waits for a disk.
+            self._asked_at = {version: at for version, at in dict(self._asked_at).items() if now - at < IN_USE_S}
+            for version in sorted(self._held)[:-KEEP_VERSIONS]:
+                if version not in self._asked_at or len(self._held) > MOST_VERSIONS:
+                    self.drop(version)
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def _add(
+        self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable, *, whole: bool
+    ) -> HeldVersion:
+        assert head.layout_digest == self.layout_digest, "set_layout comes first"
+        with self._changing:
+            known = self._held.get(head.version)
+            if known is not None and known.head == head:
+                return known
+            if known is not None:
+                raise ProtocolError(f"the learner signed two different versions {head.version}")
+            chunks = self._write(sealed_head, head, table_bytes, table, whole)
+            held = HeldVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes, chunks=chunks)
+            self._held[head.version] = held
+            return held
+
+    def _write(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable, whole: bool) -> ChunkFile:
+        name = str(head.version)
+        try:
+            chunks = ChunkFile(self.chunks_path(head.version), table, whole=whole)
+            replace_file(self.directory / f"{name}.table", table_bytes)
+            replace_file(self.directory / f"{name}.head", sealed_head)
+        except DiskFull:
+            self._remove_files(name)
+            raise
+        return chunks
+
+    def _load(self) -> None:
+        path = self.directory / "layout"
+        try:
+            content = _read_capped(path, LAYOUT_BYTES)
+            self._know_layout(content, read_layout(content))
+        except (FileNotFoundError, ProtocolError):
+            path.unlink(missing_ok=True)
+        for path in sorted(self.directory.glob("*.head")):
+            try:
+                self._load_version(path)
+            except (FileNotFoundError, ProtocolError):
+                self._remove_files(path.stem)
+        kept = {str(version) for version in self._held}
+        for pattern in ("*.head", "*.table", "*.chunks", "*.partial"):
+            for path in self.directory.glob(pattern):
+                if path.suffix == ".partial" or path.stem not in kept:
+                    path.unlink()
+        self._asked_at.clear()
+        self.prune()
+
+    def _load_version(self, path: Path) -> None:
+        sealed_head = _read_capped(path, HEAD_BYTES)
+        head = open_head(sealed_head, self.learner_key)
+        if self.layout is None or head.layout_digest != self.layout_digest or path.stem != str(head.version):
+            raise ProtocolError("this version is of another model")
+        table_bytes = _read_capped(path.with_suffix(".table"), TABLE_BYTES)
+        table = open_table(table_bytes, head, self.layout)
+        chunks = ChunkFile(self.chunks_path(head.version), table)
+        self._held[head.version] = HeldVersion(
+            head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes, chunks=chunks
+        )
+
+    def _know_layout(self, layout_bytes: bytes, layout: Layout) -> None:
+        self.layout, self.layout_bytes, self.layout_digest = layout, layout_bytes, digest(layout_bytes)
+
+    def _remove_files(self, name: str) -> None:
+        for ending in ("head", "table", "chunks", "chunks.partial"):
+            (self.directory / f"{name}.{ending}").unlink(missing_ok=True)
+
+
+def newest_head(directory: Path, learner_key: bytes) -> bytes:
+    """The sealed head of the newest version under `directory`, whether or not it is whole; empty if there is none."""
+    found: dict[VersionId, bytes] = {}
+    for path in directory.glob("*.head"):
+        try:
+            sealed = _read_capped(path, HEAD_BYTES)
+            found[open_head(sealed, learner_key).version] = sealed
+        except (FileNotFoundError, ProtocolError):
+            continue  # damaged, or of another swarm: the store sweeps it away
+    return found[max(found)] if found else b""
+
+
+def _read_capped(path: Path, cap_bytes: int) -> bytes:
+    if path.stat().st_size > cap_bytes:
+        raise TooLarge(f"{path.name} is over the cap of {cap_bytes} bytes")
+    return path.read_bytes()

@@ -1,0 +1,356 @@
+"""A node's copy of the weights: one flat memory-mapped file in layout order, overwritten region by region.
+
+What each region holds is known by its BLAKE3: hashed once at start, then by what was written. So nothing has to be
+remembered of an apply that was cut off but its target and the regions that were being overwritten:
+
+    weights.bin      the weights
+    weights.current  head and table of the last version that the map held as a whole
+    weights.target   head and table of the version that an apply or a fill is making of it
+    weights.redo     decoded regions that are being overwritten, one a slot
+
+An apply decodes a region beside the old bytes, checks the decoded digest, writes it to its redo slot and only then
+over the map. After a SIGKILL at any byte a region is therefore the target's (done), the base's (to do), or whole in
+the redo file. What is none of these (a power cut, a failing disk) counts as damaged and is fetched anew in full.
+
+Who keeps the map whole for its reader: its owner never runs two applies or fills, or one and an engine's copy, at the
+same time. `version` is None while regions of two versions may be mixed. Blocking; call from threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from swarm.broadcast.store.disk import allocate, map_file, replace_file, write_at
+from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
+from swarm.broadcast.version.codec import Buffer, decode_region, encode_region
+from swarm.broadcast.version.manifest import (
+    DELTAS,
+    TABLE_BYTES,
+    ChunkTable,
+    Codec,
+    FullRegion,
+    Head,
+    Layout,
+    RegionEntry,
+    Span,
+    encoded_spans,
+    open_head,
+    open_table,
+    region_dtypes,
+    regions_of,
+)
+from swarm.errors import ProtocolError
+from swarm.net.wire import Message, decode, digest, encode
+from swarm.types import VersionId
+
+REGIONS_IN_HAND = 8
+"""Regions decoded at a time: 64 MiB at most with their encodings, whatever the size of the model."""
+
+REDO_HEADER_BYTES = 8
+"""Before a region in the redo file stands its index, little-endian."""
+
+RECORD_BYTES = TABLE_BYTES + 4096
+
+UNKNOWN = b""
+"""In place of the digest of a region that holds nothing of use."""
+
+T = TypeVar("T")
+
+
+class MapRecord(Message, frozen=True):
+    """Which version the map holds or is to hold, as a file beside it."""
+
+    sealed_head: bytes
+    table_bytes: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One region to decode: its place in the map, and its encoding."""
+
+    index: int
+    entry: RegionEntry
+    encoded: Span
+
+
+class WeightMap:
+    """The copy under `directory` of the weights that the owner of `learner_key` signs."""
+
+    def __init__(self, directory: Path, layout: Layout, learner_key: bytes) -> None:
+        """Reopen what is there: every region is hashed, and those that were being overwritten are finished."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.layout = layout
+        self.regions = regions_of(layout)
+        self.dtypes = region_dtypes(layout)
+        self.path = directory / "weights.bin"
+        self._next = directory / "weights.next"
+        self._redo = directory / "weights.redo"
+        self._current_path = directory / "weights.current"
+        self._target_path = directory / "weights.target"
+        self._learner_key = learner_key
+        self._slot_bytes = REDO_HEADER_BYTES + max(span.nbytes for span in self.regions)
+        self._holds: list[bytes] = []
+        self._open_map()
+        self._current = self._read_record(self._current_path)
+        self._target = self._read_record(self._target_path)
+        self._finish_overwriting()
+        self.version: VersionId | None = None
+        self._settle()
+
+    @property
+    def unfinished(self) -> VersionId | None:
+        """The version that an apply or a fill was making of the map when it was cut off."""
+        return self._target.head.version if self._target else None
+
+    @property
+    def current(self) -> SignedVersion | None:
+        """The version that the map holds; None while it is being changed."""
+        return self._current if self.version is not None else None
+
+    @property
+    def last_whole(self) -> VersionId | None:
+        """The last version that the map held as a whole; most regions may still be of it."""
+        return self._current.head.version if self._current else None
+
+    def lacking(self, table: ChunkTable) -> list[int]:
+        """The regions that are not those of a version."""
+        return [i for i, entry in enumerate(table.regions) if self._holds[i] != entry.decoded_digest]
+
+    def missing_base(self, version: SignedVersion) -> list[int]:
+        """The regions that `apply` cannot make: deltas against a base that is not there."""
+        return [i for i in self.lacking(version.table) if not self._can_decode(version, i)]
+
+    def can_become(self, version: SignedVersion) -> bool:
+        """True if `apply` will take this version: it is newer than the map's, and every base is there."""
+        if self._current is not None and version.head.version < self._current.head.version:
+            return False
+        return version.head.version != self.version and not self.missing_base(version)
+
+    def apply(self, held: HeldVersion, pool: Executor | None = None) -> None:
+        """Make `held`, which is complete, of the map; `pool` decodes regions in parallel.
+
+        ProtocolError, before anything is touched, for an older version than the map's, or if a region is a delta and
+        the map does not hold its base; ProtocolError in the midst if a region does not decode to what was signed.
+        """
+        if held.head.version == self.version:
+            return
+        if missing := self.missing_base(held):
+            raise ProtocolError(
+                f"version {held.head.version} is a delta against {held.head.base}, and {len(missing)} regions of the "
+                f"map, which holds {self.version}, are not of it"
+            )
+        spans = encoded_spans(held.table)
+        lacking = self.lacking(held.table)
+        jobs = [_Job(index=i, entry=held.table.regions[i], encoded=spans[i]) for i in lacking]
+        self.begin_fill(held)
+        redo = os.open(self._redo, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            allocate(redo, self._slot_bytes * REGIONS_IN_HAND, self._redo)
+            for window in _windows(jobs):
+                # A slot is free again when all of its window have been written over the map.
+                _run_all(pool, [partial(self._apply_region, held, job, redo, n) for n, job in enumerate(window)])
+        finally:
+            os.close(redo)
+        self.finish()
+
+    def begin_fill(self, target: SignedVersion) -> None:
+        """From now on the map becomes `target`, region by region; a former target is given up."""
+        if self._current is not None and target.head.version < self._current.head.version:
+            raise ProtocolError(
+                f"version {target.head.version} is older than {self._current.head.version}, which this node has held"
+            )
+        self.version = None
+        record = MapRecord(sealed_head=target.sealed_head, table_bytes=target.table_bytes)
+        replace_file(self._target_path, encode(record))
+        self._target = target
+
+    def put_region(self, index: int, codec: Codec, encoded: bytes | memoryview) -> bool:
+        """Take one region of the fill's target, in full; False, and nothing written, if it is not what was signed.
+
+        Several threads may put different regions. One that is cut off is fetched again.
+        """
+        assert self._target is not None
+        wanted = self._target.table.regions[index].decoded_digest
+        if self._holds[index] == wanted:
+            return True
+        try:
+            content = decode_region(codec, encoded, self.regions[index].nbytes, self.dtypes[index])
+        except ProtocolError:
+            return False
+        if codec in DELTAS or digest(content) != wanted:
+            return False
+        self._overwrite(index, content, wanted)
+        return True
+
+    def finish(self) -> None:
+        """The fill's target is whole: it is the map's version from now on."""
+        assert self._target is not None
+        assert not self.lacking(self._target.table)
+        self._settle()
+
+    def exchange(self, staging: Path, fresh: HeldVersion) -> None:
+        """The file at `staging` holds the weights of `fresh`: it becomes the map, and the old map the staging file.
+
+        Three renames: nothing is copied, and the next staging finds its blocks already there.
+        """
+        self.begin_fill(fresh)
+        os.replace(staging, self._next)
+        os.replace(self.path, staging)
+        os.replace(self._next, self.path)
+        self._view = map_file(self.path, self.layout.total_bytes)
+        self._holds = [entry.decoded_digest for entry in fresh.table.regions]
+        self._reopen_descriptor()
+        self.finish()
+
+    def recheck(self) -> int:
+        """Hash the map anew; how many regions are no longer what was written (a disk that fails, another process)."""
+        before = self._holds
+        self._holds = [digest(self.content(i)) for i in range(len(self.regions))]
+        self._settle()
+        return sum(now != then for now, then in zip(self._holds, before, strict=True))
+
+    def content(self, index: int) -> memoryview:
+        """A region as it lies in the map, read-only."""
+        span = self.regions[index]
+        return self._view[span.start : span.start + span.nbytes]
+
+    def encode_full(self, index: int, wanted: bytes) -> FullRegion | None:
+        """Region `index` for a node that lacks it, if it is now the one with the digest `wanted`.
+
+        The digest is compared on a copy: an apply may be writing over the map meanwhile (I2).
+        """
+        if self._holds[index] != wanted:
+            return None
+        content = bytes(self.content(index))
+        if digest(content) != wanted:
+            return None
+        codec, encoded = encode_region(content, self.dtypes[index])
+        assert codec == "raw" or codec == "full"
+        return FullRegion(codec=codec, encoded=encoded)
+
+    def close(self) -> None:
+        """Let go of the file; the map must not be used any more."""
+        os.close(self._descriptor)
+        self._view = memoryview(b"")
+
+    # -- one region ------------------------------------------------------------------------------------------
+
+    def _can_decode(self, version: SignedVersion, index: int) -> bool:
+        if version.table.regions[index].codec not in DELTAS:
+            return True
+        base = self._current
+        return (
+            base is not None
+            and base.head.version == version.head.base
+            and self._holds[index] == base.table.regions[index].decoded_digest
+        )
+
+    def _apply_region(self, held: HeldVersion, job: _Job, redo: int, slot: int) -> None:
+        span, codec = self.regions[job.index], job.entry.codec
+        base = self.content(job.index) if codec in DELTAS else None
+        encoded = held.chunks.encoded(job.encoded)
+        beside = decode_region(codec, encoded, span.nbytes, self.dtypes[job.index], base)
+        if digest(beside) != job.entry.decoded_digest:
+            raise ProtocolError(f"the region at {span.start} does not decode to what the learner signed")
+        at = slot * self._slot_bytes
+        write_at(redo, job.index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
+        write_at(redo, beside, at + REDO_HEADER_BYTES, self._redo)
+        # Only now, that the redo file holds it whole, may the base be lost.
+        self._overwrite(job.index, beside, job.entry.decoded_digest)
+
+    def _overwrite(self, index: int, content: Buffer, holds: bytes) -> None:
+        self._holds[index] = UNKNOWN
+        write_at(self._descriptor, content, self.regions[index].start, self.path)
+        self._holds[index] = holds
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def _open_map(self) -> None:
+        if self._next.exists():
+            # Cut off between two renames of `exchange`; the old map, if it still lies here, has no more use.
+            os.replace(self._next, self.path)
+        known = self.path.exists() and self.path.stat().st_size == self.layout.total_bytes
+        self._reopen_descriptor()
+        allocate(self._descriptor, self.layout.total_bytes, self.path)
+        self._view = map_file(self.path, self.layout.total_bytes)
+        self._holds = [digest(self.content(i)) if known else UNKNOWN for i in range(len(self.regions))]
+
+    def _reopen_descriptor(self) -> None:
+        if (before := getattr(self, "_descriptor", None)) is not None:
+            os.close(before)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def _read_record(self, path: Path) -> SignedVersion | None:
+        """A record that its learner signed; anything else is removed."""
+        try:
+            record = decode(path.read_bytes(), MapRecord, cap_bytes=RECORD_BYTES)
+            head: Head = open_head(record.sealed_head, self._learner_key)
+            table = open_table(record.table_bytes, head, self.layout)
+        except FileNotFoundError:
+            return None
+        except ProtocolError:
+            path.unlink()
+            return None
+        return SignedVersion(head=head, sealed_head=record.sealed_head, table=table, table_bytes=record.table_bytes)
+
+    def _finish_overwriting(self) -> None:
+        """Put back the regions of the redo file that are the target's, and in the map are not."""
+        if self._target is None or not self._redo.exists():
+            return
+        with self._redo.open("rb") as redo:
+            for slot in range(REGIONS_IN_HAND):
+                redo.seek(slot * self._slot_bytes)
+                index = int.from_bytes(redo.read(REDO_HEADER_BYTES), "little")
+                if index >= len(self.regions):
+                    continue
+                content = redo.read(self.regions[index].nbytes)
+                wanted = self._target.table.regions[index].decoded_digest
+                if self._holds[index] != wanted and digest(content) == wanted:
+                    self._overwrite(index, content, wanted)
+
+    def _settle(self) -> None:
+        """Say which version the map holds as a whole; one that has just become whole is recorded."""
+        if self._target is not None and not self.lacking(self._target.table):
+            os.replace(self._target_path, self._current_path)
+            self._current, self._target = self._target, None
+        whole = self._current is not None and not self.lacking(self._current.table)
+        self.version = self._current.head.version if self._current is not None and whole else None
+
+
+def open_weights(store: VersionStore, pool: Executor | None = None) -> WeightMap:
+    """The map beside the versions of a store, brought as far as what a former process left allows."""
+    assert store.layout is not None
+    weights = WeightMap(store.directory, store.layout, store.learner_key)
+    unfinished = weights.unfinished
+    # What was begun comes first: its base is half overwritten.
+    for held in sorted(store.versions(), key=lambda held: (held.head.version != unfinished, held.head.version)):
+        if held.chunks.complete and weights.can_become(held):
+            weights.apply(held, pool)
+    return weights
+
+
+def _run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
+    """Run all calls to their ends, whatever becomes of them; then raise the first fault."""
+    if pool is None:
+        for call in calls:
+            call()
+        return
+    futures = [pool.submit(call) for call in calls]
+    for future in futures:
+        try:
+            future.exception()
+        except CancelledError:
+            pass  # the pool is being shut down; concurrent.futures.wait would wait for such a one for ever
+    for future in futures:
+        future.result()
+
+
+def _windows(items: list[T]) -> Iterator[list[T]]:
+    for at in range(0, len(items), REGIONS_IN_HAND):
+        yield items[at : at + REGIONS_IN_HAND]

@@ -1,0 +1,262 @@
+"""What a version is made of: a signed head that names a layout and a chunk table by their digests.
+
+The weights are one flat byte stream, the tensors end to end in layout order. It is cut into *regions* of one dtype
+each, at places that follow from the layout alone. Each region has an encoding; the encodings, laid end to end, are
+cut into *chunks*, the unit of transfer. The table states for each region its codec, encoded size and the digest of
+its decoded bytes, for each chunk the digest of its encoded bytes, and for each tensor a sum that its holder in
+another form (fused, transposed, sharded) can recompute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated, Literal
+
+import msgspec
+
+from swarm.errors import ProtocolError
+from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
+from swarm.net.wire import DigestField, Message, decode, digest, encode
+from swarm.types import Count, Id, VersionId
+
+HEAD_BYTES = 1024
+"""A head travels in every gossip answer."""
+
+LAYOUT_BYTES = 32 * 1024 * 1024
+"""A tokenizer of 200,000 words is 12 MB; tensor names of a 1,000-layer model are under 2 MB."""
+
+TABLE_BYTES = 8 * 1024 * 1024
+"""1,024 regions and 65,536 chunks are under 4 MB."""
+
+MIN_REGION_BYTES = 64 * 1024
+MAX_REGION_BYTES = 4 * 1024 * 1024
+REGIONS_AIMED_AT = 1024
+"""Regions are independent units of coding: enough of them to spread over cores, large enough to compress."""
+
+MODEL_BYTES = 4 * 1024**4
+"""Largest model: 2 trillion parameters in bf16. A layout that claims more would only cost memory for its regions."""
+
+MIN_CHUNK_BYTES = 16 * 1024
+MAX_CHUNK_BYTES = 4 * 1024 * 1024
+
+Codec = Literal["raw", "full", "dense", "sparse"]
+"""How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base."""
+Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]
+"""safetensors' names of dtypes."""
+
+ITEM_BYTES: dict[Dtype, int] = {
+    "BF16": 2,
+    "F16": 2,
+    "F32": 4,
+    "F64": 8,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+DELTAS: tuple[Codec, ...] = ("dense", "sparse")
+
+HEAD_CONTEXT = "head"
+
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]
+"""A plain file name: no separator, nothing hidden, so that it cannot leave the directory it is written to."""
+
+
+class TensorSpec(Message, frozen=True):
+    """One tensor of the stream. `aliases` are names that share its storage (tied embeddings)."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+    dtype: Dtype
+    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=16)]
+    aliases: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()
+
+    @property
+    def nbytes(self) -> int:
+        items = 1
+        for extent in self.shape:
+            items *= extent
+        return items * ITEM_BYTES[self.dtype]
+
+
+class ModelFile(Message, frozen=True):
+    """A small file that belongs to the model: config.json, tokenizer.json, ..."""
+
+    name: FileName
+    content: bytes
+
+
+class Layout(Message, frozen=True):
+    """The tensors of the stream, in order, and the model's small files. The same for all versions of a run."""
+
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=1_000_000)]
+    files: Annotated[tuple[ModelFile, ...], msgspec.Meta(max_length=64)]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class RegionEntry(Message, frozen=True):
+    """How one region is encoded and what it must decode to."""
+
+    codec: Codec
+    encoded_bytes: Count
+    decoded_digest: DigestField
+
+
+class FullRegion(Message, frozen=True):
+    """One region encoded for a single node that asked, proven by the decoded digest of the signed table alone."""
+
+    codec: Literal["raw", "full"]
+    encoded: bytes
+
+
+class ChunkTable(Message, frozen=True):
+    """Regions, chunks and tensor sums of one version."""
+
+    regions: Annotated[tuple[RegionEntry, ...], msgspec.Meta(min_length=1, max_length=2_000_000)]
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
+    chunk_digests: Annotated[tuple[DigestField, ...], msgspec.Meta(max_length=4_000_000)]
+    tensor_sums: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+
+    @property
+    def encoded_bytes(self) -> int:
+        return sum(region.encoded_bytes for region in self.regions)
+
+
+class Head(Message, frozen=True):
+    """The newest version in under 1 KiB. `base` is the version that deltas refer to; None when all is full."""
+
+    swarm: Id
+    learner_key: PublicKeyField
+    version: VersionId
+    base: VersionId | None
+    layout_digest: DigestField
+    layout_bytes: Annotated[int, msgspec.Meta(ge=1, le=LAYOUT_BYTES)]
+    table_digest: DigestField
+    table_bytes: Annotated[int, msgspec.Meta(ge=1, le=TABLE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Bytes start..start + nbytes of a stream."""
+
+    start: int
+    nbytes: int
+
+
+def regions_of(layout: Layout) -> list[Span]:
+    """The regions of a layout: runs of one dtype, cut at a size of about a 1,024th of the whole."""
+    size = region_bytes(layout.total_bytes)
+    spans: list[Span] = []
+    start = at = 0
+    dtype: Dtype = layout.tensors[0].dtype
+    for tensor in layout.tensors:
+        if tensor.dtype != dtype:
+            spans += _cut(start, at, size)
+            start, dtype = at, tensor.dtype
+        at += tensor.nbytes
+    return spans + _cut(start, at, size)
+
+
+def region_dtypes(layout: Layout) -> list[Dtype]:
+    """The dtype of each region of a layout."""
+    ends = iter(zip(tensor_spans(layout), layout.tensors, strict=True))
+    span, tensor = next(ends)
+    dtypes: list[Dtype] = []
+    for region in regions_of(layout):
+        while span.start + span.nbytes <= region.start:
+            span, tensor = next(ends)
+        dtypes.append(tensor.dtype)
+    return dtypes
+
+
+def tensor_spans(layout: Layout) -> list[Span]:
+    """Where each tensor lies in the stream."""
+    ends = accumulate((tensor.nbytes for tensor in layout.tensors), initial=0)
+    return [Span(start=at, nbytes=tensor.nbytes) for at, tensor in zip(ends, layout.tensors, strict=False)]
+
+
+def encoded_spans(table: ChunkTable) -> list[Span]:
+    """Where the encoding of each region lies in the encoded stream."""
+    ends = accumulate((entry.encoded_bytes for entry in table.regions), initial=0)
+    return [Span(start=at, nbytes=entry.encoded_bytes) for at, entry in zip(ends, table.regions, strict=False)]
+
+
+def needs_base(table: ChunkTable) -> bool:
+    """True if some region can only be decoded over the base's."""
+    return any(entry.codec in DELTAS for entry in table.regions)
+
+
+def region_bytes(total_bytes: int) -> int:
+    """Region size for a model: a 1,024th, between 64 KiB and 4 MiB, a multiple of 8 so that items stay whole."""
+    aimed = -(-total_bytes // REGIONS_AIMED_AT)
+    return min(MAX_REGION_BYTES, max(MIN_REGION_BYTES, -(-aimed // 8) * 8))
+
+
+def chunk_spans(table: ChunkTable) -> list[Span]:
+    """Where each chunk lies in the encoded stream."""
+    return _cut(0, table.encoded_bytes, table.chunk_bytes)
+
+
+def sign_head(head: Head, key: SigningKey) -> bytes:
+    """A sealed head, under HEAD_BYTES."""
+    sealed = key.seal(HEAD_CONTEXT, encode(head))
+    assert len(sealed) <= HEAD_BYTES
+    return sealed
+
+
+def open_head(sealed: bytes, learner_key: bytes) -> Head:
+    """The head that the owner of `learner_key` sealed; ProtocolError for any other bytes."""
+    body = unseal(HEAD_CONTEXT, sealed, learner_key, cap_bytes=HEAD_BYTES)
+    head = decode(body, Head, cap_bytes=HEAD_BYTES)
+    if head.learner_key != learner_key or head.swarm != swarm_id_of(learner_key):
+        raise ProtocolError("this head is of another swarm")
+    return head
+
+
+def open_layout(data: bytes, head: Head) -> Layout:
+    """The layout that `head` names."""
+    _check_object(data, head.layout_digest, head.layout_bytes, "layout")
+    return read_layout(data)
+
+
+def read_layout(data: bytes) -> Layout:
+    """A layout from a source that is trusted or proven otherwise; ProtocolError if it makes no sense."""
+    layout = decode(data, Layout, cap_bytes=LAYOUT_BYTES)
+    if not 0 < layout.total_bytes <= MODEL_BYTES:
+        raise ProtocolError(f"a layout of {layout.total_bytes} bytes of weights is no model")
+    names = [name for tensor in layout.tensors for name in (tensor.name, *tensor.aliases)]
+    if len(set(names)) != len(names) or len({file.name for file in layout.files}) != len(layout.files):
+        raise ProtocolError("a layout names a tensor or a file twice")
+    return layout
+
+
+def open_table(data: bytes, head: Head, layout: Layout) -> ChunkTable:
+    """The chunk table that `head` names, checked against the layout."""
+    _check_object(data, head.table_digest, head.table_bytes, "chunk table")
+    table = decode(data, ChunkTable, cap_bytes=TABLE_BYTES)
+    spans = regions_of(layout)
+    if len(table.regions) != len(spans) or len(table.tensor_sums) != len(layout.tensors):
+        raise ProtocolError("the chunk table does not fit the layout")
+    # An encoder falls back to "raw", which adds nothing.
+    if any(entry.encoded_bytes > span.nbytes for entry, span in zip(table.regions, spans, strict=True)):
+        raise ProtocolError("a region's encoding is larger than any encoder makes it")
+    if needs_base(table) and (head.base is None or head.base >= head.version):
+        raise ProtocolError("the chunk table has deltas, and the head names no older version as their base")
+    if len(chunk_spans(table)) != len(table.chunk_digests):
+        raise ProtocolError("the chunk table names another number of chunks than its regions fill")
+    return table
+
+
+def _check_object(data: bytes, expected: bytes, nbytes: int, what: str) -> None:
+    if len(data) != nbytes or digest(data) != expected:
+        raise ProtocolError(f"this {what} is not the one that the head names")
+
+
+def _cut(start: int, end: int, size: int) -> list[Span]:
+    return [Span(start=at, nbytes=min(size, end - at)) for at in range(start, end, size)]

@@ -1,0 +1,1 @@
+"""Which fleet to rent or admit for a scenario, before there is a swarm."""

@@ -1,0 +1,293 @@
+"""What the same training costs without a swarm: on one machine in turn, or beside whole data-centre GPUs.
+
+What would help most next: small changes of a plan, each predicted anew.
+
+Which fleet to rent or admit for a scenario, beside other ways to do the same, and what would help most next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from swarm.capacity.fleet import Worker
+from swarm.capacity.model import NEARLY_BUSY, predict, shortfall
+from swarm.capacity.plan.arms import Arm, Arms, Payload, Scheme, Setting, Ways, settings_of
+from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers, lengths_of, online_of
+from swarm.capacity.prices import HOUR_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """One of them: `gpus` beside the learner or all there are, prices per hour and per learner step."""
+
+    name: str
+    gpus: int
+    step_s: float
+    cost_per_hour: float
+    cost_per_step: float
+
+
+def colocated_step_s(*, gen_s: float, switch_s: float, train_s: float) -> float:
+    """Generation, switch and training, one after the other."""
+    return gen_s + switch_s + train_s
+
+
+def whole_gpus(*, rollouts_per_s: float, mean_tokens: float, tokens_per_s: float, margin: float) -> int:
+    """GPUs that generate `margin` times the rate that is needed."""
+    return math.ceil(rollouts_per_s * mean_tokens * margin / tokens_per_s)
+
+
+def references_of(scenario: Scenario) -> tuple[Reference, ...]:
+    """Those that the file describes."""
+    found = []
+    if (colocated := scenario.baseline.colocated) is not None:
+        step_s = colocated_step_s(gen_s=colocated.gen_s, switch_s=colocated.switch_s, train_s=colocated.train_s)
+        found.append(_reference("colocated", colocated.gpus, step_s, colocated.price_per_h))
+    if (async_dc := scenario.baseline.async_dc) is not None:
+        learner = scenario.learner
+        gpus = whole_gpus(
+            rollouts_per_s=learner.rollouts_per_step / learner.train_step_s,
+            mean_tokens=lengths_of(scenario).mean,
+            tokens_per_s=async_dc.tokens_per_s,
+            margin=async_dc.margin,
+        )
+        price = learner.price_per_h + gpus * async_dc.price_per_h
+        found.append(_reference("async_dc", gpus, learner.train_step_s, price))
+    return tuple(found)
+
+
+def _reference(name: str, gpus: int, step_s: float, price_per_hour: float) -> Reference:
+    return Reference(
+        name=name,
+        gpus=gpus,
+        step_s=step_s,
+        cost_per_hour=price_per_hour,
+        cost_per_step=price_per_hour * step_s / HOUR_S,
+    )
+
+
+def saving(cost_per_step: float, reference: Reference) -> float:
+    """Share of the reference's cost per step that is saved; negative where it is cheaper."""
+    return 1 - cost_per_step / reference.cost_per_step
+
+
+MOST_MORE = 64
+"""Samplers of one class that are tried as an addition: who lacks more needs another plan, not advice."""
+
+MOST_STEPS = 16
+"""By which S is raised at most."""
+
+WORTH_SAYING = 0.01
+"""Least change of the idle share, or least relative saving, that is told."""
+
+MOST_ADVICE = 3
+"""Changes that are told: who reads more follows none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change and what it does: idle share and cost per step afterwards."""
+
+    change: str
+    idle_share: float
+    cost_per_step: float
+
+
+def advice_for(arms: Arms, arm: Arm) -> tuple[Advice, ...]:
+    """The best first; none where no small change is worth while. While the learner waits: what ends that, the cheapest
+    first. Else: what makes a step cheaper."""
+    if arm.feasible:
+        found = [one for one in _cheaper(arms, arm) if one.cost_per_step < (1 - WORTH_SAYING) * arm.cost_per_step]
+        return tuple(sorted(found, key=lambda one: one.cost_per_step)[:MOST_ADVICE])
+    tried = [*_more_samplers(arms, arm), *_larger_bounds(arms, arm), *_faster_broadcast(arms, arm)]
+    found = [one for one in tried if one.idle_share < arm.idle_share - WORTH_SAYING]
+    found.sort(key=lambda one: (max(one.idle_share, arms.idle_target), one.cost_per_step))
+    return tuple(found[:MOST_ADVICE])
+
+
+def _more_samplers(arms: Arms, arm: Arm) -> list[Advice]:
+    """Of each class."""
+    chosen = _workers(arms, arm)
+    found = []
+    for one in arms.scenario.fleet:
+
+        def larger(number: int, one: FleetClass = one) -> Arm:
+            return arms.arm_of(arm.scheme, arm.payload, arm.setting, "all", [*chosen, *_more(arms, one, number)])
+
+        number, enough = _enough(larger, MOST_MORE, arms.idle_target)
+        found.append(_advice(f"{number} more of class {one.name}", enough))
+    return found
+
+
+def _enough(larger: Callable[[int], Arm], most: int, idle_target: float) -> tuple[int, Arm]:
+    """The least change that brings the idle share under the target, or about as low as the largest does."""
+    goal = max(idle_target, larger(most).idle_share + WORTH_SAYING)
+    number = fewest(lambda count: larger(count).idle_share <= goal, most) or most
+    return number, larger(number)
+
+
+def fewest(suffices: Callable[[int], bool], most: int) -> int | None:
+    """The least of 1 to `most` that suffices, where all above it do as well; None if none does."""
+    high = 1
+    while not suffices(high):
+        if high == most:
+            return None
+        high = min(2 * high, most)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+def _larger_bounds(arms: Arms, arm: Arm) -> list[Advice]:
+    """With the active set as it is."""
+    chosen = _workers(arms, arm)
+
+    def larger(more: int) -> Arm:
+        setting = Setting(max_staleness=arm.max_staleness + more, publish_every_steps=arm.publish_every_steps)
+        return arms.arm_of(arm.scheme, arm.payload, setting, "all", chosen)
+
+    _, found = _enough(larger, MOST_STEPS, arms.idle_target)
+    return [_advice(f"S = {found.max_staleness} instead of {arm.max_staleness}", found)]
+
+
+def _faster_broadcast(arms: Arms, arm: Arm) -> list[Advice]:
+    """Versions in half the time; it costs what it costs now."""
+    chosen = _workers(arms, arm)
+    install_s = arms.disseminate(arm.scheme, arm.payload, arm.setting)(chosen).install_s
+    prediction = predict(arms.demand(arm.setting), chosen, [seconds / 2 for seconds in install_s])
+    cost_per_step = arm.cost_per_step * prediction.step_s / arm.step_s
+    change = "versions in half the time (fewer bytes, a faster line of the learner)"
+    return [Advice(change=change, idle_share=prediction.idle_share, cost_per_step=cost_per_step)]
+
+
+def _cheaper(arms: Arms, arm: Arm) -> list[Advice]:
+    """A quarter more of a class that is used up: dearer ones would wait."""
+    found = []
+    for one in arms.scenario.fleet:
+        if arm.by_class.get(one.name, 0) < one.online:
+            continue
+        number = max(1, round(one.online / 4))
+        more = Arms(arms.scenario, [*arms.workers, *_more(arms, one, number)], arms.ways, idle_target=arms.idle_target)
+        found.append(
+            _advice(f"{number} more of class {one.name}", more.arm(arm.scheme, arm.payload, arm.setting, "cheapest"))
+        )
+    return found
+
+
+def _workers(arms: Arms, arm: Arm) -> list[Worker]:
+    active = set(arm.active)
+    return [worker for worker in arms.workers if worker.name in active]
+
+
+def _more(arms: Arms, one: FleetClass, number: int) -> Sequence[Worker]:
+    """Like the others of the class, by other names."""
+    added = class_workers(arms.scenario, one, number, random=None)
+    return [replace(worker, name=f"{worker.name}-more") for worker in added]
+
+
+def _advice(change: str, arm: Arm) -> Advice:
+    return Advice(change=change, idle_share=arm.idle_share, cost_per_step=arm.cost_per_step)
+
+
+Progress = Callable[[str, float], None]
+"""Told what is being worked out, and which share of all is done."""
+
+STAGES = len(get_args(Payload)) * len(get_args(Scheme)) + 1
+"""Arms, and the advice: about as long each."""
+
+
+class NoFeasibleSet(ValueError):
+    """Not one sampler could deliver in time, whatever the settings: the message is the inequality that fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassLine:
+    """A class of the fleet: how many are there at a time and how many of them are active; price and rate of each."""
+
+    name: str
+    online: int
+    active: int
+    price_per_h: float
+    rollouts_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`arms`: every scheme and payload, with all samplers active and with the cheapest set, at the same settings.
+    `chosen` is the cheapest set with relay and deltas, which is how a swarm runs; `advice` is for it."""
+
+    scenario: str
+    currency: str
+    prices_as_of: str
+    needed_rollouts_per_s: float
+    arms: tuple[Arm, ...]
+    chosen: Arm
+    classes: tuple[ClassLine, ...]
+    advice: tuple[Advice, ...]
+    references: tuple[Reference, ...]
+
+
+def plan_for(
+    scenario: Scenario, ways: Ways, *, idle_target: float = NEARLY_BUSY, progress: Progress | None = None
+) -> Plan:
+    """The plan for the samplers that are there at a time, with the links that their classes have in the mean.
+    NoFeasibleSet where none of them could ever deliver in time."""
+    tell = progress or (lambda what, share: None)
+    workers = online_of(scenario, random=None)
+    arms = Arms(scenario, workers, ways, idle_target=idle_target)
+    _check_some_is_in_time(arms, workers)
+    found: list[Arm] = []
+    for payload in get_args(Payload):
+        for scheme in get_args(Scheme):
+            tell(f"planning {scheme} {payload}", len(found) / 2 / STAGES)
+            cheapest = arms.cheapest(scheme, payload)
+            found += [arms.arm(scheme, payload, cheapest.setting, "all"), cheapest]
+    chosen = found[-1]
+    tell("what would help most next", len(found) / 2 / STAGES)
+    return Plan(
+        scenario=scenario.scenario.name,
+        currency=scenario.scenario.currency,
+        prices_as_of=scenario.scenario.prices_as_of,
+        needed_rollouts_per_s=scenario.learner.rollouts_per_step / scenario.learner.train_step_s,
+        arms=tuple(found),
+        chosen=chosen,
+        classes=_class_lines(scenario, chosen),
+        advice=advice_for(arms, chosen),
+        references=references_of(scenario),
+    )
+
+
+def _class_lines(scenario: Scenario, arm: Arm) -> tuple[ClassLine, ...]:
+    mean_tokens = lengths_of(scenario).mean
+    return tuple(
+        ClassLine(
+            name=one.name,
+            online=one.online,
+            active=arm.by_class.get(one.name, 0),
+            price_per_h=one.price_per_h,
+            rollouts_per_s=one.tokens_per_s / mean_tokens,
+        )
+        for one in scenario.fleet
+    )
+
+
+def _check_some_is_in_time(arms: Arms, workers: list[Worker]) -> None:
+    """With deltas, sent to the sampler of the fastest line alone, at one of the settings."""
+    best = max(workers, key=lambda worker: worker.downlink_bytes_per_s)
+    faults: dict[Setting, str] = {}
+    for setting in settings_of(arms.scenario):
+        plan = arms.disseminate("relay", "delta", setting)([best])
+        fault = shortfall(arms.demand(setting), broadcast_s=plan.broadcast_s, generation_s=best.place_s)
+        if fault is None:
+            return
+        faults[setting] = fault
+    setting = max(faults, key=lambda one: one.max_staleness - one.publish_every_steps)
+    raise NoFeasibleSet(
+        f"no setting lets a rollout be fresh enough, not even of {best.name} alone; nearest is max_staleness "
+        f"{setting.max_staleness} with publish_every_steps {setting.publish_every_steps}: {faults[setting]}"
+    )

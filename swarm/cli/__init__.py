@@ -1,0 +1,1 @@
+"""The commands. Nothing here imports torch or numpy: `echo-node --help` answers at once."""

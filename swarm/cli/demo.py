@@ -1,0 +1,413 @@
+"""`echo-node demo`: real `lead` and `join` processes on this machine, a live view, and a verdict at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from rich.console import Console
+
+from swarm.cli.runs import verify_directory
+from swarm.errors import EchoError, PeerUnreachable, UserError
+from swarm.net.client import PeerClient, plain_address
+from swarm.node.rundir import LOGS
+from swarm.report.chart import Curve, learning_chart
+from swarm.report.live import LiveView
+from swarm.rollout.journal.verify import Report
+from swarm.sampler.choice import choose_engine, gpu_build
+
+POLL_S = 0.25
+PLAIN_LINE_S = 2.0
+VLLM_LINE_S = 5.0
+START_S = 60.0
+VLLM_START_S = 300.0
+"""Two engines that load vLLM side by side take half a minute on two quiet cores, and minutes on busy ones."""
+
+VLLM_MEMORY = 0.8
+"""Of the GPU's memory, for all engines of the demo together; the learner's model is tiny."""
+
+STOP_S = 15.0
+"""After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
+
+BEAT_S = 1.0
+"""Beats on one machine cost nothing, and a killed sampler is noticed in three seconds."""
+
+TARGET = 0.95
+"""Held-out exact match at which the demo stops; 0.9 is what it promises."""
+
+LEARNED = 0.9
+
+EVAL_PROMPTS = 500
+"""A share of 0.95 of so many is known to within 0.02 (two standard deviations); of 100, the default, to 0.04."""
+
+
+STARTING_S = 5.0
+"""A resumed learner takes this long to load its model and to train again on what it has since the last checkpoint. Half
+of the kills come within this time of its start."""
+
+RUNNING_S = 3.0
+"""The others come within this time of its first answer to samplers: ten of them fit into a demo that learns in 30 s."""
+
+OFTEN_STEPS = 10
+"""Steps between checkpoints of a learner that is to be killed: some kills meet one that is being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    samplers: int
+    steps: int
+    kill_one: bool
+    kill_learner: int
+    kill_seed: int
+    reward: str
+    max_staleness: int
+    run_dir: Path | None
+    seed: int = 0
+    engine: Literal["transformers", "vllm"] = "transformers"
+
+    @property
+    def vllm_samplers(self) -> int:
+        """With vLLM all samplers but the last have it: that both kinds draw for one batch is the point."""
+        return max(1, self.samplers - 1) if self.engine == "vllm" else 0
+
+
+class Demo:
+    """One demonstration. Lines and view go to stderr when stdout is for JSON."""
+
+    def __init__(self, options: DemoOptions, *, to_stderr: bool) -> None:
+        self._options = options
+        self._console = Console(stderr=to_stderr)
+        self._run_dir = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+        self._logs = self._run_dir / LOGS
+        self._nodes: list[asyncio.subprocess.Process] = []
+        self._view = LiveView(self._console, title="echo-node demo", line_s=PLAIN_LINE_S)
+        self._killed = False
+        self._by_sampler: dict[str, dict[str, Any]] = {}
+        self._random = Random(options.kill_seed)
+        self._learner_kills = 0
+        self._kill_at = math.inf
+        self._kill_when_running_for_s = math.inf
+
+    async def run(self) -> dict[str, Any]:
+        """Run to the end; the summary that --json prints."""
+        if self._options.kill_one and self._options.samplers < 2:
+            raise UserError("--kill-one needs a second sampler that goes on: --samplers 2 or more")
+        await asyncio.to_thread(choose_engine, self._options.engine)
+        began = time.monotonic()
+        self._say(f"run directory {self._run_dir}; what the nodes print is in its {LOGS}/")
+        try:
+            learner = await self._start("learner", *self._lead_arguments())
+            url = await self._learner_url(learner)
+            if self._options.kill_learner:
+                self._say(f"kills are drawn with --kill-seed {self._options.kill_seed}")
+                self._draw_kill()
+            await self._start_samplers(url)
+            await self._watch(url)
+        except asyncio.CancelledError:
+            words = f"stopping all processes (again to kill them); the run so far is in {self._run_dir}"
+            self._console.print(words, highlight=False, soft_wrap=True)
+            raise
+        finally:
+            await self._stop_all()
+        return self._finish(time.monotonic() - began, await self._verify())
+
+    def _lead_arguments(self) -> list[str]:
+        options = self._options
+        config = self._logs / "lead.toml"
+        try:
+            self._logs.mkdir(parents=True)
+        except FileExistsError as error:
+            raise UserError(f"{self._run_dir} holds another demo: choose another --run-dir") from error
+        often = f"checkpoint_every_steps = {OFTEN_STEPS}\n" if options.kill_learner else ""
+        config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\neval_prompts = {EVAL_PROMPTS}\n{often}')
+        values = {
+            "--config": config,
+            "--port": 0,
+            "--steps": options.steps,
+            "--max-staleness": options.max_staleness,
+            "--reward": options.reward,
+            "--target": TARGET,
+            "--seed": options.seed,
+            "--run-dir": self._run_dir,
+        }
+        return ["lead", "--lan", *(str(part) for pair in values.items() for part in pair)]
+
+    async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
+        with (self._logs / f"{name}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "swarm",
+                *arguments,
+                "--stop-with-stdin",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # Several engines share the cores; more threads each would only wait for one another.
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._nodes.append(process)
+        return process
+
+    async def _start_samplers(self, url: str) -> None:
+        """Those with vLLM first: the others are quick, and the run might be over before vLLM has begun."""
+        vllm, others = self._options.vllm_samplers, self._options.samplers - self._options.vllm_samplers
+        if vllm:
+            self._say(f"starting {vllm} samplers with vLLM, and {others} with transformers once they are up")
+        for number in range(vllm):
+            share = ("--gpu-memory-share", f"{VLLM_MEMORY / vllm:.2f}") if gpu_build() else ()
+            await self._join(url, number, "vllm", *share)
+            # While one measures how much memory a GPU has left nobody else may take any.
+            if share or number == vllm - 1:
+                await self._wait_for_vllm(url, number + 1)
+        for number in range(vllm, self._options.samplers):
+            await self._join(url, number, "transformers")
+
+    async def _join(self, url: str, number: int, engine: str, *arguments: str) -> None:
+        name = f"sampler-{number}"
+        flags = ("--bootstrap", url, "--state-dir", str(self._logs / name), "--lan", "--engine", engine)
+        await self._start(name, "join", *flags, "--device-class", engine, *arguments)
+
+    async def _wait_for_vllm(self, url: str, wanted: int) -> None:
+        """Until so many samplers with vLLM hold weights, or the run is over without them."""
+        began, told_s = time.monotonic(), 0.0
+        async with PeerClient(plain_address(url)) as peer:
+            while self._nodes[0].returncode is None:
+                for number, process in enumerate(self._nodes[1:]):
+                    if process.returncode is not None:
+                        raise EchoError(f"sampler-{number} ended: {self._log_tail(f'sampler-{number}')}")
+                status = await _status(peer)
+                up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
+                waited_s = time.monotonic() - began
+                if up >= wanted:
+                    self._say(f"vLLM is up in {up} samplers after {waited_s:.0f} s")
+                    return
+                if waited_s > VLLM_START_S:
+                    raise EchoError(f"vLLM did not start in {VLLM_START_S:.0f} s: {self._log_tail('sampler-0')}")
+                if waited_s - told_s >= VLLM_LINE_S:
+                    told_s = waited_s
+                    self._say(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s")
+                await _sleep_unless_ended(self._nodes[0], POLL_S)
+
+    async def _learner_url(self, learner: asyncio.subprocess.Process) -> str:
+        """What the learner wrote once it listened."""
+        path = self._run_dir / "node.json"
+        until = time.monotonic() + START_S
+        while not path.exists():
+            if learner.returncode is not None or time.monotonic() > until:
+                raise EchoError(f"the learner did not start: {self._log_tail('learner')}")
+            await asyncio.sleep(0.05)
+        return str(json.loads(path.read_text())["url"])
+
+    async def _watch(self, url: str) -> None:
+        """Show the run until the learner ends by itself."""
+        with self._view as view:
+            async with PeerClient(plain_address(url)) as peer:
+                while self._nodes[0].returncode is None:
+                    self._check_samplers()
+                    status = await _status(peer)
+                    await self._kill_learner_if_due(status)
+                    if status is not None:
+                        self._note(status)
+                    view.update(status)
+                    await _sleep_unless_ended(self._nodes[0], POLL_S)
+        if self._nodes[0].returncode not in (0, 1):
+            raise EchoError(f"the learner failed: {self._log_tail(self._learner_name())}")
+        if not (self._run_dir / "summary.json").exists():
+            raise EchoError(f"the learner ended early: {self._log_tail(self._learner_name())}")
+
+    def _check_samplers(self) -> None:
+        """Without any sampler the learner would wait for ever, as it should; a demo should not. 0 is a farewell, and a
+        sampler that pauses comes back too late."""
+        if all(self._is_out(number) for number in range(len(self._nodes) - 1)):
+            raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
+
+    def _is_out(self, number: int) -> bool:
+        said = self._said(f"sampler-{number}")
+        return bool(self._nodes[1 + number].returncode) or (bool(said) and said[-1].startswith("paused for "))
+
+    def _note(self, status: dict[str, Any]) -> None:
+        for sampler in status["samplers"]:
+            counts = {f"rollouts_{name}": sampler["verdicts"].get(name, 0) for name in ("accepted", "duplicate")}
+            self._by_sampler[sampler["node"]] = {"engine": sampler["device_class"], **counts}
+        if self._options.kill_one and not self._killed and self._half_way(status):
+            self._killed = True
+            os.kill(self._nodes[1].pid, signal.SIGKILL)
+            self._say(f"killed sampler-0 (SIGKILL) at step {status['step']}")
+
+    def _half_way(self, status: dict[str, Any]) -> bool:
+        """In the middle of learning: half of the steps, or half of the reward, whichever comes first."""
+        return bool(status["step"] >= status["steps"] // 2 or status["metrics"].get("reward", 0.0) >= 0.5)
+
+    # -- killing the learner ---------------------------------------------------------------------------------
+
+    def _draw_kill(self) -> None:
+        """When the learner just started is killed: at random, the last time of several as it finishes."""
+        self._kill_at = self._kill_when_running_for_s = math.inf
+        left = self._options.kill_learner - self._learner_kills
+        if left == 0 or left == 1 < self._options.kill_learner:
+            return
+        if self._random.random() < 0.5:
+            self._kill_at = time.monotonic() + self._random.uniform(0.0, STARTING_S)
+        else:
+            self._kill_when_running_for_s = self._random.uniform(0.0, RUNNING_S)
+
+    async def _kill_learner_if_due(self, status: dict[str, Any] | None) -> None:
+        """SIGKILL the learner when its moment has come, and have a new one go on with the run."""
+        state = status["state"] if status is not None else "no answer"
+        if state == "running" and math.isinf(self._kill_at):
+            self._kill_at = time.monotonic() + self._kill_when_running_for_s
+        ending = state in ("finishing", "finished") and self._learner_kills < self._options.kill_learner
+        due = ending or time.monotonic() >= self._kill_at
+        # Once there is a summary the samplers are gone, and there is nothing to go on with.
+        if not due or (self._run_dir / "summary.json").exists():
+            return
+        learner = self._nodes[0]
+        learner.kill()
+        await learner.wait()
+        self._learner_kills += 1
+        at = f"{state}, step {status['step']}" if status is not None else "not yet up"
+        self._say(f"killed the learner (SIGKILL {self._learner_kills}): {at}")
+        name = self._learner_name()
+        self._nodes[0] = await self._start(name, "lead", "--resume", str(self._run_dir))
+        self._nodes.pop()
+        self._draw_kill()
+
+    def _learner_name(self) -> str:
+        return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
+
+    async def _verify(self) -> Report:
+        """What the run's journal and checkpoints prove."""
+        report, *_ = await asyncio.to_thread(verify_directory, self._run_dir)
+        for breach in report.breaches:
+            self._say(f"breach: {breach}")
+        return report
+
+    async def _stop_all(self) -> None:
+        """No node outlives the demo: asked first, killed after STOP_S."""
+        for process in self._nodes:
+            if process.returncode is None:
+                process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await asyncio.gather(*(process.wait() for process in self._nodes))
+        except (TimeoutError, asyncio.CancelledError):
+            for process in self._nodes:
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.gather(*(process.wait() for process in self._nodes))
+
+    def _finish(self, wall_s: float, report: Report) -> dict[str, Any]:
+        final = json.loads((self._run_dir / "summary.json").read_text())
+        held_out = final["held_out"]
+        learned = held_out[-1]["exact_match"] >= LEARNED
+        picture = self._draw(held_out)
+        self._say(
+            f"exact match on {EVAL_PROMPTS} held-out numbers {held_out[0]['exact_match']:.3f} -> "
+            f"{held_out[-1]['exact_match']:.3f} in {final['step']} steps and {wall_s:.0f} s"
+        )
+        self._say(verdict(learned=learned, control=self._options.reward == "random", steps=self._options.steps))
+        for line in next_steps(self._run_dir, picture):
+            self._say(line)
+        verdicts = final["verdicts"]
+        return {
+            "learned": learned,
+            "as_it_should": learned != (self._options.reward == "random"),
+            "seed": self._options.seed,
+            "held_out_before": held_out[0]["exact_match"],
+            "held_out_after": held_out[-1]["exact_match"],
+            "steps": final["step"],
+            "wall_s": round(wall_s, 2),
+            "verified": not report.breaches,
+            "rollouts_accepted": report.accepted,
+            "rollouts_stale": verdicts.get("stale", 0) + final["rollouts_dropped"].get("stale", 0),
+            "versions_published": final["versions_published"],
+            "max_staleness_seen": final["max_staleness_seen"],
+            "max_staleness": final["max_staleness"],
+            "samplers": self._options.samplers,
+            "by_sampler": list(self._by_sampler.values()),
+            "sampler_killed": self._killed,
+            "learner_killed": self._learner_kills,
+            "run_dir": str(self._run_dir),
+            "picture": str(picture),
+        }
+
+    def _draw(self, held_out: list[dict[str, float]]) -> Path:
+        steps = [json.loads(line) for line in (self._run_dir / "metrics.jsonl").read_text().splitlines()]
+        curves = [
+            Curve(name="reward", color="#1f77b4", points=[(s["step"], s["reward"]) for s in steps]),
+            Curve(name="exact match (sampled)", color="#ff7f0e", points=[(s["step"], s["exact_match"]) for s in steps]),
+            Curve(
+                name="held-out (greedy)",
+                color="#2ca02c",
+                points=[(e["version"], e["exact_match"]) for e in held_out],
+                dots=True,
+            ),
+        ]
+        path = self._run_dir / "learning.svg"
+        path.write_text(learning_chart("copy four digits: a random tiny model learns from its samplers", curves))
+        return path
+
+    def _say(self, line: str) -> None:
+        self._view.say(line)
+
+    def _log_tail(self, name: str) -> str:
+        return f"{' | '.join(self._said(name)[-2:]) or 'it said nothing'} (log: {self._logs / name}.log)"
+
+    def _said(self, name: str) -> list[str]:
+        return (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
+
+
+def verdict(*, learned: bool, control: bool, steps: int) -> str:
+    """What a demo has shown, for the person who looks on."""
+    match learned, control:
+        case True, False:
+            return "It learned: the last version copies digits that it never trained on."
+        case False, True:
+            return "It did not learn, and that is the success: the reward was random, so there was nothing to learn."
+        case True, True:
+            return "It learned from a random reward: something is broken, please report it."
+        case _:
+            return f"It did not learn within {steps} steps: try another --seed, or more --steps."
+
+
+def next_steps(run_dir: Path, picture: Path) -> list[str]:
+    """What can be looked at and done now, as commands."""
+    command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
+    quoted = shlex.quote(str(run_dir))
+    return [
+        f"learning curves: {picture}",
+        "next, look at it as a page, prove that no rollout was lost, take the model away:",
+        f"  {command} report {quoted}",
+        f"  {command} verify {quoted}",
+        f"  {command} export model {quoted} --best --to my-model",
+        "the same in two terminals; this one prints what to type in the other:",
+        f"  {command} lead --model tiny --task copy",
+    ]
+
+
+async def _status(peer: PeerClient) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=5.0))
+        return found
+    except PeerUnreachable:
+        return None
+
+
+async def _sleep_unless_ended(process: asyncio.subprocess.Process, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await process.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,98 @@
+"""Options of the command line: those of a command come from the settings that it takes, in sections."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
+
+from swarm.settings import SECTIONS, Flag
+
+KINDS = {int: "<int>", float: "<number>", Path: "<path>"}
+"""What the help says of a value; it is a text for everything else."""
+
+OTHER = "Other"
+"""Section of options that name none."""
+
+
+class Sections(TyperCommand):
+    """A command whose help has its options in sections."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in (*SECTIONS, OTHER)}
+        for option in self.get_params(ctx):
+            if (record := option.get_help_record(ctx)) is not None:
+                sections[getattr(option, "rich_help_panel", None) or OTHER].append(record)
+        for name, records in sections.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+
+
+def with_settings(kind: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command an option for each setting of `kind` that is a flag. What is given of them arrives as its first
+    argument, by name; `kind` checks the values, so that flags and file are refused in the same words."""
+    options = {name: made for name, field in kind.model_fields.items() if (made := _option(name, field)) is not None}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+        def run(**given: Any) -> None:
+            flags = {name: given.pop(name) for name in options}
+            command({name: value for name, value in flags.items() if value is not None}, **given)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature([*own, *options.values()])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter | None:
+    """The option of a setting; None for one that only a file sets."""
+    flag = next((one for one in field.metadata if isinstance(one, Flag)), None)
+    if flag is None:
+        return None
+    plain = _plain(field.annotation)
+    choices = [str(choice) for choice in get_args(plain)] if get_origin(plain) is Literal else []
+    several = get_origin(plain) in (tuple, dict)
+    default = flag.default or _in_words(field)
+    option = typer.Option(
+        None,
+        f"--{name.replace('_', '-')}" + (f"/--no-{name.replace('_', '-')}" if plain is bool else ""),
+        help=flag.help + (" May be repeated." if several else "") + (f" Default: {default}." if default else ""),
+        metavar=None if plain is bool else f"<{'|'.join(choices)}>" if choices else KINDS.get(plain, "<text>"),
+        autocompletion=(lambda: choices) if choices else None,
+        show_default=False,
+        rich_help_panel=flag.section,
+    )
+    given: Any = bool if plain is bool else list[str] if several else str
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=given | None)
+
+
+def _plain(annotation: Any) -> Any:
+    """Without None and constraints: int of `Annotated[int, Field(ge=1)] | None`."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if NoneType in get_args(annotation):
+        return _plain(next(part for part in get_args(annotation) if part is not NoneType))
+    return annotation
+
+
+def _in_words(field: FieldInfo) -> str:
+    """What the setting is unless it is given; nothing for what is then not there."""
+    match field.get_default():
+        case bool(value):
+            return "yes" if value else "no"
+        case int() | str() as value:
+            return str(value)
+        case float(value):
+            return f"{value:g}"
+    return ""

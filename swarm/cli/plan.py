@@ -1,0 +1,100 @@
+"""Commands about a swarm that is not there yet: plan. They need a scenario file, no model and no network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from swarm.capacity.plan.arms import Ways
+    from swarm.capacity.plan.plan import Plan, Progress
+    from swarm.capacity.plan.scenario import Scenario
+
+ScenarioFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="A scenario: docs/scenarios.md.")]
+IdleTarget = Annotated[
+    float, typer.Option(min=0.001, max=0.9, help="Share of the time that the learner may wait. Default: 0.02.")
+]
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
+
+def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = False) -> None:
+    """Choose the fleet for a scenario. What to rent or admit, what it costs, what binds, what would help most next."""
+    from rich.console import Console
+
+    from swarm.report.plans import plan_view
+
+    scenario = _scenario(file)
+    with progress(shown=sys.stderr.isatty()) as tell:
+        found = planned(scenario, idle_target=idle_target, progress=tell)
+    console = Console()
+    console.print(plan_view(found, console.width))
+    if as_json:
+        typer.echo(json.dumps(plan_json(found)))
+
+
+@contextmanager
+def progress(*, shown: bool) -> Iterator[Progress]:
+    """A bar on stderr, told what is done and which share of it, for as long as the block runs."""
+    if not shown:
+        yield lambda what, share: None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    with bars.Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)
+
+
+def planned(scenario: Scenario, *, idle_target: float, progress: Progress | None = None) -> Plan:
+    """The plan by the broadcasts that a swarm would make. UserError where no setting could work."""
+    from swarm.capacity.plan.plan import NoFeasibleSet, plan_for
+
+    try:
+        return plan_for(scenario, ways_of(scenario), idle_target=idle_target, progress=progress)
+    except NoFeasibleSet as fault:
+        raise UserError(str(fault)) from fault
+
+
+def ways_of(scenario: Scenario) -> Ways:
+    """How versions travel in this scenario."""
+    from swarm.capacity.delivery import disseminate_by
+    from swarm.capacity.plan.scenario import BYTES_PER_MBIT
+
+    def ways(scheme: str, version_bytes: float) -> Any:
+        return disseminate_by(
+            scheme="star" if scheme == "star" else None,
+            learner_uplink_bytes_per_s=scenario.learner.up_mbps * BYTES_PER_MBIT,
+            encoded_bytes=version_bytes,
+            apply_s=scenario.delta.apply_s,
+        )
+
+    return ways
+
+
+def plan_json(found: Plan) -> dict[str, Any]:
+    """Plain values; savings are shares of each baseline's cost per step."""
+    from dataclasses import asdict
+
+    from swarm.capacity.plan.plan import saving
+
+    values = asdict(found)
+    for arm, plain in zip((*found.arms, found.chosen), (*values["arms"], values["chosen"]), strict=True):
+        plain["name"] = arm.name
+        plain["saving"] = {one.name: saving(arm.cost_per_step, one) for one in found.references}
+    return values
+
+
+def _scenario(file: Path) -> Scenario:
+    from swarm.capacity.plan.scenario import Scenario
+    from swarm.settings import load_file
+
+    return load_file(Scenario, file)

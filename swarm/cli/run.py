@@ -1,0 +1,373 @@
+"""The command line. Imports no torch, no numpy: `echo-node --help` answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+
+import typer
+
+from swarm import __version__
+from swarm.cli.options import Sections, with_settings
+from swarm.cli.plan import plan
+from swarm.cli.runs import export_app, report, set_value, status, verify
+from swarm.cli.simulate import simulate
+from swarm.cli.tasks import tasks_app
+from swarm.errors import EchoError, UserError, first_fault
+from swarm.settings import MOST, JoinConfig, LeadConfig
+
+if TYPE_CHECKING:
+    from swarm.node.relay import RelayNode
+    from swarm.node.sampler import SamplerNode
+    from swarm.report.live import LiveView
+
+DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
+"""Exit statuses."""
+
+LEAVE_S = 3.0
+"""After a second signal a node that cannot end is ended: its last words to others take at most a second."""
+
+R = TypeVar("R")
+T = TypeVar("T", covariant=True)
+
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    # Plain text: no name is cut, however narrow the terminal, and rich's help would take as long to import as the rest.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+EXAMPLES = """\b
+Examples:
+  echo-node demo                   a swarm on this machine
+  echo-node lead --task copy       lead one
+  echo-node join --bootstrap LINE  join it from elsewhere
+"""
+LEAD_EXAMPLES = """\b
+Examples:
+  echo-node lead --model tiny --task copy --steps 200
+  echo-node lead --config examples/questions.toml
+  echo-node lead --resume runs/copy-20260101-120000
+"""
+JOIN_EXAMPLES = """\b
+Examples, with the line that `lead` prints:
+  echo-node join --bootstrap echo1:...
+  echo-node join --bootstrap echo1:... --role relay
+"""
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with settings; options override it.", rich_help_panel=MOST)
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        help="Run directory of a run to go on with, however it ended; its settings hold.", rich_help_panel=MOST
+    ),
+]
+ForkFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Begin a new run with the model and the settings of that run; each may be changed.",
+        rich_help_panel=MOST,
+    ),
+]
+ForkStep = Annotated[int | None, typer.Option("--step", min=0, help="With --from: of that checkpoint, not the newest.")]
+ForkBest = Annotated[bool, typer.Option("--best", help="With --from: the model that was best on held-out prompts.")]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Look at all that the run needs, say what was found, and start nothing.", rich_help_panel=MOST
+    ),
+]
+WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"echo-node {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(epilog=EXAMPLES)
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Reinforcement-learning post-training of language models: one learner, many cheap samplers."""
+
+
+@app.command(cls=Sections, epilog=LEAD_EXAMPLES)
+@with_settings(LeadConfig)
+def lead(
+    flags: dict[str, Any],
+    *,
+    config: ConfigFile = None,
+    resume: Resume = None,
+    from_run: ForkFrom = None,
+    step: ForkStep = None,
+    best: ForkBest = False,
+    check: Check = False,
+    stop_with_stdin: WithStdin = False,
+) -> None:
+    """Lead a swarm: train a model on a task. The rollouts come from whoever joins."""
+    from rich.console import Console
+
+    from swarm.node.checking import check_run
+    from swarm.node.learner import LearnerNode
+    from swarm.node.rundir import forked_config, resumed_config
+    from swarm.report.live import LiveView, follow
+    from swarm.settings import load_config, read_toml
+
+    _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None, check=check)
+    origin = None
+    if from_run is not None:
+        settings, origin = forked_config(from_run, flags, config, step=step, best=best)
+    else:
+        settings = resumed_config(resume, flags, config) if resume else load_config(LeadConfig, config, flags)
+    if check:
+        _run(_until_signalled(check_run(settings, _say, resume=resume is not None), stop_with_stdin=stop_with_stdin))
+        return
+    dialled = "max_staleness" in flags or (config is not None and "max_staleness" in read_toml(config))
+    view = LiveView(Console(), title="echo-node lead")
+    node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
+
+    async def work() -> bool:
+        showing = asyncio.create_task(follow(view, lambda: node.status() if node.is_up else None))
+        try:
+            return await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin, view=view)
+        finally:
+            showing.cancel()
+
+    reached = _run(work())
+    raise typer.Exit(STOPPED if node.is_stopped else DONE if reached else NOT_REACHED)
+
+
+def _refuse_mixed(
+    flags: dict[str, Any], *, resume: Path | None, from_run: Path | None, picks: bool, check: bool
+) -> None:
+    """UserError for options of `lead` that exclude one another."""
+    if resume is not None and "run_dir" in flags:
+        raise UserError("--resume says which run directory: leave --run-dir out")
+    if resume is not None and from_run is not None:
+        raise UserError("--resume goes on with a run and --from begins another one: give one of them")
+    if from_run is None and picks:
+        raise UserError("--step and --best say which model of a run to begin with: name the run with --from")
+    if from_run is not None and check:
+        raise UserError(
+            "--check looks at a new run or one to resume: leave --from out, and name a checkpoint as --model"
+        )
+
+
+@app.command(cls=Sections, epilog=JOIN_EXAMPLES)
+@with_settings(JoinConfig)
+def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
+    """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
+    from swarm.settings import load_config
+
+    settings = load_config(JoinConfig, config, flags)
+
+    async def work() -> None:
+        await _until_asked_to_stop(_joining(settings), stop_with_stdin=stop_with_stdin)
+
+    _run(work())
+
+
+def _joining(settings: JoinConfig) -> RelayNode | SamplerNode:
+    from swarm.node.relay import RelayNode
+    from swarm.node.sampler import SamplerNode
+
+    return RelayNode(settings, _say) if settings.role == "relay" else SamplerNode(settings, _say)
+
+
+@app.command()
+def demo(
+    samplers: Annotated[int, typer.Option(min=1, max=16, help="Sampler processes.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Learner steps at most.")] = 200,
+    kill_one: Annotated[bool, typer.Option("--kill-one", help="SIGKILL a sampler half-way.")] = False,
+    kill_learner: Annotated[
+        int, typer.Option(min=0, max=100, help="SIGKILL the learner so often at random moments, and resume it.")
+    ] = 0,
+    kill_seed: Annotated[int | None, typer.Option(help="Draw the moments of a former demo again.")] = None,
+    reward: Annotated[
+        Literal["task", "random"], typer.Option(help="random is a control: not to learn is its success.")
+    ] = "task",
+    seed: Annotated[int, typer.Option(min=0, help="Of the model and of everything that is drawn.")] = 0,
+    max_staleness: Annotated[int, typer.Option(min=0, help="The bound S.")] = 2,
+    engine: Annotated[
+        Literal["transformers", "vllm"], typer.Option(help="vllm has all samplers but the last draw with vLLM.")
+    ] = "transformers",
+    run_dir: Annotated[Path | None, typer.Option(help="Default: runs/demo-DATE-TIME.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a learning swarm on this machine. One learner and a few samplers, with a live view."""
+    from random import SystemRandom
+
+    from swarm.cli.demo import Demo, DemoOptions
+
+    options = DemoOptions(
+        samplers=samplers,
+        steps=steps,
+        kill_one=kill_one,
+        kill_learner=kill_learner,
+        kill_seed=SystemRandom().randrange(1 << 32) if kill_seed is None else kill_seed,
+        reward=reward,
+        max_staleness=max_staleness,
+        run_dir=run_dir,
+        seed=seed,
+        engine=engine,
+    )
+    summary = _run(_until_signalled(Demo(options, to_stderr=as_json).run(), stop_with_stdin=False))
+    if as_json:
+        typer.echo(json.dumps(summary))
+    raise typer.Exit(DONE if summary["as_it_should"] and summary["verified"] else NOT_REACHED)
+
+
+app.command()(status)
+app.command("set")(set_value)
+app.command()(verify)
+app.command()(report)
+app.command()(plan)
+app.command()(simulate)
+app.add_typer(tasks_app, name="tasks")
+app.add_typer(export_app, name="export")
+
+
+def run() -> None:
+    """Run a command; every foreseen fault is one line on stderr and an exit status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # A command that runs an event loop has its own words for it.
+        signal.signal(signal.SIGINT, _stop_at_once)
+    try:
+        arguments = sys.argv[1:] or ["--help"]
+        sys.exit(app(arguments, prog_name="echo-node", standalone_mode=False) or DONE)
+    except typer.TyperException as error:
+        _fail(_explained(error), BAD_INPUT)
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
+    except (EchoError, OSError, ExceptionGroup) as error:
+        match first_fault(error):
+            case UserError() as fault:
+                _fail(str(fault), BAD_INPUT)
+            case EchoError() | OSError() as fault:
+                _fail(str(fault), NOT_REACHED)
+            case _:
+                raise
+
+
+def _explained(error: typer.TyperException) -> str:
+    """A wrong command line, and what was probably meant."""
+    near = getattr(error, "possibilities", None) or [""]
+    wrong = getattr(error, "option_name", "")
+    name = wrong.lstrip("-").replace("-", "_")
+    if name in LeadConfig.model_fields.keys() | JoinConfig.model_fields.keys() and near[0] != wrong.replace("_", "-"):
+        return f"{error}: write {name} = ... in a TOML file and name that with --config"
+    return f"{error}: did you mean {near[0]}?" if near[0] else error.format_message()
+
+
+def _stop_at_once(number: int, _: object) -> None:
+    """Ctrl-C in a command that has nothing to finish: a line, and the end."""
+    # Whoever signals again waits for no cleaning up.
+    signal.signal(number, signal.SIG_DFL)
+    typer.echo("echo-node: stopped", err=True)
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"echo-node: {message}", err=True)
+    sys.exit(code)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _run(work: Coroutine[Any, Any, R]) -> R:
+    """Run on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: bool) -> R:
+    """`work`, cancelled by SIGINT, SIGTERM or SIGHUP, so that whatever it started is stopped."""
+    task = asyncio.ensure_future(work)
+    _on_stop(task.cancel, stop_with_stdin=stop_with_stdin)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+class Node(Protocol[T]):
+    """A node that can be asked to stop. `request_stop` says what it waits for; False if that is nothing."""
+
+    def run(self) -> Coroutine[Any, Any, T]: ...
+    def request_stop(self) -> bool: ...
+    def last_words(self) -> str: ...
+
+
+async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: LiveView | None = None) -> T:
+    """Run `node`, asked politely to end by the first signal and cancelled by the second. Its last words come below the
+    view, if there is one."""
+    task = asyncio.ensure_future(node.run())
+    asked = said = False
+
+    def say_last(otherwise: str = "") -> None:
+        nonlocal said
+        if view is not None:
+            view.close()
+        if not said and (words := node.last_words() or otherwise):
+            _say(words)
+        said = True
+
+    def on_signal() -> None:
+        nonlocal asked
+        if not asked and node.request_stop():
+            asked = True
+            return
+        say_last("stopped")
+        task.cancel()
+        # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
+        end = threading.Timer(LEAVE_S, os._exit, (STOPPED,))
+        end.daemon = True
+        end.start()
+
+    _on_stop(on_signal, stop_with_stdin=stop_with_stdin)
+    try:
+        with view or nullcontext():
+            return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        say_last()
+
+
+def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # What was ignored when we started stays ignored: nohup.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, action)
+    if stop_with_stdin:
+        # The parent holds the other end; when it is gone, however it went, this node goes too.
+        descriptor = sys.stdin.fileno()
+
+        def on_readable() -> None:
+            if not os.read(descriptor, 4096):
+                loop.remove_reader(descriptor)
+                action()
+
+        loop.add_reader(descriptor, on_readable)

@@ -1,0 +1,303 @@
+"""Commands about a run directory: set, verify, export, report. They need no swarm and no model.
+
+The command `status`: what a running node says of itself, once or for as long as somebody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.errors import Damaged, UserError
+
+if TYPE_CHECKING:
+    from swarm.learner.checkpoint.files import Checkpoint
+    from swarm.rollout.journal.verify import Report
+    from swarm.settings import LeadConfig
+    from swarm.types import Prompt
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+RunDirectory = Annotated[Path, typer.Argument(help="The run's directory.")]
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
+BREACHED = 1
+"""Exit status of `verify` when an invariant does not hold; that of damage is 2, as of whatever a person has to mend."""
+
+LOST_SHOWN = 50
+"""Lines about what was lost: by then more of them say nothing new."""
+
+export_app = typer.Typer(help="Write parts of a run for other programs.")
+
+
+def set_value(
+    name: Annotated[str, typer.Argument(help="max-staleness, or max_staleness as in a file: all that can be set.")],
+    value: Annotated[int, typer.Argument(min=0, help="The new S.")],
+    run_dir: Annotated[Path | None, typer.Option(help="Default: of the one learner that runs under runs/.")] = None,
+) -> None:
+    """Change a setting of a running learner. It runs on this machine; the change holds from the next step on."""
+    from swarm.node.control import ask_for
+
+    if name.replace("_", "-") != "max-staleness":
+        raise UserError(f"{name} cannot be set on a running learner: max-staleness can")
+    typer.echo(asyncio.run(ask_for(run_dir or _the_running_one(), {"max_staleness": value})))
+
+
+def verify(
+    run_dir: RunDirectory,
+    salvage: Annotated[
+        Path | None, typer.Option(help="Of a damaged run: new directory for what can be read, to go on with.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove that a run kept its promises. From journal and checkpoints: no rollout was too old, used twice, or lost."""
+    from dataclasses import asdict
+
+    if salvage is not None:
+        _salvage(run_dir, salvage)
+        run_dir = salvage
+    report, found, damaged = verify_directory(run_dir)
+    for breach in report.breaches:
+        typer.echo(f"breach: {breach}")
+    for name, fault in damaged.items():
+        typer.echo(f"damaged: {name}: {fault}")
+    typer.echo(
+        f"{report.batches} batches, {report.accepted} rollouts accepted: {report.trained} trained on once, "
+        f"{report.dropped} dropped for a reason that is true, {report.waiting} waiting; {len(found)} checkpoints"
+        + (f", {len(damaged)} parts damaged; " if damaged else "; ")
+        + (f"{len(report.breaches)} breaches" if report.breaches else "no breach of I1 or I3")
+    )
+    if as_json:
+        typer.echo(json.dumps({**asdict(report), "checkpoints": [one.step for one in found], "damaged_parts": damaged}))
+    if damaged:
+        raise Damaged(run_dir, next(iter(damaged)), next(iter(damaged.values())))
+    if report.breaches:
+        remedy = f"`echo-node verify {run_dir} --salvage NEW` writes what holds together into a new run directory"
+        typer.echo(f"echo-node: {run_dir} has breaches, named above; if a disk or a copy did it, {remedy}", err=True)
+        raise typer.Exit(BREACHED)
+
+
+def _salvage(run_dir: Path, to: Path) -> None:
+    from swarm.node.salvage import salvage
+
+    done = salvage(run_dir, to)
+    for line in done.lost[:LOST_SHOWN]:
+        typer.echo(f"lost: {line}")
+    if len(done.lost) > LOST_SHOWN:
+        typer.echo(f"lost: {len(done.lost) - LOST_SHOWN} more things")
+    typer.echo(
+        f"{to} goes on from step {done.step} with {done.batches} recorded batches: `echo-node lead --resume {to}`"
+    )
+
+
+def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str, str]]:
+    """What the journal of a run proves, the whole checkpoints that it was compared with, and by name what is wrong with
+    others and with the best model. Blocking."""
+    from swarm.learner.checkpoint.files import damaged_checkpoints, fault_of, whole_checkpoints
+    from swarm.node.prompts import RECORD, read_record
+    from swarm.rollout.journal.verify import verify_run
+
+    config = _config(run_dir)
+    root, best = run_dir / "checkpoints", run_dir / "best"
+    torn = damaged_checkpoints(root)
+    found = [checkpoint for checkpoint in whole_checkpoints(root) if checkpoint.path.name not in torn]
+    damaged = {f"checkpoints/{name}": fault for name, fault in torn.items()}
+    if best.is_dir() and (fault := fault_of(best, ("best.json",))):
+        damaged["best"] = fault
+    try:
+        read_record(run_dir)
+    except Damaged as error:
+        damaged[RECORD] = str(error.__cause__)
+    report = verify_run(
+        run_dir,
+        groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
+        checkpoints=[(checkpoint.step, checkpoint.lineage) for checkpoint in found],
+    )
+    return report, found, damaged
+
+
+@export_app.command("rollouts")
+def export_rollouts(
+    run_dir: RunDirectory,
+    to: Annotated[Path, typer.Option(help="File to write: .jsonl or .parquet.")],
+) -> None:
+    """Write the rollouts of a run as a data set, with prompts, texts, rewards and what became of them."""
+    from swarm.rollout.journal.export import export_rollouts as write
+
+    prompt, decode_text = _readers(run_dir, _config(run_dir))
+    done = write(run_dir, to, prompt=prompt, decode_text=decode_text)
+    left_out = f"; {done.left_out} whose tokens are not kept any more were left out" if done.left_out else ""
+    typer.echo(f"{done.rollouts} rollouts in {to}{left_out}")
+
+
+@export_app.command("model")
+def export_model(
+    run_dir: RunDirectory,
+    to: Annotated[Path, typer.Option(help="Directory to make, in Hugging Face format.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Of that checkpoint. Default: of the newest whole one.")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The model that was best on held-out prompts.")] = False,
+) -> None:
+    """Write a run's model as anybody loads it, with tokenizer, generation config and a model card."""
+    from swarm.learner.checkpoint.export import export_model as write
+    from swarm.learner.checkpoint.files import newer_than
+    from swarm.report.card import model_card
+    from swarm.report.figures import read_figures
+
+    if best and step is not None:
+        raise UserError("--best and --step name two models: give one of them")
+    _config(run_dir)
+    figures = read_figures(run_dir)
+    done = write(run_dir, to, lambda at: model_card(figures, at), step=step, best=best)
+    newer = [] if best or step is not None else newer_than(run_dir / "checkpoints", done)
+    if newer:
+        typer.echo(f"damaged and passed over: {', '.join(newer)} (`echo-node verify {run_dir}` says how)", err=True)
+    typer.echo(f"the model of step {done} in {to}")
+
+
+def report(
+    run_dir: RunDirectory,
+    to: Annotated[Path | None, typer.Option(help="HTML file to write. Default: RUN_DIR/report.html.")] = None,
+) -> None:
+    """Write one HTML file about a run. Over or not: curves, staleness, costs, events, samples, configuration."""
+    from swarm.report.page import write_report
+
+    config = _config(run_dir)
+    path, fault = write_report(run_dir, to, lambda: _readers(run_dir, config))
+    if fault:
+        typer.echo(f"echo-node: {fault}", err=True)
+    typer.echo(f"report in {path}")
+
+
+def _config(run_dir: Path) -> LeadConfig:
+    from swarm.node.rundir import resumed_config
+
+    return resumed_config(run_dir, {}, finished=True)
+
+
+def _readers(run_dir: Path, config: LeadConfig) -> tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]:
+    """The run's prompts by number, with token ids, and the text of token ids."""
+    from swarm.node.prompts import check_data, open_prompts, open_task, read_record
+
+    files = run_dir / "model"
+    if (record := read_record(run_dir)) is None:
+        raise UserError(f"{run_dir} has no prompts yet: the run never came to its first step")
+    task = open_task(config)
+    check_data(run_dir, task)
+    prompts = open_prompts(config, task, files, record, say=lambda line: None)
+    return prompts, prompts.decode
+
+
+def _the_running_one() -> Path:
+    """The run under runs/ that has a control socket. UserError unless there is exactly one."""
+    from swarm.node.control import SOCKET, is_led
+
+    found = [path.parent for path in Path("runs").glob(f"*/{SOCKET}") if is_led(path.parent)]
+    if len(found) != 1:
+        raise UserError(f"{len(found) or 'no'} learners run under runs/ here: name one with --run-dir")
+    return found[0]
+
+
+WATCH_S = 2.0
+"""Between two looks of --watch: few figures change faster."""
+
+RESIZE_S = 0.25
+"""A screen that is watched is drawn again so soon after its terminal was resized."""
+
+
+def status(
+    url: Annotated[str, typer.Argument(help="host:port or URL of a running node.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All that it says, as one JSON object in a line.")] = False,
+) -> None:
+    """What a running node says of itself: a learner, a sampler or a relay."""
+    from rich.console import Console
+
+    console, found = Console(), asyncio.run(_fetch(url))
+    if watch:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # The way to end this one: no fault, and nothing to say.
+            signal.signal(number, signal.default_int_handler)
+        try:
+            _watch(console, url, found, as_json=as_json)
+        except KeyboardInterrupt:
+            return
+    elif as_json:
+        typer.echo(json.dumps(found))
+    else:
+        console.print(_screen(console, found))
+
+
+def _watch(console: Console, url: str, found: dict[str, Any], *, as_json: bool) -> None:
+    """For ever: a screen that is drawn again in place, or a line each time where that cannot be."""
+    from rich.live import Live
+
+    from swarm.report.terminal import plain_line
+
+    if as_json or not console.is_terminal:
+        for one in _looks(url, found):
+            words = one if isinstance(one, str) else json.dumps(one) if as_json else plain_line(one)
+            print(words, flush=True)
+            time.sleep(WATCH_S)
+    # A screen of its own, which no terminal wraps anew when it is resized.
+    last: RenderableType = ""
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for one in _looks(url, found):
+                drawn, until = (0, 0), time.monotonic() + WATCH_S
+                while time.monotonic() < until:
+                    if console.size != drawn:
+                        drawn = console.size
+                        last = _screen(console, one) if isinstance(one, dict) else one
+                        live.update(last, refresh=True)
+                    time.sleep(RESIZE_S)
+    finally:
+        console.print(last)
+
+
+def _looks(url: str, found: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
+    """The status that is known, then that of each moment; a line where there is no answer."""
+    yield found
+    while True:
+        try:
+            yield asyncio.run(_fetch(url))
+        except UserError as fault:
+            yield f"{fault}; asking again"
+
+
+def _screen(console: Console, found: dict[str, Any]) -> RenderableType:
+    from swarm.report.terminal import status_screen
+
+    is_cut = console.is_terminal or "LINES" in os.environ
+    return status_screen(found, console.width, console.height if is_cut else None)
+
+
+async def _fetch(text: str) -> dict[str, Any]:
+    from random import SystemRandom
+
+    from swarm.errors import PeerUnreachable, ProtocolError
+    from swarm.net.client import PeerClient
+    from swarm.node.bootstrap import address_of, read_bootstrap
+
+    try:
+        # Encrypted or not is found out; nothing secret is asked, so whoever answers is believed.
+        async with PeerClient(await address_of(read_bootstrap(text), SystemRandom())) as peer:
+            found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
+    except PeerUnreachable as error:
+        raise UserError(f"no node answers: {error}") from error
+    except (ProtocolError, ValueError) as error:
+        raise UserError(f"{text} answers, but it is no echo-node") from error
+    return found

@@ -1,0 +1,246 @@
+"""`echo-node simulate`: a scenario on the virtual clock, its figures, and a picture of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import typer
+
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from swarm.capacity.plan.arms import Setting
+    from swarm.capacity.plan.scenario import Scenario
+    from swarm.simulate.figures import Settings, SwarmFigures
+    from swarm.simulate.swarm import CapacitySimulation
+
+Arm = Literal["relay-delta", "relay-full", "star-delta", "star-full"]
+Activate = Literal["all", "cheapest"]
+
+MOST_HOURS = 24.0 * 31
+"""A month: at a thousand nodes half an hour of computing."""
+
+GB = 1e9
+
+File = Annotated[Path, typer.Argument(help="The scenario, a TOML file: docs/scenarios.md.")]
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
+
+def simulate(
+    file: File,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
+    hours: Annotated[float | None, typer.Option(help="Virtual hours. Default: those of the file.")] = None,
+    activate: Annotated[str, typer.Option(help="all, or cheapest: who is needed.")] = "cheapest",
+    arm: Annotated[str, typer.Option(help=f"How versions travel: {', '.join(get_args(Arm))}.")] = "relay-delta",
+    max_staleness: Annotated[int | None, typer.Option(min=0, help="S. Default: that of the plan.")] = None,
+    publish_every_steps: Annotated[int | None, typer.Option(min=1, help="K. Default: that of the plan.")] = None,
+    budget_per_hour: Annotated[float | None, typer.Option(help="Most that samplers may cost, with traffic.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the run: a .png, .svg or .pdf file.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="A line for each event of interest.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a scenario on a virtual clock. Its idle time, staleness and costs, before anything is paid."""
+    from swarm.capacity.plan.scenario import Scenario
+    from swarm.capacity.selection import Rules
+    from swarm.cli.plan import progress
+    from swarm.report.timeline import check_plot
+    from swarm.settings import load_file
+    from swarm.simulate.swarm import CapacitySimulation, Choice
+
+    if plot is not None:
+        check_plot(plot)
+    scenario = load_file(Scenario, file)
+    if activate not in get_args(Activate):
+        raise UserError(f"--activate {activate}: all or cheapest")
+    if budget_per_hour is not None and not budget_per_hour >= 0:
+        raise UserError(f"--budget-per-hour {budget_per_hour}: it must be at least 0")
+    with progress(shown=sys.stderr.isatty() and not trace) as show_progress:
+        show_progress("choosing S and K as plan does", 0.0)
+        settings = settings_of(
+            scenario, arm, hours=hours, max_staleness=max_staleness, publish_every_steps=publish_every_steps
+        )
+        rules = Rules(
+            activate="all" if activate == "all" else "cheapest",
+            budget_per_hour=budget_per_hour,
+            least_margin=scenario.staleness.safety_margin - 1,
+        )
+        simulation = CapacitySimulation(
+            scenario,
+            settings,
+            seed=seed,
+            choice=Choice(scenario, settings, rules),
+            tell=typer.echo if trace else None,
+            progress=lambda share: show_progress(f"simulating {settings.hours:g} hours", share),
+        )
+        figures = simulation.run()
+    title = f"{scenario.scenario.name}: {settings.hours:g} h, seed {seed}, {arm}, {activate}"
+    if plot is not None:
+        draw(simulation, figures, plot, title)
+    if as_json:
+        typer.echo(json.dumps(as_object(scenario, settings, figures, seed=seed, arm=arm, activate=activate)))
+    else:
+        show(scenario, settings, figures, title)
+
+
+def settings_of(
+    scenario: Scenario, arm: str, *, hours: float | None, max_staleness: int | None, publish_every_steps: int | None
+) -> Settings:
+    """What is to be simulated; UserError where that makes no sense."""
+    from swarm.simulate.figures import Settings
+
+    if arm not in get_args(Arm):
+        raise UserError(f"--arm {arm}: one of {', '.join(get_args(Arm))}")
+    if hours is None:
+        hours = scenario.simulation.hours
+    if not 0 < hours <= MOST_HOURS:
+        raise UserError(f"--hours {hours:g}: from more than 0 to {MOST_HOURS:g}")
+    bound, period = max_staleness, publish_every_steps
+    if bound is None or period is None:
+        planned = planned_setting(scenario, arm, max_staleness=bound)
+        bound, period = planned.max_staleness, period or planned.publish_every_steps
+    if period > bound + 1:
+        raise UserError(
+            f"--publish-every-steps {period}: more than S + 1 = {bound + 1}, so samplers would wait for ever"
+        )
+    return Settings(
+        hours=hours,
+        max_staleness=bound,
+        publish_every_steps=period,
+        deltas=arm.endswith("delta"),
+        scheme="star" if arm.startswith("star") else None,
+    )
+
+
+def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) -> Setting:
+    """The bound and the period that `plan` chooses for this arm; of one bound if that is given."""
+    from swarm.capacity.model import NEARLY_BUSY
+    from swarm.capacity.plan.arms import Arms
+    from swarm.capacity.plan.scenario import online_of
+    from swarm.cli.plan import ways_of
+
+    if max_staleness is not None:
+        bounds = scenario.staleness.model_copy(update={"S": (max_staleness,)})
+        scenario = scenario.model_copy(update={"staleness": bounds})
+    arms = Arms(scenario, online_of(scenario, random=None), ways_of(scenario), idle_target=NEARLY_BUSY)
+    return arms.cheapest(
+        "star" if arm.startswith("star") else "relay", "delta" if arm.endswith("delta") else "full"
+    ).setting
+
+
+def draw(simulation: CapacitySimulation, figures: SwarmFigures, file: Path, title: str) -> None:
+    from swarm.report.timeline import draw_timeline
+
+    currency = simulation.scenario.scenario.currency
+    measured = figures.capacity
+    subtitle = (
+        f"learner idle {measured.idle_share:.1%}   discarded {measured.discarded_share:.1%}   "
+        f"staleness {measured.mean_staleness:.2f}   {figures.active:.0f} of {figures.there:.0f} samplers active   "
+        f"{figures.cost_per_step:.2f} {currency} per step"
+    )
+    draw_timeline(
+        simulation.timeline,
+        file,
+        title=title,
+        subtitle=subtitle,
+        hours=simulation.settings.hours,
+        bound=simulation.settings.max_staleness,
+        currency=currency,
+    )
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def as_object(
+    scenario: Scenario, settings: Settings, figures: SwarmFigures, *, seed: int, arm: str, activate: str
+) -> dict[str, Any]:
+    """For --json. What has no end (a step that never came) is null."""
+    found = {
+        "scenario": scenario.scenario.name,
+        "currency": scenario.scenario.currency,
+        "seed": seed,
+        "arm": arm,
+        "activate": activate,
+        "max_staleness": settings.max_staleness,
+        "publish_every_steps": settings.publish_every_steps,
+        **asdict(figures),
+    }
+    found |= found.pop("capacity")
+    return {name: None if value == math.inf else value for name, value in found.items()}
+
+
+def show(scenario: Scenario, settings: Settings, figures: SwarmFigures, title: str) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"[bold]{title}[/bold]")
+    console.print(figures_table(scenario, settings, figures))
+    console.print(classes_table(scenario, figures))
+
+
+def figures_table(scenario: Scenario, settings: Settings, figures: SwarmFigures) -> RenderableType:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in rows_of(scenario, settings, figures):
+        table.add_row(name, value)
+    return table
+
+
+def rows_of(scenario: Scenario, settings: Settings, figures: SwarmFigures) -> list[tuple[str, str]]:
+    """Names and values, as a person reads them."""
+    measured, happened, currency = figures.capacity, figures.happened, scenario.scenario.currency
+    return [
+        ("learner idle", f"{measured.idle_share:.1%}"),
+        ("step", f"{measured.step_s:,.0f} s, of which {scenario.learner.train_step_s:,.0f} s are training"),
+        ("rollouts", f"{measured.rollouts:,}, {measured.discarded_share:.1%} discarded"),
+        (
+            "staleness",
+            f"{measured.mean_staleness:.2f} in the mean, at most S = {settings.max_staleness};"
+            f" published every {settings.publish_every_steps} step(s)",
+        ),
+        ("cost", f"{figures.cost_per_step:,.2f} {currency} per step, {figures.cost_per_hour:,.2f} per hour"),
+        ("", f"{figures.cost_per_million_tokens:,.3f} {currency} per million tokens"),
+        (
+            "samplers",
+            f"{figures.active:,.0f} active of {figures.there:,.0f} there or on offer,"
+            f" {measured.samplers_idle_share:.1%} of the active ones' places idle",
+        ),
+        ("version at all active", f"{figures.broadcast_s:,.0f} s after its publication"),
+        (
+            "traffic",
+            f"broadcasts {figures.broadcast_bytes_per_hour / GB:,.0f} GB/h, joins"
+            f" {figures.join_bytes_per_hour / GB:,.0f} GB/h; the learner sends"
+            f" {figures.learner_up_bytes_per_hour / GB:,.0f} GB/h",
+        ),
+        (
+            "fleet",
+            f"{happened.joins} joins, {happened.left} left, {happened.vanished} vanished; {happened.activated}"
+            f" activated, {happened.stood_by} put on standby",
+        ),
+        ("lost", f"{happened.rollouts_lost} rollouts with their samplers, {happened.rollouts_failed} failed"),
+    ]
+
+
+def classes_table(scenario: Scenario, figures: SwarmFigures) -> RenderableType:
+    """What each class cost and did; those that did nothing are left out."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    table.add_column("class")
+    table.add_column(f"{scenario.scenario.currency} per hour", justify="right")
+    table.add_column("rollouts per hour", justify="right")
+    for name, cost in sorted(figures.cost_per_hour_by_class.items(), key=lambda entry: -entry[1]):
+        rollouts = figures.rollouts_by_class.get(name, 0) / figures.hours
+        if cost or rollouts:
+            table.add_row(name, f"{cost:,.2f}", f"{rollouts:,.0f}" if rollouts else "")
+    return table

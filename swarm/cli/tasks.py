@@ -1,0 +1,183 @@
+"""Commands about tasks: list them, and try one without a swarm and without a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from swarm.node.prompts import Prompts
+    from swarm.settings import LeadConfig
+    from swarm.tasks.base import Task
+    from swarm.types import Prompt, Score
+
+WRONG = "this is not the answer"
+"""An answer to see what a wrong one earns."""
+
+MOST_SHOWN = 2000
+"""Characters of a prompt that are shown."""
+
+FAILURES = {
+    "zero": "a run gives such completions 0",
+    "redraw": "a run draws such completions again",
+    "stop": "a run ends at the first",
+}
+"""By reward_failure."""
+
+tasks_app = typer.Typer(help="List the tasks, or try one.", invoke_without_command=True)
+
+
+@tasks_app.callback()
+def list_tasks(context: typer.Context) -> None:
+    """List the tasks, a line each."""
+    if context.invoked_subcommand is not None:
+        return
+    from swarm.tasks import KINDS, TASKS, load_task
+    from swarm.tasks.base import TaskOptions
+    from swarm.tasks.rewards import REWARDS
+
+    rows = [(name, load_task(TaskOptions(name=name)).description) for name in TASKS]
+    rows += [(f"{name}:{kind.rest}", kind.description) for name, kind in KINDS.items()]
+    width = max(len(name) for name, _ in rows)
+    for name, description in rows:
+        typer.echo(f"{name:{width}}  {description}")
+    typer.echo(f"rewards of jsonl: and hf:, as --rewards NAME=WEIGHT: {', '.join(REWARDS)}")
+
+
+@tasks_app.command("try")
+def try_task(
+    task: Annotated[str, typer.Argument(help="A task as lead --task takes it.")],
+    count: Annotated[int, typer.Option("-n", min=1, max=10_000, help="Prompts.")] = 3,
+    held_out: Annotated[bool, typer.Option("--held-out", help="Show those that are never trained on.")] = False,
+    answer: Annotated[str | None, typer.Option(help="Score this answer to each of them.")] = None,
+    answers: Annotated[Path | None, typer.Option(help="File with an answer a line, one for each prompt.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Directory or cached Hugging Face id: show what this model would read.")
+    ] = None,
+    rewards: Annotated[list[str] | None, typer.Option(help="NAME=WEIGHT, as lead takes them.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,
+) -> None:
+    """Show prompts and what answers to them earn. The answers: the right one, none and a wrong one, unless given."""
+    from swarm.node.prompts import Progress, open_task
+    from swarm.settings import LeadConfig, load_config
+
+    if answer is not None and answers is not None:
+        raise UserError("--answer and --answers both say what to score: give one of them")
+    flags = {"task": task, "model": model, "rewards": rewards or None, "system_prompt": system_prompt, "seed": seed}
+    settings = load_config(LeadConfig, config, flags)
+    given = _read_answers(answers) if answers is not None else None
+    found = open_task(settings, Progress(lambda line: typer.echo(line, err=True)))
+    prompts = (
+        list(found.held_out(count)) if held_out else [found.prompt(i) for i in range(min(count, found.size or count))]
+    )
+    if given is not None and len(given) < len(prompts):
+        raise UserError(
+            f"{answers} has {len(given)} answers for {len(prompts)} prompts: a line for each, or a lower -n"
+        )
+    size = "without end" if found.size is None else f"{found.size:,} to train on"
+    typer.echo(f"{found.name}: {found.description}; prompts {size}")
+    reader = _reader(settings, found) if model is not None else None
+    chosen = [[one] for one in given or []] or [[p.answer, "", WRONG] if answer is None else [answer] for p in prompts]
+    asked = list(zip(prompts, chosen, strict=False))
+    if failed := asyncio.run(_show_scored(settings, asked, reader)):
+        raise UserError(f"the reward failed {failed} times: {FAILURES[settings.reward_failure]}, and ends if all fail")
+
+
+def _show(prompt: Prompt, reader: Prompts | None) -> None:
+    typer.echo(f"\n{prompt.prompt_id}")
+    if reader is not None:
+        text = reader.text(prompt)
+        typer.echo(f"  {len(reader.encode(prompt).token_ids)} tokens")
+    elif prompt.messages:
+        text = "\n".join(f"{role}: {content}" for role, content in prompt.messages)
+    else:
+        text = prompt.text
+    cut = f"\n... {len(text) - MOST_SHOWN:,} characters more" if len(text) > MOST_SHOWN else ""
+    typer.echo("\n".join(f"  | {line}" for line in (text[:MOST_SHOWN] + cut).splitlines()))
+    typer.echo(f"  answer: {_shown(prompt.answer)}")
+
+
+async def _show_scored(
+    config: LeadConfig, asked: Sequence[tuple[Prompt, Sequence[str]]], reader: Prompts | None
+) -> int:
+    """Show prompts with what each of their answers earns in a reward process, as in a run; how many rewards failed."""
+    from swarm.tasks import task_options
+    from swarm.tasks.scoring import Completion, RewardPool
+    from swarm.types import Score
+
+    pool = RewardPool(
+        task=task_options(config),
+        reward="task",
+        tokenizer=None,
+        timeout_s=config.reward_timeout_s,
+        memory_mb=config.reward_memory_mb,
+        heard=_pass_on,
+    )
+    failed = 0
+    try:
+        await pool.start()
+        for prompt, texts in asked:
+            _show(prompt, reader)
+            for text in texts:
+                (outcome,) = await pool.score([Completion(prompt=prompt, text=text)])
+                failed += not isinstance(outcome, Score)
+                words = _in_words(outcome) if isinstance(outcome, Score) else f"FAILED: {outcome.reason}"
+                typer.echo(f"  {words}  for {_shown(text)}")
+    finally:
+        await pool.close()
+    return failed
+
+
+def _pass_on(printed: bytes) -> None:
+    """What a reward prints, in a run, is heard by nobody."""
+    sys.stderr.buffer.write(printed)
+    sys.stderr.flush()
+
+
+def _in_words(score: Score) -> str:
+    parts = f" ({', '.join(f'{name} {value:g}' for name, value in score.parts.items())})" if score.parts else ""
+    return f"{score.reward:6.3f} {'solved' if score.exact else '      '}{parts}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _read_answers(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read the answers in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: save the file in that encoding") from error
+
+
+def _reader(config: LeadConfig, task: Task) -> Prompts:
+    from swarm.node.prompts import Record, open_prompts
+    from swarm.types import MAX_TOKENS
+
+    record = Record(data_digest="", most_tokens=MAX_TOKENS, began=datetime.now())
+    return open_prompts(config, task, _files_of(config.model), record, say=typer.echo)
+
+
+def _files_of(model: str) -> Path:
+    """The directory of a model's small files, from the cache if it is an id."""
+    if (path := Path(model)).is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True, allow_patterns=["*.json", "*.jinja"]))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        raise UserError(f"{model!r} is no directory and no model in the Hugging Face cache") from error

@@ -1,0 +1,351 @@
+"""Checkpoint directories as plain files: which are whole, which is the newest, which go. Needs no torch. Blocking.
+
+A checkpoint is written beside its place, under its name with `.partial`, and `commit` moves it there. That rename is
+the only commit point: a directory without the ending was whole once, with everything in it on the disk. What became of
+it since (a disk that fails, a copy that was cut off) is told by `digests.json`, written last, which names every other
+file with its size and BLAKE3. Whoever writes, or clears up after a writer that died, holds a lock under the root
+directory; the system takes it back when a process dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from swarm.broadcast.store import disk
+from swarm.broadcast.store.disk import DiskFull
+from swarm.errors import UserError
+from swarm.learner.messages import AlarmState
+
+PARTIAL = ".partial"
+"""Ends the name of a directory that is being written, or being removed."""
+
+LOCK = ".lock"
+"""File under the root that is locked; a directory itself cannot be locked everywhere (NFS)."""
+
+DIGESTS = "digests.json"
+STATE = "trainer.json"
+TENSORS = "trainer.safetensors"
+
+STEP_NAME = re.compile(r"step-([0-9]{6,18})")
+"""Six digits sort as text up to a million steps; beyond that the number counts, not the text."""
+
+JSON_BYTES = 1 << 20
+"""Longest file of JSON that is read here: digests.json takes about 130 bytes a file, trainer.json about 5,000."""
+
+BLOCK_BYTES = 1 << 20
+"""Read at once when a file is hashed; larger blocks were no faster."""
+
+S = TypeVar("S")
+
+
+class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one file of a checkpoint holds. `blake3` is in hexadecimal."""
+
+    nbytes: int
+    blake3: str
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    """trainer.json: learner steps taken, the digest of all batches behind them (hexadecimal), whose they are, and what
+    the alarms remember; a checkpoint without the latter is from before there were any."""
+
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
+    parameters: int
+    alarms: AlarmState = AlarmState()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One directory that a run can go on from."""
+
+    step: int
+    path: Path
+    lineage: bytes
+
+
+def checkpoint_path(root: Path, step: int) -> Path:
+    """Where the checkpoint after `step` learner steps lies."""
+    return root / f"step-{step:06}"
+
+
+def partial_path(directory: Path) -> Path:
+    """Where `directory` lies while it is being written."""
+    return directory.with_name(directory.name + PARTIAL)
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def read_state(directory: Path) -> TrainerState:
+    """trainer.json of a checkpoint. UserError if there is none or it is not one."""
+    state = _read_json(directory / STATE, TrainerState)
+    if state is None:
+        raise UserError(f"{directory} is not a checkpoint that a run can go on from: its {STATE} cannot be read")
+    return state
+
+
+def is_whole(directory: Path) -> bool:
+    """True if every file has the size and the BLAKE3 that digests.json says. Reads all of it; False if it cannot."""
+    return fault_of(directory) == ""
+
+
+def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS)) -> str:
+    """Which file is not as digests.json says, and how; "" if all are. `needed` have to be in it. Reads all files."""
+    said = read_digests(directory)
+    if not set(needed) <= set(said):
+        return f"its {DIGESTS} is missing or torn"
+    try:
+        for name, digest in said.items():
+            if (nbytes := (directory / name).stat().st_size) != digest.nbytes:
+                return f"{name} has {nbytes} bytes instead of {digest.nbytes}"
+        for name, digest in said.items():
+            if _digest_of(directory / name) != digest:
+                return f"{name} is not what was written there"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return ""
+
+
+def damaged_checkpoints(root: Path) -> dict[str, str]:
+    """Names of the directories under `root` that no run can go on from, and what is wrong with each. Reads all."""
+    faults = {path.name: _fault_of_checkpoint(path) for path in step_directories(root)}
+    return {name: fault for name, fault in faults.items() if fault}
+
+
+def _fault_of_checkpoint(directory: Path) -> str:
+    # One with sound files may lie under the name of another step.
+    return fault_of(directory) or ("" if _checkpoint(directory) else f"its {STATE} is of another step, or none")
+
+
+def whole_checkpoints(root: Path) -> list[Checkpoint]:
+    """All that have a digests.json, oldest first. Their files are not read: `is_whole` tells whether they are sound."""
+    return [found for path in step_directories(root) if (found := _checkpoint(path)) is not None]
+
+
+def newer_than(root: Path, step: int | None) -> list[str]:
+    """Names of the directories of checkpoints after `step`, whole or not; all for None."""
+    names = [path.name for path in step_directories(root)]
+    return names if step is None else [name for name in names if int(name.removeprefix("step-")) > step]
+
+
+def newest_whole(root: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; torn and damaged ones are passed over."""
+    return _newest_whole(step_directories(root))
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
+    """An empty directory to write a checkpoint of about `nbytes` into; at the end it is committed as `directory`.
+
+    DiskFull if there is no room. Whatever is raised, nothing is left of it but what was there before.
+    """
+    root, partial = directory.parent, partial_path(directory)
+    root.mkdir(parents=True, exist_ok=True)
+    with _locked(root, wait=True):
+        shutil.rmtree(partial, ignore_errors=True)
+        _require_room(directory, nbytes)
+        try:
+            partial.mkdir()
+            yield partial
+            commit(partial, directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def commit(partial: Path, directory: Path) -> None:
+    """Make what lies in `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it.
+
+    One that lies there already is replaced; between the two renames, one right after the other, neither is there.
+    """
+    entries = sorted(partial.rglob("*"))
+    digests = {path.relative_to(partial).as_posix(): _digest_of(path) for path in entries if path.is_file()}
+    (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
+    # Libraries make some files for their owner alone: those who may read one of a directory may read all.
+    mode = stat.S_IMODE((partial / DIGESTS).stat().st_mode)
+    for path in entries:
+        path.chmod(mode if path.is_file() else partial.stat().st_mode)
+    for path in (*entries, partial / DIGESTS, partial):
+        _sync(path)
+    gone = _set_aside(directory) if directory.exists() else None
+    # Only now, that the disk has every byte: after this line the checkpoint counts.
+    os.rename(partial, directory)
+    _sync(directory.parent)
+    if gone is not None:
+        shutil.rmtree(gone)
+
+
+def clear_up(root: Path) -> None:
+    """Remove what crashes left behind, each as large as a checkpoint. Nothing while a checkpoint is being written."""
+    if not root.is_dir():
+        return
+    with _locked(root, wait=False) as alone:
+        if alone:
+            _remove_partial(root)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind.
+
+    The newest is read through; of the older ones the sizes are compared, not the digests. If none is whole nothing is
+    removed but partial ones. While a checkpoint is being written, partial ones and those newer than the newest whole
+    one are left alone.
+    """
+    if not root.is_dir():
+        return
+    with _locked(root, wait=False) as alone:
+        # Listed first: one that is committed from now on is not among these, and so not removed.
+        listed = step_directories(root)
+        if alone:
+            _remove_partial(root)
+        newest = _newest_whole(listed)
+        if newest is None:
+            return
+        at = listed.index(newest.path)
+        older = [path for path in listed[:at] if _has_its_sizes(path)]
+        kept = {newest.path, *older[::-1][: max(0, keep - 1)]}
+        for path in listed if alone else listed[:at]:
+            if path not in kept:
+                _discard(path)
+
+
+def _discard(directory: Path) -> None:
+    """Remove a checkpoint; cut off half-way it is a partial one."""
+    shutil.rmtree(_set_aside(directory))
+
+
+def _set_aside(directory: Path) -> Path:
+    """Rename a checkpoint to what counts as a partial one."""
+    gone = directory.with_name(f"{directory.name}.removed{PARTIAL}")
+    shutil.rmtree(gone, ignore_errors=True)
+    os.rename(directory, gone)
+    return gone
+
+
+def _require_room(directory: Path, nbytes: int) -> None:
+    found = os.statvfs(directory.parent)
+    missing = nbytes + disk.SPARE_BYTES - found.f_bavail * found.f_frsize
+    if missing > 0:
+        raise DiskFull(
+            f"the disk of {directory.parent} has no room for the checkpoint {directory.name}: "
+            f"free {-(-missing // 1_000_000)} MB there"
+        )
+
+
+@contextmanager
+def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of `root`; False without it if somebody else does and `wait` is not set."""
+    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def in_stream_dtype(name: str, content: bytes) -> bytes:
+    """A small file of a model as it belongs beside tensors of the stream: its config.json says bfloat16, where that of
+    the model in memory says float32, or nothing if the model was made here."""
+    if name != "config.json":
+        return content
+    config: dict[str, Any] = {**json.loads(content), "dtype": "bfloat16"}
+    config.pop("torch_dtype", None)  # an older name of it
+    for part in config.values():
+        # Models of several parts, as of text and images, have a configuration each.
+        if isinstance(part, dict) and "dtype" in part:
+            part["dtype"] = "bfloat16"
+    return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def step_directories(root: Path) -> list[Path]:
+    """All directories named as checkpoints are, whatever is in them, by step."""
+    found = {path: match for path in _directories(root) if (match := STEP_NAME.fullmatch(path.name))}
+    return sorted(found, key=lambda path: int(found[path][1]))
+
+
+def _remove_partial(root: Path) -> None:
+    for path in _directories(root):
+        if path.name.startswith("step-") and path.name.endswith(PARTIAL):
+            shutil.rmtree(path)
+
+
+def _directories(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+
+
+def _newest_whole(paths: list[Path]) -> Checkpoint | None:
+    found = (_checkpoint(path) for path in reversed(paths) if is_whole(path))
+    return next((checkpoint for checkpoint in found if checkpoint is not None), None)
+
+
+def _checkpoint(path: Path) -> Checkpoint | None:
+    match, state = STEP_NAME.fullmatch(path.name), _read_json(path / STATE, TrainerState)
+    if match is None or state is None or state.step != int(match[1]) or not (path / DIGESTS).is_file():
+        return None
+    return Checkpoint(step=state.step, path=path, lineage=bytes.fromhex(state.lineage))
+
+
+def read_digests(directory: Path) -> dict[str, FileDigest]:
+    """Of every file but digests.json itself; empty if that is missing or torn."""
+    return _read_json(directory / DIGESTS, dict[str, FileDigest]) or {}
+
+
+def _has_its_sizes(directory: Path) -> bool:
+    """True if digests.json is there, names what a trainer needs, and every file that it names has its size."""
+    said = read_digests(directory)
+    try:
+        sizes = {name: (directory / name).stat().st_size for name in said}
+    except OSError:
+        return False
+    return {STATE, TENSORS} <= set(said) and sizes == {name: file.nbytes for name, file in said.items()}
+
+
+def _digest_of(path: Path) -> FileDigest:
+    """Read in blocks, not through a map: a fault of the disk is an OSError then, and no SIGBUS."""
+    hashed, nbytes = blake3(), 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            hashed.update(block)
+            nbytes += len(block)
+    return FileDigest(nbytes=nbytes, blake3=hashed.hexdigest())
+
+
+def _read_json(path: Path, kind: type[S]) -> S | None:
+    """The file as a `kind`; None if it is missing, too long or anything else."""
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(JSON_BYTES), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has the file, or the names in the directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

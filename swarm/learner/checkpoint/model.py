@@ -1,0 +1,179 @@
+"""Model files: what is loaded, what others load, how weights are laid out in the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.utils.tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from swarm.broadcast.version.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
+from swarm.errors import UserError
+from swarm.learner.checkpoint.files import in_stream_dtype
+from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
+from swarm.settings import TINY, TINY_WARM
+
+STREAM_DTYPES: dict[torch.dtype, Dtype] = {
+    torch.float64: "BF16",
+    torch.float32: "BF16",
+    torch.float16: "BF16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The dtype in the stream of a tensor of the model: every float is published as bf16, the rest as it is."""
+
+FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")
+"""Configuration and tokenizer files that belong to a model; weights are sent another way."""
+
+FETCHING_LINE_S = 5.0
+"""Between two lines about a file that is fetched."""
+
+FETCHING_BYTES = 50_000_000
+"""Smallest file that is spoken of: all others are here at once."""
+
+
+class _Fetching(tqdm):
+    """A file that comes from the hub. Bars would go to a log that nobody sees: a line now and then is told instead."""
+
+    tell: Callable[[str], None]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Of a log tqdm would show nothing, and so call nothing.
+        super().__init__(*args, **{**kwargs, "disable": False, "mininterval": FETCHING_LINE_S})
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if self.total and self.total >= FETCHING_BYTES and self.n < self.total:
+            name = self.desc.rpartition("/")[2]
+            self.tell(f"fetching {name}: {self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")
+
+
+def load_model(
+    name: str, seed: int, made_in: Path | None = None, tell: Callable[[str], None] = lambda line: None
+) -> tuple[Any, Any]:
+    """Model (fp32 masters) and tokenizer of a directory, a Hugging Face id, "tiny" or "tiny-warm". UserError if there
+    is none. What took long to make is kept in the directory `made_in`, and read from there the next time. `tell` gets
+    lines about a model that is fetched."""
+    if name == TINY:
+        return tiny_model(seed), tiny_tokenizer()
+    if name == TINY_WARM:
+        return warm_model(seed, made_in), tiny_tokenizer()
+    try:
+        told = type("Fetching", (_Fetching,), {"tell": staticmethod(tell)})
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, tqdm_class=told)
+        _make_writable(model)
+        return model, AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise UserError(f"the model {name!r} cannot be loaded: {line}") from error
+
+
+def _make_writable(model: Any) -> None:
+    """Have a generation config that transformers reads, but refuses to write, say what it means or only how to stop.
+
+    Older models give a temperature and do not say that they are sampled from.
+    """
+    found = model.generation_config
+    if found is None or _can_be_written(found):
+        return
+    found.do_sample = True
+    if not _can_be_written(found):
+        ends = {name: getattr(found, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = GenerationConfig(**ends)
+
+
+def _can_be_written(generation: GenerationConfig) -> bool:
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        return False
+    return True
+
+
+def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]) -> None:
+    """The bf16 tensors `state`, by the names of `model`, with its configuration and tokenizer, as Hugging Face has it.
+
+    Tied tensors are in `state` once. Nothing is read from the tensors of `model`: it may be training.
+    """
+    model.save_pretrained(directory, state_dict=state)
+    _state_dtype(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[ModelFile, ...]:
+    """Write configuration and tokenizer under `directory`; the same files for the layout."""
+    directory.mkdir(parents=True, exist_ok=True)
+    # A model made from scratch has none, and vLLM knows by it alone that a model generates.
+    model.config.architectures = model.config.architectures or [type(model).__name__]
+    model.config.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    names = sorted(p.name for p in directory.iterdir() if p.suffix in FILE_ENDINGS)
+    return tuple(ModelFile(name=name, content=(directory / name).read_bytes()) for name in names)
+
+
+def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
+    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once.
+
+    Wide dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in place.
+    """
+    aliases: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    first: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        # A sharded tensor has no address; tied ones are one object.
+        key = (tensor.data_ptr() or id(tensor), tuple(tensor.shape))
+        aliases.setdefault(key, []).append(name)
+        first.setdefault(key, tensor)
+    specs = {
+        TensorSpec(
+            name=aliases[key][0],
+            dtype=STREAM_DTYPES[tensor.dtype],
+            shape=tuple(tensor.shape),
+            aliases=tuple(aliases[key][1:]),
+        ): tensor
+        for key, tensor in first.items()
+    }
+    return dict(sorted(specs.items(), key=lambda item: (-ITEM_BYTES[item[0].dtype], item[0].dtype)))
+
+
+def layout_of(tensors: dict[TensorSpec, torch.Tensor], files: tuple[ModelFile, ...]) -> Layout:
+    return Layout(tensors=tuple(tensors), files=files)
+
+
+@torch.no_grad()
+def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
+    """Cast to bf16 and write, tensor by tensor, through a memory map: no second copy of the model in memory."""
+    for place, tensor in zip(stream_places(tensors, path), tensors.values(), strict=True):
+        place.copy_(tensor.detach())
+
+
+def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:
+    """Where each tensor of the stream lies in the file at `path`, in the memory that is mapped to it."""
+    total = sum(spec.nbytes for spec in tensors)
+    # torch would make the file for its owner alone; it becomes the learner's weight map.
+    path.touch()
+    flat = torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
+    parts = flat.split([spec.nbytes for spec in tensors])
+    return [
+        part.view(torch_stream_dtype(tensor)).view(spec.shape)
+        for part, (spec, tensor) in zip(parts, tensors.items(), strict=True)
+    ]
+
+
+def torch_stream_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """As STREAM_DTYPES has it, in torch's own words."""
+    return torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+
+
+def _state_dtype(directory: Path) -> None:
+    """Make config.json say what the tensors are; save_pretrained writes the dtype of the model in memory."""
+    path = directory / "config.json"
+    path.write_bytes(in_stream_dtype(path.name, path.read_bytes()))

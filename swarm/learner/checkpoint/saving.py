@@ -1,0 +1,253 @@
+"""What a trainer is made of beside its code: copied out of training, written by a thread, and put back.
+
+A snapshot is taken between two learner steps, so it is one moment of the run; from then on training and writing share
+nothing. trainer.safetensors holds it bit for bit: `weight/NAME` (fp32 masters and buffers), `adam/KIND/NAME` (the
+moments and the step count of each parameter that has been stepped), `rng/KIND` (states of the generators, uint8).
+Tied tensors are in it once, under their first name.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from swarm.errors import UserError
+from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
+from swarm.learner.checkpoint.model import save_model, stream_tensors, torch_stream_dtype
+from swarm.learner.messages import AlarmState, Saved
+from swarm.learner.ranks import Ranks
+
+ADAM_KINDS = ("exp_avg", "exp_avg_sq", "step")
+"""The state of torch's AdamW, without amsgrad."""
+
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""By the names in a file's header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What of a trainer changes as it trains."""
+
+    model: Any
+    optimizer: torch.optim.AdamW
+    shuffle: torch.Generator
+    device: torch.device
+    ranks: Ranks
+    progress: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One moment of a run, in rank 0's own CPU memory: 12 bytes a parameter, and 2 more while it is written."""
+
+    tensors: dict[str, torch.Tensor]
+    state: TrainerState
+
+
+def take(parts: Parts, *, step: int, lineage: bytes, alarms: AlarmState | None = None) -> Snapshot:
+    """A copy of everything, of now. Only rank 0's has tensors."""
+    copies: dict[str, torch.Tensor] = {}
+    for name, tensor in {**_weights(parts.model), **_moments(parts), **_generators(parts)}.items():
+        copy = parts.ranks.copy_whole(tensor)
+        if copy is not None:
+            copies[name] = copy
+        parts.progress()
+    state = TrainerState(step=step, lineage=lineage.hex(), parameters=_size(parts.model), alarms=alarms or AlarmState())
+    return Snapshot(tensors=copies, state=state)
+
+
+def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
+    """A checkpoint at `directory`: the snapshot, and the model in bf16 as anybody loads it. DiskFull or OSError.
+
+    Of `model` only names and configuration are read.
+    """
+    half = {name: tensor.to(torch_stream_dtype(tensor)) for name, tensor in _published(snapshot, model).items()}
+    nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
+    with being_written(directory, nbytes) as partial:
+        save_file(snapshot.tensors, partial / TENSORS)
+        (partial / STATE).write_bytes(msgspec.json.encode(snapshot.state))
+        save_model(model, tokenizer, partial, half)
+
+
+@torch.no_grad()
+def restore(parts: Parts, directory: Path) -> TrainerState:
+    """Put everything back as it was when `directory` was saved. UserError if that is another model's, or torn.
+
+    The state of a CUDA generator is put back only on a CUDA device.
+    """
+    ranks = parts.ranks
+    held = ranks.together(lambda: _Held(parts, directory) if ranks.rank == 0 else None)
+    state, small, names = ranks.from_first((held.state, held.small(), held.names) if held else _NOTHING)
+    for name, tensor in _weights(parts.model).items():
+        ranks.fill(tensor, held.tensor(name) if held else None)
+        parts.progress()
+    for name, parameter in parts.model.named_parameters():
+        moments = parts.optimizer.state[parameter] = {}
+        for kind in ADAM_KINDS:
+            key = f"adam/{kind}/{name}"
+            if key in small:
+                # The step count stays on the CPU, where AdamW made it.
+                moments[kind] = small[key]
+            elif key in names:
+                moments[kind] = torch.zeros_like(parameter)
+                ranks.fill(moments[kind], held.tensor(key) if held else None)
+                parts.progress()
+    parts.shuffle.set_state(small["rng/shuffle"])
+    torch.set_rng_state(small["rng/torch"])
+    if parts.device.type == "cuda" and "rng/cuda" in small:
+        torch.cuda.set_rng_state(small["rng/cuda"], parts.device)
+    return state
+
+
+_NOTHING: tuple[TrainerState, dict[str, torch.Tensor], frozenset[str]] = (
+    TrainerState(step=0, lineage="", parameters=0),
+    {},
+    frozenset(),
+)
+"""What the other ranks have of a checkpoint before rank 0 tells them."""
+
+
+class _Held:
+    """A checkpoint's tensors, read one at a time. UserError if they are another model's, or cannot be read."""
+
+    def __init__(self, parts: Parts, directory: Path) -> None:
+        self._path = directory / TENSORS
+        self.state = read_state(directory)
+        if self.state.parameters != (own := _size(parts.model)):
+            raise UserError(
+                f"the checkpoint {directory} is of a model of {self.state.parameters:,} parameters, not of one of "
+                f"{own:,}: resume with the model that it was trained from"
+            )
+        try:
+            self._file = safe_open(self._path, framework="pt")
+            self.names = frozenset(self._file.keys())
+        except (OSError, SafetensorError) as error:
+            raise self._unreadable(error) from error
+        self._check_weights(_weights(parts.model), directory)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise self._unreadable(error) from error
+        return tensor
+
+    def small(self) -> dict[str, torch.Tensor]:
+        """What every rank has whole: step counts and states of generators."""
+        # Cloned, since what was read may be mapped from the file.
+        return {name: self.tensor(name).clone() for name in self.names if name.startswith(("adam/step/", "rng/"))}
+
+    def _check_weights(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
+        expected = {name: (list(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+        found = {
+            name: (self._file.get_slice(name).get_shape(), self._dtype(name))
+            for name in sorted(self.names)
+            if name.startswith("weight/")
+        }
+        if found != expected:
+            name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
+            raise UserError(
+                f"the checkpoint {directory} is of another model: {name.removeprefix('weight/')} differs; "
+                "resume with the model that it was trained from"
+            )
+
+    def _dtype(self, name: str) -> torch.dtype | None:
+        """None for one that no tensor of a model has."""
+        return SAFETENSORS_DTYPES.get(self._file.get_slice(name).get_dtype())
+
+    def _unreadable(self, error: Exception) -> UserError:
+        return UserError(f"{self._path} cannot be read: {error}")
+
+
+class Saver:
+    """Writes one checkpoint at a time on a thread of its own. `report` says what became of them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "saver")
+        self._running: Future[None] | None = None
+        self._step = 0
+        self._saved_step: int | None = None
+        self._fault = ""
+
+    def start(self, step: int, write: Callable[[], None]) -> None:
+        """Begin to write the checkpoint of `step`; none is being written."""
+        assert self._running is None
+        self._step, self._running = step, self._pool.submit(write)
+
+    def wait(self) -> None:
+        """Until none is being written."""
+        if self._running is not None:
+            self._collect(self._running)
+
+    def report(self) -> Saved:
+        """The newest step that is on the disk, and the last fault if there is one not yet reported."""
+        if self._running is not None and self._running.done():
+            self._collect(self._running)
+        fault, self._fault = self._fault, ""
+        return Saved(step=self._saved_step, fault=fault)
+
+    def _collect(self, running: Future[None]) -> None:
+        """Every fault becomes a line: a run goes on without one checkpoint, whatever was wrong with it."""
+        error = running.exception()
+        self._running = None
+        if error is None:
+            self._saved_step = self._step
+        elif isinstance(error, UserError):
+            self._fault = str(error)
+        else:
+            traceback.print_exception(error)
+            self._fault = f"the checkpoint of step {self._step} could not be saved: {error}"
+
+
+def _weights(model: Any) -> dict[str, torch.Tensor]:
+    """Everything of the model, buffers that `state_dict` leaves out too; tied tensors once."""
+    streamed = {spec.name: tensor for spec, tensor in stream_tensors(model).items()}
+    known = set(model.state_dict(keep_vars=True))
+    rest = {name: buffer for name, buffer in model.named_buffers() if name not in known}
+    return {f"weight/{name}": tensor for name, tensor in {**streamed, **rest}.items()}
+
+
+def _published(snapshot: Snapshot, model: Any) -> dict[str, torch.Tensor]:
+    """The snapshot's tensors that are in the stream, by name."""
+    return {spec.name: snapshot.tensors[f"weight/{spec.name}"] for spec in stream_tensors(model)}
+
+
+def _moments(parts: Parts) -> dict[str, torch.Tensor]:
+    """The optimiser's tensors; none for a parameter that was never stepped."""
+    return {
+        f"adam/{kind}/{name}": tensor
+        for name, parameter in parts.model.named_parameters()
+        if parameter in parts.optimizer.state
+        for kind, tensor in parts.optimizer.state[parameter].items()
+    }
+
+
+def _generators(parts: Parts) -> dict[str, torch.Tensor]:
+    states = {"rng/shuffle": parts.shuffle.get_state(), "rng/torch": torch.get_rng_state()}
+    if parts.device.type == "cuda":
+        states["rng/cuda"] = torch.cuda.get_rng_state(parts.device)
+    return states
+
+
+def _size(model: Any) -> int:
+    return sum(int(p.numel()) for p in model.parameters())

@@ -1,0 +1,152 @@
+"""The trainer child, as the learner node calls it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from swarm.learner.messages import (
+    AlarmRules,
+    ComputeRules,
+    Done,
+    Flush,
+    LearningRules,
+    Prepare,
+    Prepared,
+    Save,
+    Saved,
+    Stage,
+    Train,
+    Trained,
+    TrainGroup,
+)
+from swarm.process import START_S, Child
+from swarm.settings import LeadConfig
+
+MACHINES_START_S = 600.0
+"""Longest wait for trainer ranks on other machines, where somebody has to start them."""
+
+
+ASSUMED_PROMPT_TOKENS = 2048
+"""Longest prompt that the memory preflight reckons with unless one is set: prompts are measured with the tokenizer that
+comes with the model, after it. It tells only where such a row is longer than a micro-batch may be."""
+
+
+class TrainerProcess:
+    """Starts `swarm.learner.trainer` and calls it; files live under the run directory. `torchrun`: its options, to have
+    several ranks; `say` gets lines about what takes long, a model that is fetched."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        hang_s: float,
+        torchrun: tuple[str, ...] = (),
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.files_dir = run_dir / "model"
+        self.staging = run_dir / "staging.bin"
+        self._child = Child(
+            "trainer",
+            "swarm.learner.ranks" if torchrun else "swarm.learner.trainer",
+            *torchrun,
+            log=run_dir / "logs" / "trainer.log",
+            hang_s=hang_s,
+            start_s=MACHINES_START_S if "--nnodes" in torchrun else START_S,
+            say=say,
+        )
+
+    async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
+        """Start the child and load the model, as it was at the checkpoint `resume` if one is given.
+
+        UserError if there is no such model, or the checkpoint is of another one.
+        """
+        await self._child.start()
+        command = prepare_command(
+            config,
+            files_dir=self.files_dir,
+            staging=self.staging,
+            longest_completion=longest_completion,
+            resume=resume,
+        )
+        return await self._child.call(command, Prepared)
+
+    async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:
+        """One learner step. `lineage` is the digest of all batches with this one."""
+        return await self._child.call(Train(step=step, groups=tuple(groups), lineage=lineage), Trained)
+
+    async def stage(self) -> Done:
+        """Write the weights to the staging file."""
+        return await self._child.call(Stage(), Done)
+
+    async def save(self, directory: Path, step: int) -> Done:
+        """Begin to write a checkpoint of now. What became of it is told by the next `train`, or by `flush`."""
+        return await self._child.call(Save(directory=str(directory), step=step), Done)
+
+    async def flush(self) -> Saved:
+        """Wait for the checkpoint that is being written."""
+        return await self._child.call(Flush(), Saved)
+
+    async def stop(self) -> None:
+        """End the child; a checkpoint that is being written is lost."""
+        await self._child.stop()
+
+
+def torchrun_options(config: LeadConfig) -> tuple[str, ...]:
+    """What starts the trainer's ranks on this machine; none for one rank alone."""
+    own = ("--nproc-per-node", str(config.trainer_ranks))
+    if config.trainer_machines > 1:
+        assert config.trainer_meeting is not None
+        host, _, port = config.trainer_meeting.rpartition(":")
+        # Machine 0 has rank 0, which the node speaks with.
+        there = ("--nnodes", str(config.trainer_machines), "--node-rank", "0")
+        return (*there, "--master-addr", host, "--master-port", port, *own)
+    return ("--standalone", *own) if config.trainer_ranks > 1 else ()
+
+
+def prepare_command(
+    config: LeadConfig, *, files_dir: Path, staging: Path, longest_completion: int, resume: Path | None = None
+) -> Prepare:
+    """What the configuration asks of the trainer."""
+    return Prepare(
+        model=config.model,
+        files_dir=str(files_dir),
+        staging=str(staging),
+        seed=config.seed,
+        device=config.device,
+        learning_rate=config.resolved_learning_rate,
+        warmup_steps=config.warmup_steps,
+        schedule=config.schedule,
+        learning_rate_floor=config.learning_rate_floor,
+        steps=config.steps,
+        minibatches=config.minibatches,
+        temperature=config.temperature,
+        longest_prompt=config.max_prompt_tokens or ASSUMED_PROMPT_TOKENS,
+        learning=LearningRules(
+            objective=config.objective,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            advantage_normalisation=config.advantage_normalisation,
+            kl_weight=config.kl_weight,
+            overlong=config.overlong,
+            overlong_margin=config.overlong_margin or longest_completion // 5,
+            longest_completion=longest_completion,
+        ),
+        compute=ComputeRules(
+            tokens_per_micro_batch=config.tokens_per_micro_batch,
+            packing=config.packing,
+            precision=config.precision,
+            activation_checkpointing=config.activation_checkpointing,
+            compile=config.compile,
+        ),
+        alarms=AlarmRules(
+            # In a rehearsal samplers have no model, and what they claim means nothing.
+            mismatch_kl=math.inf if config.rehearse_step_s else config.alarm_mismatch_kl,
+            entropy=config.alarm_entropy,
+            gradient_spike=config.alarm_gradient_spike,
+        ),
+        resume=str(resume) if resume else "",
+        rehearse_step_s=config.rehearse_step_s or 0.0,
+        rehearse_noise=config.rehearse_noise,
+    )

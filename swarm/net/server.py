@@ -1,0 +1,339 @@
+"""The node's HTTP server: routes, `status`, TLS, limits for each caller, and a clear word when the port is taken.
+
+A connection is counted when it is accepted, before TLS: handshakes are what a flood would spend us on. Therefore
+connections are accepted here, and handed to the event loop and aiohttp once they have been let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import re
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from aiohttp import web
+
+from swarm.errors import UserError
+from swarm.net.client import ON_SIGNED, Crowded, Handler, guard
+from swarm.net.limits import Gate, Guest, Limits
+from swarm.net.stream import PREAMBLE, Incoming, receive_exactly, start_tls, tune, wait_for
+from swarm.net.wire import PROTOCOL_HEADER
+from swarm.types import NodeId
+
+SHUTDOWN_S = 1.0
+"""Open requests get this long when the node stops: held questions would otherwise keep it for their whole wait."""
+
+HANDSHAKE_S = 10.0
+"""Time limit of a first byte and of a TLS handshake, within which a connection is counted already."""
+
+CLOSE_S = 2.0
+"""How long a peer may take to agree to the end of TLS: nothing is lost if it does not."""
+
+BACKLOG = 128
+"""Connections that wait to be accepted: more than arrive in one turn of a busy loop."""
+
+ACCEPT_PAUSE_S = 1.0
+"""After a connection could not be accepted: without a pause the loop would spin on it."""
+
+KEEPALIVE_S = 75.0
+"""An idle connection, or one that never sends its whole request line, is closed after this: longer than our clients
+keep theirs (15 s), so that a request never meets a connection that is just being closed."""
+
+LINGER_S = 2.0
+"""How long the rest of a refused body is read and dropped, so that its sender hears the refusal."""
+
+UNMETERED_PATHS = ("/v1/versions/", "/v1/objects/")
+"""Chunks and objects are fetched as fast as the line allows; the cap on connections bounds them."""
+
+REFUSED_AS = {
+    400: "malformed",
+    408: "too_slow",
+    413: "too_large",
+    426: "other_protocol",
+}
+"""Answers that are counted by status. 401, 403 and 429 are counted with more detail where they are decided."""
+
+CROWDED = b"too many connections from your address: close some, or come back later\n"
+CROWDED_ANSWER = (
+    b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(CROWDED), CROWDED)
+)
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>echo-node</title></head><body>
+<p>This is an echo-node, {said}: machines that train a language model together.</p>
+<p>Nodes speak with one another here; there is nothing to click.</p>
+<p>To see how it goes: <code>echo-node status {named}</code></p>
+</body></html>
+"""
+"""What a browser gets. Static, and it loads nothing."""
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class NodeServer:
+    """One listening socket with the routes of the node's shells.
+
+    `counted` are further counters of refusals for `status`, such as ServerSessions.refused.
+    """
+
+    def __init__(
+        self,
+        routes: Iterable[web.RouteDef],
+        status: Callable[[], dict[str, Any]],
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: Limits | None = None,
+        counted: Sequence[Counter[str]] = (),
+        on_stream: Callable[[Incoming], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self._app = web.Application(middlewares=[self._limit, guard])
+        self._app.add_routes(routes)
+        self._app.router.add_get("/v1/status", self._get_status)
+        self._app.on_response_prepare.append(_drop_needless_headers)
+        self._status = status
+        self._tls = tls
+        self._on_stream = on_stream
+        self._gate = Gate(limits or Limits())
+        self._refused: Counter[str] = Counter()
+        self._counted = (self._refused, self._gate.refused, *counted)
+        self._guests: dict[asyncio.BaseProtocol, Guest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: list[socket.socket] = []
+        self._runner = web.AppRunner(
+            self._app,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+            # Who has gone does not hear the answer to a question that was held open.
+            handler_cancellation=True,
+            # Bodies state their own compression; nothing is unpacked before its caps are checked.
+            auto_decompress=False,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
+        )
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; the port in use, which differs from `port` only if that is 0."""
+        await self._runner.setup()
+        try:
+            await self._listen(host, port)
+        except OSError as error:
+            await self.stop()
+            raise _bind_error(error, host, port) from error
+        return int(self._listening[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listening in self._listening:
+            listening.close()
+        await self._runner.cleanup()
+
+    def refused(self) -> dict[str, int]:
+        """How many connections and requests were refused, by reason."""
+        return dict(sum(self._counted, Counter[str]()))
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    async def _listen(self, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            listening = socket.create_server(address, family=family, backlog=BACKLOG)
+            listening.setblocking(False)
+            self._listening.append(listening)
+            self._start(self._accept(listening))
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, address = await loop.sock_accept(listening)
+            except OSError:
+                # Out of descriptors, most likely. Whoever waits in the backlog is let in when others have left.
+                self._refused["not_accepted"] += 1
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            if (guest := self._gate.enter(address[0])) is None:
+                self._turn_away(connected)
+            else:
+                self._start(self._serve(connected, guest))
+
+    async def _serve(self, connected: socket.socket, guest: Guest) -> None:
+        """Shake hands where there is TLS; then the connection lives by itself. Streams go another way."""
+        assert self._runner.server is not None
+        if await self._is_stream(connected, guest):
+            return
+        handler = self._runner.server()
+        self._guests[handler] = guest
+        begun = False
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Connection(handler, self._leave),
+                connected,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+                ssl_shutdown_timeout=CLOSE_S if self._tls else None,
+            )
+            begun = True
+        except OSError:
+            # A port scan, a client without TLS, one that went away, or one that took too long.
+            self._refused["handshake"] += 1
+        finally:
+            if not begun:
+                self._leave(handler)
+
+    async def _is_stream(self, connected: socket.socket, guest: Guest) -> bool:
+        """Whether the connection is dealt with: it is a stream (net/stream.py), or it is no more."""
+        taken = False
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                connected.setblocking(False)
+                await wait_for(connected, writable=False)
+                if self._on_stream is None or connected.recv(1, socket.MSG_PEEK) != PREAMBLE[:1]:
+                    return False
+                if await receive_exactly(connected, len(PREAMBLE)) != PREAMBLE:
+                    raise ConnectionResetError("neither HTTP nor a stream")
+                tune(connected)
+                if self._tls is not None:
+                    connected = await start_tls(connected, self._tls, server_side=True)
+            taken = True
+            prove = lambda node: self._prove(guest, node)  # noqa: E731
+            await self._on_stream(Incoming(connected, prove, lambda: self._gate.leave(guest)))
+        except (OSError, TimeoutError):
+            self._refused["handshake"] += 1
+            connected.close()
+            self._gate.leave(guest)
+        except asyncio.CancelledError:
+            if not taken:
+                connected.close()
+                self._gate.leave(guest)
+            raise
+        return True
+
+    def _leave(self, handler: asyncio.Protocol) -> None:
+        if (guest := self._guests.pop(handler, None)) is not None:
+            self._gate.leave(guest)
+
+    def _turn_away(self, connected: socket.socket) -> None:
+        """Say why where that costs nothing: a handshake for it would be what the cap is to save."""
+        with connected:
+            try:
+                if self._tls is None:
+                    connected.send(CROWDED_ANSWER)
+            except OSError:
+                pass  # it has gone by itself
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        guest = self._guests.get(request.protocol)
+        if guest is not None:
+            wait_s = 0.0 if request.path.startswith(UNMETERED_PATHS) else self._gate.wait_s(guest, now=time.monotonic())
+            if wait_s > 0.0:
+                return _too_many_requests(wait_s)
+            request[ON_SIGNED] = lambda node: self._prove(guest, node)
+        if _is_browser(request):
+            return _page(request, self._status())
+        answer = await handler(request)
+        if (reason := REFUSED_AS.get(answer.status)) is not None:
+            self._refused[reason] += 1
+        return answer
+
+    def _prove(self, guest: Guest, node: NodeId) -> None:
+        if not self._gate.prove(guest, node):
+            raise Crowded(f"node {node} has too many connections open: close some")
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        return web.json_response({**self._status(), "refused": self.refused()})
+
+
+class Connection(asyncio.Protocol):
+    """aiohttp's protocol for one connection, and a word to the server when it ends."""
+
+    def __init__(self, handler: asyncio.Protocol, on_lost: Callable[[asyncio.Protocol], None]) -> None:
+        self._handler = handler
+        self._on_lost = on_lost
+        self.connection_made = handler.connection_made  # type: ignore[method-assign]
+        self.data_received = handler.data_received  # type: ignore[method-assign]
+        self.eof_received = handler.eof_received  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self._handler)
+        self._handler.connection_lost(exc)
+
+
+def _is_browser(request: web.Request) -> bool:
+    """Whether a person looks at this port: no node asks without the protocol's header, or for a page."""
+    asks_for_page = request.path == "/" or "text/html" in request.headers.get("Accept", "")
+    speaks = PROTOCOL_HEADER in request.headers or request.path == "/v1/status"
+    return request.method in ("GET", "HEAD") and asks_for_page and not speaks
+
+
+def _page(request: web.Request, status: Mapping[str, Any]) -> web.Response:
+    """Three lines: what this is, whose, and how to see more. It says nothing that `status` does not."""
+    swarm = status.get("swarm")
+    said = escape(f"a {status.get('role', 'node')} of {f'swarm {swarm}' if swarm else 'a swarm that it looks for'}")
+    # As the browser named it: a node behind a router does not know its own address. Of a header only that is shown.
+    named = request.host if re.fullmatch(r"[A-Za-z0-9.:\[\]-]{1,255}", request.host) else "HOST:PORT"
+    text = PAGE.format(said=said, named=escape(named))
+    return web.Response(text=text, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS)
+
+
+async def _drop_needless_headers(request: web.Request, answer: web.StreamResponse) -> None:
+    """What aiohttp adds to every answer: 110 bytes that tell a node nothing and a stranger our versions."""
+    for name in ("Server", "Date"):
+        answer.headers.popall(name, None)
+    if answer.headers.get("Content-Type") == "application/octet-stream":
+        del answer.headers["Content-Type"]
+
+
+def _too_many_requests(wait_s: float) -> web.Response:
+    return web.Response(
+        status=429,
+        text="too many requests from your address: come back later",
+        headers={"Retry-After": str(math.ceil(wait_s))},
+    )
+
+
+async def check_port(host: str, port: int) -> None:
+    """UserError if nobody could listen there now."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, _, _, _, address in dict.fromkeys(found):
+            # Bound and not listening: whoever calls meanwhile is refused.
+            with socket.socket(family) as bound:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind(address)
+    except OSError as error:
+        raise _bind_error(error, host, port) from error
+
+
+def _bind_error(error: OSError, host: str, port: int) -> UserError:
+    if error.errno == errno.EADDRINUSE:
+        return UserError(f"port {port} on {host} is in use: stop what listens there or pass another --port")
+    if error.errno == errno.EACCES:
+        return UserError(f"port {port} needs more rights than you have: pass a --port from 1024 on")
+    return UserError(f"cannot listen on {host}:{port}: {error.strerror or error}")

@@ -1,0 +1,508 @@
+"""Caps on what a node sends and receives, shared fairly by all of its streams.
+
+Framed streams between nodes, on the port that serves HTTP: long-lived, both ways, written as late as possible.
+
+A stream begins with PREAMBLE, then TLS where the address has a certificate, then frames: a header of 32 bytes and a
+payload. Payload of chunks is received where it belongs and sent from where it lies. A link is asked for its next frame
+only when the kernel holds little that it has not sent yet (UNSENT_S), one chunk per wake-up, so that what goes to whom
+is decided late and all links have their turn. Sockets are used directly: under asyncio's transports another
+64 KiB per connection would wait out of reach (docs/decisions/0006).
+
+The sockets under streams: opened, under TLS where the address has a certificate, and tuned for late binding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import socket
+import ssl
+import struct
+import sys
+import termios
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.types import Address, NodeId, VersionId
+
+
+class Pace:
+    """A cap on one direction of all streams of a node: a token bucket, streams served in the order they came.
+
+    `bytes_per_s` is of the line: frames count with what TCP and IP add to them.
+    """
+
+    BURST_S = 0.05
+    OVERHEAD = 1500 / 1448
+    LEAST_BURST_BYTES = 64 * 1024
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._rate = bytes_per_s / self.OVERHEAD if bytes_per_s else None
+        self._burst = max(self.LEAST_BURST_BYTES, self.BURST_S * (self._rate or 0.0))
+        self._free_at = 0.0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self.total_bytes = 0
+
+    def admits(self, resume: Callable[[], None]) -> bool:
+        """Whether bytes may flow now; if not, `resume` is called when its turn has come."""
+        if self._rate is None:
+            return True
+        loop = asyncio.get_running_loop()
+        if not self._waiting and loop.time() >= self._free_at - self._burst / self._rate:
+            return True
+        self._waiting.append(resume)
+        self._arm(loop)
+        return False
+
+    def took(self, nbytes: int) -> None:
+        """So many bytes flowed."""
+        self.total_bytes += nbytes
+        if self._rate is not None:
+            self._free_at = max(self._free_at, asyncio.get_running_loop().time()) + nbytes / self._rate
+
+    async def flow(self, nbytes: int) -> None:
+        """Wait until `nbytes` may flow, and count them: for what does not run over a stream."""
+        admitted = asyncio.Event()
+        while not self.admits(admitted.set):
+            await admitted.wait()
+            admitted.clear()
+        self.took(nbytes)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is None and self._waiting:
+            assert self._rate is not None
+            self._timer = loop.call_at(self._free_at - self._burst / self._rate, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        assert self._rate is not None
+        while self._waiting and loop.time() >= self._free_at - self._burst / self._rate:
+            self._waiting.popleft()()
+        self._arm(loop)
+
+
+HEADER = struct.Struct(">BBHIIIQ8s")
+
+UNSENT_S = 0.05
+MOST_UNSENT_BYTES = 512 * 1024
+"""What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a
+busy machine take to give it more, and not much less than a chunk."""
+
+RATE_WEIGHT = 0.3
+
+READ_BYTES = 256 * 1024
+"""Read at most so much in one turn of the loop, that other links have theirs."""
+
+WAKE_BYTES = 32 * 1024
+"""So much of a chunk is waited for before it is read; a socket's buffer takes four times as much."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """A header. `kind`, `index` and `via` are those of a chunk (broadcast/notes.py)."""
+
+    type: int
+    size: int
+    version: VersionId
+    kind: int = 0
+    index: int = 0
+    via: bytes = b"\0" * 8
+
+    def pack(self) -> bytes:
+        version = self.version
+        return HEADER.pack(
+            self.type, self.kind, 0, self.size, self.index, version.incarnation, version.version, self.via
+        )
+
+
+def unpack_frame(data: bytes | bytearray) -> Frame:
+    """The header in exactly HEADER.size bytes."""
+    type_, kind, _, size, index, incarnation, version, via = HEADER.unpack(data)
+    return Frame(type_, size, VersionId(incarnation=incarnation, version=version), kind, index, via)
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A frame for a link, and what to call when the kernel has all of it."""
+
+    header: bytes
+    payload: bytes | memoryview
+    sent: Callable[[], None] | None = None
+
+
+class LinkEnd(Protocol):
+    """Who owns a stream."""
+
+    def pull(self) -> Outgoing | None:
+        """The next frame to send, or None until the next `wake`."""
+
+    def place(self, frame: Frame) -> memoryview:
+        """Where the payload of `frame` is to be received. ProtocolError for a frame that may not come."""
+
+    def received(self, frame: Frame, payload: memoryview) -> None:
+        """All of `frame` came. ProtocolError ends the link."""
+
+    def closed(self, error: Exception | None) -> None:
+        """The stream is no more; called once."""
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A stream that somebody opened to this node, after its preamble and TLS. Whoever takes it closes the socket, and
+    calls `leave` when that is done; `prove` says whose it is, and raises if that node has too many."""
+
+    sock: socket.socket
+    prove: Callable[[NodeId], None]
+    leave: Callable[[], None]
+
+
+class Stream:
+    """One open socket with frames both ways. It calls its LinkEnd from the event loop."""
+
+    def __init__(self, sock: socket.socket, *, upload: Pace, download: Pace) -> None:
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._loop = asyncio.get_running_loop()
+        self._upload = upload
+        self._download = download
+        self._header = memoryview(bytearray(HEADER.size))
+        self._into = self._header
+        self._filled = 0
+        self._frame: Frame | None = None
+        self._out: Outgoing | None = None
+        self._left: list[memoryview] = []
+        self._writing = False
+        self._polled = False
+        self._paused_writing = False
+        self._closed = False
+        self._lowat = 1
+        self._unsent = UNSENT_BYTES
+        self._sent_before = 0
+        self._rate = 0.0
+        self.sent_bytes = 0
+
+    def start(self, end: LinkEnd) -> None:
+        self._end = end
+        self._loop.add_reader(self._fd, self._on_readable)
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be something to send. The kernel is asked whether it takes more only once it has refused."""
+        if not (self._writing or self._paused_writing or self._closed):
+            self._writing = True
+            self._loop.call_soon(self._on_writable)
+
+    def adapt(self, elapsed: float) -> None:
+        """Fit what the kernel may hold unsent to what was sent in the last `elapsed` seconds."""
+        rate = (self.sent_bytes - self._sent_before) / elapsed
+        self._sent_before = self.sent_bytes
+        self._rate += RATE_WEIGHT * (rate - self._rate)
+        wanted = int(min(MOST_UNSENT_BYTES, max(UNSENT_BYTES, UNSENT_S * self._rate)))
+        if not 0.8 * self._unsent <= wanted <= 1.25 * self._unsent:
+            self._unsent = wanted
+            try:
+                self._sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted)
+            except OSError:
+                pass  # a kernel without it, as in tune
+
+    def divert(self, into: memoryview) -> None:
+        """Receive the payload that is under way into another place: what came of it so far is of no use."""
+        assert len(into) == len(self._into)
+        self._into = into
+
+    def close(self, error: Exception | None = None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._fd)
+        if self._polled:
+            self._loop.remove_writer(self._fd)
+        self._sock.close()
+        self._end.closed(error)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def _on_writable(self) -> None:
+        try:
+            while self._write_some():
+                pass
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass  # later
+        except OSError as error:
+            self.close(error)
+        if self._writing and not self._polled and not self._closed:
+            self._polled = True
+            self._loop.add_writer(self._fd, self._on_writable)
+
+    def _write_some(self) -> bool:
+        """Send what is left of the frame, or begin the next; False when this turn is over."""
+        if self._closed:
+            return False
+        if not self._left and not self._begin():
+            return False
+        count = self._sock.send(self._left[0]) if self._tls else self._sock.sendmsg(self._left)
+        self.sent_bytes += count
+        self._upload.took(count)
+        while count:
+            first = self._left[0]
+            if count < len(first):
+                self._left[0] = first[count:]
+                return False
+            count -= len(first)
+            del self._left[0]
+        if self._left:
+            return True
+        out, self._out = self._out, None
+        assert out is not None
+        if out.sent is not None:
+            out.sent()
+            return False  # one chunk, then the others' turn
+        return True
+
+    def _begin(self) -> bool:
+        if not self._upload.admits(self._resume_writing):
+            self._idle()
+            self._paused_writing = True
+            return False
+        self._out = self._end.pull()
+        if self._out is None:
+            self._idle()
+            return False
+        self._left = [memoryview(self._out.header)]
+        if len(self._out.payload):
+            self._left.append(memoryview(self._out.payload))
+        return True
+
+    def _idle(self) -> None:
+        self._writing = False
+        if self._polled:
+            self._polled = False
+            self._loop.remove_writer(self._fd)
+
+    def _resume_writing(self) -> None:
+        self._paused_writing = False
+        self.wake()
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        budget = READ_BYTES
+        try:
+            while budget > 0 and not self._closed and not self._waits_for_more():
+                if not self._download.admits(self._resume_reading):
+                    self._loop.remove_reader(self._fd)
+                    return
+                count = self._sock.recv_into(self._into[self._filled :])
+                if count == 0:
+                    raise ConnectionResetError("the other side closed the link")
+                budget -= count
+                self._download.took(count)
+                self._filled += count
+                if self._filled == len(self._into):
+                    self._filled_up()
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except (OSError, ProtocolError) as error:
+            self.close(error)
+            return
+        if isinstance(self._sock, ssl.SSLSocket) and not self._closed and self._sock.pending():
+            self._loop.call_soon(self._on_readable_again)
+
+    def _waits_for_more(self) -> bool:
+        """Whether to be woken only when more of a chunk is there: it comes in a dozen packets, and each would wake us.
+
+        Only before any of the chunk was read: of a TLS record that was read in part the kernel knows no size.
+        """
+        if self._frame is None or self._filled:
+            return False
+        wanted = min(self._frame.size, WAKE_BYTES)
+        if self._lowat != 1 or self._available() >= wanted:
+            self._set_lowat(1)
+            return False
+        self._set_lowat(wanted)
+        return True
+
+    def _available(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
+
+    def _set_lowat(self, nbytes: int) -> None:
+        if self._lowat != nbytes:
+            self._lowat = nbytes
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+
+    def _on_readable_again(self) -> None:
+        """What TLS has decrypted already wakes nobody."""
+        if not self._closed:
+            self._on_readable()
+
+    def _resume_reading(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._fd, self._on_readable)
+            self._loop.call_soon(self._on_readable_again)
+
+    def _filled_up(self) -> None:
+        self._filled = 0
+        if self._frame is None:
+            frame = unpack_frame(self._header.tobytes())
+            if frame.size:
+                self._frame, self._into = frame, self._end.place(frame)
+                assert len(self._into) == frame.size
+            else:
+                self._end.received(frame, self._header[:0])
+            return
+        frame, payload = self._frame, self._into
+        self._frame, self._into = None, self._header
+        self._end.received(frame, payload)
+
+
+OPEN_S = 10.0
+"""Time limit for connecting and for TLS."""
+
+CONGESTION = b"cubic"
+"""With many application-limited flows over one uplink BBR left 43 % of it idle."""
+
+DEAD_AFTER_MS = 20_000
+"""Unacknowledged data of that age ends a link (TCP_USER_TIMEOUT)."""
+
+PREAMBLE = b"\0echo-stream\n"
+"""Its first byte begins neither TLS nor HTTP."""
+
+UNSENT_BYTES = 16 * 1024
+"""What the kernel may hold unsent on a new link (TCP_NOTSENT_LOWAT)."""
+
+TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+
+
+async def open_stream(address: Address) -> socket.socket:
+    """A connected socket, preamble sent and TLS done; PeerUnreachable if that fails."""
+    try:
+        async with asyncio.timeout(OPEN_S):
+            return await _open(address)
+    except TimeoutError as error:
+        raise PeerUnreachable(f"{address.authority} did not open a stream within {OPEN_S:g} s") from error
+    except OSError as error:
+        raise PeerUnreachable(f"{address.authority} cannot be reached for a stream ({error})") from error
+
+
+async def _open(address: Address) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    family, kind, proto, _, where = found[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setblocking(False)
+        tune(sock)
+        await loop.sock_connect(sock, where)
+        await loop.sock_sendall(sock, PREAMBLE)
+        if not address.fingerprint:
+            return sock
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        secure = await start_tls(sock, context, server_side=False)
+        sock = secure
+        certificate = secure.getpeercert(binary_form=True) or b""
+        if hashlib.sha256(certificate).digest() != address.fingerprint:
+            raise PeerUnreachable(f"the certificate of {address.authority} is not the one that was named")
+        return secure
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def start_tls(sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
+    """TLS over a connected, non-blocking socket, which then belongs to the returned one."""
+    secure = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
+    try:
+        while True:
+            try:
+                secure.do_handshake()
+                return secure
+            except ssl.SSLWantReadError:
+                await wait_for(secure, writable=False)
+            except ssl.SSLWantWriteError:
+                await wait_for(secure, writable=True)
+    except BaseException:
+        secure.close()
+        raise
+
+
+async def send_all(sock: socket.socket, data: bytes) -> None:
+    """Send before a Stream owns the socket: a few hundred bytes."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[sock.send(left) :]
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            await wait_for(sock, writable=True)
+        except ssl.SSLWantReadError:
+            await wait_for(sock, writable=False)
+
+
+async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
+    """Receive before a Stream owns the socket, and nothing beyond."""
+    data = bytearray()
+    while len(data) < nbytes:
+        try:
+            part = sock.recv(nbytes - len(data))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            await wait_for(sock, writable=False)
+            continue
+        except ssl.SSLWantWriteError:
+            await wait_for(sock, writable=True)
+            continue
+        if not part:
+            raise ConnectionResetError("the other side closed the link")
+        data += part
+    return bytes(data)
+
+
+async def wait_for(sock: socket.socket, *, writable: bool) -> None:
+    """Until `sock` can be read or written."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    fd = sock.fileno()
+    add, remove = (loop.add_writer, loop.remove_writer) if writable else (loop.add_reader, loop.remove_reader)
+
+    def set_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    add(fd, set_ready)
+    try:
+        await ready
+    finally:
+        remove(fd)
+
+
+def tune(sock: socket.socket, *, receive_bytes: int | None = None) -> None:
+    """Late binding, and an end within half a minute when the other side has vanished."""
+    options: list[tuple[int, int, Any]] = [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    ]
+    for name, value in (
+        ("TCP_CONGESTION", CONGESTION),
+        ("TCP_USER_TIMEOUT", DEAD_AFTER_MS),
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+    ):
+        if hasattr(socket, name):
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    if receive_bytes is not None:
+        options.append((socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes))
+    for level, option, value in options:
+        try:
+            sock.setsockopt(level, option, value)
+        except OSError:
+            pass  # a kernel without it, or without cubic: slower, not wrong

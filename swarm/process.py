@@ -1,0 +1,417 @@
+"""Child processes for heavy work: a trainer, an engine. Calls and answers are frames over a Unix socket.
+
+The parent (asyncio) starts `python -m MODULE` with the socket's path in the environment, so that the same child
+runs alone or as rank 0 under torchrun. A child that shows no progress for `hang_s` is killed; the caller gets
+ChildFailed and decides. The child ends by itself when its parent is gone: its end of the socket is closed or reset.
+
+Frames are a 4-byte big-endian length and msgpack. Parent to child: a Call. Child to parent: Progress frames, and one
+Reply or Failure to each call. A child serves its calls in turn, or side by side if it can. Weights never travel here;
+they cross through memory-mapped files.
+
+Work that blocks, in a thread of its own that nobody waits for once it is given up.
+
+What a user's task does may take as long as it likes: a stop must not wait for it, as it would for `asyncio.to_thread`,
+whose threads are joined before the loop closes and again before the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from swarm.errors import ChildFailed, UserError
+
+SOCKET_VARIABLE = "ECHO_NODE_CHILD_SOCKET"
+
+FRAME_BYTES = 1 << 30
+"""A batch of 8,192 rollouts of 8,192 tokens is 600 MB; both ends are ours, so this only catches a broken stream."""
+
+START_S = 120.0
+"""Longest wait for a child to import its libraries and connect: four of them importing at once took 7 s."""
+
+STOP_S = 5.0
+"""After a polite request to end, a child is killed."""
+
+PROGRESS_S = 1.0
+"""Least time between two progress frames."""
+
+R = TypeVar("R")
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The child is alive and at work. `said`: a line about it for the person at the terminal."""
+
+    said: str = ""
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """An encoded command."""
+
+    number: int
+    body: msgspec.Raw
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The encoded result of a call."""
+
+    number: int
+    body: msgspec.Raw
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The call raised. `is_user_error` keeps a bad model path from looking like a crash."""
+
+    number: int
+    message: str
+    is_user_error: bool
+
+
+class Child:
+    """The parent's end. `name` is for messages, `module` is run with `python -m` and the arguments."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        log: Path,
+        hang_s: float,
+        start_s: float = START_S,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.name = name
+        self._module = module
+        self._arguments = arguments
+        self._log = log
+        self._hang_s = hang_s
+        self._start_s = start_s
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[Reply | Failure]] = {}
+        self._calls = 0
+        self._heard_at = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the process and wait until it has connected. ChildFailed with the log's tail if it does not."""
+        with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
+            path = os.path.join(directory, "child.sock")
+            connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+            connected = asyncio.get_running_loop().create_future()
+
+            async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                connected.set_result((reader, writer))
+
+            server = await asyncio.start_unix_server(accept, path)
+            try:
+                await self._spawn({**os.environ, SOCKET_VARIABLE: path})
+                assert self._process is not None
+                ended = asyncio.ensure_future(self._process.wait())
+                waits: set[asyncio.Future[Any]] = {connected, ended}
+                await asyncio.wait(waits, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED)
+                ended.cancel()
+                if not connected.done():
+                    await self.kill()
+                    raise ChildFailed(f"the {self.name} did not start; {self.log_tail()}")
+                self._reader, self._writer = connected.result()
+                self._listening = asyncio.create_task(self._listen(self._reader))
+            finally:
+                server.close()
+
+    @overload
+    async def call(self, command: msgspec.Struct, kind: type[R]) -> R: ...
+
+    @overload
+    async def call(self, command: msgspec.Struct, kind: UnionType) -> Any: ...
+
+    async def call(self, command: msgspec.Struct, kind: Any) -> Any:
+        """Run one command; its answer is a `kind`. ChildFailed if the child dies, hangs or fails; UserError if the user
+        has to act. A call that is cancelled kills the child: nobody knows what it would do next."""
+        try:
+            answer = await self._answer(msgspec.msgpack.encode(command))
+        except TimeoutError as error:
+            await self.kill()
+            raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
+        except OSError as error:
+            # What started it may have more to say of its end.
+            await self.stop()
+            raise ChildFailed(f"the {self.name} died; {self.log_tail()}") from error
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
+        match answer:
+            case Reply(body=raw):
+                return msgspec.msgpack.decode(raw, type=kind)
+            case Failure(message=message, is_user_error=True):
+                raise UserError(message)
+            case Failure(message=message):
+                raise ChildFailed(f"the {self.name} failed: {message}; {self.log_tail()}")
+
+    async def _answer(self, body: bytes) -> Reply | Failure:
+        """Send a command and wait for its answer. TimeoutError if nothing is heard of the child for too long."""
+        assert self._writer is not None
+        assert self._listening is not None
+        if self._listening.done():
+            raise ConnectionResetError("the child is gone")
+        loop = asyncio.get_running_loop()
+        self._calls += 1
+        number = self._calls
+        answer: asyncio.Future[Reply | Failure] = loop.create_future()
+        if not self._waiting:
+            self._heard_at = loop.time()
+        self._waiting[number] = answer
+        try:
+            frame = msgspec.msgpack.encode(Call(number, msgspec.Raw(body)))
+            self._writer.write(struct.pack(">I", len(frame)) + frame)
+            async with asyncio.timeout(self._hang_s):
+                await self._writer.drain()
+            while not answer.done():
+                left_s = self._heard_at + self._hang_s - loop.time()
+                if left_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait((answer,), timeout=left_s)
+            return answer.result()
+        finally:
+            del self._waiting[number]
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Hand out answers until the child goes."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                frame = msgspec.msgpack.decode(await _read_frame(reader), type=Progress | Reply | Failure)
+                self._heard_at = loop.time()
+                if isinstance(frame, Progress):
+                    if frame.said:
+                        self._say(frame.said)
+                else:
+                    waiting = self._waiting.get(frame.number)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(frame)
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError) as error:
+            self._end_calls(str(error))
+
+    async def stop(self) -> None:
+        """Close the channel, which ends the child; kill it if it does not go."""
+        self._hang_up()
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the child at once, and what it started."""
+        self._hang_up()
+        if self._process is not None and self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            await self._process.wait()
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if self._listening is not None:
+            self._listening.cancel()
+        self._end_calls("the child was ended")
+
+    def _end_calls(self, why: str) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionResetError(why))
+
+    def log_tail(self) -> str:
+        """The last lines that the child and its own processes wrote, of each traceback the fault alone, and where the
+        rest is."""
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        telling = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback (most recent"))]
+        said = " | ".join(telling[-3:])[-600:] or "it said nothing"
+        return f"{said} (log: {self._log})"
+
+    async def _spawn(self, environment: dict[str, str]) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self._module,
+                *self._arguments,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    (size,) = struct.unpack(">I", await reader.readexactly(4))
+    if size > FRAME_BYTES:
+        raise OSError(f"frame of {size} bytes")
+    return await reader.readexactly(size)
+
+
+class ChildChannel:
+    """The child's end: commands in, progress and one answer each out. When the parent goes the process ends, with
+    `status_without_parent`."""
+
+    def __init__(self, *, status_without_parent: int = 0) -> None:
+        self._status_without_parent = status_without_parent
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(os.environ[SOCKET_VARIABLE])
+        except (FileNotFoundError, ConnectionRefusedError):
+            sys.exit("the node that started this process is gone")
+        self._commands: queue.Queue[bytes] = queue.Queue(maxsize=4)
+        self._bridge = ThreadPoolExecutor(1, thread_name_prefix="commands")
+        self._last_progress = 0.0
+        self._sending = threading.Lock()
+        threading.Thread(target=self._read, name="parent", daemon=True).start()
+
+    def progress(self) -> None:
+        """Tell the parent that work goes on; cheap to call often."""
+        now = time.monotonic()
+        if now - self._last_progress >= PROGRESS_S:
+            self._last_progress = now
+            self._send(Progress())
+
+    def tell(self, line: str) -> None:
+        """Tell the person at the parent's terminal what goes on."""
+        self._send(Progress(said=line))
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Tell the parent of progress while a call that cannot do so itself (a download) is under way."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(PROGRESS_S):
+                self.progress()
+
+        beating = threading.Thread(target=beat, daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beating.join()
+
+    def serve(
+        self, kind: Any, handle: Callable[[Any], msgspec.Struct], *, goes_on_after: type[Exception] = Exception
+    ) -> None:
+        """Answer commands of the union `kind` with `handle(command)`, one after another, until the parent goes, or a
+        fault is answered that is none of `goes_on_after`."""
+        while True:
+            call = msgspec.msgpack.decode(self._commands.get(), type=Call)
+            try:
+                self._reply(call, handle(msgspec.msgpack.decode(call.body, type=kind)))
+            except Exception as error:  # noqa: BLE001 - the parent has to hear of every fault of a command
+                self._fail(call, error)
+                if not isinstance(error, goes_on_after):
+                    return
+
+    async def serve_side_by_side(self, kind: Any, handle: Callable[[Any], Awaitable[msgspec.Struct]]) -> None:
+        """Answer commands of the union `kind` with `handle(command)`, begun in order, until the parent goes; it sees to
+        it that they are not too many."""
+
+        async def answer(call: Call) -> None:
+            try:
+                self._reply(call, await handle(msgspec.msgpack.decode(call.body, type=kind)))
+            except Exception as error:  # noqa: BLE001 - the parent has to hear of every fault of a command
+                self._fail(call, error)
+
+        loop = asyncio.get_running_loop()
+        running = set[asyncio.Task[None]]()
+        while True:
+            frame = await loop.run_in_executor(self._bridge, self._commands.get)
+            task = asyncio.create_task(answer(msgspec.msgpack.decode(frame, type=Call)))
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+    def _reply(self, call: Call, result: msgspec.Struct) -> None:
+        self._send(Reply(call.number, msgspec.Raw(msgspec.msgpack.encode(result))))
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        if isinstance(error, UserError):
+            self._send(Failure(call.number, str(error), True))
+            return
+        traceback.print_exception(error)
+        self._send(Failure(call.number, f"{type(error).__name__}: {error}", False))
+
+    def _send(self, answer: Progress | Reply | Failure) -> None:
+        body = msgspec.msgpack.encode(answer)
+        with self._sending:
+            self._socket.sendall(struct.pack(">I", len(body)) + body)
+
+    def _read(self) -> None:
+        try:
+            with self._socket.makefile("rb") as stream:
+                while len(size := stream.read(4)) == 4:
+                    self._commands.put(stream.read(struct.unpack(">I", size)[0]))
+        finally:
+            # The parent is gone, by end of file or, if it died with an answer unread, by a reset: whatever is being
+            # computed is of no use to anybody.
+            os._exit(self._status_without_parent)
+
+
+class NoParent(ChildChannel):
+    """The channel of a process that no parent listens to."""
+
+    def __init__(self) -> None: ...
+
+    def progress(self) -> None: ...
+
+    def tell(self, line: str) -> None: ...
+
+
+async def in_thread(work: Callable[[], R]) -> R:
+    """What `work` gives or raises. When this is cancelled, `work` goes on by itself until it or the process ends."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[R] = loop.create_future()
+
+    def settle(outcome: Callable[[], None]) -> None:
+        # The loop may be closed by now.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None if done.done() else outcome())
+
+    def run() -> None:
+        try:
+            found = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where this is awaited
+            fault = error
+            settle(lambda: done.set_exception(fault))
+        else:
+            settle(lambda: done.set_result(found))
+
+    threading.Thread(target=run, name="work", daemon=True).start()
+    return await done

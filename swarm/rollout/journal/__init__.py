@@ -1,0 +1,1 @@
+"""The run on disk: written in order, read back, verified, exported, salvaged."""

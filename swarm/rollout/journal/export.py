@@ -1,0 +1,156 @@
+"""A run's rollouts as a dataset: one a line in .jsonl, one a row in .parquet. Only reads the run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sqlite3
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.rollout.journal.index import FINISHES, reading
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
+from swarm.rollout.journal.segments import SegmentReader
+from swarm.types import Prompt, Rollout
+
+ROW_GROUP = 1024
+"""Rollouts that are held at once for .parquet: some tens of MB as Python lists at 512 tokens."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """Rollouts in the file, and those left out: their payloads were pruned, or are damaged."""
+
+    rollouts: int
+    left_out: int
+
+
+def export_rollouts(
+    run_dir: Path, to: Path, *, prompt: Callable[[int], Prompt], decode_text: Callable[[Sequence[int]], str]
+) -> Exported:
+    """Write every accepted rollout whose payload is there to `to`, by group and index. `prompt` gives a group's prompt
+    by number, `decode_text` the text of token ids. UserError if `to` exists, has another suffix, or lacks its library.
+    """
+    write = {".jsonl": _write_lines, ".parquet": _write_parquet}.get(to.suffix)
+    if write is None:
+        raise UserError(f"cannot write {to.name}: name a file that ends in .jsonl or .parquet")
+    if to.exists():
+        raise UserError(f"{to} is there already: remove it, or name another file")
+    if not to.absolute().parent.is_dir():
+        raise UserError(f"{to.parent} is not a directory: make it, or name another file")
+    partial = to.with_name(to.name + ".partial")
+    counts = {True: 0, False: 0}
+    with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
+        try:
+            write(partial, _rows(found, reader, counts, prompt, decode_text))
+            partial.replace(to)
+        finally:
+            partial.unlink(missing_ok=True)
+    return Exported(rollouts=counts[True], left_out=counts[False])
+
+
+def _rows(
+    connection: sqlite3.Connection,
+    reader: SegmentReader,
+    counts: dict[bool, int],
+    prompt: Callable[[int], Prompt],
+    decode_text: Callable[[Sequence[int]], str],
+) -> Iterator[Row]:
+    """One row for each payload that is there; `counts` how many are and are not."""
+    for group in group_rows(connection, "TRUE"):
+        question = prompt(group.number)
+        for one in rollout_rows(connection, group.number):
+            payload = reader.payload(one.place)
+            counts[payload is not None] += 1
+            if payload is not None:
+                yield _row(group, one, question, decode_payload(payload), decode_text)
+
+
+def _row(
+    group: GroupRow, row: RolloutRow, prompt: Prompt, rollout: Rollout, decode_text: Callable[[Sequence[int]], str]
+) -> Row:
+    """`step` is None for what was not trained on (yet); `staleness` is in learner steps, None without a step."""
+    tokens = rollout.tokens().tolist()
+    return {
+        "step": group.step,
+        "dropped": group.reason,
+        "group": group.number,
+        "index": row.idx,
+        "prompt_id": prompt.prompt_id,
+        "prompt": prompt.text,
+        "answer": prompt.answer,
+        "prompt_token_ids": list(prompt.token_ids),
+        "completion": decode_text(tokens),
+        "token_ids": tokens,
+        "logprobs": array("f", rollout.logprobs).tolist(),
+        "loss_mask": list(rollout.loss_mask),
+        "spans": [
+            {
+                "incarnation": span.version.incarnation,
+                "version": span.version.version,
+                "start": span.start,
+                "end": span.end,
+            }
+            for span in rollout.spans
+        ],
+        "staleness": None if group.step is None else group.step - row.oldest,
+        "reward": row.reward,
+        "exact": None if row.exact is None else bool(row.exact),
+        "rewards": score.parts if (score := row.score) else {},
+        "node": row.node,
+        "finish": FINISHES[row.finish],
+    }
+
+
+def _write_lines(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise UserError("a .parquet file needs pyarrow: pip install 'echo-node[parquet]', or name a .jsonl") from None
+    schema = _schema(arrow)
+    left = iter(rows)
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        while some := list(islice(left, ROW_GROUP)):
+            writer.write_table(arrow.Table.from_pylist(some, schema=schema))
+
+
+def _schema(arrow: Any) -> Any:
+    whole, text = arrow.int64(), arrow.string()
+    span = arrow.struct([(name, whole) for name in ("incarnation", "version", "start", "end")])
+    return arrow.schema(
+        [
+            ("step", whole),
+            ("dropped", text),
+            ("group", whole),
+            ("index", arrow.int32()),
+            ("prompt_id", text),
+            ("prompt", text),
+            ("answer", text),
+            ("prompt_token_ids", arrow.list_(arrow.int32())),
+            ("completion", text),
+            ("token_ids", arrow.list_(arrow.int32())),
+            ("logprobs", arrow.list_(arrow.float32())),
+            ("loss_mask", arrow.list_(arrow.int8())),
+            ("spans", arrow.list_(span)),
+            ("staleness", whole),
+            ("reward", arrow.float64()),
+            ("exact", arrow.bool_()),
+            ("rewards", arrow.map_(text, arrow.float64())),
+            ("node", text),
+            ("finish", text),
+        ]
+    )

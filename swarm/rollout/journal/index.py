@@ -1,0 +1,408 @@
+"""The rows of the journal: an SQLite database in which each rollout, group, batch and version has one small row.
+
+Primary keys make it impossible to accept a sample twice or to train on a group twice; what contradicts the rows is a
+Contradiction, and its whole transaction is rolled back. Rows stay for ever, payloads do not. Blocking; the writing
+half belongs to the journal's thread.
+
+The lineage is a digest of all batches in order: h_0 is empty and h_{t+1} = BLAKE3(h_t, t, and for each sample of
+batch t in order its number, index, payload's digest and reward), packed as LINEAGE_STEP and LINEAGE_SAMPLE say.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from swarm.errors import Damaged, EchoError, UserError
+from swarm.net.wire import encode
+from swarm.rollout.journal.entries import (
+    BatchTaken,
+    BoundSet,
+    Entry,
+    GroupDropped,
+    GroupOpened,
+    RolloutAccepted,
+    RolloutReturned,
+    RolloutScored,
+    SamplesLeased,
+    VersionPublished,
+)
+from swarm.rollout.journal.segments import Stored, no_room
+from swarm.types import NodeId, Score
+
+SCHEMA_VERSION = 2
+"""Of the tables below, in the database's user_version."""
+
+WAL_PAGES = 4096
+"""Pages of 4 kB in the write-ahead log before it is worked into the database: 16 MiB, a hundred transactions."""
+
+BUSY_S = 30.0
+"""Longest wait for another process that reads: `verify` holds no lock that a writer would have to wait for."""
+
+KNOWN_NODES = 65_536
+"""Row numbers of nodes that are remembered."""
+
+MOST_ROWS = 256
+"""In one statement: of 12 columns, a tenth of the parameters that SQLite allows."""
+
+UNSCORED = (None, None, None)
+"""Reward, exactness and parts of a rollout that waits for them."""
+
+FINISHES = ("stop", "length", "failed")
+"""Their places are what the rows hold."""
+
+LINEAGE_STEP = struct.Struct("<q")
+LINEAGE_SAMPLE = struct.Struct("<qq16sd")
+"""Little-endian: number and index of 8 bytes, digest, reward as float64."""
+
+ROOM_ERRORS = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_IOERR_TRUNCATE,
+)
+"""How SQLite says that a file could not grow: only of ENOSPC does it make SQLITE_FULL, not of a quota."""
+
+NOT_DAMAGE = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_FULL,
+)
+"""Errors of a database that may be whole: somebody else uses it, or it may not be used."""
+
+SCHEMA = """
+CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE nodes(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE groups(
+    number INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL, version INTEGER NOT NULL, max_staleness INTEGER NOT NULL,
+    step INTEGER, place INTEGER,
+    reason TEXT, dropped_oldest INTEGER, dropped_at INTEGER, dropped_bound INTEGER
+) STRICT;
+CREATE UNIQUE INDEX groups_by_step ON groups(step, place) WHERE step IS NOT NULL;
+CREATE INDEX groups_waiting ON groups(number) WHERE step IS NULL AND reason IS NULL;
+CREATE TABLE rollouts(
+    number INTEGER NOT NULL REFERENCES groups(number), idx INTEGER NOT NULL, node INTEGER NOT NULL,
+    oldest INTEGER NOT NULL, tokens INTEGER NOT NULL, finish INTEGER NOT NULL, reward REAL, exact INTEGER, parts BLOB,
+    segment INTEGER NOT NULL, start INTEGER NOT NULL, nbytes INTEGER NOT NULL, digest BLOB NOT NULL,
+    PRIMARY KEY(number, idx)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE leases(
+    number INTEGER NOT NULL, idx INTEGER NOT NULL, node INTEGER NOT NULL, PRIMARY KEY(number, idx)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE batches(step INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, lineage BLOB NOT NULL) STRICT;
+CREATE TABLE versions(
+    version INTEGER NOT NULL, incarnation INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY(version, incarnation)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE bounds(
+    id INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, publish_every_steps INTEGER NOT NULL
+) STRICT;
+"""
+"""`batches.lineage` is h_{step + 1}, `rollouts.parts` a map of rewards by name in msgpack, NULL for none. `meta` has
+the group size, and `synced`: the batches at the last sync."""
+
+WAITING = "step IS NULL AND reason IS NULL"
+"""Of groups: open or ready."""
+
+
+class Contradiction(EchoError):
+    """What is to be recorded cannot be, after what was recorded before: a fault of the program."""
+
+
+def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, bytes, float]]) -> bytes:
+    """h_{step + 1} from h_step. `samples`: number, index, digest and reward, in the batch's order."""
+    rows = b"".join(LINEAGE_SAMPLE.pack(*sample) for sample in samples)
+    return blake3(before + LINEAGE_STEP.pack(step) + rows).digest()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database for reading only, as of one moment, also while a learner writes it or after one was killed.
+
+    Damaged if what is read in the block is not what a journal holds.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
+    with telling_damage(path):
+        found = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+        with closing(found):
+            _check_schema(found, path)
+            found.execute("BEGIN")
+            yield found
+
+
+@contextmanager
+def telling_damage(path: Path) -> Iterator[None]:
+    """Damaged for what SQLite, or a row's own types, cannot make sense of."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF in NOT_DAMAGE:
+            raise UserError(f"{path} cannot be read or written ({error}): see who owns and who uses it") from error
+        raise Damaged(path.parent, path.name, error) from error
+    except (sqlite3.DatabaseError, msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise Damaged(path.parent, path.name, error) from error
+
+
+def check_pages(connection: sqlite3.Connection) -> None:
+    """DatabaseError if a page, row or index contradicts another. It reads all of the database."""
+    (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if said != "ok":
+        raise sqlite3.DatabaseError(said)
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != SCHEMA_VERSION:
+        raise UserError(
+            f"{path} is a journal of schema {version}, this echo-node reads {SCHEMA_VERSION}: "
+            "use the release that wrote it, or another run directory"
+        )
+
+
+class Index:
+    """The database, opened for writing. Its methods are called by one thread at a time."""
+
+    def __init__(self, path: Path, *, group_size: int) -> None:
+        self._path = path
+        self._group_size = group_size
+        self._nodes: dict[NodeId, int] = {}
+        # SQLite would make it 0644 whatever the umask allows, and its log like it.
+        path.touch()
+        self.connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            with telling_damage(path):
+                self._prepare()
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def apply(self, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
+        """Record the entries in one transaction; `stored` are the places of the payloads of those with a rollout.
+
+        They are taken kind by kind: within one transaction nobody sees the order, and no kind refers to a later one.
+        NoRoom or Contradiction leaves everything as it was.
+        """
+        self.transact(lambda: self._apply(entries, stored))
+
+    def transact(self, write: Callable[[], object]) -> None:
+        """Run `write` in one transaction, which is rolled back whatever it raises."""
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+            write()
+            self.connection.execute("COMMIT")
+        except BaseException as error:
+            self._roll_back()
+            if isinstance(error, sqlite3.IntegrityError):
+                raise Contradiction(f"the journal refuses what it is told: {error}") from error
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in ROOM_ERRORS:
+                raise no_room(self._path.parent, WAL_PAGES * 4096) from error
+            raise
+
+    def lineage(self, step: int) -> bytes:
+        """The digest of all batches before `step`; LookupError if they are not all recorded."""
+        return read_lineage(self.connection, step)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _prepare(self) -> None:
+        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables or version:
+            _check_schema(self.connection, self._path)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA synchronous = NORMAL")
+        self.connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        self.connection.execute(f"PRAGMA journal_size_limit = {WAL_PAGES * 4096}")
+        self.connection.execute("PRAGMA foreign_keys = ON")
+        if not tables:
+            self.transact(self._create)
+        size = read_meta(self.connection, "group_size")
+        if size != self._group_size:
+            raise UserError(f"{self._path} was written with groups of {size} samples, not {self._group_size}")
+
+    def _create(self) -> None:
+        for statement in SCHEMA.split(";\n"):
+            self.connection.execute(statement)
+        self.connection.execute("INSERT INTO meta VALUES ('group_size', ?), ('synced', 0)", (self._group_size,))
+        self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _roll_back(self) -> None:
+        self._nodes.clear()
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+    # -- the kinds of entries --------------------------------------------------------------------------------
+
+    def _apply(self, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
+        places, some = iter(stored), list[Entry]()
+        for entry in entries:
+            if isinstance(entry, RolloutReturned):
+                # The one kind whose order tells: the sample may be answered again behind it.
+                self._apply_kinds(some, places)
+                self._return(entry)
+                some = []
+            else:
+                some.append(entry)
+        self._apply_kinds(some, places)
+
+    def _apply_kinds(self, entries: Sequence[Entry], stored: Iterator[Stored]) -> None:
+        self._open_groups([e for e in entries if isinstance(e, GroupOpened)])
+        self._lease([e for e in entries if isinstance(e, SamplesLeased)])
+        self._accept([e for e in entries if isinstance(e, RolloutAccepted)], stored)
+        self._score([e for e in entries if isinstance(e, RolloutScored)])
+        self._drop([e for e in entries if isinstance(e, GroupDropped) and e.number is not None])
+        for entry in entries:
+            if isinstance(entry, BatchTaken):
+                self._take(entry)
+            elif isinstance(entry, VersionPublished):
+                self._publish(entry)
+            elif isinstance(entry, BoundSet):
+                self.connection.execute(
+                    "INSERT INTO bounds(max_staleness, publish_every_steps) VALUES (?, ?)",
+                    (entry.max_staleness, entry.publish_every_steps),
+                )
+
+    def _open_groups(self, entries: Sequence[GroupOpened]) -> None:
+        self.connection.executemany(
+            "INSERT INTO groups(number, incarnation, version, max_staleness) VALUES (?, ?, ?, ?)",
+            [(e.number, e.version.incarnation, e.version.version, e.max_staleness) for e in entries],
+        )
+
+    def _lease(self, entries: Sequence[SamplesLeased]) -> None:
+        rows = [(e.number, index, self._node(e.node)) for e in entries for index in e.indices]
+        self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
+
+    def _accept(self, entries: Sequence[RolloutAccepted], stored: Iterator[Stored]) -> None:
+        rows = [
+            (e.number, r.index, self._node(e.node), r.oldest, r.length, FINISHES.index(r.finish), *UNSCORED, *place)
+            for e, r, place in zip(entries, (entry.rollout for entry in entries), stored, strict=False)
+        ]
+        self._many("INSERT INTO rollouts VALUES {}", rows)
+
+    def _return(self, entry: RolloutReturned) -> None:
+        self._each(
+            "DELETE FROM rollouts WHERE number = ? AND idx = ? AND reward IS NULL "
+            f"AND number IN (SELECT number FROM groups WHERE {WAITING})",
+            [(entry.number, entry.index)],
+            "the return of a rollout that does not wait for its score",
+        )
+
+    def _score(self, entries: Sequence[RolloutScored]) -> None:
+        rows = [(e.score.reward, e.score.exact, _parts(e.score), e.number, e.index) for e in entries]
+        changed = self._many(
+            "UPDATE rollouts SET reward = column1, exact = column2, parts = column3 FROM (VALUES {}) "
+            "WHERE rollouts.number = column4 AND rollouts.idx = column5",
+            rows,
+        )
+        if changed != len(rows):
+            raise Contradiction("the journal refuses what it is told: a score of no rollout")
+
+    def _drop(self, entries: Sequence[GroupDropped]) -> None:
+        self._each(
+            "UPDATE groups SET reason = ?, dropped_oldest = ?, dropped_at = ?, dropped_bound = ? "
+            f"WHERE number = ? AND {WAITING}",
+            [(e.reason, e.oldest, e.next_batch, e.max_staleness, e.number) for e in entries],
+            "a drop of a group that does not wait",
+        )
+        self._end_leases([e.number for e in entries if e.number is not None])
+
+    def _take(self, taken: BatchTaken) -> None:
+        try:
+            before = self.lineage(taken.step)
+        except LookupError as error:
+            raise Contradiction(f"batch {taken.step} comes before the ones before it") from error
+        self._each(
+            f"UPDATE groups SET step = ?, place = ? WHERE number = ? AND {WAITING}",
+            [(taken.step, place, number) for place, number in enumerate(taken.numbers)],
+            f"batch {taken.step} has a group that does not wait",
+        )
+        samples = read_samples(self.connection, taken.step)
+        scored = sum(reward is not None for _, _, _, reward in samples)
+        if not len(taken.numbers) * self._group_size == len(samples) == scored:
+            raise Contradiction(f"batch {taken.step} has a group that is not complete")
+        self.connection.execute(
+            "INSERT INTO batches VALUES (?, ?, ?)",
+            (taken.step, taken.max_staleness, next_lineage(before, taken.step, samples)),
+        )
+        self._end_leases(taken.numbers)
+
+    def _publish(self, entry: VersionPublished) -> None:
+        self._each(
+            "INSERT INTO versions VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET content = excluded.content "
+            "WHERE content = excluded.content",
+            [(entry.version.version, entry.version.incarnation, bytes(entry.content))],
+            f"version {entry.version} was published with another content",
+        )
+
+    def _end_leases(self, numbers: Sequence[int]) -> None:
+        self.connection.executemany("DELETE FROM leases WHERE number = ?", [(number,) for number in numbers])
+
+    def _many(self, sql: str, rows: Sequence[tuple[object, ...]]) -> int:
+        """Run a statement with `rows` as its VALUES, in powers of two so that few statements are prepared; how many
+        rows it changed.
+
+        Python lets go of its lock for each step of SQLite and then waits for the event loop to give it back, up to
+        5 ms when that is busy; executemany would do so for each row.
+        """
+        changed, start = 0, 0
+        while start < len(rows):
+            count = min(MOST_ROWS, 1 << ((len(rows) - start).bit_length() - 1))
+            some = rows[start : start + count]
+            values = ",".join(["(" + ",".join("?" * len(some[0])) + ")"] * count)
+            changed += self.connection.execute(sql.format(values), [value for row in some for value in row]).rowcount
+            start += count
+        return changed
+
+    def _each(self, sql: str, rows: Sequence[tuple[object, ...]], fault: str) -> None:
+        """Run a statement that has to change one row for each of `rows`."""
+        if rows and self.connection.executemany(sql, rows).rowcount != len(rows):
+            raise Contradiction(f"the journal refuses what it is told: {fault}")
+
+    def _node(self, node: NodeId) -> int:
+        known = self._nodes.get(node)
+        if known is None:
+            self.connection.execute("INSERT OR IGNORE INTO nodes(name) VALUES (?)", (node,))
+            (known,) = self.connection.execute("SELECT id FROM nodes WHERE name = ?", (node,)).fetchone()
+            if len(self._nodes) >= KNOWN_NODES:
+                self._nodes.clear()
+            self._nodes[node] = known
+        return known
+
+
+def read_meta(connection: sqlite3.Connection, name: str) -> int:
+    """A number of the table `meta`."""
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return msgspec.convert(row, tuple[int])[0]
+
+
+def _parts(score: Score) -> bytes | None:
+    return encode(score.parts) if score.parts else None
+
+
+def read_lineage(connection: sqlite3.Connection, step: int) -> bytes:
+    """The recorded digest of all batches before `step`; LookupError if they are not all recorded."""
+    if step == 0:
+        return b""
+    row = connection.execute("SELECT lineage FROM batches WHERE step = ?", (step - 1,)).fetchone()
+    if row is None:
+        raise LookupError(f"batch {step - 1} is not recorded")
+    return bytes(row[0])
+
+
+def read_samples(connection: sqlite3.Connection, step: int) -> list[tuple[int, int, bytes, float]]:
+    """Number, index, digest and reward of each sample of a batch, in its order."""
+    return connection.execute(
+        "SELECT r.number, r.idx, r.digest, r.reward FROM groups g JOIN rollouts r ON r.number = g.number "
+        "WHERE g.step = ? ORDER BY g.place, r.idx",
+        (step,),
+    ).fetchall()

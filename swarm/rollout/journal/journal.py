@@ -1,0 +1,336 @@
+"""The learner's journal: a redo log in SQLite (WAL), with payloads in segment files. A thin shell around one thread.
+
+Theory of operation. Entries queue in the order in which the plane returned them. All that is queued when the writing
+thread is free becomes one transaction: payloads are appended to their segments first, then rows that name them are
+committed. `write` returns when its entries are committed; so a verdict is sent, a batch handed to the trainer and a
+version announced only after they are recorded.
+
+What survives. A transaction is in the page cache when `write` returns (PRAGMA synchronous = NORMAL: no fsync a
+transaction), so no kill of any process loses what `write` returned for. A power cut may lose what was acknowledged
+since the last `sync`, and nothing else: SQLite finds the longest whole prefix of transactions, and a payload whose
+digest does not match its row counts as not accepted. It is never a mix: a group that waits loses the sample, which is
+leased again; a batch with such a payload was taken after the last sync, and `load` undoes it with all later ones, as if
+the cut had been before them. Nothing is trained on twice for it (I3): the checkpoint that holds the batches before c is
+begun only after they were synced, so a batch that is undone or lost is in no checkpoint, and training goes on from one.
+
+Disk full: the transaction is rolled back, the segments are cut to where they were, `fault` says what to do, and the
+same entries are tried again each second. Nothing is lost or reordered; who waits, waits. Any other error is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from swarm.errors import Damaged, EchoError
+from swarm.rollout.journal.entries import Entry, RecordedGroup, RecordedRun, RolloutAccepted, VersionPublished
+from swarm.rollout.journal.index import (
+    WAITING,
+    Index,
+    check_pages,
+    next_lineage,
+    read_lineage,
+    read_samples,
+    reading,
+    telling_damage,
+)
+from swarm.rollout.journal.reading import (
+    count_batches,
+    has_whole_batch,
+    read_batch,
+    read_run,
+    read_version,
+    synced_batches,
+)
+from swarm.rollout.journal.segments import (
+    NoRoom,
+    SegmentReader,
+    SegmentWriter,
+    Stored,
+    require_room,
+    segments_of,
+    sync_path,
+)
+
+DATABASE = "journal.db"
+SEGMENTS = "rollouts"
+
+TRANSACTION_ENTRIES = 4096
+TRANSACTION_BYTES = 32 * 1024 * 1024
+"""Most that one transaction takes: about 0.1 s of work, so that one who waits does not wait for all."""
+
+ROW_BYTES = 256
+"""Room that an entry may need in database and log together, besides its payload."""
+
+PRUNED_AT_ONCE = 64
+"""Segments that one call of `prune` deletes: 2 ms each were measured, in which nothing else is written."""
+
+RETRY_S = 1.0
+"""Between tries while the disk is full."""
+
+T = TypeVar("T")
+
+
+class JournalFailed(EchoError):
+    """The journal cannot be written any more; nothing that was not acknowledged may be relied on."""
+
+
+class Journal:
+    """The journal of the run in `directory`, which is created if need be. UserError for one of another schema or size
+    of groups. Only one at a time may have it open."""
+
+    def __init__(self, directory: Path, *, group_size: int, retry_s: float = RETRY_S) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._retry_s = retry_s
+        if segments_of(directory / SEGMENTS) and not _has_content(directory / DATABASE):
+            # SQLite would take an empty file for a new database, and the run would begin again without a word.
+            raise Damaged(directory, DATABASE, "it is empty or not there")
+        self._index = Index(directory / DATABASE, group_size=group_size)
+        unsynced = [s for s in segments_of(directory / SEGMENTS) if s >= synced_batches(self._index.connection)]
+        self._segments = SegmentWriter(directory / SEGMENTS, unsynced=unsynced)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._queue: deque[Entry] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._queued = self._written = 0
+        self._wake, self._closing = asyncio.Event(), asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._failed: BaseException | None = None
+        self.pending_bytes = 0
+        """Payloads that are queued or being written."""
+        self.fault = ""
+        """Why writing is paused."""
+
+    async def start(self) -> None:
+        """Begin to write."""
+        self._writer = asyncio.get_running_loop().create_task(self._write_all(), name="journal")
+        self._writer.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Write what is queued, unless the disk is full, and close. Who still waits then gets JournalFailed."""
+        self._closing.set()
+        self._wake.set()
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+        self._end(JournalFailed("the journal is closed"))
+        await self._in_thread(self._close)
+        self._thread.shutdown()
+
+    def enqueue(self, entries: Sequence[Entry]) -> None:
+        """Have the entries written, after all that were queued before. JournalFailed if it can write no more."""
+        if self._failed is not None:
+            raise JournalFailed(f"the journal cannot be written: {self._failed}") from self._failed
+        self._queue.extend(entries)
+        self._queued += len(entries)
+        self.pending_bytes += sum(map(_payload_bytes, entries))
+        self._wake.set()
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        """Return when the entries, and all that were queued before them, are committed."""
+        self.enqueue(entries)
+        if self._written == self._queued:
+            return
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((self._queued, written))
+        await written
+
+    async def sync(self) -> None:
+        """Return when everything that was queued would survive a power cut. Before a checkpoint is begun."""
+        await self.write(())
+        await self._retried(self._sync)
+
+    async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> int:
+        """Delete segments that nobody needs any more; how many (a long list takes several calls).
+
+        Needed by: a group that waits, a batch from `oldest_step` (of the oldest checkpoint that is kept) on, and one of
+        the last `keep_rollouts` batches; None keeps all.
+        """
+        if keep_rollouts is None:
+            return 0
+        return await self._in_thread(lambda: self._prune(oldest_step, keep_rollouts))
+
+    # -- reading, blocking: call these in a thread -----------------------------------------------------------
+
+    def load(self) -> RecordedRun:
+        """Where the run stood, before anything is written to it again. What a power cut left half is undone here.
+        Damaged if the database is not whole."""
+        with telling_damage(self._directory / DATABASE):
+            return self._thread.submit(self._load).result()
+
+    def batch(self, step: int) -> list[RecordedGroup]:
+        """A recorded batch in its order. UserError if a payload of it is lost, LookupError if it is not recorded."""
+        with reading(self._directory / DATABASE) as found, self._reader() as reader:
+            return read_batch(found, reader, step)
+
+    def published(self, version: int) -> VersionPublished | None:
+        """What was last recorded under a version's number, in whatever incarnation."""
+        with reading(self._directory / DATABASE) as found:
+            return read_version(found, version)
+
+    def lineage(self, step: int) -> bytes:
+        """The digest of all batches before `step`; empty for 0. LookupError if they are not all recorded."""
+        with reading(self._directory / DATABASE) as found:
+            return read_lineage(found, step)
+
+    def check_batches(self, first: int) -> None:
+        """Damaged unless every recorded batch from `first` on is as it was recorded, and can be trained on again."""
+        with reading(self._directory / DATABASE) as found, self._reader() as reader:
+            for step in range(first, count_batches(found)):
+                samples = msgspec.convert(read_samples(found, step), list[tuple[int, int, bytes, float]])
+                if next_lineage(read_lineage(found, step), step, samples) != read_lineage(found, step + 1):
+                    raise Damaged(self._directory, DATABASE, f"the rows of batch {step} were changed")
+                if not has_whole_batch(found, reader, step):
+                    raise Damaged(self._directory, SEGMENTS, f"rollouts of batch {step} are lost")
+
+    # -- on the event loop -----------------------------------------------------------------------------------
+
+    async def _write_all(self) -> None:
+        while self._queue or not self._closing.is_set():
+            entries = self._next_entries()
+            if not entries:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            await self._retried(partial(self._commit, entries))
+            for _ in entries:
+                self._queue.popleft()
+            self._written += len(entries)
+            self.pending_bytes -= sum(map(_payload_bytes, entries))
+            while self._waiters and self._waiters[0][0] <= self._written:
+                _, waiter = self._waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _next_entries(self) -> list[Entry]:
+        """What goes into the next transaction: at least one entry of those that are queued."""
+        entries: list[Entry] = []
+        nbytes = 0
+        for entry in islice(self._queue, TRANSACTION_ENTRIES):
+            nbytes += _payload_bytes(entry)
+            if entries and nbytes > TRANSACTION_BYTES:
+                break
+            entries.append(entry)
+        return entries
+
+    async def _retried(self, work: Callable[[], None]) -> None:
+        """Do `work` in the thread, again and again while the disk is full."""
+        while True:
+            try:
+                await self._in_thread(work)
+            except NoRoom as error:
+                self.fault = str(error)
+                if self._closing.is_set():
+                    raise
+            else:
+                self.fault = ""
+                return
+            try:
+                async with asyncio.timeout(self._retry_s):
+                    await self._closing.wait()
+            except TimeoutError:
+                pass
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _ended(self, writer: asyncio.Task[None]) -> None:
+        error = JournalFailed("its task was cancelled") if writer.cancelled() else writer.exception()
+        if error is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """Refuse all further entries, and tell those who wait."""
+        self._failed = self._failed or error
+        while self._waiters:
+            _, waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(JournalFailed(f"the journal cannot be written: {self._failed}"))
+
+    # -- in the thread ---------------------------------------------------------------------------------------
+
+    def _commit(self, entries: Sequence[Entry]) -> None:
+        accepted = [entry for entry in entries if isinstance(entry, RolloutAccepted)]
+        payloads: dict[int, list[bytes]] = {}
+        for entry in accepted:
+            payloads.setdefault(entry.next_batch, []).append(msgspec.msgpack.encode(entry.rollout))
+        nbytes = sum(len(payload) for parts in payloads.values() for payload in parts)
+        require_room(self._directory, nbytes + ROW_BYTES * len(entries))
+        places = {segment: iter(stored) for segment, stored in self._segments.append(payloads).items()}
+        stored: list[Stored] = [next(places[entry.next_batch]) for entry in accepted]
+        try:
+            self._index.apply(entries, stored)
+        except BaseException:
+            self._segments.undo()
+            raise
+
+    def _sync(self) -> None:
+        # Segments first: a row that survives then has its payload, and `synced` never says too much.
+        self._segments.sync()
+        batches = count_batches(self._index.connection)
+        self._index.transact(
+            lambda: self._index.connection.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (batches,))
+        )
+        # All that is not yet in the database itself is in the log. A checkpoint would sync it too, but not while
+        # another process reads.
+        sync_path(self._directory / (DATABASE + "-wal"))
+        sync_path(self._directory)
+
+    def _load(self) -> RecordedRun:
+        connection = self._index.connection
+        check_pages(connection)
+        with self._reader() as reader:
+            for step in range(synced_batches(connection), count_batches(connection)):
+                if not has_whole_batch(connection, reader, step):
+                    self._index.transact(partial(self._undo_batches, step))
+                    break
+            run, lost = read_run(connection, reader)
+        if lost:
+            self._index.transact(
+                lambda: connection.executemany("DELETE FROM rollouts WHERE number = ? AND idx = ?", lost)
+            )
+        return run
+
+    def _undo_batches(self, first: int) -> None:
+        self._index.connection.execute("UPDATE groups SET step = NULL, place = NULL WHERE step >= ?", (first,))
+        self._index.connection.execute("DELETE FROM batches WHERE step >= ?", (first,))
+
+    def _prune(self, oldest_step: int, keep_rollouts: int) -> int:
+        connection = self._index.connection
+        # Not past the last sync: `load` would take what is not there for what a power cut took.
+        first = min(oldest_step, synced_batches(connection), count_batches(connection) - keep_rollouts)
+        needed = connection.execute(
+            "SELECT DISTINCT r.segment FROM rollouts r JOIN groups g ON g.number = r.number "
+            "WHERE g.step >= ? UNION SELECT r.segment FROM rollouts r JOIN groups g ON g.number = r.number "
+            f"WHERE {WAITING}",
+            (first,),
+        )
+        kept = {segment for (segment,) in needed}
+        gone = [s for s in segments_of(self._directory / SEGMENTS) if s < count_batches(connection) and s not in kept]
+        self._segments.remove(gone[:PRUNED_AT_ONCE])
+        return min(len(gone), PRUNED_AT_ONCE)
+
+    def _reader(self) -> SegmentReader:
+        return SegmentReader(self._directory / SEGMENTS)
+
+    def _close(self) -> None:
+        self._segments.close()
+        self._index.close()
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _payload_bytes(entry: Entry) -> int:
+    if not isinstance(entry, RolloutAccepted):
+        return 0
+    rollout = entry.rollout
+    return len(rollout.token_ids) + len(rollout.logprobs) + len(rollout.loss_mask)

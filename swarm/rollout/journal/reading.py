@@ -1,0 +1,192 @@
+"""What a journal holds, read back. Blocking."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from swarm.errors import UserError
+from swarm.net.wire import Digest
+from swarm.rollout.journal.entries import BoundSet, RecordedGroup, RecordedRollout, RecordedRun, VersionPublished
+from swarm.rollout.journal.index import FINISHES, WAITING, read_meta
+from swarm.rollout.journal.segments import SegmentReader, Stored
+from swarm.types import NodeId, Parts, Rollout, Score, VersionId
+
+_ROLLOUT = msgspec.msgpack.Decoder(Rollout)
+
+
+class RolloutRow(NamedTuple):
+    """The row of one accepted rollout, with its node's name."""
+
+    number: int
+    idx: int
+    node: str
+    oldest: int
+    tokens: int
+    finish: Annotated[int, msgspec.Meta(ge=0, lt=len(FINISHES))]
+    reward: float | None
+    exact: int | None
+    parts: bytes | None
+    segment: int
+    start: int
+    nbytes: int
+    digest: bytes
+
+    @property
+    def score(self) -> Score | None:
+        """None while the reward is not there."""
+        if self.reward is None:
+            return None
+        parts = {} if self.parts is None else msgspec.msgpack.decode(self.parts, type=Parts)
+        return Score(reward=self.reward, exact=bool(self.exact), parts=parts)
+
+    @property
+    def place(self) -> Stored:
+        return Stored(self.segment, self.start, self.nbytes, self.digest)
+
+
+class GroupRow(NamedTuple):
+    """The row of one group."""
+
+    number: int
+    incarnation: int
+    version: int
+    max_staleness: int
+    step: int | None
+    place: int | None
+    reason: str | None
+    dropped_oldest: int | None
+    dropped_at: int | None
+    dropped_bound: int | None
+
+
+def count_batches(connection: sqlite3.Connection) -> int:
+    """The batches that are recorded: the number of the next one."""
+    (newest,) = connection.execute("SELECT max(step) FROM batches").fetchone()
+    return 0 if newest is None else int(newest) + 1
+
+
+def synced_batches(connection: sqlite3.Connection) -> int:
+    """The batches that were recorded when the journal was last synced."""
+    return read_meta(connection, "synced")
+
+
+def group_rows(connection: sqlite3.Connection, where: str, *values: int, order: str = "number") -> Iterator[GroupRow]:
+    """The groups of a condition."""
+    rows = connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY {order}", values)
+    # Checked: SQLite has no checksums, so a damaged page may hold rows of any types.
+    return (msgspec.convert(row, GroupRow) for row in rows)
+
+
+def batch_rows(connection: sqlite3.Connection, step: int) -> list[GroupRow]:
+    """The groups of a batch in its order."""
+    return list(group_rows(connection, "step = ?", step, order="place"))
+
+
+def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow]:
+    """The accepted rollouts of a group, by index."""
+    rows = connection.execute(
+        "SELECT r.number, r.idx, n.name, r.oldest, r.tokens, r.finish, r.reward, r.exact, r.parts, "
+        "r.segment, r.start, r.nbytes, r.digest FROM rollouts r JOIN nodes n ON n.id = r.node "
+        "WHERE r.number = ? ORDER BY r.idx",
+        (number,),
+    )
+    return [msgspec.convert(row, RolloutRow) for row in rows]
+
+
+def decode_payload(payload: bytes) -> Rollout:
+    """The rollout of a payload whose digest was right."""
+    return _ROLLOUT.decode(payload)
+
+
+def read_rollout(row: RolloutRow, reader: SegmentReader) -> RecordedRollout | None:
+    """A rollout with its payload; None if that is not there or not as it was."""
+    payload = reader.payload(row.place)
+    if payload is None:
+        return None
+    return RecordedRollout(node=NodeId(row.node), rollout=decode_payload(payload), score=row.score)
+
+
+def read_run(connection: sqlite3.Connection, reader: SegmentReader) -> tuple[RecordedRun, list[tuple[int, int]]]:
+    """Where the run stands, and number and index of the waiting rollouts whose payloads are lost."""
+    groups: list[RecordedGroup] = []
+    lost: list[tuple[int, int]] = []
+    for row in list(group_rows(connection, WAITING)):
+        group, missing = _read_group(connection, row, reader)
+        groups.append(group)
+        lost += missing
+    (last,) = connection.execute("SELECT max(number) FROM groups").fetchone()
+    run = RecordedRun(
+        next_batch=count_batches(connection),
+        opened=0 if last is None else last + 1,
+        groups=tuple(groups),
+        published=_version(connection, "ORDER BY incarnation DESC, version DESC"),
+        bound=_bound(connection),
+    )
+    return run, lost
+
+
+def read_batch(connection: sqlite3.Connection, reader: SegmentReader, step: int) -> list[RecordedGroup]:
+    """A recorded batch in its order. UserError if a payload of it is lost, LookupError if there is no such batch."""
+    rows = batch_rows(connection, step)
+    if not rows:
+        raise LookupError(f"batch {step} is not recorded")
+    groups = []
+    for row in rows:
+        group, missing = _read_group(connection, row, reader)
+        if missing:
+            raise UserError(f"batch {step} cannot be read again: the payload of t{row.number}/{missing[0][1]} is lost")
+        groups.append(group)
+    return groups
+
+
+def has_whole_batch(connection: sqlite3.Connection, reader: SegmentReader, step: int) -> bool:
+    """True if every payload of a batch is there as it was."""
+    rows = connection.execute(
+        "SELECT r.segment, r.start, r.nbytes, r.digest FROM groups g JOIN rollouts r ON r.number = g.number "
+        "WHERE g.step = ? ORDER BY r.segment, r.start",
+        (step,),
+    )
+    return all(reader.payload(Stored._make(row)) is not None for row in rows)
+
+
+def read_version(connection: sqlite3.Connection, version: int) -> VersionPublished | None:
+    """What was last published under a version's number."""
+    return _version(connection, "WHERE version = ? ORDER BY incarnation DESC", version)
+
+
+def _read_group(
+    connection: sqlite3.Connection, row: GroupRow, reader: SegmentReader
+) -> tuple[RecordedGroup, list[tuple[int, int]]]:
+    """A group, and number and index of those of its rollouts whose payloads are lost."""
+    rows = rollout_rows(connection, row.number)
+    found = [read_rollout(one, reader) for one in rows]
+    holders = connection.execute(
+        "SELECT l.idx, n.name FROM leases l JOIN nodes n ON n.id = l.node WHERE l.number = ? ORDER BY l.idx",
+        (row.number,),
+    )
+    group = RecordedGroup(
+        number=row.number,
+        version=VersionId(incarnation=row.incarnation, version=row.version),
+        max_staleness=row.max_staleness,
+        rollouts=tuple(one for one in found if one is not None),
+        holders={index: NodeId(name) for index, name in holders},
+    )
+    return group, [(row.number, one.idx) for one, read in zip(rows, found, strict=True) if read is None]
+
+
+def _version(connection: sqlite3.Connection, which: str, *values: int) -> VersionPublished | None:
+    row = connection.execute(f"SELECT incarnation, version, content FROM versions {which} LIMIT 1", values).fetchone()
+    if row is None:
+        return None
+    return VersionPublished(version=VersionId(incarnation=row[0], version=row[1]), content=Digest(bytes(row[2])))
+
+
+def _bound(connection: sqlite3.Connection) -> BoundSet | None:
+    row = connection.execute(
+        "SELECT max_staleness, publish_every_steps FROM bounds ORDER BY id DESC LIMIT 1"
+    ).fetchone()
+    return None if row is None else BoundSet(max_staleness=row[0], publish_every_steps=row[1])

@@ -1,0 +1,233 @@
+"""Checks a run from its journal alone: I1 and I3 of the design, the lineage, and the payloads that are still there.
+
+Nothing is taken from the program that wrote the rows but their meaning: each property is computed again. The database
+is only read, and may be one whose learner was killed or is at work (then it is seen as of one moment).
+
+What this cannot see: whether a payload file that is not there was pruned or lost, since pruning leaves no trace.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from swarm.rollout.journal.index import check_pages, next_lineage, reading
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.reading import (
+    GroupRow,
+    RolloutRow,
+    batch_rows,
+    count_batches,
+    decode_payload,
+    group_rows,
+    rollout_rows,
+)
+from swarm.rollout.journal.segments import SegmentReader
+from swarm.rollout.plane.rules import is_fresh
+
+MAX_BREACHES = 100
+"""Lines kept: a run with more is no better understood by them."""
+
+STALE_REASONS = ("stale", "bound_lowered")
+"""Why a group may be dropped that claim something about its age."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was counted, and each breach as one line. `payloads` were read and are right, `pruned` are not there,
+    `damaged` are there and wrong; a damaged one is a breach only in a batch, elsewhere it counts as not accepted."""
+
+    batches: int
+    groups: int
+    accepted: int
+    trained: int
+    dropped: int
+    waiting: int
+    payloads: int
+    pruned: int
+    damaged: int
+    breaches: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a pass over the groups adds up."""
+
+    groups_per_step: int
+    group_size: int
+    batches: int = 0
+    groups: int = 0
+    accepted: int = 0
+    trained: int = 0
+    dropped: int = 0
+    waiting: int = 0
+    payloads: int = 0
+    pruned: int = 0
+    damaged: int = 0
+    breaches: list[str] = field(default_factory=list)
+
+    def breach(self, line: str) -> None:
+        if len(self.breaches) < MAX_BREACHES:
+            self.breaches.append(line)
+
+
+def verify_run(
+    run_dir: Path, *, groups_per_step: int, group_size: int, checkpoints: Sequence[tuple[int, bytes]] = ()
+) -> Report:
+    """Check the journal of a run. `checkpoints`: step and lineage of each whole one.
+
+    UserError if there is no journal that this release can read, Damaged if its database is broken.
+    """
+    with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
+        check_pages(found)
+        tally = Tally(groups_per_step, group_size, count_batches(found))
+        _check_groups(found, reader, tally)
+        _check_lineage(found, tally, checkpoints)
+    return Report(
+        batches=tally.batches,
+        groups=tally.groups,
+        accepted=tally.accepted,
+        trained=tally.trained,
+        dropped=tally.dropped,
+        waiting=tally.waiting,
+        payloads=tally.payloads,
+        pruned=tally.pruned,
+        damaged=tally.damaged,
+        breaches=tuple(tally.breaches),
+    )
+
+
+def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, tally: Tally) -> None:
+    """I3: each group has one fate, which is true; each accepted rollout belongs to one group."""
+    for row in group_rows(connection, "TRUE"):
+        if row.number != tally.groups:
+            tally.breach(f"group {tally.groups} is not recorded, but a later one is")
+            tally.groups = row.number
+        tally.groups += 1
+        rollouts = rollout_rows(connection, row.number)
+        _count(row, rollouts, tally)
+        for line in fate_faults(row, rollouts, tally):
+            tally.breach(f"group {row.number} {line}")
+        _check_payloads(row, rollouts, reader, tally)
+    (accepted,) = connection.execute("SELECT count(*) FROM rollouts").fetchone()
+    if accepted != tally.accepted:
+        tally.breach(
+            f"{accepted} rollouts were accepted, but {tally.trained} trained on, {tally.dropped} dropped and "
+            f"{tally.waiting} waiting (I3)"
+        )
+    tally.accepted = accepted
+
+
+def _count(row: GroupRow, rollouts: Sequence[RolloutRow], tally: Tally) -> None:
+    tally.accepted += len(rollouts)
+    if row.step is not None:
+        tally.trained += len(rollouts)
+    elif row.reason is not None:
+        tally.dropped += len(rollouts)
+    else:
+        tally.waiting += len(rollouts)
+
+
+def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], tally: Tally) -> Iterator[str]:
+    """What in the rows of one group cannot be true; `tally` knows the batches and the size of groups."""
+    if row.step is not None and row.reason is not None:
+        yield f"is in batch {row.step} and was dropped as {row.reason} (I3)"
+    if (row.step is None) != (row.place is None):
+        yield "has a batch or a place in one, and not both"
+    if any(one.idx != place for place, one in enumerate(rollouts)) and row.step is not None:
+        yield f"of batch {row.step} lacks a sample"
+    if row.step is not None and row.step >= tally.batches:
+        yield f"is in batch {row.step}, which is not recorded"
+    if row.reason is not None and row.step is None:
+        yield from _drop_faults(row, [one.oldest for one in rollouts], tally.group_size)
+    if len(rollouts) > tally.group_size:
+        yield f"has {len(rollouts)} rollouts, more than its {tally.group_size} samples (I3)"
+    if any(one.oldest < row.version for one in rollouts):
+        yield f"has a rollout older than the version {row.version} that it was opened for"
+
+
+def _drop_faults(row: GroupRow, oldest: Sequence[int], group_size: int) -> Iterator[str]:
+    """A group that lacks answers is as old as the version that it was opened for, or as its oldest answer."""
+    possible = {min(oldest, default=row.version)}
+    if len(oldest) < group_size:
+        possible.add(row.version)
+    if row.dropped_oldest is None or row.dropped_at is None or row.dropped_bound is None:
+        yield "was dropped, but not at which age"
+    elif row.dropped_oldest not in possible:
+        yield f"was dropped as {row.reason} for version {row.dropped_oldest}, of which it has no token (I3)"
+    elif row.reason in STALE_REASONS and is_fresh(row.dropped_oldest, row.dropped_at, row.dropped_bound):
+        yield (
+            f"was dropped as {row.reason} before batch {row.dropped_at}, though version {row.dropped_oldest} "
+            f"was within the bound of {row.dropped_bound} (I3)"
+        )
+
+
+def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], reader: SegmentReader, tally: Tally) -> None:
+    for one in rollouts:
+        payload = reader.payload(one.place)
+        waits = row.step is None and row.reason is None
+        if payload is None and not waits and not reader.has(one.segment):
+            tally.pruned += 1
+            continue
+        if payload is None:
+            tally.damaged += 1
+            if row.step is not None:
+                tally.breach(f"the payload of t{one.number}/{one.idx} of batch {row.step} is damaged")
+            continue
+        tally.payloads += 1
+        if not says_the_same(one, payload):
+            tally.breach(f"the row of t{one.number}/{one.idx} says something else than its payload")
+
+
+def says_the_same(row: RolloutRow, payload: bytes) -> bool:
+    """Whether row and payload are of one rollout."""
+    try:
+        rollout = decode_payload(payload)
+    except msgspec.DecodeError:
+        return False
+    said = (rollout.group_id, rollout.index, rollout.oldest, rollout.length)
+    return said == (f"t{row.number}", row.idx, row.oldest, row.tokens)
+
+
+def _check_lineage(connection: sqlite3.Connection, tally: Tally, checkpoints: Sequence[tuple[int, bytes]]) -> None:
+    """I1 of each batch, and that rows, batches and checkpoints tell one and the same story."""
+    lineages = [b""]
+    batches = connection.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
+    for place, (step, bound, recorded) in enumerate(msgspec.convert(batches, list[tuple[int, int, bytes]])):
+        if step != place:
+            tally.breach(f"batch {place} is not recorded, but batch {step} is")
+            break
+        samples = check_batch(connection, step, bound, tally)
+        lineages.append(next_lineage(lineages[-1], step, samples) if samples is not None else recorded)
+        if lineages[-1] != recorded:
+            tally.breach(f"the lineage after batch {step} is not the recorded one: its rows were changed")
+            lineages[-1] = recorded
+    for step, lineage in checkpoints:
+        if step >= len(lineages):
+            tally.breach(f"a checkpoint holds {step} batches, the journal {len(lineages) - 1}")
+        elif lineages[step] != lineage:
+            tally.breach(f"the checkpoint of step {step} was trained on other batches than the journal has")
+
+
+def check_batch(
+    connection: sqlite3.Connection, step: int, bound: int, tally: Tally
+) -> list[tuple[int, int, bytes, float]] | None:
+    """The samples of a batch in order for its lineage; None if one has no reward."""
+    groups = batch_rows(connection, step)
+    if [row.place for row in groups] != list(range(tally.groups_per_step)):
+        tally.breach(f"batch {step} has {len(groups)} groups instead of {tally.groups_per_step}, or not in one order")
+    rollouts = [rollout_rows(connection, row.number) for row in groups]
+    for row, ones in zip(groups, rollouts, strict=True):
+        if len(ones) != tally.group_size:
+            tally.breach(f"group {row.number} of batch {step} has {len(ones)} rollouts instead of {tally.group_size}")
+        late = [one.oldest for one in ones if not is_fresh(one.oldest, step, bound)]
+        if late:
+            tally.breach(f"batch {step} trains on version {min(late)} in group {row.number}: over {bound} old (I1)")
+    if any(one.reward is None for ones in rollouts for one in ones):
+        tally.breach(f"batch {step} has a rollout without a reward")
+        return None
+    return [(one.number, one.idx, one.digest, one.reward or 0.0) for ones in rollouts for one in ones]

@@ -1,0 +1,106 @@
+"""What the rollout plane wants done or known. Its shell performs these; the cores only return them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.rollout.journal.entries import (
+    BatchTaken,
+    GroupDropped,
+    GroupOpened,
+    RolloutAccepted,
+    RolloutReturned,
+    RolloutScored,
+    SamplesLeased,
+)
+from swarm.rollout.messages import Refusal
+from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """Seal these leases and send them."""
+
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """No lease now; `detail` tells a person why. The shell may hold the question open until the plane has changed."""
+
+    reason: Refusal
+    retry_after_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The verdict on one submitted rollout. `failed`: what was accepted is the news that a generation failed;
+    `bound_lowered`: it is stale, and would not be by the bound under which its group was opened."""
+
+    rollout_id: str
+    node: NodeId
+    verdict: Verdict
+    detail: str
+    failed: bool
+    bound_lowered: bool = False
+
+    @property
+    def counted_as(self) -> str:
+        """The name under which it is counted."""
+        if self.bound_lowered:
+            return "bound_lowered"
+        return "failed" if self.failed and self.verdict == "accepted" else self.verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreWanted:
+    """Compute the reward of this accepted rollout of `node`, then call `scored` or `unscorable`."""
+
+    group_id: GroupId
+    index: int
+    node: NodeId
+    prompt: Prompt
+    rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSilent:
+    """A node missed three beats; its `samples` may be leased again."""
+
+    node: NodeId
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOverdue:
+    """A node kept these samples, by group and index, past their time limit; they may be leased again."""
+
+    node: NodeId
+    samples: tuple[tuple[GroupId, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFailed:
+    """A sampler returned a sample as failed; it may be leased again."""
+
+    node: NodeId
+    rollout_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Every held-out prompt of a round is answered and scored: the scores of the samples of each prompt."""
+
+    version: int
+    scores: tuple[tuple[Score, ...], ...]
+
+
+Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
+"""To be journaled, in this order. What a question, a submission or a batch recorded is committed before its answer is
+sent or its trainer called."""
+
+RECORDS = (GroupOpened, SamplesLeased, RolloutAccepted, RolloutReturned, RolloutScored, GroupDropped, BatchTaken)
+
+Effect = Granted | Refused | Judged | ScoreWanted | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated | Record

@@ -1,0 +1,106 @@
+"""A round of held-out prompts: which ones are answered, the scores once all are, and how little it takes from training.
+
+One round at a time. While one is open, of `EVERY` samples that are leased at most one is held-out as long as there is
+training work for who asks; a burst of an `EVERY`-th of a batch goes first, so that a small round ends soon. A node that
+has places free and finds no training work for them may fill all of them. So a round adds 1 / (EVERY - 1) at most to the
+samples that are drawn for a batch, and once as many at its beginning, however many prompts and samples it has. At S = 0
+training goes first and a round has what is left (RolloutPlane): samplers wait there while the learner trains.
+
+It must not take more time than samples. An engine that draws a batch at once is as long over two as over sixteen, so a
+few held-out ones are no batch of their own while there is another to come (`RolloutPlane._fill`); and who is about to
+install weights that it can train with is given none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from swarm.rollout.plane.effects import Evaluated
+from swarm.rollout.plane.leases import LeaseTable
+from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
+
+WRONG = Score(reward=0.0, exact=False)
+"""A held-out prompt that cannot be answered counts as wrong: the share must not rise by dropping."""
+
+EVERY = 8
+"""One of so many leased samples may be held-out: 14 % more samples for a batch at most while a round is open."""
+
+
+class HeldOutRound:
+    """One round at a time. `life` keeps the names of rounds apart that different lives of a learner began; every prompt
+    is answered by `samples` samples, under `rules` or, if it is one alone, greedily. `batch_samples`: of a batch."""
+
+    def __init__(self, life: int, rules: SamplingRules, *, samples: int, batch_samples: int) -> None:
+        self._life = life
+        self._rules = rules if samples > 1 else structs.replace(rules, temperature=0.0)
+        self._samples = samples
+        self._burst = -(-batch_samples // EVERY)
+        self._rounds = 0
+        self._scores: dict[GroupId, tuple[Score, ...] | None] = {}
+        self._version = 0
+        self._leased = self._leased_here = 0
+
+    @property
+    def open(self) -> bool:
+        return bool(self._scores)
+
+    def begin(self, table: LeaseTable, version: VersionId, prompts: Sequence[Prompt], *, bound: int) -> None:
+        """Open a group for each prompt, for samplers that hold `version` or a newer one. `bound` is S."""
+        assert not self._scores
+        assert prompts
+        self._rounds += 1
+        self._version = version.version
+        self._leased = self._leased_here = 0
+        for order, prompt in enumerate(prompts):
+            name = GroupId(f"e{self._life}.{self._rounds}-{order}")
+            self._scores[name] = None
+            table.open(
+                name,
+                order=order,
+                purpose="eval",
+                prompt=prompt,
+                rules=self._rules,
+                min_version=version,
+                bound=bound,
+                size=self._samples,
+            )
+
+    def allowance(self, capacity: int) -> int:
+        """How many of the next `capacity` samples may be held-out before training work."""
+        return max(0, self._burst + (self._leased + capacity) // EVERY - self._leased_here)
+
+    def leased(self, samples: int, here: int) -> None:
+        """So many samples were leased, `here` of them of this round."""
+        self._leased += samples
+        self._leased_here += here
+
+    def scored(self, group_id: GroupId, scores: Sequence[Score] | None) -> list[Evaluated]:
+        """Enter the scores of a prompt, None for one that was dropped; the round's end if that was the last."""
+        if group_id not in self._scores:
+            return []
+        self._scores[group_id] = tuple(scores) if scores is not None else (WRONG,) * self._samples
+        found = [scores for scores in self._scores.values() if scores is not None]
+        if len(found) < len(self._scores):
+            return []
+        self._scores = {}
+        return [Evaluated(version=self._version, scores=tuple(found))]
+
+
+def held_out_figures(scores: Sequence[Sequence[Score]]) -> dict[str, float]:
+    """What a round shows, `scores` being those of the k samples of each prompt.
+
+    `pass_at_1` is the share of samples that are right, `pass_at_k` that of prompts with any right one: the unbiased
+    estimators of arXiv 2107.03374, equation 1, for n = k samples. `exact_match` is pass_at_1 under the name that a
+    target and metrics.jsonl have for it.
+    """
+    samples = [score for row in scores for score in row]
+    right = sum(score.exact for score in samples) / len(samples)
+    return {
+        "exact_match": right,
+        "pass_at_1": right,
+        "pass_at_k": sum(any(score.exact for score in row) for row in scores) / len(scores),
+        "reward": sum(score.reward for score in samples) / len(samples),
+        "samples": len(samples) // len(scores),
+    }

@@ -1,0 +1,449 @@
+"""Open groups and who works on them.
+
+A group is one prompt and G samples. Each sample is *waiting* (nobody works on it), *leased* (one node does),
+*answered* (its rollout was accepted and is being scored) or *scored*:
+
+    waiting -> leased       grant
+    leased  -> waiting      the node released it, failed it, was silent for three beats, or says that it has it not
+    leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
+    answered -> scored      its reward arrived
+    answered -> waiting     its reward failed: it is drawn anew, from another seed
+
+A sample keeps its id over all of this, and its seed but for the last. Nothing takes it from a node that is at work on
+it within its limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest
+sampler answers within the limit, if only to say that it failed; a lease past it belongs to one that beats and never
+answers. One answer is accepted at a time. A group whose samples are all scored is complete and leaves the table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from swarm.net.wire import digest
+from swarm.rollout.plane.rules import deadline
+from swarm.types import GroupId, NodeId, Prompt, Purpose, Rollout, SampleSpec, SamplingRules, Score, VersionId
+
+MISSED_BEATS = 3
+"""Beats after which a node counts as gone: one may be lost and one late."""
+
+LEASE_SLACK_S = 60.0
+"""Added to a lease's time limit on this side: the sampler counts from receipt and has to hand its answer in."""
+
+LIMIT_FACTOR = 8.0
+"""A lease's time limit over the time that its longest completion takes at the sampler's measured rate: a batch that is
+shared with others, a swap of weights, and an engine that slows down eightfold all fit. To fail a sample because it is
+long would favour short answers."""
+
+SLOWEST_TOKENS_PER_S = 2.0
+"""What a sampler whose rate is not known yet is taken for, and the slowest that any limit is derived from: below it a
+claim would only keep samples from others."""
+
+LEAST_LIMIT_S = 30.0
+"""Shortest time limit of a lease: what a small model draws in a moment may wait behind a batch and an install."""
+
+MAX_HELD = 8192
+"""Samples that one node may hold: twice what it may ask for at once, since it asks one batch ahead of its engine."""
+
+UNPROVEN_HELD = 256
+"""Samples that a node may hold before its first accepted answer: keys cost nothing, and whoever takes leases without
+answering keeps them from others for a while. Two batches of an ordinary engine."""
+
+RETRY_S = 60.0
+"""A sample that a node failed is offered to others for so long, unless all have failed it."""
+
+FAILED_BY = 3
+"""Different nodes that have failed a sample, or all there are, before its group is given up: one alone may be broken,
+or lie."""
+
+MAX_REDRAWS = 2
+"""Times that a sample is drawn anew because its answer could not be scored. By the third answer it is the prompt."""
+
+MAX_NODES = 4096
+"""Samplers that the table remembers; the same bound as the table of publics."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """One sample of a group. `node` holds it while it is leased, `author` is who answered it."""
+
+    spec: SampleSpec
+    node: NodeId | None = None
+    author: NodeId | None = None
+    rollout: Rollout | None = None
+    score: Score | None = None
+    failures: int = 0
+    failed_at: float = 0.0
+    failed_by: set[NodeId] = field(default_factory=set)
+    redraws: int = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self.node is None and self.rollout is None
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """One prompt and its samples. `min_version` is the version that it was opened for, `bound` S at that time.
+
+    `answered` and `oldest_answer` (a version) sum up the samples' rollouts, `waiting` counts the samples that nobody
+    works on; LeaseTable keeps them.
+    """
+
+    group_id: GroupId
+    order: int
+    purpose: Purpose
+    prompt: Prompt
+    rules: SamplingRules
+    min_version: VersionId
+    bound: int
+    samples: list[Sample]
+    answered: int = 0
+    oldest_answer: int | None = None
+    waiting: int = 0
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of its oldest token; the opening version, below which no answer is, while any is outstanding."""
+        if self.answered < len(self.samples) or self.oldest_answer is None:
+            return self.min_version.version
+        return self.oldest_answer
+
+    @property
+    def complete(self) -> bool:
+        return all(sample.score is not None for sample in self.samples)
+
+    @property
+    def leased(self) -> int:
+        """Samples that some node works on."""
+        return sum(sample.node is not None for sample in self.samples)
+
+    @property
+    def authors(self) -> Counter[NodeId]:
+        """How many rollouts of whom it holds."""
+        return Counter(sample.author for sample in self.samples if sample.author is not None)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of what is answered; 0 while nothing is. What foretells the length of the rest."""
+        lengths = [sample.rollout.length for sample in self.samples if sample.rollout is not None]
+        return sum(lengths) / len(lengths) if lengths else 0.0
+
+    def deadline(self, max_staleness: int) -> int:
+        """The last batch that may hold this group, as far as is known now."""
+        return deadline(self.oldest_version, max_staleness)
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeState:
+    """What the table knows of one sampler: its rate, the samples that it holds and when each is overdue.
+
+    `tokens_per_s` is how fast one of its samples grows, by its own word; 0 while that is unknown. `most` is how many
+    samples it may hold: few before its first answer, and one after it kept some past their limit.
+    """
+
+    heard_at: float
+    tokens_per_s: float = 0.0
+    most: int = UNPROVEN_HELD
+    held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Samples of one group that one grant hands to one node."""
+
+    group: Group
+    specs: tuple[SampleSpec, ...]
+    time_limit_s: float
+
+
+class LeaseTable:
+    """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
+
+    def __init__(self, *, run_seed: int, beat_s: float, time_limit_s: float) -> None:
+        self._run_seed = run_seed
+        self._most_limit_s = time_limit_s
+        self._silence_s = MISSED_BEATS * beat_s
+        self._groups: dict[GroupId, Group] = {}
+        self._unfilled: dict[GroupId, Group] = {}
+        self._ages: Counter[int] = Counter()
+        self._nodes: dict[NodeId, NodeState] = {}
+        self.chances = 0
+        """Rises whenever something happened here after which a node that got nothing may get something: a sample went
+        back to waiting, a node has nothing left in its hands, a group was dropped, or one turned out to be due later
+        than was thought."""
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def groups(self) -> Iterator[Group]:
+        return iter(self._groups.values())
+
+    def group(self, group_id: str) -> Group | None:
+        return self._groups.get(GroupId(group_id))
+
+    def open(
+        self,
+        group_id: GroupId,
+        *,
+        order: int,
+        purpose: Purpose,
+        prompt: Prompt,
+        rules: SamplingRules,
+        min_version: VersionId,
+        bound: int,
+        size: int,
+    ) -> Group:
+        """Add a group of `size` waiting samples."""
+        assert group_id not in self._groups
+        samples = [Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, group_id, i))) for i in range(size)]
+        group = Group(
+            group_id=group_id,
+            order=order,
+            purpose=purpose,
+            prompt=prompt,
+            rules=rules,
+            min_version=min_version,
+            bound=bound,
+            samples=samples,
+        )
+        self._groups[group_id] = group
+        self._age(group, 1)
+        self._wait(group, size)
+        return group
+
+    def close(self, group: Group) -> None:
+        """Remove a group, taking its samples from the nodes that hold them."""
+        del self._groups[group.group_id]
+        self._age(group, -1)
+        due_later = group.oldest_version > group.min_version.version
+        self.chances += group.purpose == "eval" or not group.complete or due_later
+        for sample in group.samples:
+            self._take_back(group, sample)
+        self._unfilled.pop(group.group_id, None)
+
+    def by_deadline(self, max_staleness: int) -> Counter[int]:
+        """How many open groups for training there are, by deadline."""
+        return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
+
+    def claimable(self, held: VersionId) -> list[Group]:
+        """Groups with waiting samples that a node holding `held` may fill: held-out prompts, then the oldest; among
+        those of one version the ones whose answers are long so far."""
+        open_to_it = [group for group in self._unfilled.values() if group.min_version <= held]
+        return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
+
+    def holds(self, node: NodeId, group_id: str, index: int) -> bool:
+        """Whether this sample is leased to `node` now."""
+        state = self._nodes.get(node)
+        return state is not None and (group_id, index) in state.held
+
+    def holds_any(self, node: NodeId) -> bool:
+        """Whether `node` has samples in its hands."""
+        state = self._nodes.get(node)
+        return state is not None and bool(state.held)
+
+    def held_by(self, node: NodeId) -> int:
+        """How many samples `node` holds."""
+        state = self._nodes.get(node)
+        return 0 if state is None else len(state.held)
+
+    def room(self, node: NodeId) -> int:
+        """How many more samples `node`, which was heard before, may hold."""
+        state = self._nodes[node]
+        return max(0, state.most - len(state.held))
+
+    def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
+        """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
+        taken = [sample for sample in group.samples if sample.waiting and self._may_try(node, sample, now)][:capacity]
+        limit_s = self._limit_s(node, group.rules.max_new_tokens)
+        for sample in taken:
+            self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
+        specs = tuple(structs.replace(sample.spec, attempt=sample.failures) for sample in taken)
+        return Share(group=group, specs=specs, time_limit_s=limit_s)
+
+    def restore(self, group: Group, holders: Mapping[int, NodeId], *, heard_at: float) -> None:
+        """Lease the samples of a group of a former life again to whom they were leased then. `heard_at`: see hear."""
+        for index, node in holders.items():
+            if group.samples[index].waiting and self.hear(node, now=heard_at):
+                limit_s = self._longest_s(group.rules.max_new_tokens)
+                self._hold(group, group.samples[index], node, heard_at + limit_s + LEASE_SLACK_S)
+
+    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> bool:
+        """Take `rollout` as the one answer to its sample; False if there is one already."""
+        sample = group.samples[rollout.index]
+        if sample.rollout is not None:
+            return False
+        self._take_back(group, sample)
+        self._wait(group, -1)
+        if node in self._nodes:
+            self._nodes[node].most = MAX_HELD
+        sample.rollout, sample.author = rollout, node
+        oldest = rollout.oldest
+        assert oldest is not None
+        self._age(group, -1)
+        group.answered += 1
+        group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
+        self._age(group, 1)
+        return True
+
+    def retract(self, group: Group, index: int) -> bool:
+        """Have a sample whose answer cannot be scored drawn anew; False if that was done often enough."""
+        sample = group.samples[index]
+        assert sample.rollout is not None
+        assert sample.score is None
+        if sample.redraws >= MAX_REDRAWS:
+            return False
+        sample.redraws += 1
+        # With its old seed it would be the same answer, if the version is the same.
+        seed = sample_seed(self._run_seed, GroupId(f"{group.group_id}/{sample.redraws}"), index)
+        sample.spec = structs.replace(sample.spec, seed=seed)
+        self._age(group, -1)
+        sample.rollout = sample.author = None
+        answers = [one.rollout.oldest for one in group.samples if one.rollout is not None]
+        group.answered = len(answers)
+        group.oldest_answer = min((oldest for oldest in answers if oldest is not None), default=None)
+        self._age(group, 1)
+        self._wait(group, 1)
+        self.chances += 1
+        return True
+
+    def release(self, node: NodeId, group_id: str, index: int) -> bool:
+        """Put a sample that `node` holds back to waiting; False if it does not hold it."""
+        group = self.group(group_id)
+        if group is None or index >= len(group.samples) or group.samples[index].node != node:
+            return False
+        self._free(group, group.samples[index])
+        return True
+
+    def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
+        """Put back what `node` holds here and not in its own words: the grant was lost, or a former life had it."""
+        state = self._nodes[node]
+        for group_id, index in [name for name in state.held if name not in holding]:
+            self._free(self._groups[group_id], self._groups[group_id].samples[index])
+
+    def hear(self, node: NodeId, *, now: float) -> bool:
+        """Note a sign of life. False if the table of nodes is full."""
+        state = self._nodes.get(node)
+        if state is not None:
+            state.heard_at = max(state.heard_at, now)
+            return True
+        if len(self._nodes) >= MAX_NODES:
+            return False
+        self._nodes[node] = NodeState(heard_at=now)
+        return True
+
+    def fail(self, node: NodeId, group: Group, index: int, *, now: float) -> bool:
+        """Put a sample that `node` failed back to waiting, for others first; True if enough nodes have failed it."""
+        sample = group.samples[index]
+        sample.failures += 1
+        sample.failed_at = now
+        sample.failed_by.add(node)
+        self.release(node, group.group_id, index)
+        return len(sample.failed_by) >= FAILED_BY or self._all_failed(sample)
+
+    def measured(self, node: NodeId, tokens_per_s: float) -> None:
+        """Note the rate of a node that was heard before."""
+        self._nodes[node].tokens_per_s = tokens_per_s
+
+    def forget(self, node: NodeId) -> int:
+        """Drop a node and put its samples back to waiting; how many there were."""
+        state = self._nodes.pop(node, None)
+        if state is None:
+            return 0
+        for group_id, index in state.held:
+            self._groups[group_id].samples[index].node = None
+            self._wait(self._groups[group_id], 1)
+        self.chances += len(state.held)
+        return len(state.held)
+
+    def silent(self, *, now: float) -> list[NodeId]:
+        """Nodes that were not heard for three beats."""
+        return [node for node, state in self._nodes.items() if now - state.heard_at >= self._silence_s]
+
+    def take_overdue(self, *, now: float) -> list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]]:
+        """Put back what is past its time limit: the nodes that kept it, and which samples each."""
+        taken: list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]] = []
+        for node, state in self._nodes.items():
+            overdue = tuple(name for name, due in state.held.items() if due <= now)
+            for group_id, index in overdue:
+                self._free(self._groups[group_id], self._groups[group_id].samples[index])
+            if overdue:
+                state.most = 1
+                taken.append((node, overdue))
+        return taken
+
+    def next_due(self) -> float | None:
+        """When the next node will count as silent, or the next lease as overdue, if nothing is heard."""
+        silences = [state.heard_at + self._silence_s for state in self._nodes.values()]
+        limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
+        return min((*silences, *limits), default=None)
+
+    @property
+    def node_count(self) -> int:
+        return len(self._nodes)
+
+    def knows_only(self, nodes: Collection[NodeId]) -> bool:
+        """Whether nobody else was heard. Asked for each node on standby at every chance."""
+        return len(self._nodes) <= len(nodes) and all(node in nodes for node in self._nodes)
+
+    def nodes(self) -> Iterator[NodeId]:
+        return iter(self._nodes)
+
+    def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
+        """Whether `node` may have a sample that waits: not one that it failed lately while others have not."""
+        return node not in sample.failed_by or now - sample.failed_at >= RETRY_S or self._all_failed(sample)
+
+    def _all_failed(self, sample: Sample) -> bool:
+        return all(node in sample.failed_by for node in self._nodes)
+
+    def _limit_s(self, node: NodeId, max_new_tokens: int) -> float:
+        """The time limit of a lease for `node`: what the longest completion takes at its rate, LIMIT_FACTOR times."""
+        rate, most_s = self._nodes[node].tokens_per_s, self._longest_s(max_new_tokens)
+        return most_s if rate <= 0 else min(most_s, max(LEAST_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
+
+    def _longest_s(self, max_new_tokens: int) -> float:
+        """Longest time limit that anybody gets. It grows with the completion: to cut what is long would be a bias."""
+        return max(self._most_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
+
+    def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
+        sample.node = node
+        self._wait(group, -1)
+        self._nodes[node].held[group.group_id, sample.spec.index] = due
+
+    def _free(self, group: Group, sample: Sample) -> None:
+        """Take a sample from its node for another one to have."""
+        self._take_back(group, sample)
+        self.chances += 1
+
+    def _take_back(self, group: Group, sample: Sample) -> None:
+        if sample.node is not None:
+            held = self._nodes[sample.node].held
+            held.pop((group.group_id, sample.spec.index), None)
+            # Who has nothing left in its hands may be given what one that asks ahead is not.
+            self.chances += not held
+            sample.node = None
+            self._wait(group, 1)
+
+    def _wait(self, group: Group, samples: int) -> None:
+        """So many samples of `group` more are waiting."""
+        group.waiting += samples
+        if group.waiting:
+            self._unfilled[group.group_id] = group
+        else:
+            self._unfilled.pop(group.group_id, None)
+
+    def _age(self, group: Group, count: int) -> None:
+        """Count `group` in or out under its oldest version, as that is now."""
+        if group.purpose != "train":
+            return
+        self._ages[group.oldest_version] += count
+        if not self._ages[group.oldest_version]:
+            del self._ages[group.oldest_version]
+
+
+def sample_seed(run_seed: int, group_id: GroupId, index: int) -> int:
+    """The seed of one sample: 63 bits that depend on the run, the group and the place, on nothing else."""
+    return int.from_bytes(digest(f"{run_seed}/{group_id}/{index}".encode())[:8], "little") >> 1

@@ -1,0 +1,447 @@
+"""The rollout plane of the learner: who may generate what, which answers count, and when a batch is ready.
+
+Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers samples that lost their
+node, then opens new groups as far as the pacing rule (pacing.Pacing) allows, and keeps some room for held-out prompts
+(heldout). Answers are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups
+go to the buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
+
+What the learner must not forget comes out as records (effects.Record); `restore` puts a new plane where the records
+of a former life left off. Groups for training are numbered from 0, and every number below the next one that is not
+open was closed, so that nothing has to be remembered of closed groups.
+
+I1 is guaranteed by `take` (through Buffer.take) and checked again by its caller's metrics and by `verify`; I5 because
+groups are only opened under the pacing rule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.rollout.journal.entries import (
+    BatchTaken,
+    GroupDropped,
+    GroupOpened,
+    RecordedGroup,
+    RecordedRun,
+    RolloutAccepted,
+    RolloutReturned,
+    RolloutScored,
+    SamplesLeased,
+)
+from swarm.rollout.messages import Refusal
+from swarm.rollout.plane.buffer import Buffer
+from swarm.rollout.plane.effects import (
+    Effect,
+    GenerationFailed,
+    Granted,
+    Judged,
+    LeaseOverdue,
+    NodeSilent,
+    Refused,
+)
+from swarm.rollout.plane.grant import Claim
+from swarm.rollout.plane.heldout import WRONG, HeldOutRound
+from swarm.rollout.plane.leases import Group, LeaseTable, Share
+from swarm.rollout.plane.rules import Pacing, is_fresh
+from swarm.rollout.plane.verdict import dropped, is_current, score_wanted, train_id, verdict_on, was_lowered
+from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
+
+RETURN_S = 30.0
+"""After a restart a sampler is back within its longest pause between two tries (node/link.py); only then its beats
+count."""
+
+MAX_FAILURES = 8
+"""Failed generations of one sample before its group is dropped: by then it is the prompt, not the samplers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneRules:
+    """What the user set. `rules` are for training, and for held-out prompts if each is answered by several samples
+    (`eval_samples`); one alone is drawn greedily. `life` differs between two lives of a learner, `hold_s` is how long a
+    whole batch waits for samples that would become stale if it were taken.
+    """
+
+    swarm: SwarmId
+    run_seed: int
+    life: int = 0
+    max_staleness: int
+    hold_s: float = 0.0
+    groups_per_step: int
+    group_size: int
+    eval_samples: int = 1
+    rules: SamplingRules
+    vocab_size: int
+    beat_s: float
+    lease_time_limit_s: float
+
+
+class RolloutPlane:
+    """Leases, admission and buffer in one machine. `prompts(i)` is the i-th training prompt, a pure function."""
+
+    def __init__(self, rules: PlaneRules, *, prompts: Callable[[int], Prompt]) -> None:
+        self.rules = rules
+        self.max_staleness = rules.max_staleness
+        self.next_batch = 0
+        self.newest: VersionId | None = None
+        self._prompts = prompts
+        self._table = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s)
+        self._buffer = Buffer(batch_groups=rules.groups_per_step)
+        self._opened = 0
+        self._round = HeldOutRound(
+            rules.life,
+            rules.rules,
+            samples=rules.eval_samples,
+            batch_samples=rules.groups_per_step * rules.group_size,
+        )
+        self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
+        self._ending: Refusal | None = None
+        self.standby: Mapping[NodeId, str] = {}
+        """Who is leased nothing, and why."""
+
+    def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
+        """Go on where the records of a former life left off: open groups count as leased. Before anything else."""
+        assert self._opened == 0
+        self.next_batch, self._opened = run.next_batch, run.opened
+        effects: list[Effect] = []
+        for recorded in run.groups:
+            effects += self._restore_group(recorded, now=now)
+        return effects + self._expire()
+
+    # -- what samplers do ------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        node: NodeId,
+        held: VersionId,
+        capacity: int,
+        *,
+        now: float,
+        at_once: int = 0,
+        holding: Collection[tuple[str, int]] | None = None,
+    ) -> list[Effect]:
+        """A sampler that has installed `held` can take on `capacity` samples. The answer is the last effect.
+
+        `at_once` of these can begin at once, in places of its engine that are free while others work; 0: all of them
+        if it holds nothing, else none.
+
+        `holding`, when the question arrives: (group id, index) of all that it has in its hands. What it does not name
+        is put back, or an answer that was lost would stay leased for as long as the sampler lives. None on later tries
+        of a question that was held open, when the list may be outdated; `now` is when the question arrived.
+        """
+        if not self._table.hear(node, now=now):
+            return [Refused(reason="draining", retry_after_s=60.0)]
+        if holding is not None:
+            self._table.keep(node, holding)
+        if self._ending == "finished" or (self._ending and not self._round.open):
+            return [Refused(reason=self._ending, retry_after_s=self.rules.beat_s)]
+        if self.newest is None:
+            return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
+        # What another incarnation held may be of another run altogether, however new its number is.
+        of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
+        shares, records = self._claim(node, held, capacity, at_once, now=now) if of_this_life else ([], [])
+        if shares:
+            return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
+        if (why := self.standby.get(node)) is not None:
+            return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
+        reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
+        return [Refused(reason=reason, retry_after_s=self.rules.beat_s)]
+
+    def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> None:
+        """A sign of life from a sampler, and its measured rate."""
+        if self._table.hear(node, now=now) and tokens_per_s > 0:
+            self._table.measured(node, tokens_per_s)
+
+    @property
+    def leased(self) -> LeaseTable:
+        """Who holds what. To be read alone."""
+        return self._table
+
+    def submit(
+        self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float, fault: str | None = None
+    ) -> list[Effect]:
+        """An answer under a lease whose seal was checked. `fault`: its malformation, if that was asked before."""
+        self._table.hear(node, now=now)
+        group = self._table.group(rollout.group_id)
+        verdict, detail = self._judge(node, lease, rollout, fault)
+        failed = rollout.finish == "failed"
+        judged = Judged(
+            rollout_id=rollout.rollout_id,
+            node=node,
+            verdict=verdict,
+            detail=detail,
+            failed=failed,
+            bound_lowered=verdict == "stale" and was_lowered(rollout, group, self.next_batch),
+        )
+        if verdict != "accepted":
+            if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
+                self._table.release(node, rollout.group_id, rollout.index)
+            return [judged]
+        assert group is not None
+        if failed:
+            return [judged, *self._failed(node, group, rollout, now=now)]
+        self._table.answer(group, rollout, node)
+        wanted = score_wanted(group, rollout, node)
+        if group.purpose == "eval":
+            return [judged, wanted]
+        accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
+        return [judged, accepted, wanted]
+
+    def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
+        """A sampler hands a sample back."""
+        self._table.hear(node, now=now)
+        self._table.release(node, group_id, index)
+
+    def leave(self, node: NodeId) -> None:
+        """A sampler goes; whatever it still holds is put back."""
+        self._table.forget(node)
+
+    def tick(self, *, now: float) -> list[Effect]:
+        """Take the samples of nodes that missed three beats, and those that are past their time limit."""
+        return [
+            *(NodeSilent(node=node, samples=self._table.forget(node)) for node in self._table.silent(now=now)),
+            *(LeaseOverdue(node=node, samples=names) for node, names in self._table.take_overdue(now=now)),
+        ]
+
+    def deadline(self) -> float | None:
+        """When `tick` has something to do if nothing is heard before."""
+        return self._table.next_due()
+
+    # -- what the learner does -------------------------------------------------------------------------------
+
+    def published(self, version: VersionId) -> None:
+        """`version` can be fetched by samplers from now on."""
+        assert self.newest is None or version > self.newest
+        self.newest = version
+
+    def scored(self, group_id: str, index: int, score: Score) -> list[Effect]:
+        """The reward of an accepted rollout."""
+        group = self._table.group(group_id)
+        if group is None:
+            return []
+        group.samples[index].score = score
+        effects: list[Effect] = []
+        if group.purpose == "train":
+            effects.append(RolloutScored(number=group.order, index=index, score=score))
+        return effects + self._completed(group) if group.complete else effects
+
+    def unscorable(self, group_id: str, index: int) -> list[Effect]:
+        """A reward failed: the sample is drawn anew, or the group dropped where that did not help or would come too
+        late. A held-out one is wrong."""
+        if (group := self._table.group(group_id)) is None:
+            return []
+        if group.purpose == "eval":
+            return self.scored(group_id, index, WRONG)
+        if self._fresh(group.min_version.version) and self._table.retract(group, index):
+            return [RolloutReturned(number=group.order, index=index)]
+        return self._drop(group, "reward_failed")
+
+    def can_take(self, *, now: float) -> bool:
+        """True if batch `next_batch` is ready, and nothing that was asked for would become stale by taking it now; a
+        batch that would leave something behind waits `hold_s`."""
+        if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
+            return False
+        if not self._pacing.holds:
+            return True
+        batch = self._buffer.first(self.next_batch, self.max_staleness)
+        due = Counter(group.deadline(self.max_staleness) for group in batch)
+        return self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
+
+    def hold_until(self) -> float | None:
+        """When a batch that waits will be taken in any case; None if none waits, or waits without limit."""
+        return self._pacing.hold_until()
+
+    def take(self) -> tuple[list[Group], list[Effect]]:
+        """Batch `next_batch`, which must be there, and the record of it; what can be in no later one is dropped."""
+        batch = self._buffer.take(self.next_batch, self.max_staleness)
+        assert all(is_fresh(g.oldest_version, self.next_batch, self.max_staleness) for g in batch)
+        numbers = tuple(group.order for group in batch)
+        taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
+        self.next_batch += 1
+        self._pacing.taken()
+        return batch, [taken, *self._expire()]
+
+    def set_bound(self, max_staleness: int) -> list[Effect]:
+        """Another S, from the next batch on."""
+        self.max_staleness = max_staleness
+        return self._expire()
+
+    def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
+        """Have samplers that hold `version` or a newer one answer held-out prompts. One round at a time."""
+        self._round.begin(self._table, version, prompts, bound=self.max_staleness)
+
+    @property
+    def evaluating(self) -> bool:
+        """True while a round of held-out prompts is out."""
+        return self._round.open
+
+    def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
+        """Lease nothing to these from now on, and say why. What they hold they finish."""
+        self.standby = nodes
+
+    def end(self, reason: Refusal) -> None:
+        """Open no more training groups: "draining" still hands out held-out prompts, "finished" nothing."""
+        self._ending = reason
+
+    def counts(self) -> dict[str, int]:
+        """Sizes for `status`: open groups, ready groups, leased samples, known nodes."""
+        return {
+            "groups_open": len(self._table),
+            "groups_ready": len(self._buffer),
+            "samples_leased": sum(group.leased for group in self._table.groups()),
+            "nodes": self._table.node_count,
+        }
+
+    # -- decisions -------------------------------------------------------------------------------------------
+
+    def _fresh(self, version: int) -> bool:
+        return is_fresh(version, self.next_batch, self.max_staleness)
+
+    def _claim(
+        self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float
+    ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
+        room = min(capacity, self._table.room(node))
+        at_once = min(room, at_once or (0 if self._table.holds_any(node) else room))
+        claim = Claim(table=self._table, node=node, now=now, capacity=room, at_once=at_once)
+        # On standby held-out prompts alone, and only where nobody else is there to answer them.
+        if node not in self.standby or (self._round.open and self._table.knows_only(self.standby)):
+            self._fill(claim, held)
+        self._round.leased(claim.samples, claim.held_out)
+        return claim.shares, claim.records
+
+    def _fill(self, claim: Claim, held: VersionId) -> None:
+        """Training beside as many held-out prompts as there may be, then what places are still free for."""
+        claimable = self._table.claimable(held)
+        held_out = [group for group in claimable if group.purpose == "eval"]
+        if self._ending or claim.node in self.standby:
+            claim.take_of(held_out, claim.capacity)
+            return
+        if not self._fresh(held.version):
+            return  # It is about to install what it can train with; nothing may keep it from that.
+        begun = [group for group in claimable if group.purpose == "train"]
+        if self.max_staleness == 0:
+            # One kind alone, so that a run can be had again: with the padding the last bits of log-probs depend on
+            # what is drawn beside a sample, which must not depend on when a round began.
+            self._train(claim, held, begun)
+            if not claim.samples:
+                claim.take_of(held_out, claim.at_once)
+            return
+        allowed = min(claim.capacity, self._round.allowance(claim.capacity), sum(group.waiting for group in held_out))
+        claim.capacity -= allowed
+        self._train(claim, held, begun)
+        claim.capacity += allowed
+        # A few alone, asked for ahead, would be an engine's whole next batch and take it as long as a full one.
+        if claim.samples or allowed == claim.capacity:
+            claim.take_of(held_out, allowed)
+        claim.take_of(held_out, claim.at_once)
+
+    def _train(self, claim: Claim, held: VersionId, begun: Sequence[Group]) -> None:
+        """What was begun, then new groups as far as pacing allows."""
+        for group in begun:
+            if claim.capacity == 0:
+                return
+            if self._fresh(group.oldest_version):
+                if claim.at_once == 0:
+                    return  # What was begun waits for a node that can go on with it at once.
+                claim.take(group, claim.at_once)
+        by_deadline = self._by_deadline()
+        due = held.version + self.max_staleness
+        while claim.capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=claim.at_once == 0):
+            by_deadline[due] += 1
+            claim.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
+            claim.take(self._open(self._opened, held, self.max_staleness), claim.capacity)
+            self._opened += 1
+
+    def _by_deadline(self) -> Counter[int]:
+        """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
+        return self._buffer.by_deadline(self.max_staleness) + self._table.by_deadline(self.max_staleness)
+
+    def _open(self, number: int, version: VersionId, bound: int) -> Group:
+        return self._table.open(
+            train_id(number),
+            order=number,
+            purpose="train",
+            prompt=self._prompts(number),
+            rules=self.rules.rules,
+            min_version=version,
+            bound=bound,
+            size=self.rules.group_size,
+        )
+
+    def _restore_group(self, recorded: RecordedGroup, *, now: float) -> list[Effect]:
+        group = self._open(recorded.number, recorded.version, recorded.max_staleness)
+        wanted: list[Effect] = []
+        for found in recorded.rollouts:
+            self._table.answer(group, found.rollout, found.node)
+            group.samples[found.rollout.index].score = found.score
+            if found.score is None:
+                wanted.append(score_wanted(group, found.rollout, found.node))
+        self._table.restore(group, recorded.holders, heard_at=now + RETURN_S)
+        return [*wanted, *(self._completed(group) if group.complete else [])]
+
+    def _lease(self, share: Share, node: NodeId) -> Lease:
+        return Lease(
+            swarm=self.rules.swarm,
+            node=node,
+            purpose=share.group.purpose,
+            group_id=share.group.group_id,
+            prompt_token_ids=share.group.prompt.token_ids,
+            samples=share.specs,
+            rules=share.group.rules,
+            min_version=share.group.min_version,
+            time_limit_s=share.time_limit_s,
+        )
+
+    def _judge(self, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None) -> tuple[Verdict, str]:
+        if lease.node != node or lease.swarm != self.rules.swarm or self.newest is None:
+            return "malformed", "this lease was not given to this node by this learner"
+        return verdict_on(
+            rollout,
+            lease,
+            node,
+            self._table.group(rollout.group_id),
+            opened=self._opened,
+            newest=self.newest,
+            next_batch=self.next_batch,
+            max_staleness=self.max_staleness,
+            vocab_size=self.rules.vocab_size,
+            fault=fault,
+        )
+
+    def _failed(self, node: NodeId, group: Group, rollout: Rollout, *, now: float) -> list[Effect]:
+        hopeless = self._table.fail(node, group, rollout.index, now=now)
+        sample = group.samples[rollout.index]
+        failed = GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=rollout.reason)
+        if sample.failures < MAX_FAILURES or not hopeless:
+            return [failed]
+        return [failed, *self._drop(group, "generation_failed")]
+
+    def _completed(self, group: Group) -> list[Effect]:
+        self._table.close(group)
+        if group.purpose == "eval":
+            return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score])]
+        if self._fresh(group.oldest_version):
+            self._buffer.add(group)
+            return []
+        return [self._dropped(group, "stale")]
+
+    def _drop(self, group: Group, reason: str) -> list[Effect]:
+        self._table.close(group)
+        return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
+
+    def _dropped(self, group: Group, reason: str) -> GroupDropped:
+        return dropped(group, reason, next_batch=self.next_batch, max_staleness=self.max_staleness)
+
+    def _expire(self) -> list[Effect]:
+        """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it
+        and its answers are fresh: they may have switched to a newer version before they began."""
+        stale = self._buffer.expire(self.next_batch, self.max_staleness)
+        effects: list[Effect] = [self._dropped(group, "stale") for group in stale]
+        for group in list(self._table.groups()):
+            if group.purpose != "train" or self._fresh(group.oldest_version):
+                continue
+            spoilt = group.oldest_answer is not None and not self._fresh(group.oldest_answer)
+            if spoilt or not group.leased:
+                effects += self._drop(group, "stale")
+        return effects

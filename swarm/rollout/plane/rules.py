@@ -1,0 +1,229 @@
+"""Which rollouts may be trained on: the staleness bound (I1) and the pacing that keeps it, as pure functions.
+
+Words. Step t takes batch t and makes version t + 1 from version t. `next_batch` (n) is the index of the next batch
+to take: t while the learner waits for batch t, t + 1 while step t runs. A group whose oldest token was drawn by
+version v has the deadline v + S: batch v + S is the last one that may hold it.
+
+`is_fresh` is the only place where the bound is decided. It is asked when a rollout is submitted (a courtesy to its
+sampler) and again when a batch is taken (the guarantee, I1).
+
+How many groups may be open and when a batch is taken: the formulas of admission, and what they have to remember.
+
+Two things beyond the formula. A node that asks ahead, with samples still in its hands, gets none of the last B places
+before a deadline: what is leased to it waits behind what it is doing, and who could begin at once would go without.
+And where whole batches never wait (`hold_s` 0), `spare` groups more than can be trained are opened if the learner has
+lately had to wait for the last, long answers of a batch in which every place was given away. Where more was missing
+than these, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+
+from swarm.types import Lease, Rollout, Verdict, VersionId
+
+MIN_LOGPROB = -1e4
+"""Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do."""
+
+LOGPROB_SLACK = 1e-3
+"""A log-prob may exceed 0 by the rounding of a bf16 softmax."""
+
+
+def deadline(version: int, max_staleness: int) -> int:
+    """The last batch that may hold a group whose oldest token is of `version`."""
+    return version + max_staleness
+
+
+def staleness(version: int, next_batch: int) -> int:
+    """Learner steps completed when batch `next_batch` is taken, minus `version`."""
+    return next_batch - version
+
+
+def is_fresh(version: int, next_batch: int, max_staleness: int) -> bool:
+    """True while a group of `version` may still be in batch `next_batch` (I1)."""
+    return staleness(version, next_batch) <= max_staleness
+
+
+def may_open(
+    new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, spare: int = 0
+) -> bool:
+    """The pacing rule: may one more group with `new_deadline` be opened?
+
+    `by_deadline` counts the groups that are leased or ready, by deadline. With the new group, for every d from its own
+    deadline on, the groups with deadlines n..d must number at most (d - n + 1) * B, so that earliest deadline first can
+    train all; `spare` (pacing.Pacing) is added to that number. Earlier d are not asked: if too many are due there
+    already, keeping this one back would not help them.
+    """
+    if new_deadline < next_batch:
+        return False
+    last = max((d for d in by_deadline if by_deadline[d]), default=new_deadline)
+    total = 1
+    for d in range(next_batch, max(last, new_deadline) + 1):
+        total += by_deadline.get(d, 0)
+        if d >= new_deadline and total > (d - next_batch + 1) * batch_groups + spare:
+            return False
+    return True
+
+
+def may_take(others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
+    """Can batch n be taken without leaving more behind than must be? Counts of groups by deadline: those in `batch`,
+    and all `others` that are leased or ready.
+
+    For every d >= n at most (d - n) * B others may be due by d: so many can be trained after batch n and by d. Where
+    more than these cannot be trained whatever the batch holds (S was lowered, or leases passed their deadlines),
+    waiting would not help them; then as few are left behind as if all were ready and the B due earliest were taken.
+    """
+    everything = Counter(others) + Counter(batch)
+    return _excess(others, next_batch, batch_groups, taken=1) <= _excess(everything, next_batch, batch_groups, taken=0)
+
+
+def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, *, taken: int) -> int:
+    """How many of the groups due from n on can be in none of the batches from n + taken on, if those due earliest go
+    first."""
+    total = excess = 0
+    for d in range(next_batch, max(by_deadline, default=next_batch) + 1):
+        total += by_deadline.get(d, 0)
+        excess = max(excess, total - (d - next_batch + 1 - taken) * batch_groups)
+    return excess
+
+
+def judge(
+    rollout: Rollout,
+    lease: Lease,
+    *,
+    newest: VersionId,
+    next_batch: int,
+    max_staleness: int,
+    vocab_size: int,
+    fault: str | None = None,
+) -> tuple[Verdict, str]:
+    """The verdict on a submitted rollout and one line for its sampler, before the table of leases is asked. `fault` is
+    its malformation if that is known."""
+    if fault is None:
+        fault = malformation(rollout, lease, vocab_size=vocab_size)
+    if fault:
+        return "malformed", fault
+    oldest = rollout.oldest
+    if oldest is None:
+        return "accepted", ""
+    if any(span.version > newest or span.version.version > newest.version for span in rollout.spans):
+        return "future", f"version {newest} is the newest"
+    if lease.purpose == "train" and not is_fresh(oldest, next_batch, max_staleness):
+        late = staleness(oldest, next_batch) - max_staleness
+        return "stale", f"version {oldest} is {late} step(s) past the bound of {max_staleness}"
+    return "accepted", ""
+
+
+def malformation(rollout: Rollout, lease: Lease, *, vocab_size: int) -> str:
+    """What is wrong with the rollout's own shape; an empty string if nothing is."""
+    if rollout.group_id != lease.group_id or all(s.index != rollout.index for s in lease.samples):
+        return "this sample is not in the lease"
+    if rollout.finish == "failed":
+        return "" if not (rollout.token_ids or rollout.spans) else "a failed generation carries no tokens"
+    length, ragged = divmod(len(rollout.token_ids), 4)
+    if ragged or length == 0 or length > lease.rules.max_new_tokens:
+        return f"{len(rollout.token_ids)} bytes of token ids do not fit the lease"
+    if len(rollout.logprobs) != 4 * length or len(rollout.loss_mask) != length:
+        return "token ids, log-probs and loss mask differ in length"
+    if rollout.loss_mask.strip(b"\0\1"):
+        return "the loss mask is not of zeros and ones"
+    return (
+        _token_fault(rollout, lease, vocab_size)
+        or _logprob_fault(rollout.logprobs)
+        or _span_fault(rollout, lease, length)
+    )
+
+
+def _token_fault(rollout: Rollout, lease: Lease, vocab_size: int) -> str:
+    tokens = rollout.tokens()
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        return f"token ids outside the vocabulary of {vocab_size}"
+    # Where stop strings are asked for, any token may have completed one: texts are the business of rewards.
+    if rollout.finish == "stop" and tokens[-1] not in lease.rules.stop_token_ids and not lease.rules.stop:
+        return "finished by a stop token that is not there"
+    if rollout.finish == "length" and len(tokens) != lease.rules.max_new_tokens:
+        return "finished by length before the length was reached"
+    return ""
+
+
+def _logprob_fault(data: bytes) -> str:
+    values = array("f", data)
+    if not math.isfinite(sum(values)) or min(values) < MIN_LOGPROB or max(values) > LOGPROB_SLACK:
+        return "log-probs must be finite and at most 0"
+    return ""
+
+
+def _span_fault(rollout: Rollout, lease: Lease, length: int) -> str:
+    at = 0
+    for span in rollout.spans:
+        if span.start != at or span.end <= span.start:
+            return "version spans must cover the tokens without gaps"
+        if span.version < lease.min_version:
+            return f"version {span.version} is below the lease's {lease.min_version}"
+        at = span.end
+    return "" if at == length else "version spans must cover the tokens without gaps"
+
+
+SPARE_SHARE = 1 / 8
+"""Most spare groups, and most that were missing for any, of a batch: in simulation (benchmarks.staleness) the learner
+then waits less than 1 % of the time wherever a fleet can be fast enough."""
+
+SPARE_GAIN = 0.5
+"""Spare groups for each one that was missing when the learner began to wait; half, since others end meanwhile."""
+
+SPARE_KEPT = 0.95
+"""What is left of `spare` after a batch for which the learner did not wait: 20 batches of memory."""
+
+
+class Pacing:
+    """`hold_s`: see PlaneRules. Times are monotonic seconds."""
+
+    def __init__(self, *, batch_groups: int, hold_s: float) -> None:
+        self._batch_groups = batch_groups
+        self._hold_s = hold_s
+        self._ready_at: float | None = None
+        self._missing = 0
+        self._spare = 0.0
+
+    def may_open(self, due: int, by_deadline: Mapping[int, int], next_batch: int, *, ahead: bool) -> bool:
+        """May one more group that is due at `due` be opened for a node, which asks `ahead` of its engine or not?"""
+        spare = -self._batch_groups if ahead else int(self._spare)
+        return may_open(due, by_deadline, next_batch, self._batch_groups, spare)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a whole batch may have to wait."""
+        return self._hold_s > 0
+
+    def is_whole(self, ready: int) -> bool:
+        """Whether `ready` groups make the batch that the learner waits for."""
+        if ready >= self._batch_groups:
+            return True
+        self._ready_at = None
+        self._missing = self._missing or self._batch_groups - ready
+        return False
+
+    def may_take(self, others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, *, now: float) -> bool:
+        """Whether a whole `batch` is taken, which would leave `others` behind; both by deadline."""
+        if not self.holds or may_take(others, batch, next_batch, self._batch_groups):
+            return True
+        self._ready_at = now if self._ready_at is None else self._ready_at
+        return now >= self._ready_at + self._hold_s
+
+    def hold_until(self) -> float | None:
+        """When a batch that waits will be taken in any case; None if none waits, or waits without limit."""
+        if self._ready_at is None or math.isinf(self._hold_s):
+            return None
+        return self._ready_at + self._hold_s
+
+    def taken(self) -> None:
+        """A batch was taken; what was missing of it when it was first asked for decides how many are to spare."""
+        most = SPARE_SHARE * self._batch_groups
+        if 0 < self._missing <= most and not self.holds:
+            self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
+        else:
+            self._spare *= SPARE_KEPT
+        self._ready_at, self._missing = None, 0

@@ -1,0 +1,368 @@
+"""What the learner says of rollouts that it accepted from this node and did not train on.
+
+A sampler's work for one learner: the tasks between its weights, its engine and the learner's leases.
+
+    refresh   weight map -> engine; the receiver keeps the map up to date meanwhile
+    ask       leases, as many as the feed has room for -> feed
+    generate  feed -> engine -> answer queue
+    submit    what a former life left in the spool, then answer queue -> learner, one submission at a time
+    beat      a sign of life every beat_s, and after every install
+
+Order that matters: an install reads the weight map, so nothing is applied to it meanwhile (`Receiver.steady`). What a
+former life generated is submitted before the learner hears that the rest of its leases is void, and that before
+anything is asked for. A batch is in the spool before it is in the answer queue, and until its verdicts are here. A
+sample is in `_in_hand` from its lease to its verdict; every question names these, so that the learner knows of leases
+that were lost on the way, and what is left of them at the end is handed back, unless it is in the spool for the next
+session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from swarm.broadcast.coding import in_thread
+from swarm.broadcast.receiver import Receiver
+from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
+from swarm.rollout.messages import DroppedRollouts, Offer, RolloutVerdict
+from swarm.sampler.feeding import Feed, feed_of
+from swarm.sampler.spool import Spool, SpooledAnswer
+from swarm.sampler.worker import EngineWorker, ProofFailed
+from swarm.types import VersionId
+
+SAID_AGAIN_S = 60.0
+"""Least time between two lines: a run that drops some in every step is not to fill the terminal."""
+
+
+class Drops:
+    """The learner's counts by reason, and when to speak of them. `counts` are those since the learner started."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self._said: dict[str, int] = {}
+        self._said_at: float | None = None
+
+    def hear(self, told: Iterable[DroppedRollouts], *, now: float) -> str | None:
+        """Take the newest counts. A line for the person at the terminal if they grew since the last one was said, at
+        most one in SAID_AGAIN_S; `now` in monotonic seconds."""
+        # They are shown on a terminal.
+        self.counts = {"".join(c if c.isprintable() else "?" for c in one.reason): one.rollouts for one in told}
+        # A learner that started again counts from zero.
+        self._said = {reason: min(count, self.counts.get(reason, 0)) for reason, count in self._said.items()}
+        grown = {reason: count - self._said.get(reason, 0) for reason, count in sorted(self.counts.items())}
+        grown = {reason: more for reason, more in grown.items() if more}
+        if not grown or (self._said_at is not None and now - self._said_at < SAID_AGAIN_S):
+            return None
+        self._said, self._said_at = dict(self.counts), now
+        by_reason = ", ".join(reason if len(grown) == 1 else f"{more} {reason}" for reason, more in grown.items())
+        return f"the learner dropped {sum(grown.values())} of our rollouts: {by_reason}"
+
+
+ASK_WAIT_S = 10.0
+"""How long the learner may hold a request for leases open."""
+
+AHEAD_WAIT_S = 1.0
+"""The same where no place was free: the learner would go by that while places become free, and leave them so."""
+
+DRAIN_S = 10.0
+"""After a request to stop, what is running gets this long to finish and to be submitted."""
+
+FAREWELL_S = 3.0
+"""Time limit for handing leases back: a node that leaves does not wait for a dead learner."""
+
+LEAST_BEAT_S = 0.2
+"""A learner may ask for no more than five beats a second."""
+
+AGAIN_S = 1.0
+"""Pause before weights that could not be read are looked at again: a catch-up repairs them meanwhile."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerStatus:
+    """What the node shows of itself, filled in by whoever knows. `standby`: why it waits in reserve, if it does."""
+
+    state: str = "starting"
+    standby: str = ""
+    verdicts: Counter[str] = field(default_factory=Counter)
+    drops: Drops = field(default_factory=Drops)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What was generated at once, and its name in the spool, if it is there."""
+
+    answers: list[Answer]
+    spooled: str | None
+
+    def samples(self) -> set[SampleName]:
+        """Those that are answered: others of the same leases may still be drawn."""
+        return {(one.group_id, one.index) for answer in self.answers for one in answer.rollouts}
+
+
+class Session:
+    """From the learner's hello to its end, our end, or a fault that only a new session mends. `launch` starts the
+    engine's process; calls of `client` are repeated until they get through."""
+
+    def __init__(
+        self,
+        *,
+        client: RolloutClient,
+        beat_s: float,
+        engine: EngineWorker,
+        launch: asyncio.Future[None],
+        spool: Spool,
+        receiver: Receiver,
+        offer: Callable[[], Offer],
+        status: SamplerStatus,
+        on_change: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._engine = engine
+        self._launch = launch
+        self._spool = spool
+        self._offer = offer
+        self._beat_s = max(LEAST_BEAT_S, beat_s)
+        self._status = status
+        self._on_change = on_change
+        self._say = say
+        self._receiver = receiver
+        self._client = client
+        self._feed: Feed | None = None
+        self._wrong: VersionId | None = None
+        self._in_hand: set[SampleName] = set()
+        self._spooled: set[SampleName] = set()
+        self._answers: asyncio.Queue[Batch] = asyncio.Queue(maxsize=2)
+        self._settled = asyncio.Event()
+        self._installed = asyncio.Condition()
+        self._over = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> bool:
+        """Work until the learner says that the run is over (True), or until `stop` is set (False)."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(self._ask())
+                rest = [group.create_task(work()) for work in (self._refresh, self._generate, self._submit, self._beat)]
+                await _first_of(stop, self._over)
+                self._status.state = "leaving"
+                asking.cancel()
+                if not self._over.is_set():
+                    await self._drain()
+                for task in rest:
+                    task.cancel()
+        finally:
+            await self._hand_back(self._in_hand - self._spooled, forget=stop.is_set() or self._over.is_set())
+        if self._over.is_set():
+            await in_thread(self._spool.clear)
+        return self._over.is_set()
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    async def _refresh(self) -> None:
+        await self._load()
+        while True:
+            await self._receiver.installed(max(self._engine.installed, self._wrong, key=_order))
+            try:
+                await self._install()
+            except ProtocolError as fault:
+                self._say(f"the weights cannot be read: {fault}")
+                await asyncio.sleep(AGAIN_S)
+
+    async def _install(self) -> None:
+        """Have the engine take what the map holds; it goes on with the old weights until then. ProofFailed if what it
+        holds now is not that; ProtocolError if the map is not what was signed, which is mended."""
+        weights = self._receiver.weights
+        assert weights is not None
+        async with self._receiver.steady() as version:
+            refused = await self._engine.install(version.head, version.table, weights.path)
+        if refused is None:
+            self._on_change()
+            async with self._installed:
+                self._installed.notify_all()
+        elif refused.fault == "file":
+            if await self._receiver.recheck() == 0:
+                # Nothing to mend: the table's sums and its regions say different things, so the learner is wrong.
+                self._wrong = version.head.version
+            raise ProtocolError(refused.why)
+        else:
+            raise ProofFailed(refused.why)
+
+    async def _load(self) -> None:
+        """Build the model that the swarm trains; its weights come meanwhile."""
+        await asyncio.shield(self._launch)
+        layout = await self._receiver.layout()
+        started = await self._engine.load(layout)
+        at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"
+        longest = f", of {started.context_tokens} tokens at most" if started.context_tokens else ""
+        self._say(f"engine: {started.engine} on {started.device} in {started.dtype}, {at_once}{longest}")
+        trial = await self._engine.try_out(layout)
+        if trial is not None:
+            self._say(f"it draws {trial.tokens_per_s:.3g} tokens/s with all places filled")
+        self._feed = feed_of(self._engine)
+
+    # -- rollouts --------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        await self._settled.wait()
+        while self._engine.installed is None:
+            await self._news(None, self._beat_s)
+        assert self._feed is not None
+        while True:
+            room = await self._feed.room()
+            held = self._engine.installed
+            wait_s = ASK_WAIT_S if room.at_once or self._engine.lockstep else AHEAD_WAIT_S
+            answer = await self._client.ask(held, room.capacity, wait_s, holding=self._in_hand, at_once=room.at_once)
+            if isinstance(answer, list):
+                self._status.state = "sampling"
+                self._in_hand |= _names(answer)
+                self._engine.check_fits(answer)
+                self._feed.add(answer)
+                continue
+            self._status.state = f"waiting ({answer.reason})"
+            # Other reasons say nothing of it: the next beat does.
+            if answer.reason in ("paced", "standby"):
+                self._hear_standby(answer.detail)
+            if answer.reason == "finished":
+                self._over.set()
+            # These two were held open.
+            if answer.reason not in ("paced", "standby"):
+                await self._news(held, max(0.05, answer.retry_after_s))
+
+    async def _generate(self) -> None:
+        async with self._installed:
+            await self._installed.wait_for(lambda: self._engine.installed is not None)
+        assert self._feed is not None
+        await self._feed.run(self._keep)
+
+    async def _keep(self, answers: list[Answer]) -> None:
+        """To disk, then to the learner."""
+        batch = Batch(answers, await in_thread(self._spool.keep, answers))
+        if batch.spooled is not None:
+            self._spooled |= batch.samples()
+        await self._answers.put(batch)
+
+    async def _submit(self) -> None:
+        await self._settle()
+        while True:
+            batch = await self._answers.get()
+            await self._hand_in(batch.answers)
+            self._in_hand -= batch.samples()
+            self._spooled -= batch.samples()
+            if batch.spooled is not None:
+                await in_thread(self._spool.remove, batch.spooled)
+            self._answers.task_done()
+
+    async def _settle(self) -> None:
+        """Submit what a former life of this node generated; whatever else it held is void."""
+        verdicts: Counter[str] = Counter()
+        for name in await in_thread(self._spool.names):
+            verdicts += await self._hand_in(self._reopened(await in_thread(self._spool.read, name)))
+            await in_thread(self._spool.remove, name)
+        if verdicts:
+            said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+            self._say(f"rollouts from before were submitted: {said}")
+        await self._client.release((), forget=True)
+        self._settled.set()
+
+    def _reopened(self, spooled: list[SpooledAnswer]) -> list[Answer]:
+        """Answers under leases of this learner for this node; others are left out."""
+        answers = []
+        for one in spooled:
+            try:
+                answers.append(Answer(lease=self._client.open_lease(one.token), rollouts=one.rollouts))
+            except ProtocolError as fault:
+                self._say(f"spooled rollouts are left out: {fault}")
+        return answers
+
+    async def _hand_in(self, answers: list[Answer]) -> Counter[str]:
+        """Submit, and count the verdicts. A portion that the learner does not take is lost, alone."""
+        verdicts = Counter[str]()
+
+        def refused(rollouts: int, fault: ProtocolError) -> None:
+            self._say(f"the learner does not take {rollouts} of these rollouts: {fault}")
+            verdicts["malformed"] += rollouts
+
+        verdicts.update(verdicts_of(answers, await self._client.submit(answers, on_refused=refused)))
+        self._status.verdicts += verdicts
+        return verdicts
+
+    async def _beat(self) -> None:
+        await self._settled.wait()
+        while True:
+            installed = self._engine.installed
+            rates = self._engine.rates.rollouts_per_s, self._engine.rates.tokens_per_s
+            running = self._feed.running if self._feed else 0
+            reply = await self._client.beat(installed, running, *rates, offer=self._offer())
+            self._hear_standby(reply.standby)
+            if (line := self._status.drops.hear(reply.dropped, now=time.monotonic())) is not None:
+                self._say(line)
+            if reply.finished:
+                self._over.set()
+            await self._news(installed, self._beat_s)
+
+    def _hear_standby(self, why: str) -> None:
+        """Say when this node is put on standby and why, and when it is active again."""
+        before, self._status.standby = self._status.standby, why
+        if bool(why) != bool(before):
+            self._say(f"standby: {why}" if why else "active again")
+
+    async def _news(self, known: VersionId | None, patience_s: float) -> None:
+        """Until another version than `known` is installed, or for `patience_s`."""
+        try:
+            async with asyncio.timeout(patience_s), self._installed:
+                await self._installed.wait_for(lambda: self._engine.installed != known)
+        except TimeoutError:
+            pass
+
+    # -- leaving ---------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Hand back what has not begun, then let what is running finish and be submitted."""
+        await self._hand_back(self._feed.take_back() if self._feed else set(), forget=False)
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                if self._feed is not None:
+                    await self._feed.idle()
+                await self._answers.join()
+        except TimeoutError:
+            kept = "; what was generated is kept for the next start" if self._spooled else ""
+            self._say(f"not all was generated and submitted within {DRAIN_S:g} s{kept}; the leases are handed back")
+
+    async def _hand_back(self, samples: set[SampleName], *, forget: bool) -> None:
+        self._in_hand -= samples
+        if not samples and not forget:
+            return
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self._client.release(samples, forget=forget)
+        except (TimeoutError, PeerUnreachable, ProtocolError):
+            self._say("the learner could not be told; it will lease this node's samples again after three beats")
+
+
+def _order(version: VersionId | None) -> tuple[int, int]:
+    return (version.incarnation, version.version) if version else (-1, -1)
+
+
+def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> Counter[str]:
+    """How often there was which verdict. The learner accepts the news that a generation failed: that is "failed" here,
+    since an engine of which nothing else comes does not work."""
+    failed = {one.rollout_id for answer in answers for one in answer.rollouts if one.finish == "failed"}
+    return Counter(
+        "failed" if one.verdict == "accepted" and one.rollout_id in failed else one.verdict for one in verdicts
+    )
+
+
+def _names(leases: list[SealedLease]) -> set[SampleName]:
+    return {name for sealed in leases for name in sealed.samples()}
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -1,0 +1,263 @@
+"""Generation with transformers: works wherever torch does, one batch at a time, a swap between batches."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.initialization import no_init_weights
+
+from swarm.broadcast.version.codec import tensor_sum
+from swarm.broadcast.version.manifest import Layout
+from swarm.errors import UserError
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
+from swarm.sampler.engine import (
+    EngineDtype,
+    Generate,
+    Generated,
+    Install,
+    Installed,
+    Job,
+    NotInstalled,
+    Probe,
+    Probed,
+    Sampled,
+    Start,
+    Started,
+    Told,
+)
+from swarm.sampler.stopping import StopStrings, load_tokenizer
+from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, memory_left_bytes, places_that_fit, shape_of
+from swarm.sampler.weights import check_coverage, mapped_tensors
+from swarm.types import Finish, Span, VersionId
+
+
+class TransformersEngine:
+    """An Engine over `AutoModelForCausalLM.generate`."""
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._layout: Layout | None = None
+        self._version: VersionId | None = None
+        self._directory = ""
+        self._tokenizer: Tokenizer | None = None
+
+    def start(self, command: Start, progress: Told) -> Started:
+        device = pick_device(command.device)
+        dtype = _dtype(command.options.dtype, device)
+        if dtype == torch.float16 and any(spec.dtype == "BF16" for spec in command.layout.tensors):
+            raise UserError(
+                "float16 does not hold the swarm's bfloat16 weights exactly, so they could never be proven: "
+                "choose --dtype bfloat16 or float32"
+            )
+        config = AutoConfig.from_pretrained(Path(command.directory))
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        # Outside of from_pretrained nothing ties the embeddings, and an untied head would keep random weights.
+        model.tie_weights()
+        model.to(device).eval()
+        # The model's own defaults (a repetition penalty, say) would bend the distribution that the lease asks for.
+        model.generation_config = GenerationConfig()
+        if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
+            torch.set_num_threads(1)
+        check_coverage(model.state_dict(), command.layout)
+        self._model, self._layout, self._directory = model, command.layout, command.directory
+        return Started(
+            engine="transformers",
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+            versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
+            places=_places(command, device, dtype),
+        )
+
+    @torch.no_grad()
+    def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
+        assert self._layout is not None
+        began = time.monotonic()
+        proof_s = 0.0
+        self._version = None
+        tensors = self._model.state_dict()
+        mapped = mapped_tensors(command.path, self._layout)
+        for (spec, source), expected in zip(mapped, command.tensor_sums, strict=True):
+            for name in (spec.name, *spec.aliases):
+                held = tensors[name]
+                held.copy_(source)
+                proving = time.monotonic()
+                if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
+                    return NotInstalled("engine", f"after the install {name} differs from what the learner signed")
+                proof_s += time.monotonic() - proving
+            progress()
+        self._version = command.version
+        seconds = time.monotonic() - began
+        return Installed(seconds=seconds, pause_s=seconds, reload_s=seconds - proof_s, proof_s=proof_s)
+
+    @torch.inference_mode()
+    def generate(self, command: Generate, progress: Told) -> Generated:
+        assert self._version is not None or command.trial
+        began = time.monotonic()
+        order = sorted(range(len(command.jobs)), key=lambda i: _batch_key(command.jobs[i]))
+        samples: dict[int, Sampled] = {}
+        steps = 0
+        for _, batch in groupby(order, key=lambda i: _batch_key(command.jobs[i])):
+            places = list(batch)
+            spent_s = time.monotonic() - began
+            answers, drawn = self._generate_batch([command.jobs[i] for i in places], spent_s, progress)
+            samples.update(zip(places, answers, strict=True))
+            steps += drawn
+        ordered = tuple(samples[i] for i in range(len(command.jobs)))
+        return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
+
+    @torch.inference_mode()
+    def probe(self, command: Probe) -> Probed:
+        assert self._version is not None
+        token_ids = torch.tensor([command.token_ids], device=self._model.device)
+        logprobs = self._model(input_ids=token_ids).logits[0, :-1].float().log_softmax(-1)
+        chosen = logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)
+        return Probed(logprobs=array("f", chosen.cpu().tolist()).tobytes())
+
+    def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
+        """Jobs of one limit and one set of stops, padded on the left to one length, of whose time `spent_s` have
+        passed. Also how many tokens were drawn of the longest."""
+        rules = jobs[0].rules
+        width = max(len(job.prompt_token_ids) for job in jobs)
+        pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
+        rows = [[pad] * (width - len(job.prompt_token_ids)) + list(job.prompt_token_ids) for job in jobs]
+        mask = [[0] * (width - len(job.prompt_token_ids)) + [1] * len(job.prompt_token_ids) for job in jobs]
+        draw = SeededDraw(jobs, self._model.device, progress)
+        stopping = self._stopping(jobs, width)
+        output = self._model.generate(
+            torch.tensor(rows, device=self._model.device),
+            attention_mask=torch.tensor(mask, device=self._model.device),
+            generation_config=GenerationConfig(
+                do_sample=False,
+                max_new_tokens=rules.max_new_tokens,
+                max_time=max(0.0, min(job.time_limit_s for job in jobs) - spent_s),
+                eos_token_id=list(rules.stop_token_ids) or None,
+                pad_token_id=pad,
+            ),
+            logits_processor=LogitsProcessorList([draw]),
+            stopping_criteria=StoppingCriteriaList([stopping] if stopping else []),
+        )
+        completions = output[:, width:].cpu().tolist()
+        logprobs = torch.stack(draw.logprobs, dim=1).cpu().tolist()
+        ends = stopping.ends if stopping else [None] * len(jobs)
+        sampled = [self._sampled(*row) for row in zip(jobs, completions, logprobs, ends, strict=True)]
+        return sampled, len(draw.logprobs)
+
+    def _stopping(self, jobs: list[Job], width: int) -> StopsRows | None:
+        if not (stops := jobs[0].rules.stop):
+            return None
+        self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
+        return StopsRows(StopStrings(self._tokenizer, stops), len(jobs), width)
+
+    def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float], end: int | None) -> Sampled:
+        """`end`: after how many tokens a stop string was reached."""
+        stops = job.rules.stop_token_ids
+        length = next((i + 1 for i, token in enumerate(token_ids[:end]) if token in stops), end or len(token_ids))
+        finish: Finish = "stop" if token_ids[length - 1] in stops or length == end else "length"
+        if finish == "length" and length < job.rules.max_new_tokens:
+            return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
+        return Sampled(
+            token_ids=array("i", token_ids[:length]).tobytes(),
+            logprobs=array("f", logprobs[:length]).tobytes(),
+            spans=(Span(version=self._version, start=0, end=length),) if self._version else (),
+            finish=finish,
+        )
+
+
+class SeededDraw(LogitsProcessor):
+    """Draws each row's token with the row's own generator, whatever else is in the batch, and notes its log-prob.
+
+    argmax(logits / T - log q) with q ~ Exp(1) is an exact draw from softmax(logits / T) (the Gumbel-max trick).
+    Temperature 0 is greedy; its log-probs are those at temperature 1. Keeping the chosen log-probs here instead of
+    all logits keeps memory independent of the vocabulary.
+    """
+
+    def __init__(self, jobs: list[Job], device: torch.device, progress: Told) -> None:
+        self._progress = progress
+        self._generators = [torch.Generator(device=device).manual_seed(job.seed) for job in jobs]
+        temperatures = torch.tensor([[job.rules.temperature] for job in jobs], device=device)
+        self._greedy = temperatures == 0
+        self._temperatures = torch.where(self._greedy, torch.ones_like(temperatures), temperatures)
+        self.logprobs: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._progress()
+        scaled = scores.float() / self._temperatures
+        noise = torch.empty_like(scaled)
+        for row, generator in zip(noise, self._generators, strict=True):
+            row.exponential_(generator=generator)
+        drawn = torch.where(self._greedy, scaled, scaled - noise.log())
+        chosen = drawn.argmax(dim=-1, keepdim=True)
+        self.logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1))
+        return drawn
+
+
+class StopsRows(StoppingCriteria):
+    """Ends each row of a batch with its own stop string; `ends` are the tokens that each had by then."""
+
+    def __init__(self, stops: StopStrings, rows: int, width: int) -> None:
+        self._stops = stops
+        self._width = width
+        self.ends: list[int | None] = [None] * rows
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        drawn = input_ids[:, self._width :].tolist()
+        for row, reached in enumerate(self._stops.reached(drawn)):
+            if reached and self.ends[row] is None:
+                self.ends[row] = len(drawn[row])
+        return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
+
+
+def _places(command: Start, device: torch.device, dtype: torch.dtype) -> int:
+    """How many of the samples that are wanted fit beside the model; a batch holds all of them to its end."""
+    if device.type == "cuda":
+        free_bytes, share = torch.cuda.mem_get_info(device)[0], command.options.gpu_memory_share
+    else:
+        free_bytes, share = memory_left_bytes(), CPU_SHARE
+    return places_that_fit(
+        shape_of(command.layout),
+        free_bytes=free_bytes,
+        share=share,
+        wanted=command.places,
+        tokens=command.options.max_model_len or ASSUMED_SAMPLE_TOKENS,
+        dtype_bytes=dtype.itemsize,
+    )
+
+
+def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
+    match wanted:
+        case "float32":
+            return torch.float32
+        case "bfloat16":
+            return torch.bfloat16
+        case "float16":
+            return torch.float16
+    # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
+    # The long ones first: they need most of the time that their leases leave.
+    return (-job.rules.max_new_tokens, job.rules.stop_token_ids, job.rules.stop)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

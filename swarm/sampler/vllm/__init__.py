@@ -1,0 +1,1 @@
+"""The engine for real GPUs: vLLM, with weights that change beneath running requests."""

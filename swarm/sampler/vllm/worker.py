@@ -1,0 +1,157 @@
+"""What runs inside vLLM's workers: an extension of their class, called by name with plain strings.
+
+vLLM takes new weights by `reload_weights`, which copies them into the parameters that its kernels know and, on CPUs,
+packs them anew. It packs what was loaded: a head that is tied to the embeddings is not loaded, and would go on with
+the old weights, so embeddings and heads are packed once more afterwards.
+
+A worker ends with the engine's process, however that ended: vLLM's own processes would wait for its calls for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from swarm.broadcast.version.manifest import Layout, TensorSpec
+from swarm.sampler.threaded import sum_of_counts
+from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
+from swarm.sampler.weights import TORCH_DTYPES, mapped_tensors
+
+SUM_BLOCK_ITEMS = 1 << 24
+"""Items counted at a time: bincount takes 8 bytes for each on the device, next to the model."""
+
+
+class EchoWorker:
+    """The calls. Their names must not be those of vLLM's own workers."""
+
+    def echo_reload(self, path: str, layout: bytes) -> str:
+        """Take the weights of the file; empty, or why the model did not take all of them. The answer is a string
+        because only plain values travel."""
+        worker: Any = self
+        model = worker.model_runner.get_model()
+        loaded = set[str]()
+        load_weights = model.load_weights
+
+        def noting(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            loaded.update(load_weights(weights))
+            return loaded
+
+        model.load_weights = noting
+        try:
+            worker.reload_weights(weights_iterator=_named(path, msgspec.json.decode(layout, type=Layout)))
+        finally:
+            del model.load_weights
+        self.echo_pack_embeddings(model)
+        missing = sorted({name for name, _ in model.named_parameters()} - loaded)
+        return f"{missing[0]} and {len(missing) - 1} more were not taken" if missing else ""
+
+    def echo_pack_embeddings(self, model: Any) -> None:
+        for module in model.modules():
+            if isinstance(module, VocabParallelEmbedding):
+                module.quant_method.process_weights_after_loading(module)
+
+    def echo_sums(self, layout: bytes) -> bytes:
+        """By stream name, as JSON, the sum of what this worker counts of the tensor: its shard, or all of it if it is
+        the first of several that hold the same. Summed over all workers modulo 2^64 they are `tensor_sum`. A tensor
+        that is not in here lies in this worker in another form."""
+        worker: Any = self
+        specs = {spec.name: spec for spec in msgspec.json.decode(layout, type=Layout).tensors}
+        model = worker.model_runner.get_model()
+        fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        sums: dict[str, int] = {}
+        for path, module in model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                for stream_name, part, counted in _parts(module, path, name, parameter, fused, worker.rank):
+                    spec = specs.get(stream_name)
+                    if spec is not None and _is_whole(part, spec, module):
+                        sums[stream_name] = _sum(part, TORCH_DTYPES[spec.dtype]) if counted else 0
+        return msgspec.json.encode(sums)
+
+
+def _named(path: str, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((spec.name, tensor) for spec, tensor in mapped_tensors(path, layout))
+
+
+def _parts(
+    module: Any, path: str, name: str, parameter: torch.Tensor, fused: dict[str, list[str]], rank: int
+) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """The pieces of a parameter that are tensors of the stream or shards of them: the name, the piece, and whether the
+    worker of this rank counts it."""
+    size = getattr(module, "tp_size", 1)
+    parent, _, own = path.rpartition(".")
+    if isinstance(module, VocabParallelEmbedding):
+        # The rows after these only pad the vocabulary to a round number.
+        yield f"{path}.{name}", parameter[: module.shard_indices.num_org_elements], size > 1 or rank == 0
+    elif isinstance(module, MergedColumnParallelLinear | QKVParallelLinear) and own in fused:
+        if parameter.numel() == 0:
+            return
+        rows = parameter.split([extent // size for extent in module.output_sizes])
+        replicas = getattr(module, "num_kv_head_replicas", 1)
+        for i, (piece, part) in enumerate(zip(fused[own], rows, strict=True)):
+            # With fewer heads of keys and values than workers, several hold the same.
+            counted = (size > 1 or rank == 0) and (i == 0 or rank % replicas == 0)
+            yield f"{parent}.{piece}.{name}" if parent else f"{piece}.{name}", part, counted
+    else:
+        # All ranks hold the same norms and the biases that are added after the ranks' shares are summed.
+        split = isinstance(module, ColumnParallelLinear) or (isinstance(module, RowParallelLinear) and name == "weight")
+        yield f"{path}.{name}" if path else name, parameter, (split and size > 1) or rank == 0
+
+
+def _is_whole(part: torch.Tensor, spec: TensorSpec, module: Any) -> bool:
+    """Whether `part` can be the tensor or its shard: neither freed, nor padded, nor in a dtype that rounds it."""
+    items = spec.nbytes // TORCH_DTYPES[spec.dtype].itemsize
+    exact = part.dtype in (TORCH_DTYPES[spec.dtype], torch.float32)
+    if isinstance(module, VocabParallelEmbedding):
+        # Of a small vocabulary a late worker may hold nothing but padding.
+        return exact and part.shape == (module.shard_indices.num_org_elements, *spec.shape[1:])
+    size = getattr(module, "tp_size", 1)
+    replicas = getattr(module, "num_kv_head_replicas", 1)
+    return exact and part.numel() > 0 and part.numel() in (items, items // size, items * replicas // size)
+
+
+def _sum(part: torch.Tensor, dtype: torch.dtype) -> int:
+    """`tensor_sum` of the items as the stream has them, counted where they lie."""
+    total = 0
+    flat = part.detach().reshape(-1)
+    for start in range(0, flat.numel(), SUM_BLOCK_ITEMS):
+        block = flat[start : start + SUM_BLOCK_ITEMS].to(dtype)
+        words = block.view(torch.int16).to(torch.int32) & 0xFFFF
+        total += sum_of_counts(torch.bincount(words, minlength=1 << 16).cpu().numpy().astype("uint64"))
+    return total % (1 << 64)
+
+
+def _end_with_engine(engine_pid: int) -> None:
+    """Wait for the engine's process to end, then end vLLM's process that started this one, and this one."""
+    starter = os.getppid()
+    try:
+        engine = os.pidfd_open(engine_pid)
+    except ProcessLookupError:
+        os._exit(0)
+    select.select([engine], [], [])
+    # The engine started the core, and the core this worker; with one worker the two may be one.
+    if starter not in (engine_pid, 1) and os.getppid() == starter:
+        os.kill(starter, signal.SIGKILL)
+    os._exit(0)
+
+
+def _watch_engine() -> None:
+    engine_pid = os.environ.get(ENGINE_PID_VARIABLE)
+    if engine_pid is not None and int(engine_pid) != os.getpid():
+        threading.Thread(target=_end_with_engine, args=(int(engine_pid),), daemon=True, name="engine").start()
+
+
+_watch_engine()

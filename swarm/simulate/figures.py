@@ -1,0 +1,103 @@
+"""What a simulation of a whole swarm is asked for, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.broadcast.forest.planner import Scheme
+from swarm.simulate.fleet import CostSums
+from swarm.simulate.learner import CapacityFigures, Tally
+from swarm.simulate.weights import Traffic
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is simulated of a scenario. `deltas`: patches are sent, else whole versions; `scheme`: the way that they
+    take, None for the planner's choice."""
+
+    hours: float
+    max_staleness: int
+    publish_every_steps: int
+    deltas: bool = True
+    scheme: Scheme | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """What befell the fleet since the start. `joins` are transfers of a first or a missed version."""
+
+    joins: int
+    left: int
+    vanished: int
+    activated: int
+    stood_by: int
+    rollouts_lost: int
+    rollouts_failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmFigures:
+    """Measured after the warm-up, `happened` since the start. `broadcast_s` is the mean time of a version to the last
+    active sampler, `active` and `there` are means over time."""
+
+    hours: float
+    capacity: CapacityFigures
+    cost_per_step: float
+    cost_per_hour: float
+    cost_per_million_tokens: float
+    cost_per_hour_by_class: dict[str, float]
+    rollouts_by_class: dict[str, int]
+    active: float
+    there: float
+    broadcast_s: float
+    broadcast_bytes_per_hour: float
+    join_bytes_per_hour: float
+    learner_up_bytes_per_hour: float
+    happened: Happened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """All that adds up, as it is at one moment. `moments`: those of the timeline until then."""
+
+    tally: Tally
+    costs: CostSums
+    traffic: Traffic
+    moments: int
+
+
+def figures_of(
+    before: Sums,
+    after: Sums,
+    *,
+    capacity: CapacityFigures,
+    active: float,
+    there: float,
+    broadcast_s: float,
+    happened: Happened,
+) -> SwarmFigures:
+    """What was measured between two moments."""
+    was, now = before.costs, after.costs
+    hours = (after.tally.at - before.tally.at) / HOUR_S
+    sent, later = before.traffic, after.traffic
+    cost = now.total - was.total
+    return SwarmFigures(
+        hours=hours,
+        capacity=capacity,
+        cost_per_step=cost / hours * capacity.step_s / HOUR_S,
+        cost_per_hour=cost / hours,
+        cost_per_million_tokens=cost / max(1.0, now.tokens - was.tokens) * 1e6,
+        cost_per_hour_by_class={
+            name: (now.by_class[name] - was.by_class.get(name, 0.0)) / hours for name in now.by_class
+        },
+        rollouts_by_class={name: now.rollouts[name] - was.rollouts.get(name, 0) for name in now.rollouts},
+        active=active,
+        there=there,
+        broadcast_s=broadcast_s,
+        broadcast_bytes_per_hour=(later.broadcast_bytes - sent.broadcast_bytes) / hours,
+        join_bytes_per_hour=(later.join_bytes - sent.join_bytes) / hours,
+        learner_up_bytes_per_hour=(later.learner_up_bytes - sent.learner_up_bytes) / hours,
+        happened=happened,
+    )

@@ -1,0 +1,151 @@
+"""The nodes of a simulated swarm: who is there, who is rented, what is on whose disk.
+
+Theory of operation. A node comes and goes by itself: it is there for `mean_session_h` on average, then away as long as
+its class's `duty` says, both exponential. It goes without a word in `mean_session_h / mtbf_h` of all cases, else it
+says so and hands its samples back. A volunteer that is there fetches weights and stays warm: it waits for work, free of
+charge. A rented class is on offer while it is "there", and is started when the learner wants it. What a node had on its
+disk stays there over its absences, but a machine that is given back loses it. At the start the disks of those who are
+there hold version 0, which is the base model.
+
+What a simulated swarm costs, by the learner's own book.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from swarm.capacity.cost import CostBook
+from swarm.capacity.fleet import Worker
+from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers
+from swarm.simulate.sampler import Sampler
+
+HOUR_S = 3600.0
+
+LEAST_ABSENCE_S = 600.0
+"""Mean absence at least: a host comes back or another takes its place."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One machine. `sampler` is its engine while that has weights, `wanted`: the learner gives it work, `known`: the
+    learner believes it to be there, `disk`: the newest version on its disk, `busy`: a transfer of its own is under way.
+    `life` rises with each change of presence, so that what was scheduled for a former one is told apart."""
+
+    worker: Worker
+    kind: FleetClass
+    there: bool
+    known: bool = False
+    wanted: bool = False
+    running: bool = False
+    busy: bool = False
+    life: int = 0
+    disk: int | None = None
+    sampler: Sampler | None = None
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    @property
+    def ready(self) -> bool:
+        """Whether it holds weights and could generate."""
+        return self.sampler is not None
+
+    @property
+    def paid(self) -> bool:
+        """Whether its time costs its price now."""
+        return self.there and (self.wanted and self.ready if self.kind.volunteer else self.running)
+
+    def session_s(self, random: Random) -> float:
+        return random.expovariate(1 / (self.kind.mean_session_h * HOUR_S))
+
+    def absence_s(self, random: Random) -> float:
+        mean_s = self.kind.mean_session_h * HOUR_S * (1 - self.kind.duty) / self.kind.duty
+        return random.expovariate(1 / max(LEAST_ABSENCE_S, mean_s))
+
+    def vanishes(self, random: Random) -> bool:
+        """Whether it goes without a word."""
+        return random.random() < self.kind.mean_session_h / self.kind.mtbf_h
+
+
+def nodes_of(scenario: Scenario, random: Random) -> dict[str, Node]:
+    """All nodes by name; each is there with its class's duty."""
+    nodes: dict[str, Node] = {}
+    for kind in scenario.fleet:
+        for worker in class_workers(scenario, kind, kind.count, random=random):
+            there = random.random() < kind.duty
+            nodes[worker.name] = Node(worker=worker, kind=kind, there=there, disk=0 if there else None)
+    return nodes
+
+
+LEARNER = "learner"
+"""The class under which the learner's own costs are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSums:
+    """Since the start; costs and rollouts by device class."""
+
+    total: float
+    tokens: int
+    by_class: dict[str, float]
+    rollouts: dict[str, int]
+
+
+class Costs:
+    """The cost book of a run, in which all nodes have accounts. Uploads of rollouts are metered traffic too."""
+
+    def __init__(self, scenario: Scenario, nodes: Iterable[Node]) -> None:
+        self._upload_bytes = scenario.rollout.upload_bytes_per_token
+        self._stepped = 0.0
+        self._book = CostBook(
+            learner_cost_per_hour=scenario.learner.price_per_h,
+            learner_up_cost_per_gb=scenario.learner.egress_usd_per_gb,
+            now=0.0,
+        )
+        for node in nodes:
+            one = node.worker
+            prices = (one.cost_per_hour, one.down_cost_per_gb, one.up_cost_per_gb)
+            self._book.joined(one.name, one.device_class, *prices, now=0.0)
+
+    def per_hour(self, *, now: float) -> float:
+        """What time costs now, without traffic."""
+        return self._book.figures(now).rate_per_hour
+
+    def pay(self, node: Node, *, now: float) -> None:
+        """Whether the node's time is paid may have changed."""
+        if node.paid:
+            self._book.activated(node.name, now=now)
+        else:
+            self._book.stood_by(node.name, now=now)
+
+    def moved(self, node: Node | None, down: float, up: float) -> None:
+        """Bytes that a node, or the learner (None), received and sent."""
+        if node is None:
+            self._book.learner_traffic(down_bytes=down, up_bytes=up)
+        else:
+            self._book.traffic(node.name, down_bytes=down, up_bytes=up)
+
+    def generated(self, node: Node, tokens: Sequence[float]) -> None:
+        """Rollouts of these lengths were handed in."""
+        total = round(sum(tokens))
+        self._book.accepted(node.name, rollouts=len(tokens), tokens=total)
+        self._book.traffic(node.name, down_bytes=0.0, up_bytes=total * self._upload_bytes)
+
+    def stepped(self, *, now: float) -> float:
+        """What was spent since the last step."""
+        self._book.stepped()
+        before, self._stepped = self._stepped, self._book.figures(now).total
+        return self._stepped - before
+
+    def sums(self, *, now: float) -> CostSums:
+        found = self._book.figures(now)
+        by_class = {name: tally.cost for name, tally in found.by_class.items()}
+        return CostSums(
+            total=found.total,
+            tokens=found.tokens,
+            by_class={LEARNER: found.total - sum(by_class.values()), **by_class},
+            rollouts={name: tally.rollouts for name, tally in found.by_class.items()},
+        )

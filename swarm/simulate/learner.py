@@ -1,0 +1,205 @@
+"""What a fleet makes of a learner's time, measured on a virtual clock: the ground that predictions are checked on.
+
+Theory of operation. `Learner` takes a batch from the real rollout plane (capacity_desk.Desk), trains for
+`train_step_s`, publishes every `publish_every_steps` and takes the next one as soon as it is there; what it waits in
+between is its idle time. Samplers (capacity_sampler.Sampler) keep their places filled. `run_fixed` lets them all work,
+each installing every version its own `install_s` after it was published; the whole swarm, in which they come and go,
+is capacity_swarm.py. All that happens depends on the arguments and the seed alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+
+from swarm.capacity.fleet import Demand, Worker
+from swarm.simulate.desk import Counts, Desk
+from swarm.simulate.sampler import Occupancy, Sampler
+from swarm.simulate.world import World
+from swarm.types import Rollout, VersionId
+
+WARMUP_STEPS = 20
+"""Steps before figures count: the fleet starts as one, with every place empty, and all batches of the bound are to be
+filled first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityFigures:
+    """Measured after the warm-up. `idle_share` is the learner's, of all time; `discarded_share` is of the rollouts that
+    were generated, `mean_staleness` of those that were trained on; `step_s` is from batch to batch; `rollouts_per_s`
+    were trained on. A learner that gets no batch any more is idle (1.0)."""
+
+    idle_share: float
+    discarded_share: float
+    mean_staleness: float
+    samplers_idle_share: float
+    step_s: float
+    rollouts_per_s: float
+    rollouts: int
+    steps: int
+    trace_digest: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Sums up to a moment; figures are of the difference of two."""
+
+    at: float = 0.0
+    steps: int = 0
+    idle_s: float = 0.0
+    counts: Counts
+    place_s: float = 0.0
+    used_s: float = 0.0
+
+
+class Learner:
+    """Batches, steps and publications. `publish` is called with each version, `taken` with each batch and the
+    seconds that it was waited for."""
+
+    def __init__(
+        self,
+        demand: Demand,
+        *,
+        world: World,
+        desk: Desk,
+        publish: Callable[[int], None],
+        taken: Callable[[list[Rollout], float], None] | None = None,
+    ) -> None:
+        self.demand = demand
+        self.steps = 0
+        self.idle_s = 0.0
+        self.waiting_since: float | None = 0.0
+        self._world = world
+        self._desk = desk
+        self._publish = publish
+        self._taken = taken
+
+    def begin(self) -> None:
+        """Publish version 0."""
+        self.publish(0)
+
+    def publish(self, version: int) -> None:
+        self._desk.plane.published(VersionId(incarnation=0, version=version))
+        self._publish(version)
+
+    def look(self) -> None:
+        """Take a batch if it is there, and go on with the questions that wait if anything changed."""
+        if self.waiting_since is not None and (batch := self._desk.take(now=self._world.now)) is not None:
+            waited_s = self._world.now - self.waiting_since
+            self.idle_s += waited_s
+            self.waiting_since = None
+            self._world.schedule(self.demand.train_step_s, "trained", self._trained)
+            self._desk.retry()
+            if self._taken is not None:
+                self._taken(batch, waited_s)
+        elif self._desk.changed():
+            self._desk.retry()
+
+    def _trained(self) -> None:
+        self.steps += 1
+        self.waiting_since = self._world.now
+        if self.steps % self.demand.publish_every_steps == 0:
+            self.publish(self.steps)
+        self.look()
+
+
+def run_fixed(
+    demand: Demand,
+    workers: Sequence[Worker],
+    install_s: Sequence[float],
+    *,
+    steps: int,
+    seed: int,
+    warmup_steps: int = WARMUP_STEPS,
+    pausing: bool = False,
+) -> CapacityFigures:
+    """`steps` learner steps after the warm-up with a fleet that stays. `install_s[i]`: from the publication of a
+    version to its install by worker i, which stands still for so long if it is `pausing` to fetch."""
+    assert len(workers) == len(install_s)
+    run = FixedRun(demand, workers, install_s, seed=seed, pausing=pausing)
+    run.until(warmup_steps)
+    before = run.tally()
+    run.until(warmup_steps + steps)
+    return figures_between(before, run.tally(), demand, run.world.trace_digest())
+
+
+class FixedRun:
+    """A learner and a fleet that stays."""
+
+    def __init__(
+        self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, seed: int, pausing: bool
+    ) -> None:
+        self._pausing = pausing
+        self.world = World(Random(seed))
+        self.desk = Desk(demand, seed=seed)
+        self.occupancy = Occupancy()
+        self.learner = Learner(demand, world=self.world, desk=self.desk, publish=self._publish)
+        self._install_s = install_s
+        self._samplers = [
+            Sampler(
+                worker,
+                lengths=demand.lengths,
+                world=self.world,
+                desk=self.desk,
+                occupancy=self.occupancy,
+                over=self.learner.look,
+            )
+            for worker in workers
+        ]
+        self.learner.begin()
+        for sampler in self._samplers:
+            sampler.activate()
+
+    def until(self, steps: int) -> None:
+        """Until so many steps are done, or nothing can happen any more."""
+        self.world.run_until(lambda: self.learner.steps >= steps)
+
+    def tally(self) -> Tally:
+        return tally_of(self.learner, self.desk, self.occupancy, now=self.world.now)
+
+    def _publish(self, version: int) -> None:
+        for sampler, delay_s in zip(self._samplers, self._install_s, strict=True):
+            if version == 0:
+                sampler.install(0)
+            else:
+                if self._pausing:
+                    sampler.stand_still(delay_s)
+                self.world.schedule(delay_s, "install", partial(sampler.install, version))
+
+
+def tally_of(learner: Learner, desk: Desk, occupancy: Occupancy, *, now: float) -> Tally:
+    """All sums as they are now."""
+    occupancy.change(now=now)
+    waited_s = 0.0 if learner.waiting_since is None else now - learner.waiting_since
+    return Tally(
+        at=now,
+        steps=learner.steps,
+        idle_s=learner.idle_s + waited_s,
+        counts=replace(desk.counts),
+        place_s=occupancy.place_s,
+        used_s=occupancy.used_s,
+    )
+
+
+def figures_between(before: Tally, after: Tally, demand: Demand, digest: str) -> CapacityFigures:
+    """What was measured between two moments, which may be in the middle of a step."""
+    was, now = before.counts, after.counts
+    passed_s, idle_s = after.at - before.at, after.idle_s - before.idle_s
+    busy_s = passed_s - idle_s
+    step_s = demand.train_step_s * passed_s / busy_s if busy_s > 0 else math.inf
+    place_s = after.place_s - before.place_s
+    generated = now.generated - was.generated
+    return CapacityFigures(
+        idle_share=idle_s / passed_s if busy_s > 0 else 1.0,
+        discarded_share=(now.discarded - was.discarded) / max(1, generated),
+        mean_staleness=(now.staleness - was.staleness) / max(1, now.trained - was.trained),
+        samplers_idle_share=1 - (after.used_s - before.used_s) / place_s if place_s else 0.0,
+        step_s=step_s,
+        rollouts_per_s=demand.rollouts_per_step / step_s,
+        rollouts=generated,
+        steps=after.steps - before.steps,
+        trace_digest=digest,
+    )

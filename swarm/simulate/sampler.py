@@ -1,0 +1,219 @@
+"""A sampler in a simulation of capacity: an engine with places, and the questions that keep them filled.
+
+A continuous engine (vLLM) fills each place by itself and asks whenever some are free. A lockstep engine (transformers)
+fills all places together, waits for the longest, and asks for one batch ahead, as sampler/session.py does. A sample is
+drawn by the version that was installed when it began. Times in seconds, lengths in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from swarm.capacity.fleet import Lengths, Worker, mean_longest
+from swarm.simulate.desk import Desk, Job, Question
+from swarm.simulate.world import World
+from swarm.types import NodeId
+
+Finished = Callable[[], None]
+
+
+def token_s(worker: Worker, lengths: Lengths) -> float:
+    """Seconds that one place takes for one token, such that the fleet's stated rate comes out at full load."""
+    if worker.lockstep:
+        return worker.place_s / mean_longest(lengths.tokens, worker.samples_at_once)
+    return worker.place_s / lengths.mean
+
+
+class Occupancy:
+    """Places of active samplers and how many are in use, over time."""
+
+    def __init__(self) -> None:
+        self.places = 0
+        self.used = 0
+        self.place_s = 0.0
+        self.used_s = 0.0
+        self._since = 0.0
+
+    def change(self, *, now: float, places: int = 0, used: int = 0) -> None:
+        """So many more from now on."""
+        self.place_s += self.places * (now - self._since)
+        self.used_s += self.used * (now - self._since)
+        self._since = now
+        self.places += places
+        self.used += used
+
+    def sums(self, *, now: float) -> tuple[float, float]:
+        """Seconds of places so far, and of those in use."""
+        self.change(now=now)
+        return self.place_s, self.used_s
+
+
+class Sampler:
+    """One life of one sampler. `over` is called after each answer that was handed in, `tokens` are their lengths, for
+    whoever wants to know and empties it."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        lengths: Lengths,
+        world: World,
+        desk: Desk,
+        occupancy: Occupancy,
+        over: Finished,
+        failing: float = 0.0,
+        fates: Random | None = None,
+    ) -> None:
+        self.worker = worker
+        self.node = NodeId(worker.name)
+        self.installed: int | None = None
+        self.alive = True
+        self.active = False
+        self.tokens: list[float] = []
+        self._lengths = lengths
+        self._token_s = token_s(worker, lengths)
+        self._world = world
+        self._desk = desk
+        self._occupancy = occupancy
+        self._over = over
+        self._failing = failing
+        self._fates = fates or Random(0)
+        self._question: Question | None = None
+        self._stood_s = 0.0
+        self._stands_until = 0.0
+        self._running = 0
+        self._queued: list[Job] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in its hands."""
+        return not self._running and not self._queued
+
+    def activate(self) -> None:
+        """Ask for work from now on, with what is installed."""
+        assert self.alive
+        if not self.active:
+            self.active = True
+            self._occupancy.change(now=self._world.now, places=self.worker.samples_at_once)
+            self._ask()
+
+    def stand_by(self) -> None:
+        """Ask no more; what runs is finished and handed in, what waits behind it is handed back."""
+        if self.active:
+            self.active = False
+            self._occupancy.change(now=self._world.now, places=-self.worker.samples_at_once)
+            self._withdraw()
+            for job in self._queued:
+                self._desk.plane.release(self.node, job.lease.group_id, job.index, now=self._world.now)
+            self._queued = []
+
+    def vanish(self) -> None:
+        """Be gone without a word."""
+        active = self.active
+        self._withdraw()
+        self.alive = self.active = False
+        self._occupancy.change(
+            now=self._world.now, places=-self.worker.samples_at_once if active else 0, used=-self._running
+        )
+
+    def install(self, version: int) -> None:
+        """Begin with `version` from now on. Runs go on with theirs."""
+        if self.installed is None or version > self.installed:
+            self.installed = version
+            if self._question is not None:
+                self._withdraw()
+            self._begin_batch()
+            self._ask()
+
+    def stand_still(self, duration_s: float) -> None:
+        """As samplers that pause to fetch: begin nothing for so long, and end what runs by so much later."""
+        until = max(self._stands_until, self._world.now + duration_s)
+        self._stood_s += until - max(self._stands_until, self._world.now)
+        self._stands_until = until
+        self._withdraw()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        if not self.active or self.installed is None or self._stands:
+            return
+        places = self.worker.samples_at_once
+        if self.worker.lockstep:
+            capacity, at_once = (0 if self._queued else places), (0 if self._running else places)
+        else:
+            capacity = at_once = places - self._running
+        if self._question is not None:
+            self._question.capacity, self._question.at_once = capacity, at_once
+        elif capacity > 0:
+            self._question = Question(
+                node=self.node,
+                held=self.installed,
+                capacity=capacity,
+                at_once=at_once,
+                asked_at=self._world.now,
+                given=self._given,
+            )
+            self._desk.ask(self._question)
+
+    def _withdraw(self) -> None:
+        if self._question is not None:
+            self._desk.withdraw(self._question)
+            self._question = None
+
+    def _given(self, jobs: list[Job]) -> None:
+        self._question = None
+        if self.worker.lockstep:
+            self._queued = jobs
+            self._begin_batch()
+        else:
+            self._use(len(jobs))
+            for job in jobs:
+                self._later(self._length(job) * self._token_s, [job])
+        self._ask()
+
+    def _begin_batch(self) -> None:
+        if not self._running and self._queued and not self._stands:
+            jobs, self._queued = self._queued, []
+            self._use(len(jobs))
+            self._later(max(self._length(job) for job in jobs) * self._token_s, jobs)
+
+    def _later(self, duration_s: float, jobs: list[Job]) -> None:
+        version = self.installed
+        assert version is not None
+        failed = self._failing > 0 and self._fates.random() < self._failing
+        if failed:
+            duration_s *= self._fates.random()
+        left_s = max(0.0, self._stands_until - self._world.now)
+        stood_s = self._stood_s - left_s
+        self._world.schedule(duration_s, "rollout", lambda: self._finish(jobs, version, failed, stood_s))
+
+    @property
+    def _stands(self) -> bool:
+        return self._world.now < self._stands_until
+
+    def _finish(self, jobs: list[Job], version: int, failed: bool, stood_s: float) -> None:
+        """`stood_s`: how long this sampler had stood still when these began, or were last put off."""
+        if not self.alive:
+            return
+        if self._stood_s > stood_s:
+            later_s, now_stood_s = self._stood_s - stood_s, self._stood_s
+            self._world.schedule(later_s, "rollout", lambda: self._finish(jobs, version, failed, now_stood_s))
+            return
+        self._use(-len(jobs))
+        if self.worker.lockstep:
+            self._withdraw()  # It was asked ahead; now the engine is free.
+        for job in jobs:
+            self._desk.submit(self.node, job, version=version, failed=failed, now=self._world.now)
+            if not failed:
+                self.tokens.append(self._length(job))
+        self._begin_batch()
+        self._ask()
+        self._over()
+
+    def _length(self, job: Job) -> float:
+        return self._lengths.tokens[int(job.share * len(self._lengths.tokens))]
+
+    def _use(self, places: int) -> None:
+        self._running += places
+        self._occupancy.change(now=self._world.now, used=places)

@@ -1,0 +1,220 @@
+"""Who gets which version when: broadcasts to those who hold the one before, transfers of their own for all others.
+
+Theory of operation. A broadcast goes to the learner's roster: everybody who was last known to hold weights, dead ones
+among them until that is known. Its times and bytes are those of the planner's forest as a fluid (`disseminate_by`). The
+learner's uplink carries one version after another, the newest next; what was published meanwhile is skipped, and the
+next patch is larger by that. A participant that vanishes meanwhile holds up those who have not got the version yet for
+STALL_S: the part of the forest below it looks for other parents.
+
+Who starts, returns, or was not done with one version when the next one went out, fetches alone: a patch over all the
+versions that it missed, or everything if its disk is empty. It receives at its own downlink, at most its part of what
+the publics and the learner can send to all that fetch; who sends is drawn by uplink. In a star the learner alone sends,
+and those who fetch share its uplink with those who still wait for a broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from swarm.capacity.fleet import Disseminate
+from swarm.capacity.plan.scenario import BYTES_PER_MBIT, Scenario, delta_bytes
+from swarm.simulate.fleet import Node
+from swarm.simulate.timeline import Carried
+from swarm.simulate.world import World
+
+STALL_S = 8.0
+"""A child takes a parent that sends nothing for gone after so long (broadcast/forest/courier.py)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """One version on its way to the roster. `stalls` counts those who vanished meanwhile; `done_at` is when the last
+    one had it, as planned, `due_at` when each."""
+
+    version: int
+    began_at: float
+    done_at: float
+    due_at: tuple[float, ...]
+    members: frozenset[str]
+    stalls: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """Bytes so far: received in broadcasts and in transfers of one's own, sent by the learner."""
+
+    broadcast_bytes: float = 0.0
+    join_bytes: float = 0.0
+    learner_up_bytes: float = 0.0
+    joins: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Ports:
+    """What happens outside. `moved(node, down, up)`: bytes of a node; None is the learner. `installed`: a node has a
+    version, after so many seconds if by a broadcast, and its engine is up."""
+
+    disseminate_by: Callable[[float], Disseminate]
+    moved: Callable[[Node | None, float, float], None]
+    installed: Callable[[Node, int, float | None], None]
+
+
+class Weights:
+    """`deltas`: patches are sent, else every version is whole. `star`: by the learner alone."""
+
+    def __init__(
+        self, scenario: Scenario, *, deltas: bool, star: bool, world: World, random: Random, ports: Ports
+    ) -> None:
+        self.newest = 0
+        self.carried = 0
+        self.traffic = Traffic()
+        self.flights: list[Flight] = []
+        self.carried_to_active: list[Carried] = []
+        self._roster: dict[str, Node] = {}
+        self._scenario = scenario
+        self._deltas = deltas
+        self._star = star
+        self._world = world
+        self._random = random
+        self._ports = ports
+        self._uplink = scenario.learner.up_mbps * BYTES_PER_MBIT
+        self._uplink_free_at = 0.0
+        self._fetching = 0
+
+    # -- broadcasts ------------------------------------------------------------------------------------------
+
+    def publish(self, version: int) -> None:
+        """`version` is there; it is carried as soon as the one before has left the learner."""
+        self.newest = version
+        wait_s = max(0.0, self._uplink_free_at - self._world.now)
+        if version:
+            self._world.schedule(wait_s, f"carry {version}", lambda: self._carry(version))
+
+    def forget(self, node: Node) -> None:
+        """The learner knows that `node` is gone."""
+        self._roster.pop(node.name, None)
+
+    def vanished(self, node: Node) -> None:
+        """`node` is gone; whoever it would have fed waits until that is noticed."""
+        for flight in self._under_way():
+            if node.name in flight.members:
+                flight.stalls += 1
+                flight.done_at += STALL_S
+
+    def _under_way(self) -> list[Flight]:
+        self.flights = [flight for flight in self.flights if flight.done_at > self._world.now]
+        return self.flights
+
+    def _carry(self, version: int) -> None:
+        if version != self.newest:
+            return
+        members = [node for node in self._roster.values() if not node.there or self._follows(node)]
+        steps_apart, self.carried = version - self.carried, version
+        if not members:
+            return
+        found = self._ports.disseminate_by(self._bytes(steps_apart))([node.worker for node in members])
+        now = self._world.now
+        flight = Flight(
+            version=version,
+            began_at=now,
+            done_at=now + found.broadcast_s,
+            due_at=tuple(now + install_s for install_s in found.install_s),
+            members=frozenset(node.name for node in members),
+            stalls=sum(not node.there for node in members),
+        )
+        self.flights.append(flight)
+        last_active_s = max((found.install_s[i] for i, node in enumerate(members) if node.wanted), default=0.0)
+        self.carried_to_active.append(Carried(now, now + last_active_s))
+        self._uplink_free_at = now + found.learner_up_bytes / self._uplink
+        self.traffic.learner_up_bytes += found.learner_up_bytes
+        self._ports.moved(None, 0.0, found.learner_up_bytes)
+        for i, node in enumerate(members):
+            if node.there:
+                node.busy = True
+                self.traffic.broadcast_bytes += found.down_bytes[i]
+                self._ports.moved(node, found.down_bytes[i], found.up_bytes[i])
+                self._arrive_later(node, flight, found.install_s[i], 0)
+
+    def _follows(self, node: Node) -> bool:
+        """Whether `node` holds what the next patch is for and has nothing else to fetch."""
+        return node.ready and not node.busy and (not self._deltas or node.disk == self.carried)
+
+    def _arrive_later(self, node: Node, flight: Flight, delay_s: float, stalls: int) -> None:
+        life = node.life
+
+        def arrive() -> None:
+            if node.life != life:
+                return
+            if flight.stalls > stalls:
+                self._arrive_later(node, flight, STALL_S * (flight.stalls - stalls), flight.stalls)
+            else:
+                self._has(node, flight.version, self._world.now - flight.began_at)
+
+        self._world.schedule(delay_s, "install", arrive)
+
+    # -- transfers of one's own --------------------------------------------------------------------------------
+
+    def fetch(self, node: Node) -> None:
+        """Bring `node` up to date, and start its engine if it does not run."""
+        if node.busy:
+            return
+        target, life = self.newest, node.life
+        missing = self._missing_bytes(node, target)
+        node.busy = True
+        self._fetching += missing > 0
+        duration_s = missing / min(node.worker.downlink_bytes_per_s or self._uplink, self._part())
+        duration_s += 0.0 if node.ready else self._scenario.model.load_s
+        duration_s += self._scenario.delta.apply_s if node.disk is not None and missing else 0.0
+        if missing:
+            self._count_join(node, missing)
+
+        def fetched() -> None:
+            self._fetching -= missing > 0
+            if node.life == life:
+                self._has(node, target, None)
+
+        self._world.schedule(duration_s, f"fetched {node.name}", fetched)
+
+    def _has(self, node: Node, version: int, install_s: float | None) -> None:
+        node.busy = False
+        node.disk = version
+        self._roster[node.name] = node
+        self._ports.installed(node, version, install_s)
+        # Who is not among those that the version now under way goes to would never hear of it.
+        if version < self.carried:
+            self.fetch(node)
+
+    def _missing_bytes(self, node: Node, target: int) -> float:
+        if node.disk == target:
+            return 0.0
+        return self._scenario.model.bytes_bf16 if node.disk is None else self._bytes(target - node.disk)
+
+    def _bytes(self, steps_apart: int) -> float:
+        return delta_bytes(self._scenario, steps_apart) if self._deltas else self._scenario.model.bytes_bf16
+
+    def _part(self) -> float:
+        """Bytes/s for each of those who fetch."""
+        if self._star:
+            waiting = sum(at > self._world.now for flight in self._under_way() for at in flight.due_at)
+            return self._uplink / max(1, self._fetching + waiting)
+        pool = self._uplink + sum(sender.worker.uplink_bytes_per_s for sender in self._senders())
+        return pool / max(1, self._fetching)
+
+    def _senders(self) -> list[Node]:
+        """Nodes with weights that others can dial; in a star they send nothing."""
+        if self._star:
+            return []
+        return [node for node in self._roster.values() if node.there and node.worker.public]
+
+    def _count_join(self, node: Node, nbytes: float) -> None:
+        self.traffic.join_bytes += nbytes
+        self.traffic.joins += 1
+        self._ports.moved(node, nbytes, 0.0)
+        senders = [other for other in self._senders() if other is not node]
+        uplinks = [self._uplink, *(other.worker.uplink_bytes_per_s for other in senders)]
+        (sender,) = self._random.choices([None, *senders], uplinks)
+        if sender is None:
+            self.traffic.learner_up_bytes += nbytes
+        self._ports.moved(sender, 0.0, nbytes)

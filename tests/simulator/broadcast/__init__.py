@@ -1,0 +1,1 @@
+"""Transfers of a version between simulated nodes."""

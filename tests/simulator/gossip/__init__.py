@@ -1,0 +1,1 @@
+"""Membership of thousands of simulated nodes."""

@@ -1,0 +1,1 @@
+"""A learner and its samplers: leases, batches, crashes and recovery."""

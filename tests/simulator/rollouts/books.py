@@ -1,0 +1,124 @@
+"""The checkers' own account of the groups that are open or ready: who holds what, and what was answered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from swarm.rollout.journal.entries import RecordedGroup
+from swarm.types import Lease, NodeId, Purpose, Rollout
+from tests.simulator.rollouts.ledger import Ledger
+
+Holding = frozenset[tuple[str, int]]
+"""Samples by group id and index."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """The books on one group that is open or ready. `born` is the version that it was opened for, `bound` S then."""
+
+    purpose: Purpose
+    born: int
+    bound: int
+    size: int
+    holders: dict[int, NodeId] = field(default_factory=dict)
+    rollouts: dict[int, Rollout] = field(default_factory=dict)
+    scored: set[int] = field(default_factory=set)
+    failures: Counter[int] = field(default_factory=Counter)
+    unscorable: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return len(self.scored) == self.size
+
+    @property
+    def oldest(self) -> int:
+        """The version of its oldest token, or the opening version while a sample is outstanding."""
+        versions = [oldest_of(rollout) for rollout in self.rollouts.values()]
+        return min(versions if len(versions) == self.size else [*versions, self.born])
+
+
+def oldest_of(rollout: Rollout) -> int:
+    """The version number of the oldest token, from the spans themselves."""
+    return min(span.version.version for span in rollout.spans)
+
+
+def entry_of(group: RecordedGroup, size: int) -> Entry:
+    """The books on a group that was found again: who was last given a sample that is not answered has it still."""
+    answered = {found.rollout.index: found for found in group.rollouts}
+    return Entry(
+        purpose="train",
+        born=group.version.version,
+        bound=group.max_staleness,
+        size=size,
+        holders={index: node for index, node in group.holders.items() if index not in answered},
+        rollouts={index: found.rollout for index, found in answered.items()},
+        scored={index for index, found in answered.items() if found.score is not None},
+    )
+
+
+class Books:
+    """All groups that are open or ready, by name, and the names of those that were closed."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Entry] = {}
+        self.closed: set[str] = set()
+
+    def begin(self, ledger: Ledger, size: int) -> None:
+        """Write the books anew from what is on record; of held-out groups nothing is."""
+        held_out = {name for name, entry in self.groups.items() if entry.purpose == "eval"}
+        held_out |= {name for name in self.closed if not name.startswith("t")}
+        self.closed = held_out | {f"t{i}" for i, group in enumerate(ledger.groups) if group.end is not None}
+        self.groups = {f"t{group.number}": entry_of(group, size) for group in ledger.run().groups}
+
+    def close(self, group_id: str) -> None:
+        del self.groups[group_id]
+        self.closed.add(group_id)
+
+    def forget(self, node: NodeId, keep: Holding = frozenset()) -> int:
+        """Take from `node` all that it holds but `keep`; how many samples that was."""
+        lost = 0
+        for group_id, entry in self.groups.items():
+            for index in [i for i, holder in entry.holders.items() if holder == node and (group_id, i) not in keep]:
+                del entry.holders[index]
+                lost += 1
+        return lost
+
+    def let_go(self, node: NodeId, group_id: str, index: int) -> bool:
+        """Take a sample from `node`; False if it does not hold it."""
+        entry = self.groups.get(group_id)
+        holds = entry is not None and entry.holders.get(index) == node
+        if entry is not None and holds:
+            del entry.holders[index]
+        return holds
+
+    def scored_wrong(self, group_id: str, index: int) -> None:
+        """Enter a held-out answer that could not be scored."""
+        entry = self.groups[group_id]
+        if entry.purpose == "eval":
+            entry.scored.add(index)
+            if entry.ready:
+                self.close(group_id)
+
+    def take_back(self, group_id: str, index: int) -> bool:
+        """Forget an answer that could not be scored; False if none waits for a score."""
+        entry = self.groups.get(group_id)
+        waits = entry is not None and entry.unscorable and index in entry.rollouts and index not in entry.scored
+        if entry is not None and waits:
+            del entry.rollouts[index]
+        return waits
+
+    def is_current(self, lease: Lease, rollout: Rollout) -> bool:
+        """True if the sample did not fail since the lease was given."""
+        entry = self.groups.get(rollout.group_id)
+        attempts = {spec.index: spec.attempt for spec in lease.samples}
+        return entry is not None and entry.failures[rollout.index] == attempts[rollout.index]
+
+    def is_known(self, node: NodeId, lease: Lease, rollout: Rollout) -> bool:
+        """True if there is an answer already, or if this failure was counted or is no longer the node's to tell."""
+        entry = self.groups.get(rollout.group_id)
+        if entry is None:
+            return rollout.group_id in self.closed
+        current = entry.holders.get(rollout.index) == node and self.is_current(lease, rollout)
+        told = rollout.finish == "failed" and not current
+        return told or rollout.index in entry.rollouts

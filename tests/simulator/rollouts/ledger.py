@@ -1,0 +1,175 @@
+"""What is on record, read naively: one pass over the committed entries, each checked against those before it.
+
+Theory of operation. The ledger is the simulator's journal reader, and shares no code with the real one. It follows a
+group from its opening to its one end, a batch or a drop, and refuses an entry that cannot follow: so the lineage of
+steps that survives every crash is the list of its batches, and each accepted rollout is in at most one of them (I3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from swarm.net.wire import digest
+from swarm.rollout.journal.entries import (
+    BatchTaken,
+    BoundSet,
+    Entry,
+    GroupDropped,
+    GroupOpened,
+    RecordedGroup,
+    RecordedRollout,
+    RecordedRun,
+    RolloutAccepted,
+    RolloutReturned,
+    RolloutScored,
+    SamplesLeased,
+    VersionPublished,
+)
+from swarm.types import NodeId, Rollout, Score
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorded:
+    """What is known of one group: who was last given its samples, who ever was, and its end, which is the step that
+    trained on it or why it was dropped."""
+
+    opened: GroupOpened
+    rollouts: dict[int, tuple[NodeId, Rollout]] = field(default_factory=dict)
+    scores: dict[int, Score] = field(default_factory=dict)
+    holders: dict[int, NodeId] = field(default_factory=dict)
+    given: set[tuple[int, NodeId]] = field(default_factory=set)
+    returned: list[Rollout] = field(default_factory=list)
+    end: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRollout:
+    """What a step consumes."""
+
+    rollout: Rollout
+    score: Score
+
+
+class Ledger:
+    """The committed entries of a run. `breach(rule, what)` is called with an entry that cannot be true."""
+
+    def __init__(self, group_size: int, breach: Callable[[str, str], NoReturn]) -> None:
+        self._group_size = group_size
+        self._breach = breach
+        self.groups: list[Recorded] = []
+        self.batches: list[tuple[int, ...]] = []
+        self.published: VersionPublished | None = None
+        self.bound: BoundSet | None = None
+
+    def read(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._enter(entry)
+
+    def run(self) -> RecordedRun:
+        """What a new life of the learner finds."""
+        return RecordedRun(
+            next_batch=len(self.batches),
+            opened=len(self.groups),
+            groups=tuple(_found(group) for group in self.groups if group.end is None),
+            published=self.published,
+            bound=self.bound,
+        )
+
+    def batch(self, step: int) -> list[ScoredRollout]:
+        """What step `step` consumes, in order."""
+        return [
+            ScoredRollout(rollout=group.rollouts[index][1], score=group.scores[index])
+            for group in (self.groups[number] for number in self.batches[step])
+            for index in range(self._group_size)
+        ]
+
+    def accepted(self) -> int:
+        """Rollouts on record."""
+        return sum(len(group.rollouts) for group in self.groups)
+
+    def dropped(self) -> int:
+        """Rollouts of groups that ended without a step."""
+        return sum(len(group.rollouts) for group in self.groups if isinstance(group.end, str))
+
+    def _enter(self, entry: Entry) -> None:
+        match entry:
+            case GroupOpened():
+                self._require(entry.number == len(self.groups), f"group {entry.number} follows {len(self.groups) - 1}")
+                self.groups.append(Recorded(opened=entry))
+            case SamplesLeased():
+                group = self._open(entry.number)
+                group.holders.update(dict.fromkeys(entry.indices, entry.node))
+                group.given.update((index, entry.node) for index in entry.indices)
+            case RolloutAccepted():
+                group, index = self._open(entry.number), entry.rollout.index
+                self._require(index not in group.rollouts, f"{entry.rollout.rollout_id} is on record twice")
+                self._require(entry.next_batch == len(self.batches), f"{entry.rollout.rollout_id} names a wrong batch")
+                group.rollouts[index] = (entry.node, entry.rollout)
+            case RolloutReturned():
+                group = self._open(entry.number)
+                fits = entry.index in group.rollouts and entry.index not in group.scores
+                self._require(fits, f"sample {entry.index} of group {entry.number} is returned out of turn")
+                group.returned.append(group.rollouts.pop(entry.index)[1])
+            case RolloutScored():
+                group = self._open(entry.number)
+                fits = entry.index in group.rollouts and entry.index not in group.scores
+                self._require(fits, f"sample {entry.index} of group {entry.number} is scored out of turn")
+                group.scores[entry.index] = entry.score
+            case GroupDropped():
+                self._require(entry.number is not None, "a held-out group is on record")
+                group = self._open(entry.number or 0)
+                self._require(entry.rollouts == len(group.rollouts), f"group {entry.number} had other rollouts")
+                self._require(entry.nodes == _authors(group), f"group {entry.number} was not by {entry.nodes}")
+                group.end = entry.reason
+            case BatchTaken():
+                self._take(entry)
+            case VersionPublished():
+                later = self.published is None or entry.version > self.published.version
+                self._require(later, f"{entry.version} was published out of turn")
+                self.published = entry
+            case BoundSet():
+                self.bound = entry
+
+    def _take(self, entry: BatchTaken) -> None:
+        self._require(entry.step == len(self.batches), f"batch {entry.step} follows {len(self.batches) - 1}")
+        for number in entry.numbers:
+            group = self._open(number)
+            whole = len(group.scores) == self._group_size
+            self._require(whole, f"group {number} of batch {entry.step} is not whole on record")
+            group.end = entry.step
+        self.batches.append(entry.numbers)
+
+    def _open(self, number: int) -> Recorded:
+        known = 0 <= number < len(self.groups)
+        self._require(known and self.groups[number].end is None, f"group {number} is not open on record")
+        return self.groups[number]
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            self._breach("I3", f"on record: {what}")
+
+
+def content_of(batch: Sequence[ScoredRollout], before: bytes) -> bytes:
+    """A stand-in for the weights that come of training on `batch`: they depend on every rollout and on the order."""
+    said = [f"{one.rollout.rollout_id} {one.rollout.tokens()} {one.score.reward}" for one in batch]
+    return digest(before + "\n".join(said).encode())
+
+
+def _authors(group: Recorded) -> dict[NodeId, int]:
+    nodes = [node for node, _ in group.rollouts.values()]
+    return {node: nodes.count(node) for node in nodes}
+
+
+def _found(group: Recorded) -> RecordedGroup:
+    return RecordedGroup(
+        number=group.opened.number,
+        version=group.opened.version,
+        max_staleness=group.opened.max_staleness,
+        rollouts=tuple(
+            RecordedRollout(node=node, rollout=rollout, score=group.scores.get(index))
+            for index, (node, rollout) in group.rollouts.items()
+        ),
+        holders=dict(group.holders),
+    )
