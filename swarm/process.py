@@ -1,17 +1,15 @@
-"""Child processes for heavy work: a trainer, an engine. Calls and answers are frames over a Unix socket.
+"""Heavy work outside of the event loop: child processes (a trainer, an engine), and threads that may be given up.
 
-The parent (asyncio) starts `python -m MODULE` with the socket's path in the environment, so that the same child
+The parent (asyncio) starts `python -m MODULE` with the path of a Unix socket in the environment, so that the same child
 runs alone or as rank 0 under torchrun. A child that shows no progress for `hang_s` is killed; the caller gets
 ChildFailed and decides. The child ends by itself when its parent is gone: its end of the socket is closed or reset.
 
-Frames are a 4-byte big-endian length and msgpack. Parent to child: a Call. Child to parent: Progress frames, and one
-Reply or Failure to each call. A child serves its calls in turn, or side by side if it can. Weights never travel here;
-they cross through memory-mapped files.
+Calls and answers are frames: a 4-byte big-endian length and msgpack. Parent to child: a Call. Child to parent: Progress
+frames, and one Reply or Failure to each call. A child serves its calls in turn, or side by side if it can. Weights
+never travel here; they cross through memory-mapped files.
 
-Work that blocks, in a thread of its own that nobody waits for once it is given up.
-
-What a user's task does may take as long as it likes: a stop must not wait for it, as it would for `asyncio.to_thread`,
-whose threads are joined before the loop closes and again before the process ends.
+A user's task may block for as long as it likes, and a stop must not wait for it, as it would for `asyncio.to_thread`:
+those threads are joined before the loop closes, and again before the process ends. `in_thread` starts one that is not.
 """
 
 from __future__ import annotations

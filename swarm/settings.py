@@ -1,12 +1,9 @@
-"""What a user may set: pydantic models. `configfile` reads them from a TOML file and from flags.
+"""What a user may set, as pydantic models, and how settings are read from a TOML file and from flags.
 
-Every field is a key of the file. One with a `Flag` is an option of the command line too, and that line is all it takes:
-`cli_options` makes the option of it, with its help and its default.
-
-Reads settings: a TOML file, flags over it, and one line for whatever is wrong with either.
-
-A fault in a file names the file, the key and its line. The parser keeps no lines; `line_of` finds them by giving it the
-file one statement at a time.
+Every field is a key of the file. A field with a `Flag` is an option of the command line too: cli/options.py makes the
+option from it, with its help and its default, so a new setting is one line here. A fault in a file names the file, the
+key and the line. The TOML parser keeps no line numbers; `line_of` finds them by giving it the file one statement at a
+time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Many pieces from several peers at once over HTTP: several requests in flight, whoever fails or lies is left.
-
-How a node that is behind, new or damaged comes to hold a version: by stored deltas or by full regions.
+"""How a node that is behind, new or damaged gets a version over HTTP: by stored deltas or by full regions.
 
 Deltas are the chunks of the versions in between, applied one after the other; they stay in the store and can be given
 to others. Full regions are encoded by a peer for this node alone and proven by the decoded digest of the signed table.
-Whichever is fewer bytes is taken; the sizes of deltas stand in their tables. A version that deltas lead to may lack
-the base of a few regions (damage): those are fetched in full and the rest is applied.
+The way that takes fewer bytes is chosen; the sizes of deltas stand in their tables. A version that deltas lead to may
+lack the base of a few regions (damage): those are fetched in full and the rest is applied. Pieces are fetched from
+several peers at once, several requests in flight; a peer that fails or lies is not asked again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Versions that were announced and whose chunk tables are on their way.
+"""A receiver's whole data plane: links, the versions under way, and the weight map that is brought up to date.
 
-How a receiver fares with the last few versions: their times for `status`, and what the learner is told.
-
-A receiver's whole data plane: links, the versions under way, and the weight map that is brought up to date.
-
-Announcements come from the learner alone, heads signed, tables proven by them. A version is opened when its base is
-here or coming; it is applied when all of it is here and the map holds its base. Whoever is behind that asks peers for
-stored deltas or full regions (catchup.py), the learner last.
+Announcements come from the learner alone; heads are signed, and tables are proven by them. A version is opened when its
+base is here or coming; it is applied when all of it is here and the map holds its base. A receiver that is further
+behind than that asks peers for stored deltas or full regions (catchup.py), the learner last.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""How a chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one relay.
-
-A part cannot be proven by itself; the whole is, by the head. Whoever ends up with another table fetches the right one
-from a public that has it, from the learner if none has, finds which parts were wrong, and blames who sent them. So a
-lie costs the learner at most what a table for everybody would have cost. Small tables go to everybody directly.
-
-What flows over the links of one node: notes and chunks of the versions that are under way.
+"""What flows over the links of one node: notes, chunk tables and chunks of the versions that are under way.
 
 Theory of operation. Each version under way has a core (a Courier) and a file of chunks. A peer takes part in a version
 once both ends have opened it: each says so with Have, or Complete. A link is filled with notes first, then with what
 the cores give, the oldest version first, because a delta needs the version before. A chunk is received into its place
 in the file; its core hears of it only when its digest is the signed one (I2), else it is a fault of its sender.
+
+Tables. A large chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one relay. A
+part cannot be proven by itself; the whole is, by the head. A receiver that ends up with another table fetches the right
+one from a public that has it, or from the learner, finds which parts were wrong, and blames who sent them. So a lie
+costs the learner at most what sending the table to everybody would have cost. Small tables go to everybody directly.
 """
 
 from __future__ import annotations

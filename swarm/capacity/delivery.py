@@ -1,23 +1,15 @@
-"""What becomes of versions that follow one another faster than they can be sent.
+"""How long a version takes to each peer of a fleet: the broadcast's own plan, with bytes that flow like water.
 
-Install times that were measured, in place of planned ones.
+Theory of operation. In a mesh and in a star every peer that lacks something is served alike up to its own downlink: the
+rates are filled to one level, which rises whenever a peer is done. A mesh is bound by all uplinks together, by the
+learner's own while chunks are still dealt, and by what publics and learner send to leaves (two leaves are never
+linked); and everybody waits for the slowest downlink, unless it is so slow that relays set it aside. In trees each link
+has a rate of its own: what its parent receives in that stripe, its share of the parent's uplink over all its slots, its
+share of the child's downlink over all stripes; shares are max-min fair. Chunks are passed on whole, hop by hop, which
+adds to the flow's time.
 
-How long a version takes to each peer: the planner's plan as pipes in which bytes flow without a break.
-
-Theory of operation. In a mesh and a star everybody who lacks something is served alike up to the own downlink: water
-is filled to one level, and the level rises whenever somebody has all. A mesh is bound by all uplinks together, by the
-learner's own while chunks are still dealt, and by what publics and learner send for what leaves take (two leaves are
-never linked); and everybody waits for the slowest downlink, unless it is so slow that relays set it aside. In trees
-each link has a rate of its own: what its parent receives in that stripe, its share of the parent's uplink over all its
-slots, its share of the child's downlink over all stripes; shares are max-min fair. To what flows comes what is whole:
-a chunk is passed on when all of it is there, hop by hop.
-
-What is left out: latency, loss, deaths, pulls, and that shares follow queues. docs/broadcast.md has the comparison with
-the simulation of every chunk.
-
-What a version costs a set of workers, by the plan that the swarm itself would make for them.
-
-Here because the capacity model knows nothing of broadcasts, and broadcasts nothing of prices.
+Left out: latency, loss, deaths, pulls, and that shares follow queues. docs/broadcast.md compares it with the simulation
+of every chunk. Install times that a running swarm has measured replace the planned ones.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""Estimates from the last few observations: the median, and how far it can be trusted.
+"""Running estimates of what the model needs, from what the swarm measures.
 
-What an estimator keeps of each sampler and of each device class.
+Every figure is a median over a bounded window, so that one stall moves nothing. A sampler's rate has two sources: its
+own claim, in every beat, and the rollouts that were accepted from it while it was active. The second is less than it
+could do, since pacing lets samplers wait; but it is so for all alike. So a claim is believed up to CLAIM_FACTOR times
+what the sampler's accepted rollouts say when scaled as they are for the others, and before it has proven anything up to
+what proven samplers of its class do, or did before they left. In a class that has proven nothing a claim counts up to
+CLAIM_FACTOR times what the best class does, and is passed on as it is: one of them may be tried. A claim of 1e9 gains
+nothing, and a sampler that gives nothing for JUDGED_S counts for nothing.
 
-Running estimates of what the model needs, from what the swarm measures.
-
-Every figure is a median over a bounded window, so that one stall moves nothing. Of a sampler's rate there are two
-words: its own, in every beat, and the rollouts that were accepted from it while it was active. The second is less than
-it could do, since pacing lets samplers wait; but it is so for all alike. So a claim is believed up to CLAIM_FACTOR
-times what the sampler's accepted rollouts say when scaled as they are for the others, and before it has proven anything
-up to what proven samplers of its class do, or did before they left. Of a class of which nobody has proven anything
-a claim counts up to CLAIM_FACTOR times what the best class does, and is passed on as it is: one of them may be tried.
-Who claims 1e9 gains nothing by it, and who gives nothing for JUDGED_S counts for nothing.
-
-Nothing here is a fault of this side: figures that make no sense are counted in `ignored` and change nothing.
+Figures that make no sense are counted in `ignored` and change nothing.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
-"""What samplers that wait are told: one line each, for a person.
+"""The cheapest set of samplers that keeps the learner busy.
 
-What each sampler would cost and give, as far as it is known how versions reach it.
-
-That depends on who else is active: the relay forest is planned for a set. Of samplers in the last set that was planned
-the plan says it; of the others it is supposed that they fare like those of their class, or like all, and that the
-version has to pass their own downlink.
-
-The cheapest set of samplers that keeps the learner busy.
-
-What is needed is the model's least rate (`mu_min`, from the lengths, the places and the installs of a set) and two
+The set must have the model's least rate (`mu_min`, from the lengths, the places and the installs of a set) and two
 margins on it: a share for errors of the estimates, and a reserve for samplers that are missing at any time. Samplers
 are ranked by price per rollout that counts, and the cheapest set that has the rate is searched for (cover.py).
 
 How long a version takes depends on the set, and the set on how long it takes: planned, chosen and planned again, at
-most MOST_ROUNDS times; of the sets that have what they need by their own plan the cheapest stands. Where no set meets
-the target, as always at S = 0, NEAR_LEAST more than the least idle share that is possible is aimed at instead.
+most MOST_ROUNDS times; of the sets that have the rate by their own plan the cheapest stands. Samplers that are not in
+the last planned set are supposed to fare like those of their class, or like all, with the version passing their own
+downlink. Where no set meets the target, as always at S = 0, NEAR_LEAST more than the least possible idle share is the
+aim instead.
 """
 
 from __future__ import annotations

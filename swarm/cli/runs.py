@@ -1,7 +1,4 @@
-"""Commands about a run directory: set, verify, export, report. They need no swarm and no model.
-
-The command `status`: what a running node says of itself, once or for as long as somebody looks.
-"""
+"""Commands about a run that exists: status, set, verify, export, report. They need no model."""
 
 from __future__ import annotations
 

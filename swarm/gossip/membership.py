@@ -1,17 +1,12 @@
-"""The publics that a node calls in its rounds: a few at a time, so that their connections stay open.
+"""Who is in the swarm: the core of gossip, for publics and leaves alike.
 
-A call on a kept connection takes a fifth of the bytes of one that has to be opened. Partners are exchanged one by one,
-so that everybody is called in the course of time, and what is known spreads over a random graph of changing edges.
-
-Calls under way: a ticket for each, and what to make of its answer.
-
-Who is in the swarm: the core of gossip, for publics and leaves alike.
-
-Theory of operation. A *public* keeps a table of all publics. Every round it calls a few of them at random with a digest
-of the table; the answer holds what it lacks (records, younger beats) and names what the other lacks, which is sent in
-a second call. What is new (a node, an address, a head, a refutation) is pushed on at once besides; a record that is
-merely issued anew travels with the rounds. A *leaf* only dials out: it polls its homes, which hold the poll open and
-answer when there is a newer head or the learner has moved, and now and then asks a random public for others.
+Theory of operation. A *public* keeps a table of all publics. Every round it calls a few of them with a digest of the
+table; the answer holds what it lacks (records, younger beats) and names what the other lacks, which is sent in a second
+call. News (a node, an address, a head, a refutation) is pushed on at once as well; a record that is merely renewed
+travels with the rounds. The publics that it calls change one by one, so that connections stay open (a call on an open
+one takes a fifth of the bytes) and everybody is called in the course of time. A *leaf* only dials out: it polls its
+homes, which hold the poll open and answer when there is a newer head or the learner has moved, and now and then it asks
+a random public for others.
 
 Order that matters: a caller is heard (authenticated, so its beat is now) before its digest is merged; records are
 admitted before ages, since an age without a record is of no use; the answer is made last.

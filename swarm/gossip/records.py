@@ -1,22 +1,16 @@
-"""The constants of membership. All durations are multiples of the round, so that one number sets the pace.
+"""The plain data of membership: its constants, signed records, the bodies of calls, and the core's effects.
 
-The learner chooses `round_s`; whoever joins takes it from the hello, because nodes of different pace would take one
-another for dead. docs/membership.md gives the figures behind each value.
+All durations are multiples of the round, so one number sets the pace. The learner chooses `round_s` and joining nodes
+take it from its hello, because nodes of different pace would take one another for dead. docs/membership.md gives the
+figures behind each value.
 
-A node's own word about itself, signed by it over the exact bytes that travel.
-
-Records of one node are ordered by (generation, sequence). The generation is persisted and rises at every start, the
-sequence at every re-issue, so only the owner can replace its record, and a replayed one is older than what is known.
-Two records of the same order with different contents are equivocation: the key is banned.
-
-Bodies of gossip calls (docs/protocol.md), and the digests in them.
+A record is a node's own word about itself, signed over the exact bytes that travel. Records of one node are ordered by
+(generation, sequence). The generation is persisted and rises at every start, the sequence whenever the record is
+renewed, so only the owner can replace its record, and a replayed one is older than what is known. Two records of the
+same order with different contents are equivocation: the key is banned.
 
 A digest is a row of 14-byte entries: 8 bytes of the node id, 4 of its record's order, 2 of the age of its last beat in
 tenths of a second. An age is rounded up and only grows on its way.
-
-A node's own record: what it says of itself, issued anew whenever that changes and before it expires.
-
-What the membership core asks of its shell: a closed union of frozen facts.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""The leaves of a home: leases that their polls renew. Leaves are not gossiped one by one; a home's record counts them.
+"""What a node knows of the swarm: publics that are alive, dead or banned, and the leaves of a home.
 
-A lease is renewed by authenticated polls alone, so it needs no record to be forwarded and no clock but the home's.
+Theory of operation. A public is alive while its beat is young and its record is renewed. The *beat* is the last time
+that anybody heard it directly: an authenticated call or answer counts for the node that got it; everybody else learns
+the age of that moment through digests and keeps the youngest. So nobody can make a live node look dead by claiming that
+it is; a claim that a dead one lives is believed for one lifetime of a record at most, since only the owner can renew
+it. A dead record becomes a tombstone, which outlives every copy of the record that is still under way: only a record of
+a higher order brings its node back (I4).
 
-The publics that a node knows: alive, dead, banned.
-
-Theory of operation. A public is alive while its beat is young and its record is re-issued. The *beat* is the last time
-that anybody heard it directly: an authenticated call or answer counts at the one who got it, everybody else learns the
-age of that moment through digests and keeps the youngest. So nobody can make a live node look dead by claiming that it
-is; whoever claims that a dead one lives is believed for one life of a record at most, since only the owner can issue it
-anew. A dead record becomes a tombstone, which outlives every copy of the record that is still under way: only a record
-of a higher order brings its node back (I4).
-
-What one node knows of the swarm, and questions about it that change nothing.
+Leaves are not gossiped one by one; a home's record counts them. A leaf's lease is renewed by its authenticated polls
+only, so it needs no record to be forwarded and no clock but the home's.
 """
 
 from __future__ import annotations

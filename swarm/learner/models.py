@@ -1,9 +1,8 @@
-"""The embedded model: a Qwen3 of about 120,000 parameters and a tokenizer of single characters, made from a seed.
+"""Models that are made here: the embedded tiny one, and supervised training that gives it something to begin with.
 
-It lets a whole swarm run with no download. It has the architecture of real Qwen3 models (grouped queries, tied
-embeddings), so whatever carries its weights carries theirs.
-
-Supervised training on texts: what a model can do before its reinforcement begins.
+The tiny model is a Qwen3 of about 120,000 parameters and a tokenizer of single characters, made from a seed. A whole
+swarm runs on it with no download. It has the architecture of real Qwen3 models (grouped queries, tied embeddings), so
+code that carries its weights carries theirs.
 
 A reward only raises what a model does now and then already. A real base has its skills from its pre-training; models
 that are made here have none, and are taught them in this way. What follows is elicitation, and has to be called that.

@@ -1,10 +1,10 @@
-"""The processes that share one trainer's work: what a step asks of them, and one alone. Several are in sharded.py.
+"""The processes that share one trainer's work: what a step asks of them, and a single one. Several are in sharded.py.
 
-Every rank gets every command and walks through the same code. What a rank does for itself differs in the rows that it
-computes and the rows of each tensor that it holds; what it decides must not: a figure that decides anything is added up
-over all ranks first, in one order, so that it is the same number everywhere.
+Every rank gets every command and walks through the same code. Ranks differ in the rows that they compute and in the
+rows of each tensor that they hold; their decisions must not differ: a figure that decides anything is added up over all
+ranks first, in one order, so that it is the same number everywhere.
 
-`python -m swarm.learner.ranks OPTIONS`: torchrun for the trainer's ranks, with its faults told in one line.
+`python -m swarm.learner.ranks OPTIONS` is torchrun for the trainer's ranks, with its faults told in one line.
 """
 
 from __future__ import annotations

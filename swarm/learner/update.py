@@ -1,6 +1,6 @@
-"""From the rewards of groups to the rows that teach: shaped rewards, advantages, and the batch's figures.
+"""One learner step: rewards of groups to shaped rewards and advantages, then a few optimiser steps over the rows.
 
-One learner step: a few optimiser steps over the rows of a batch. Reads top to bottom.
+Reads top to bottom.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Caps on what a node sends and receives, shared fairly by all of its streams.
-
-Framed streams between nodes, on the port that serves HTTP: long-lived, both ways, written as late as possible.
+"""Framed streams between nodes, on the port that serves HTTP: long-lived, both ways, written as late as possible.
 
 A stream begins with PREAMBLE, then TLS where the address has a certificate, then frames: a header of 32 bytes and a
-payload. Payload of chunks is received where it belongs and sent from where it lies. A link is asked for its next frame
-only when the kernel holds little that it has not sent yet (UNSENT_S), one chunk per wake-up, so that what goes to whom
-is decided late and all links have their turn. Sockets are used directly: under asyncio's transports another
-64 KiB per connection would wait out of reach (docs/decisions/0006).
-
-The sockets under streams: opened, under TLS where the address has a certificate, and tuned for late binding.
+payload. A chunk's payload is received into its final place and sent from where it lies. A link is asked for its next
+frame only when the kernel holds little that it has not sent yet (UNSENT_S), one chunk per wake-up, so that what goes to
+whom is decided late and all links get their turn. Sockets are used directly: under asyncio's transports another 64 KiB
+per connection would wait out of reach (docs/decisions/0006). A `Pace` caps what a node sends or receives in all, and
+its streams share the cap fairly.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""The first word between two nodes: which swarm this is, who its learner is, and who answers.
+"""Where a node begins: the join line or the bootstraps that its user named, peers that were good before, the hello.
 
-The join line: `echo1:` and everything a newcomer has to trust, in one word that can be pasted.
-
-It carries the swarm's id, the learner's public key (one follows from the other: a typing error shows) and addresses,
-each with the SHA-256 of the certificate to expect there.
-
-Where a node begins: the bootstraps that its user named, and the peers that were good the last time.
-
-A join line says whom to trust; a bare host is trusted on first use. Names are resolved at every try, and one of their
-addresses is taken at random, so that a name may stand for several nodes.
+The hello is the first word between two nodes: which swarm this is, who its learner is, and who answers. A join line
+(`echo1:...`) holds all that a newcomer has to trust in one word that can be pasted: the swarm's id, the learner's
+public key (one follows from the other, so a typing error shows) and addresses, each with the SHA-256 of the certificate
+to expect there. It says whom to trust; a bare host is trusted on first use. Names are resolved at every try, and one of
+their addresses is taken at random, so that a name may stand for several nodes.
 """
 
 from __future__ import annotations

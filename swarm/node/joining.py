@@ -1,7 +1,4 @@
-"""Where nodes listen, and what relays and samplers share when they join and when they stop.
-
-A joining node's place for its receiver: the server is up before a swarm is found, and outlives one.
-"""
+"""What samplers and relays share: where they listen, how they stop, and their side of the broadcast."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
-"""A run's figures for TensorBoard, as a second place beside metrics.jsonl: RUN_DIR/tensorboard.
+"""A run's figures on disk: one JSON line per learner step, one per event, and files for TensorBoard beside them.
 
-A thread of its own imports the package and writes, so that the node's loop waits for neither. Between them is a bounded
-queue; what finds no room in it is in metrics.jsonl alone. Names are TRL's as TensorBoard shows them: `train/NAME` by
-learner step and `eval/NAME` by policy version.
-
-A life that goes on writes a file of its own. It begins with a mark that has TensorBoard forget what it knew from a step
-on, and with those steps again: the last ones before a crash may not have come to the disk.
-
-A run's figures on disk: one JSON line per learner step, one per event.
+A thread of its own imports the package tensorboard and writes, so that the node's loop waits for neither. Between them
+is a bounded queue; what finds no room in it is in metrics.jsonl alone. Names are TRL's as TensorBoard shows them:
+`train/NAME` by learner step and `eval/NAME` by policy version. A resumed run writes a file of its own. It begins with a
+mark that has TensorBoard forget what it knew from a step on, and with those steps again: the last ones before a crash
+may not have come to the disk.
 """
 
 from __future__ import annotations

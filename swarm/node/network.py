@@ -1,8 +1,4 @@
-"""Signing clients for the nodes that this one calls, kept open while they are in use.
-
-A node's view of the swarm as `status` shows it.
-
-What every node has, whatever its role: a key, a server, and its place in the swarm.
+"""What every node has, whatever its role: a key, a server, clients that sign, and its place in the swarm.
 
 start     listen; answer `status`, and 503 to everything else until a swarm is found
 find      a bootstrap says which swarm this is (the learner knows)

@@ -1,10 +1,9 @@
-"""How long a version takes to be installed everywhere: `broadcast_s`.
+"""What the learner publishes: staged weights become a version, are written down, and only then announced.
 
-What the learner publishes: staged weights become a version, are written down, and only then announced.
-
-A version that was published stands for as long as its weights can be made again. After a crash the recorded batches are
-trained on anew; if what comes out differs from what was published, or if others hold a version that this learner has
-lost, the next publication is of the next incarnation, which is newer than everything before it.
+A published version stands for as long as its weights can be made again. After a crash the recorded batches are trained
+on again; if the result differs from what was published, or if others hold a version that this learner has lost, the
+next publication is of the next incarnation, which is newer than everything before it. `BroadcastTracker` says how long
+a version takes to be installed everywhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a run ran on: environment.json in its directory, one entry for each life of the learner. Blocking.
+"""A run directory: made for a new run, which may begin with another run's model, or opened again to resume one.
 
-A run directory: made for a new run, which may begin with the model of another one, or opened again to resume one.
+environment.json says what the run ran on, one entry for each life of the learner. Blocking.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Curves as inline SVG: light and dark by the page's own variables, readable without colour, no script.
+"""Curves as inline SVG, and which figures are drawn together, under which title and unit.
 
-A curve of many steps is drawn as the mean of each bucket, over a band from the least to the largest value in it.
-
-Which figures of a run are drawn together, under which title and unit. A figure that nobody named is drawn too.
+They are light and dark by the page's own variables, readable without colour, and need no script. A curve of many steps
+is drawn as the mean of each bucket, over a band from the least to the largest value in it. A figure that no chart names
+is drawn too.
 """
 
 from __future__ import annotations

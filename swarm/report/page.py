@@ -1,11 +1,8 @@
-"""How the report looks. The colours of curves are Okabe and Ito's, which nearly everybody tells apart.
+"""The report of a run as one HTML page. It asks nothing of any network, runs no script, and says so to the browser.
 
-The report of a run as one HTML page. It asks nothing of any network, runs no script, and says so to the browser.
-
-Everything that is not this file's own is escaped where it is put in: prompts, completions, reasons and names are
-strangers' words.
-
-Where a report is written: beside its place first, so that who reads it meanwhile sees the one before.
+Everything that comes from elsewhere (prompts, completions, reasons and names are strangers' words) is escaped where it
+is put in. A report is written beside its place first, so that a reader sees the old one or the new one, whole. The
+colours of curves are Okabe and Ito's, which nearly everybody tells apart.
 """
 
 from __future__ import annotations

@@ -1,26 +1,24 @@
-"""From the body of a submission to rollouts under leases whose seals are checked. Blocking, and nothing is shared.
-
-Which submissions are let in: decided from the headers alone, before a body is read.
+"""Which submissions are let in, from their headers alone, before a body is read; and rollouts from a body that was.
 
 Theory of operation. A submission is *in hand* from its admission until it is answered; its body counts with the size
-that its headers state. Over a bound it is refused with the seconds after which to come back, unread:
+that its headers state. Over a bound it is refused unread, with the seconds after which to come back:
 
-    journal     what waits to be written is too long: nobody's rollouts can be acknowledged for a while
+    journal     too much waits to be written: nobody's rollouts can be acknowledged for a while
     bodies      too many, or too many bytes, are in hand: in all, or of senders that hold no lease
     own_bodies  this session has two in hand: samplers hand in one after another, and a retry may overtake one
     useless     this node has handed in too much that nobody asked it for
 
-Who floods pays for it. A rollout is useful if it was accepted, or if its sample was leased to its sender when it came
-(stale, failed and malformed ones among them: the lease is then over). Every other one, a duplicate or an invention, is
-paid from the node's own purse: `spare_rollouts`, filled again by `spare_per_s`. The sizes of bodies are not known in
-advance, so a purse may be overdrawn by one submission, and until it is filled again nothing is taken of its node. What
-a node can do beyond its leases costs the learner a share of a core that is known.
+A flood is paid for by its sender. A rollout is useful if it was accepted, or if its sample was leased to its sender
+when it came (stale, failed and malformed ones included: the lease is then over). Every other one, a duplicate or an
+invention, is paid from the node's own purse: `spare_rollouts`, filled again by `spare_per_s`. The sizes of bodies are
+not known in advance, so one submission may overdraw a purse; until it is filled again, nothing more is taken from its
+node. What a node can do beyond its leases costs the learner a known share of a core.
 
-Nobody can be throttled by another. A purse is charged only for what a node's signature was checked over. Bodies in hand
-are counted by session, whose id the server told to its node alone; over plain HTTP whoever sees the line sees it too,
-and could as well cut the line. A session opened with a recorded OpenSession is somebody else's and cannot prove itself:
-like nodes that hold no lease (keys cost nothing, leases do) it shares a quarter of the places with its like. So those
-who work always find the rest.
+No node can throttle another. A purse is charged only for bytes that a node's signature was checked over. Bodies in hand
+are counted by session, whose id the server told to its node alone; over plain HTTP anybody on the line sees it too, and
+could as well cut the line. A session opened with a recorded OpenSession cannot prove itself: like nodes that hold no
+lease (keys cost nothing, leases do), all such sessions share a quarter of the places. So nodes that work always find
+the rest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the learner has seen of its samplers, counted for `status`.
-
-What the rollout plane's shell tells of samplers to whoever wants to know.
-"""
+"""What the learner has seen of its samplers: counted for `status`, and told to those parts of the node that ask."""
 
 from __future__ import annotations
 

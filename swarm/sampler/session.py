@@ -1,18 +1,16 @@
-"""What the learner says of rollouts that it accepted from this node and did not train on.
-
-A sampler's work for one learner: the tasks between its weights, its engine and the learner's leases.
+"""A sampler's work for one learner: the tasks between its weights, its engine and the learner's leases.
 
     refresh   weight map -> engine; the receiver keeps the map up to date meanwhile
     ask       leases, as many as the feed has room for -> feed
     generate  feed -> engine -> answer queue
-    submit    what a former life left in the spool, then answer queue -> learner, one submission at a time
+    submit    what an earlier process left in the spool, then answer queue -> learner, one submission at a time
     beat      a sign of life every beat_s, and after every install
 
-Order that matters: an install reads the weight map, so nothing is applied to it meanwhile (`Receiver.steady`). What a
-former life generated is submitted before the learner hears that the rest of its leases is void, and that before
-anything is asked for. A batch is in the spool before it is in the answer queue, and until its verdicts are here. A
+Order that matters: an install reads the weight map, so nothing is applied to it meanwhile (`Receiver.steady`). What an
+earlier process generated is submitted before the learner hears that the rest of its leases is void, and that before
+new leases are asked for. A batch is in the spool before it is in the answer queue, and until its verdicts are here. A
 sample is in `_in_hand` from its lease to its verdict; every question names these, so that the learner knows of leases
-that were lost on the way, and what is left of them at the end is handed back, unless it is in the spool for the next
+that were lost on the way. At the end the samples in hand are handed back, unless they are in the spool for the next
 session.
 """
 

@@ -1,7 +1,4 @@
-"""The sums of a chunk table, compared with what lies in a file and with what an engine holds.
-
-Libraries that block, as engines: their calls run one after another in one thread.
-"""
+"""Libraries that block, as engines: their calls run one after another in one thread. And sums of what an engine holds."""
 
 from __future__ import annotations
 

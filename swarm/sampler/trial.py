@@ -1,17 +1,15 @@
-"""How many samples an engine without a pager of its own may draw side by side in the memory that is left.
+"""The trial at join: how many samples fit side by side, and how fast this engine draws with all its places filled.
 
-A sample holds keys and values of every token for every layer, and the probabilities of one token while it is drawn. The
-weights are counted by whoever says how many bytes are free: they are there already, or are to be subtracted.
+Places, for an engine without a pager of its own: a sample holds keys and values of every token for every layer, and the
+probabilities of one token while it is drawn. The caller accounts for the weights when it says how many bytes are free.
 
-The trial at join: how fast this engine draws with all its places filled, before it has drawn anything for anybody.
+Speed: random prompts, random tokens, any weights, since speed does not depend on them. Rounds grow from a few tokens a
+sample to MOST_TOKENS, each as long as the one before leaves time for, so that a slow machine has a figure too, of short
+samples. If there is a second round the first is not counted: libraries compile and allocate in it. No round is cut off
+from here, since a call that is cancelled costs the engine; its jobs end by their own time limit, after which the tokens
+that were drawn still count.
 
-Random prompts, random tokens, whatever weights the engine was built with: speed does not depend on them. Rounds grow
-from a few tokens a sample to MOST_TOKENS, each as long as the one before says that there is time for, so that a slow
-machine has a figure too, of short samples. The first round is not counted where there is a second: libraries compile
-and allocate in it. No round is cut off from here, since a call that is cancelled costs the engine; its jobs end by
-their own time limit, after which the tokens that were drawn still count.
-
-What was measured is kept in the node's state directory: the same device, engine and model are not tried out twice.
+The result is kept in the node's state directory: the same device, engine and model are not tried out twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How fast an engine is, from what it answers: whole batches, or single samples of one that takes on each by itself.
-
-The engine child, as the sampler node uses it: leases in, answers out, and versions installed.
-"""
+"""The engine child, as the sampler node uses it: leases in, answers out, versions installed, its speed measured."""
 
 from __future__ import annotations
 

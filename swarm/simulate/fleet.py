@@ -1,4 +1,4 @@
-"""The nodes of a simulated swarm: who is there, who is rented, what is on whose disk.
+"""The nodes of a simulated swarm: who is there, who is rented, what is on whose disk, and what all of it costs.
 
 Theory of operation. A node comes and goes by itself: it is there for `mean_session_h` on average, then away as long as
 its class's `duty` says, both exponential. It goes without a word in `mean_session_h / mtbf_h` of all cases, else it
@@ -6,8 +6,6 @@ says so and hands its samples back. A volunteer that is there fetches weights an
 charge. A rented class is on offer while it is "there", and is started when the learner wants it. What a node had on its
 disk stays there over its absences, but a machine that is given back loses it. At the start the disks of those who are
 there hold version 0, which is the base model.
-
-What a simulated swarm costs, by the learner's own book.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""What a node of a static tree misses, and what it has asked for: the books of its pulls.
+"""One node's part in trees: chain, binary tree, star and forest are this core with other routes.
 
-A chunk is overdue if its stripe is lost (nothing comes, and nothing is to be expected) and others went on past it, or
-if its parent has long sent a later one: it was lost on the way or refused as wrong.
-
-One node's part in static trees: chain, binary tree, star and forest are this core with other routes.
-
-Theory of operation. Chunk i is of stripe i mod K. What is new goes to the children of its stripe, through a queue for
+Theory of operation. Chunk i is of stripe i mod K. A new chunk goes to the children of its stripe, through a queue for
 each link in index order; a link is asked for its next frame only when it can take one, so a slow child delays nobody
-but its own subtree. A child that comes, or comes back, says what it holds (Have) and is sent the rest. A child given to
-this node while the transfer runs is sent what is new at once and what it may lack once it has said so.
+but its own subtree. A child that joins, or comes back, says what it holds (Have) and is sent the rest. A child given to
+this node while the transfer runs is sent new chunks at once, and what else it may lack once it has said so.
 
 Pull is for what trees lose, and at the end for what a slow parent still has. A chunk is overdue if its stripe has no
-linked parent or has been silent while others went on, or if its parent has long sent a later one (the chunk was lost,
-or refused as wrong). It is asked for (Want) from a peer known to hold it, else from a parent in another stripe, at last
-from the learner, and passed on to the children like any other. Pulls end by themselves when new routes come. Few links
-at a time are served what they asked for: a repair slows the trees of others down by that much and no more.
+linked parent or has been silent while others went on, or if its parent has long sent a later one (so the chunk was
+lost, or refused as wrong). It is asked for (Want) from a peer known to hold it, else from a parent in another stripe,
+at last from the learner, and passed on to the children like any other. Pulls end by themselves when new routes come.
+Only a few links at a time are served what they asked for: a repair slows the trees of others down by that much.
 
 Bounds: an index is in a link's queue once; what a peer asked for, and what is asked of it, is at most MAX_INDICES.
 """

@@ -1,25 +1,19 @@
-"""Trees that together use every uplink: K stripes, each a spanning tree from the learner, most peers interior in few.
+"""Who sends a version to whom: the mesh for up to 32 peers, a forest of K stripes beyond that; chunk size and trees.
 
-Theory of operation. With K stripes at rate R a child costs its parent R/K in one stripe, so a node with uplink u can
-have u*K/R children, counted over all stripes ("slots"). The slots that are needed are given one by one to the node
-whose load, slots over uplink, would be least: the highest rate that whole numbers allow. A leaf can be fed by a public
-or by the learner alone, so those slots are given first; what feeds publics then falls to the leaves, whose uplinks
-nobody else can use, until all are loaded alike. A node's slots are put into as few stripes as its cap on one stripe
-allows. Each tree is grown from the learner, the shallowest free slot first, the peer with the most slots first; the
-counts match exactly, therefore it never gets stuck (the argument is at `_grow`).
+Chunk i goes down the tree of stripe i mod K. Chain, binary tree and star are what others do; they are kept to be
+measured against. A death or a join changes the plan of few nodes: orphans go to the parents with the least load, and
+everything else stays where it is.
 
-Which way a version takes to all peers: mesh, forest or a named baseline; its chunk size; the trees of its stripes.
+Theory of operation of the forest. With K stripes at rate R a child costs its parent R/K in one stripe, so a node with
+uplink u can have u*K/R children, counted over all stripes ("slots"). The slots that are needed are given one by one to
+the node whose load, slots over uplink, would be least: the highest rate that whole numbers allow. A leaf can be fed by
+a public or by the learner only, so those slots are given first; feeding the publics then falls to the leaves, whose
+uplinks nobody else can use, until all are loaded alike. A node's slots are put into as few stripes as its cap on one
+stripe allows. Each tree is grown from the learner, the shallowest free slot first, the peer with the most slots first;
+the counts match exactly, so it never gets stuck (the argument is at `_grow`).
 
-Up to 32 peers the mesh: every chunk through one relay to all others. Beyond, a forest of K stripes, chunk i in stripe
-i mod K. Chain, binary tree and star are what others do, kept to be measured against. A death or a join changes the
-plan of few: orphans are given to the parents with the least load, everything else stays where it is.
-
-Whom the learner believes that a parent is too slow: the first in a tree that falls behind, not those below it.
-
-Who is behind says so (Behind). Below a node that is behind everybody is, without any fault of their parents. So a
-complaint counts only if no ancestor in that stripe complains too, or has complained a short while ago.
-
-The learner's plan of who sends to whom, kept from one version to the next and changed by as little as possible.
+Relief: a node that falls behind says so (Behind), but below it everybody is behind, through no fault of their parents.
+So a complaint about a parent counts only if no ancestor in that stripe complains too, or did a short while ago.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""How many chunks a relay wants to have under way: grows while it starves, shrinks while a queue stands.
-
-What a relay keeps of one link to another receiver.
-
-A receiver's part in a mesh of depth two: relay what the seeder deals to it, keep the rest, ask for what is missing.
+"""A receiver's part in a mesh of depth two: forward the chunks that the seeder deals to it, ask for what is missing.
 
 Theory of operation (Mutualcast; the rules were found by measurement, docs/broadcast.md). Every chunk is dealt to one
-relay, which sends it to all its links. How many chunks a relay is dealt follows from credit: it grants one whenever the
-copies that wait in its queues, per child, and the chunks on their way to it are fewer than its window. The gate is on
-the sum of the queues, so that one slow child does not slow the others. A leaf has links to publics alone: it sends its
-chunks to these, and one of them, named by the seeder, forwards them to the other leaves; forward credit works alike.
+receiver, which sends it to all its links. How many chunks it is dealt follows from credit: it grants one whenever the
+copies in its queues, per child, and the chunks on their way to it are together fewer than its window. The window grows
+while the queues run dry and shrinks while one stands. The gate is on the sum of the queues, so that one slow child does
+not slow the others. A leaf has links to publics only: it sends its chunks to these, and one of them, named by the
+seeder, forwards them to the other leaves; forward credit works alike.
 
-Nothing that a peer says is believed further than this transfer: a lie costs time, never bytes (I2 is the shell's).
+Nothing that a peer says is believed beyond this transfer: a lie costs time, never bytes (I2 is the shell's).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""One version's encodings, end to end, in a file that is mapped into memory: chunks are received straight into it.
-
-Who keeps I2 here: a chunk counts as held only through `accept` and `put`, which compare its BLAKE3 with the signed
-table, and `chunk` gives out no other. What a former process had received is found by the same digests.
-
-The last few versions on disk, of the learner and of receivers alike. Blocking; call from threads.
+"""The last few versions on disk, of the learner and of receivers alike. Blocking; call from threads.
 
 A directory holds `layout`, and for each version `V.table`, `V.chunks` and `V.head`. The head is written last and
-removed first: a version without a head does not exist, and whatever else lies there is swept away at the next start.
+removed first: a version without a head does not exist, and anything else in the directory is removed at the next start.
+
+`V.chunks` is a ChunkFile: one version's encodings, end to end, mapped into memory, so that chunks are received straight
+into it. It keeps I2: a chunk counts as held only through `accept` and `put`, which compare its BLAKE3 with the signed
+table, and `chunk` gives out no other. Chunks that an earlier process received are found by the same digests.
 """
 
 from __future__ import annotations

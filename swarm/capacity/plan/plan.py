@@ -1,9 +1,4 @@
-"""What the same training costs without a swarm: on one machine in turn, or beside whole data-centre GPUs.
-
-What would help most next: small changes of a plan, each predicted anew.
-
-Which fleet to rent or admit for a scenario, beside other ways to do the same, and what would help most next.
-"""
+"""Which fleet to rent or admit for a scenario, what the same training costs without a swarm, and what would help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rollouts may be trained on: the staleness bound (I1) and the pacing that keeps it, as pure functions.
+"""Which rollouts may be trained on, and how many groups may be open: the staleness bound (I1) and its pacing.
 
 Words. Step t takes batch t and makes version t + 1 from version t. `next_batch` (n) is the index of the next batch
 to take: t while the learner waits for batch t, t + 1 while step t runs. A group whose oldest token was drawn by
@@ -7,13 +7,11 @@ version v has the deadline v + S: batch v + S is the last one that may hold it.
 `is_fresh` is the only place where the bound is decided. It is asked when a rollout is submitted (a courtesy to its
 sampler) and again when a batch is taken (the guarantee, I1).
 
-How many groups may be open and when a batch is taken: the formulas of admission, and what they have to remember.
-
-Two things beyond the formula. A node that asks ahead, with samples still in its hands, gets none of the last B places
-before a deadline: what is leased to it waits behind what it is doing, and who could begin at once would go without.
-And where whole batches never wait (`hold_s` 0), `spare` groups more than can be trained are opened if the learner has
-lately had to wait for the last, long answers of a batch in which every place was given away. Where more was missing
-than these, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
+Pacing keeps two things beyond the formula. A node that asks ahead, with samples still in its hands, gets none of the
+last B places before a deadline: what is leased to it waits behind its present work, while another node could begin at
+once. And where whole batches never wait (`hold_s` 0), `spare` groups more than can be trained are opened if the learner
+has lately had to wait for the last, long answers of a batch in which every place was given away. If more than those
+were missing, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Whether an engine that draws samples side by side still draws, as a machine with the time as an argument.
-
-New weights beneath running samples, and the proof that vLLM holds them.
+"""New weights beneath running samples, the proof that vLLM holds them, and whether it still draws.
 
 The file is checked against the signed sums; what a probe must give is computed from it; all samples stand still, with
 their caches dropped; the workers reload from a path that no version had before; the version's label is set; all go on,
-a probe before them. No sample that ends before the proof is out is handed on, and if it fails none that the new weights
-touched. So each token's label is exact: it changes only while nothing is drawn.
+a probe before them. No sample that ends before the proof is out is handed on, and if it fails, none that the new
+weights touched. So each token's label is exact: it changes only while nothing is drawn.
 
-vLLM schedules nothing while it is paused, a probe neither; and a forward pass beside its scheduler would prove other
+vLLM schedules nothing while it is paused, not even a probe; and a forward pass beside its scheduler would prove other
 code than the one that draws. Hence the probe comes first after the pause instead of last in it.
 """
 
