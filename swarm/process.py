@@ -41,15 +41,9 @@ SOCKET_VARIABLE = "ECHO_NODE_CHILD_SOCKET"
 FRAME_BYTES = 1 << 30
 """A batch of 8,192 rollouts of 8,192 tokens is 600 MB; both ends are ours, so this only catches a broken stream."""
 
-START_S = 120.0
-"""Longest wait for a child to import its libraries and connect: four of them importing at once took 7 s."""
-
-STOP_S = 5.0
-"""After a polite request to end, a child is killed."""
-
-PROGRESS_S = 1.0
-"""Least time between two progress frames."""
-
+START_S = 120.0  # Longest wait for a child to import its libraries and connect: four of them importing at once took 7 s
+STOP_S = 5.0  # After a polite request to end, a child is killed
+PROGRESS_S = 1.0  # Least time between two progress frames
 R = TypeVar("R")
 
 

@@ -60,8 +60,7 @@ def _as_weights(value: Any) -> Any:
     return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
 
 
-Mbit = Annotated[float, Field(gt=0, le=1e6)]
-"""A rate of the line in Mbit/s; not set means no cap."""
+Mbit = Annotated[float, Field(gt=0, le=1e6)]  # A rate of the line in Mbit/s; not set means no cap
 
 Price = Annotated[float, Field(ge=0, le=1e6)]
 """By the hour or by 1e9 bytes, in one currency that the whole swarm means; 0 is free."""
@@ -72,8 +71,7 @@ Noise = Annotated[float, Field(ge=0, le=0.5)]
 EngineArguments = Annotated[dict[str, Any], Field(max_length=64)]
 """Arguments of vLLM's own, by its names (`AsyncEngineArgs`); it has some two hundred, of which nobody sets 64."""
 
-VLLM_ALONE = ("tensor_parallel_size", "gpu_memory_share", "max_model_len")
-"""Settings that no other engine can follow."""
+VLLM_ALONE = ("tensor_parallel_size", "gpu_memory_share", "max_model_len")  # Settings that no other engine can follow
 
 Rewards = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[float, Field(ge=-1e6, le=1e6)]],
@@ -93,7 +91,6 @@ class LeadConfig(BaseModel):
     """One run of a learner. Every field can be set in the TOML file; the ones users change most are flags too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
     model: Annotated[str, Flag(MOST, "Directory, Hugging Face id, tiny or tiny-warm.")] = TINY
     task: Annotated[str, Flag(MOST, "What to learn; `echo-node tasks` lists it.")] = "copy"
     reward: Annotated[Literal["task", "random"], Flag(LEARNING, "random is a control that must not learn.")] = "task"
@@ -112,7 +109,6 @@ class LeadConfig(BaseModel):
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of prompts, samples and batches.")] = 0
     device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ...")] = "auto"
-
     max_staleness: Annotated[int, Field(ge=0, le=1024), Flag(MOST, "S: 0 is on-policy, 1 and more overlap.")] = 2
     publish_every_steps: Annotated[int, Field(ge=1), Flag(LEARNING, "K, at most S + 1.")] = 1
     hold_s: Annotated[
@@ -145,7 +141,6 @@ class LeadConfig(BaseModel):
     ] = "constant"
     learning_rate_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
     minibatches: Annotated[int, Field(ge=1, le=64)] = 2
-
     objective: Annotated[str, Flag(LEARNING, "docs/learner.md says what each is.")] = "grpo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0, le=9)] = 0.28
@@ -164,7 +159,6 @@ class LeadConfig(BaseModel):
     trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag(MEMORY, "GPUs that share the training.")] = 1
     trainer_machines: Annotated[int, Field(ge=1, le=1024)] = 1
     trainer_meeting: Annotated[str, Field(pattern=r"^[^\s:]+:[0-9]{1,5}$")] | None = None
-
     alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100)] = 0.5
     alarm_entropy: Annotated[float, Field(ge=0, le=1)] = 0.1
     alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9)] = 10.0
@@ -187,7 +181,6 @@ class LeadConfig(BaseModel):
     reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20)] = 4096
     reward_processes: Annotated[int, Field(ge=1, le=256)] | None = None
     eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
-
     eval_every_steps: Annotated[int, Field(ge=1)] = 10
     eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100
     checkpoint_every_steps: Annotated[int, Field(ge=1), Flag(MEMORY, "Steps between two checkpoints.")] = 50
@@ -339,15 +332,10 @@ class JoinConfig(BaseModel):
         )
 
 
-MOST_FAULTS = 3
-"""Of a file, told in one line: who sees more reads none."""
-
-MOST_SHOWN = 60
-"""Characters of a value or a name that a fault repeats."""
-
+MOST_FAULTS = 3  # Of a file, told in one line: who sees more reads none
+MOST_SHOWN = 60  # Characters of a value or a name that a fault repeats
 C = TypeVar("C", bound=BaseModel)
-Place = tuple[str | int, ...]
-"""Keys and, in a list, positions that lead to a value."""
+Place = tuple[str | int, ...]  # Keys and, in a list, positions that lead to a value
 
 
 def load_config(

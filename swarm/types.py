@@ -20,9 +20,7 @@ Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
-MAX_TOKENS = 131_072
-"""Longest prompt or completion: the largest context that current open models state."""
-
+MAX_TOKENS = 131_072  # Longest prompt or completion: the largest context that current open models state
 MAX_PARTS = 16
 PART_NAME_LENGTH = 64
 """Rewards that one completion may have, each a column of the metrics, and the length of their names."""
@@ -34,8 +32,7 @@ Parts = Annotated[
 Role = Literal["learner", "sampler", "relay"]
 Purpose = Literal["train", "eval"]
 Finish = Literal["stop", "length", "failed"]
-RewardFailure = Literal["zero", "redraw", "stop"]
-"""What becomes of a completion whose reward failed."""
+RewardFailure = Literal["zero", "redraw", "stop"]  # What becomes of a completion whose reward failed
 
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "overloaded"]
 

@@ -39,21 +39,14 @@ from swarm.types import VersionId
 REQUESTS_A_PEER = 4
 """Under way at once to one peer: with pieces of 1 MiB that covers 300 ms at 100 Mbit/s, half of what a client opens."""
 
-REQUESTS_IN_ALL = 16
-"""Pieces in memory at once: 64 MiB at most."""
-
-FETCH_S = 60.0
-"""Time limit for one piece: 4 MiB at 0.6 Mbit/s."""
-
+REQUESTS_IN_ALL = 16  # Pieces in memory at once: 64 MiB at most
+FETCH_S = 60.0  # Time limit for one piece: 4 MiB at 0.6 Mbit/s
 LATE_S = 2.0
 LATE_RATIO = 3.0
 """A piece under way for longer than this, and three times as long as they take on average, is asked of another too."""
 
-GONE_IN_A_ROW = 4
-"""A peer that lacks so many pieces one after the other has moved on to another version."""
-
-BUSY_IN_A_ROW = 10
-"""A peer that asks for patience so often has none to give."""
+GONE_IN_A_ROW = 4  # A peer that lacks so many pieces one after the other has moved on to another version
+BUSY_IN_A_ROW = 10  # A peer that asks for patience so often has none to give
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -197,17 +190,13 @@ class _PeerState:
         self.busy = 0
 
 
-FULL_RATIO = 0.68
-"""What the full encoding of 16-bit weights takes of their bytes: the measured figure for N(0, 0.02)."""
+FULL_RATIO = 0.68  # What the full encoding of 16-bit weights takes of their bytes: the measured figure for N(0, 0.02)
 
 CHUNKS_WORTH = 1.1
 """Chunks may be a tenth more bytes than full regions: what came as chunks can be given on, and nobody encodes it."""
 
-FRAMING_BYTES = 64
-"""A region's answer is its encoding with the codec's name before it."""
-
-MOST_DELTAS = 8
-"""Longest row of deltas: what peers keep is four versions and those in use."""
+FRAMING_BYTES = 64  # A region's answer is its encoding with the codec's name before it
+MOST_DELTAS = 8  # Longest row of deltas: what peers keep is four versions and those in use
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-CODING_THREADS = 2
-"""Regions coded at a time: two leave room for the network on a small machine."""
+CODING_THREADS = 2  # Regions coded at a time: two leave room for the network on a small machine
 
 NICENESS = 10
 """Where there are too few cores for everything, a thread of the network has nine times the share of one of these."""

@@ -19,12 +19,8 @@ LISTED_S = 2.0
 DROPPED_S = 5.0
 """Links to nodes that left the roster live on for so long: a learner that was restarted lists them again by then."""
 
-FETCH_S = 60.0
-"""Time limit for the layout: 32 MiB at 4.5 Mbit/s."""
-
-SMALL_BYTES = 64 * 1024
-"""Objects that the learner is asked for first."""
-
+FETCH_S = 60.0  # Time limit for the layout: 32 MiB at 4.5 Mbit/s
+SMALL_BYTES = 64 * 1024  # Objects that the learner is asked for first
 T = TypeVar("T")
 
 

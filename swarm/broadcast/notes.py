@@ -15,11 +15,8 @@ import msgspec
 from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
 
-MAX_INDICES = 64
-"""Indices of one note: what one relay has under way at most, and what a receiver asks for at a time."""
-
-MAX_BITMAP_BYTES = 512 * 1024
-"""One bit for each of the 4,000,000 chunks that a table may have."""
+MAX_INDICES = 64  # Indices of one note: what one relay has under way at most, and what a receiver asks for at a time
+MAX_BITMAP_BYTES = 512 * 1024  # One bit for each of the 4,000,000 chunks that a table may have
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=4_000_000)]
 Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_INDICES)]
@@ -148,12 +145,8 @@ MAX_MEMBERS = 256
 """A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
 
 
-ADDRESSES = 4
-"""Addresses of one member: IPv4 and IPv6, inside and outside."""
-
-
-MAX_STRIPES = 64
-"""Four times as many as the planner makes."""
+ADDRESSES = 4  # Addresses of one member: IPv4 and IPv6, inside and outside
+MAX_STRIPES = 64  # Four times as many as the planner makes
 
 
 MaybeId = Annotated[str, msgspec.Meta(max_length=64)]

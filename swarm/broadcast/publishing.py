@@ -28,14 +28,9 @@ from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.net.wire import Digest, digest, encode
 from swarm.types import VersionId
 
-REGIONS_IN_HAND = 8
-"""Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model."""
-
-SUM_PART_BYTES = 32 * 1024 * 1024
-"""An embedding of a gigabyte is summed by all threads."""
-
-FULL_RATIO = 0.68
-"""What the full encoding of bf16 weights takes of their bytes: the measured figure for N(0, 0.02)."""
+REGIONS_IN_HAND = 8  # Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model
+SUM_PART_BYTES = 32 * 1024 * 1024  # An embedding of a gigabyte is summed by all threads
+FULL_RATIO = 0.68  # What the full encoding of bf16 weights takes of their bytes: the measured figure for N(0, 0.02)
 
 
 def content_of(table: ChunkTable) -> Digest:

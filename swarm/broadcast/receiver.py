@@ -111,8 +111,7 @@ class Announcements:
             self._on_ready(announced)
 
 
-MAX_TIMES = 16
-"""Versions whose times `status` shows."""
+MAX_TIMES = 16  # Versions whose times `status` shows
 
 
 class Progress:
@@ -168,8 +167,7 @@ PATIENCE_S = 10.0
 """A node that is behind waits so long for its peers to be up to date before it burdens the learner, and for a chunk of
 what is under way before it asks for it: a learner that was killed deals no more of what it had announced."""
 
-RETRY_S = 1.0
-"""Between two tries to catch up."""
+RETRY_S = 1.0  # Between two tries to catch up
 
 
 class OtherModel(EchoError):

@@ -40,11 +40,8 @@ from swarm.net.stream import Frame, Incoming
 from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
 
-ROSTER_S = 0.25
-"""Who is linked, and who is public, is looked at so often; changes within this time go out together."""
-
-MAX_SHOWN = 8
-"""Versions whose spreading `status` shows."""
+ROSTER_S = 0.25  # Who is linked, and who is public, is looked at so often; changes within this time go out together
+MAX_SHOWN = 8  # Versions whose spreading `status` shows
 
 
 @dataclass(slots=True, kw_only=True)

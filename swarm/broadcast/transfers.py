@@ -31,17 +31,13 @@ from swarm.net.wire import digest, encode
 from swarm.types import NodeId, VersionId
 
 LEAST_PART_BYTES = 16 * 1024
-MOST_PARTS = 32
-"""So that parts never fill the queue of a link."""
-
-PART_BYTES = TABLE_BYTES // MOST_PARTS
-"""Largest part, of the largest table."""
+MOST_PARTS = 32  # So that parts never fill the queue of a link
+PART_BYTES = TABLE_BYTES // MOST_PARTS  # Largest part, of the largest table
 
 EARLY_BYTES = 8 * 1024 * 1024
 """Parts that wait for their heads: those of two usual versions, or of one with the largest table."""
 
-ENTRY_BYTES = 1024
-"""What a part counts besides its bytes, so that there are no more than 8,192 of them."""
+ENTRY_BYTES = 1024  # What a part counts besides its bytes, so that there are no more than 8,192 of them
 
 DIRECT_BYTES = 64 * 1024
 """Tables that take no more than this for all receivers together are sent directly: a hop would only delay them."""
@@ -137,11 +133,8 @@ NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
 
 NOTE_BYTES = MAX_BITMAP_BYTES + 1024
 HEAD_FRAME_BYTES = 1024
-ROSTER_BYTES = 512 * 1024
-"""256 members of 2 KiB: four addresses with names of the full length."""
-
-ROUTES_BYTES = 512 * 1024
-"""255 children in each of 16 stripes, at 66 bytes, are 270 KB."""
+ROSTER_BYTES = 512 * 1024  # 256 members of 2 KiB: four addresses with names of the full length
+ROUTES_BYTES = 512 * 1024  # 255 children in each of 16 stripes, at 66 bytes, are 270 KB
 
 CAPS = {
     NOTE: NOTE_BYTES,
@@ -153,26 +146,18 @@ CAPS = {
 }
 """Largest payload of each type, checked before a buffer is made for it."""
 
-MAX_ACTIVE = 4
-"""Versions under way at once. Whoever is further behind is brought up to date another way (catchup.py)."""
-
-MAX_FAULTS = 3
-"""Wrong chunks from one link before its node is left: one may be a broken disk or memory."""
-
-MAX_QUEUED = 256
-"""Frames of announcements and notes that wait on one link."""
+MAX_ACTIVE = 4  # Versions under way at once. Whoever is further behind is brought up to date another way (catchup.py).
+MAX_FAULTS = 3  # Wrong chunks from one link before its node is left: one may be a broken disk or memory
+MAX_QUEUED = 256  # Frames of announcements and notes that wait on one link
 
 EARLY_BITMAP_BYTES = MAX_CHUNKS // 8
 """So much is remembered of what a peer held that opened a version before this node did; more than MAX_CHUNKS are rare.
 Each link keeps that for the newest MAX_ACTIVE such versions: 32 KiB, and its other buffers are larger."""
 
 _NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
-
 KINDS = frozenset(int(kind) for kind in Kind)
-
 RATE_S = 1.0
-PEAK_DECAY = 0.998
-"""The measured uplink is the best second, forgotten by half in six minutes."""
+PEAK_DECAY = 0.998  # The measured uplink is the best second, forgotten by half in six minutes
 
 
 @dataclass(slots=True)

@@ -27,8 +27,7 @@ from swarm.capacity.fleet import Demand, Disseminate, Worker
 from swarm.capacity.prices import fault_of
 from swarm.capacity.selection import Model, Rules, Search, Selection
 
-SAVING = 0.05
-"""Least relative saving for which samplers are exchanged: each exchange pays a start."""
+SAVING = 0.05  # Least relative saving for which samplers are exchanged: each exchange pays a start
 
 DWELL_DECISIONS = 20
 """Decisions for which a cheaper set must save: what noise of 10 % in every figure asks for at most in so many, it
@@ -37,8 +36,7 @@ hardly ever exceeds later."""
 NOISE_SAVING = 0.15
 """Least saving in a row up to which that may be noise: what is larger needs fewer decisions, by the square of it."""
 
-QUICKEST_DECISIONS = 4
-"""However large: figures of a sampler that just came are of its first beats."""
+QUICKEST_DECISIONS = 4  # However large: figures of a sampler that just came are of its first beats
 
 LITTLE_DECISIONS = 3
 """Decisions in a row that must find the learner idle for want of samplers, where none was lost: noise gives two."""
@@ -57,58 +55,37 @@ EFFORT_DECISIONS = 8
 MORE_PART = 0.1
 """Of those who were there when the model was asked last: so many newcomers, and what could not be met then may be."""
 
-MEASURED_STEP = 0.05
-"""By how much the margin grows when the learner is idle although the model says that it is not."""
-
-MOST_MEASURED = 0.5
-"""Largest such correction: beyond it the cause is none that more samplers mend."""
+MEASURED_STEP = 0.05  # By how much the margin grows when the learner is idle although the model says that it is not
+MOST_MEASURED = 0.5  # Largest such correction: beyond it the cause is none that more samplers mend
 
 MEASURE_AFTER = 6
 """Decisions after a change before what is measured is held against the model: starts, and the median of the last steps,
 take as long."""
 
-MEASURED_KEPT = 0.98
-"""What is left of it after a decision at which the learner was not idle: halved in 35."""
+MEASURED_KEPT = 0.98  # What is left of it after a decision at which the learner was not idle: halved in 35
 
 LOST_SHARE = 0.02
 """Of the active samplers, gone since the last decision, for which another one does not wait for the period to end: less
 than the least margin that is kept. A decision about a thousand samplers takes half a second of computing."""
 
-GATHER_S = 10.0
-"""From the news to that decision, at most: of a class that vanishes many more are gone by then."""
-
-GATHER_PART = 0.05
-"""Of a publication period, the same."""
+GATHER_S = 10.0  # From the news to that decision, at most: of a class that vanishes many more are gone by then
+GATHER_PART = 0.05  # Of a publication period, the same
 
 LATE_PERIODS = 2.0
 """Publication periods after which a decision is due though no version was published: the learner waits, and what it
 waits for may never come."""
 
-PROBES = 2
-"""Samplers of unknown rate that are tried at a time, or PROBE_PART of those that are active."""
-
+PROBES = 2  # Samplers of unknown rate that are tried at a time, or PROBE_PART of those that are active
 PROBE_PART = 0.1
-
-PROBE_S = 1800.0
-"""How long one is tried: a cold start of ten minutes and the longest completion of a slow card fit."""
-
-MAX_NODES = 4096
-"""Samplers that a decision considers; the bound of the estimator's table."""
-
+PROBE_S = 1800.0  # How long one is tried: a cold start of ten minutes and the longest completion of a slow card fit
+MAX_NODES = 4096  # Samplers that a decision considers; the bound of the estimator's table
 NOTHING_KNOWN = "nothing is known yet: everybody is tried"
-
 TRIED = "your rate is not known yet: it is being measured"
-
 PROVES = "nobody of your class has shown yet what it can do: you are tried"
-
 UNMEASURED = "your rate is not known yet: you are tried when others have been"
-
 DEAR = "your price is more than the whole budget per hour"
-
 SUFFICE = "the active samplers suffice"
-
 RESUMED = "you were active before the learner was restarted"
-
 PATIENCE = "with you the same would cost less: you step in when that has lasted"
 
 

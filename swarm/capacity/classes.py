@@ -15,24 +15,19 @@ from dataclasses import dataclass
 from swarm.capacity.fleet import Demand, Worker
 from swarm.capacity.recursion import Course, UnitClass
 
-LIKE_PLACES = 0.1
-"""Difference of two times of a place, as a share: a rate is not known better than to a tenth."""
+LIKE_PLACES = 0.1  # Difference of two times of a place, as a share: a rate is not known better than to a tenth
 
 LIKE_INSTALL = 0.05
 """Difference of two installs in training steps: what it can change in the idle share is a small part of that."""
 
-MOST_CLASSES = 24
-"""More are merged more coarsely: a prediction takes time with each."""
+MOST_CLASSES = 24  # More are merged more coarsely: a prediction takes time with each
 
 MOST_ROLLOUTS = 256
 """Rollouts of a thinned step: thirty steps in the time that a prediction may take, and a last one out of many is still
 waited for."""
 
-LEAST_GROUPS = 16
-"""Groups of a thinned step, however large they are: with fewer, one of them would decide the step."""
-
-Delayed = tuple[Worker, float]
-"""A worker and its time of install in seconds."""
+LEAST_GROUPS = 16  # Groups of a thinned step, however large they are: with fewer, one of them would decide the step
+Delayed = tuple[Worker, float]  # A worker and its time of install in seconds
 
 
 @dataclass(frozen=True, slots=True)

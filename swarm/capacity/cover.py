@@ -15,17 +15,13 @@ from itertools import accumulate
 
 from swarm.capacity.prices import Offer, churn_reserve
 
-GAP = 0.001
-"""Relative saving for which nobody looks on: far below what prices and rates are known to."""
-
-MOST_STEPS = 5_000
-"""Of the search: some 20 ms. Four times as many gave the same excess in benchmarks.activation."""
+GAP = 0.001  # Relative saving for which nobody looks on: far below what prices and rates are known to
+MOST_STEPS = 5_000  # Of the search: some 20 ms. Four times as many gave the same excess in benchmarks.activation.
 
 EXACT_OFFERS = 24
 """Offers up to which a search does not end before it has looked everywhere: beyond, all good sets are alike."""
 
-ROUNDING = 1e-9
-"""Relative error of a sum of rates that is taken for rounding."""
+ROUNDING = 1e-9  # Relative error of a sum of rates that is taken for rounding
 
 
 class Relaxation:

@@ -91,17 +91,13 @@ def _first(*values: float | None) -> float:
     return next((value for value in values if value is not None), 0.0)
 
 
-WIRE_BYTES = 1514 / 1448
-"""Bytes of Ethernet, IP and TCP for each byte of payload: links are shaped by these."""
-
-CHUNK_HEADER_BYTES = 48
-"""Frame header, index, kind, and the record that TLS makes of it."""
+WIRE_BYTES = 1514 / 1448  # Bytes of Ethernet, IP and TCP for each byte of payload: links are shaped by these
+CHUNK_HEADER_BYTES = 48  # Frame header, index, kind, and the record that TLS makes of it
 
 ROUNDS = 12
 """Of fixing the rates of trees: what binds a link is found within about as many rounds as the trees are deep."""
 
-STEADY = 1e-3
-"""Rates that change by less between two rounds are taken for final."""
+STEADY = 1e-3  # Rates that change by less between two rounds are taken for final
 
 
 SET_ASIDE = 0.25

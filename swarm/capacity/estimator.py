@@ -78,21 +78,12 @@ class Window:
         return Estimate(value=median(self._values), confidence=confidence(self._values), samples=len(self._values))
 
 
-MAX_CLASSES = 256
-"""Device classes that are told apart; a node names its own, so what comes later counts as OTHER."""
-
+MAX_CLASSES = 256  # Device classes that are told apart; a node names its own, so what comes later counts as OTHER
 OTHER = "other"
-
-CLAIMS = 9
-"""Beats whose claims are remembered: four may be nonsense."""
-
+CLAIMS = 9  # Beats whose claims are remembered: four may be nonsense
 INSTALLS = 9
-
-STARTS = 33
-"""Starts of a class that are remembered."""
-
-PROVEN_RATES = 33
-"""Rates of a class that are remembered of samplers that left."""
+STARTS = 33  # Starts of a class that are remembered
+PROVEN_RATES = 33  # Rates of a class that are remembered of samplers that left
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,19 +128,14 @@ def class_among(known: Collection[str], device_class: str) -> str:
     return device_class if device_class in known or len(known) < MAX_CLASSES - 1 else OTHER
 
 
-MAX_NODES = 4096
-"""Samplers that are remembered, as many as the table of leases."""
+MAX_NODES = 4096  # Samplers that are remembered, as many as the table of leases
 
 STEPS = 15
 """Steps whose training time is remembered: seven may have been disturbed, and a new length of batches shows soon."""
 
 IDLE_STEPS = 9
-
-LENGTHS = 4096
-"""Completions whose lengths are remembered: the 99th percentile is among them forty times."""
-
-LENGTHS_A_CALL = 256
-"""Of one report: no sampler's batch crowds out all others."""
+LENGTHS = 4096  # Completions whose lengths are remembered: the 99th percentile is among them forty times
+LENGTHS_A_CALL = 256  # Of one report: no sampler's batch crowds out all others
 
 PROVEN_ROLLOUTS = 16
 """Accepted rollouts from which on a sampler's rate counts as proven: their number is then good to 25 %."""
@@ -171,8 +157,7 @@ have. A cold start takes a quarter of it."""
 PRIOR_HOURS = 24.0
 """Sampler-hours for which the start value of departures stands: a class nobody left for a day counts half."""
 
-REMEMBERED_HOURS = 1000.0
-"""Sampler-hours of a class after which what was seen counts half."""
+REMEMBERED_HOURS = 1000.0  # Sampler-hours of a class after which what was seen counts half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

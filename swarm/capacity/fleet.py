@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-MOST_LENGTHS = 64
-"""Equally likely lengths that stand for a distribution: its 99th percentile is still among them."""
-
+MOST_LENGTHS = 64  # Equally likely lengths that stand for a distribution: its 99th percentile is still among them
 GB = 1e9
 
 

@@ -37,7 +37,6 @@ SPARE_SHARE = 1 / 8
 package may not import. A test compares them."""
 
 SPARE_GAIN = 0.5
-
 SPARE_KEPT = 0.95
 
 

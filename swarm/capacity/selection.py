@@ -183,11 +183,8 @@ def _median_way(ways: Sequence[Way]) -> Way:
 MOST_ROUNDS = 6
 """Of planning and choosing. Two agree at once where links do not bind; more only follow noise of the plan."""
 
-MOST_TRIMS = 3
-"""Times that a set which has too much by its own plan is made smaller."""
-
-MOST_EFFORTS = 4
-"""Times that a set is chosen for what the model says is needed, or a little more."""
+MOST_TRIMS = 3  # Times that a set which has too much by its own plan is made smaller
+MOST_EFFORTS = 4  # Times that a set is chosen for what the model says is needed, or a little more
 
 EFFORT_STEP = 1.05
 """By how much more is asked for when the model says that a set which has what is needed does not do after all."""
@@ -200,8 +197,7 @@ KEPT_EXCESS = 0.005
 """Relative price by which those who are active already may exceed the cheapest set and stay: less than any figure is
 known to."""
 
-SHRINK = 0.5
-"""Between the sizes of sets that are tried for the least idle share."""
+SHRINK = 0.5  # Between the sizes of sets that are tried for the least idle share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

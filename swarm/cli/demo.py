@@ -33,18 +33,10 @@ START_S = 60.0
 VLLM_START_S = 300.0
 """Two engines that load vLLM side by side take half a minute on two quiet cores, and minutes on busy ones."""
 
-VLLM_MEMORY = 0.8
-"""Of the GPU's memory, for all engines of the demo together; the learner's model is tiny."""
-
-STOP_S = 15.0
-"""After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
-
-BEAT_S = 1.0
-"""Beats on one machine cost nothing, and a killed sampler is noticed in three seconds."""
-
-TARGET = 0.95
-"""Held-out exact match at which the demo stops; 0.9 is what it promises."""
-
+VLLM_MEMORY = 0.8  # Of the GPU's memory, for all engines of the demo together; the learner's model is tiny
+STOP_S = 15.0  # After a polite request a node gets this long, which covers a sampler's drain, before it is killed
+BEAT_S = 1.0  # Beats on one machine cost nothing, and a killed sampler is noticed in three seconds
+TARGET = 0.95  # Held-out exact match at which the demo stops; 0.9 is what it promises
 LEARNED = 0.9
 
 EVAL_PROMPTS = 500

@@ -18,8 +18,7 @@ from swarm.settings import SECTIONS, Flag
 KINDS = {int: "<int>", float: "<number>", Path: "<path>"}
 """What the help says of a value; it is a text for everything else."""
 
-OTHER = "Other"
-"""Section of options that name none."""
+OTHER = "Other"  # Section of options that name none
 
 
 class Sections(TyperCommand):

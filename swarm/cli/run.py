@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
 """Exit statuses."""
 
-LEAVE_S = 3.0
-"""After a second signal a node that cannot end is ended: its last words to others take at most a second."""
-
+LEAVE_S = 3.0  # After a second signal a node that cannot end is ended: its last words to others take at most a second
 R = TypeVar("R")
 T = TypeVar("T", covariant=True)
 

@@ -32,8 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 BREACHED = 1
 """Exit status of `verify` when an invariant does not hold; that of damage is 2, as of whatever a person has to mend."""
 
-LOST_SHOWN = 50
-"""Lines about what was lost: by then more of them say nothing new."""
+LOST_SHOWN = 50  # Lines about what was lost: by then more of them say nothing new
 
 export_app = typer.Typer(help="Write parts of a run for other programs.")
 
@@ -208,11 +207,8 @@ def _the_running_one() -> Path:
     return found[0]
 
 
-WATCH_S = 2.0
-"""Between two looks of --watch: few figures change faster."""
-
-RESIZE_S = 0.25
-"""A screen that is watched is drawn again so soon after its terminal was resized."""
+WATCH_S = 2.0  # Between two looks of --watch: few figures change faster
+RESIZE_S = 0.25  # A screen that is watched is drawn again so soon after its terminal was resized
 
 
 def status(

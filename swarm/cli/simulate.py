@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 Arm = Literal["relay-delta", "relay-full", "star-delta", "star-full"]
 Activate = Literal["all", "cheapest"]
 
-MOST_HOURS = 24.0 * 31
-"""A month: at a thousand nodes half an hour of computing."""
-
+MOST_HOURS = 24.0 * 31  # A month: at a thousand nodes half an hour of computing
 GB = 1e9
 
 File = Annotated[Path, typer.Argument(help="The scenario, a TOML file: docs/scenarios.md.")]

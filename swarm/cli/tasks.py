@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from swarm.tasks.base import Task
     from swarm.types import Prompt, Score
 
-WRONG = "this is not the answer"
-"""An answer to see what a wrong one earns."""
-
-MOST_SHOWN = 2000
-"""Characters of a prompt that are shown."""
+WRONG = "this is not the answer"  # An answer to see what a wrong one earns
+MOST_SHOWN = 2000  # Characters of a prompt that are shown
 
 FAILURES = {
     "zero": "a run gives such completions 0",

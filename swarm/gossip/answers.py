@@ -28,21 +28,15 @@ from swarm.gossip.records import (
 from swarm.gossip.table import Peer, Table, View
 from swarm.types import NodeId
 
-Seen = dict[bytes, tuple[int, float]]
-"""Order and beat by prefix, as a digest claims them."""
-
-RECORDS_BYTES = 40 * 1024
-"""Records of one message: with the digest of 1,000 publics they fit the body's cap."""
+Seen = dict[bytes, tuple[int, float]]  # Order and beat by prefix, as a digest claims them
+RECORDS_BYTES = 40 * 1024  # Records of one message: with the digest of 1,000 publics they fit the body's cap
 
 MAX_WANTED = RECORDS_BYTES // 256
 """As many as one message of records can bring; the shortest record takes about 256 bytes."""
 
-FRAME_BYTES = 64
-"""What msgpack adds to the fields of an answer."""
-
+FRAME_BYTES = 64  # What msgpack adds to the fields of an answer
 WANTED_BYTES = PREFIX_BYTES + 2
-FIELD_BYTES = 3
-"""With the header that msgpack puts before bytes."""
+FIELD_BYTES = 3  # With the header that msgpack puts before bytes
 
 
 def seen_in(digest: bytes, *, latest: float) -> Seen:

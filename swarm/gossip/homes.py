@@ -13,8 +13,7 @@ from random import Random
 from swarm.gossip.records import GossipRules
 from swarm.types import NodeId, VersionId
 
-MAX_FAILURES = 4
-"""At 10 % loss each way a poll fails one time in five, four in a row do one time in 800."""
+MAX_FAILURES = 4  # At 10 % loss each way a poll fails one time in five, four in a row do one time in 800
 
 
 @dataclass(slots=True, kw_only=True)

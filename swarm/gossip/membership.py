@@ -112,8 +112,7 @@ class Calls:
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0
 """Between two tries to reach a bootstrap while nobody is known, doubled each time."""
 
-HELLO_S = 10.0
-"""By then a hello was answered or has failed."""
+HELLO_S = 10.0  # By then a hello was answered or has failed
 
 
 class Membership:

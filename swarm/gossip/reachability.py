@@ -19,23 +19,16 @@ from swarm.net.signing import PublicKeyField
 from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
 
-WITNESSES = 2
-"""One witness may sit in our own network, or lie; the young swarm has only the learner."""
-
+WITNESSES = 2  # One witness may sit in our own network, or lie; the young swarm has only the learner
 ASK_ROUNDS = 5
 CHECK_ROUNDS = 150
 """A leaf asks every 10 s until it has its witnesses, or eight were of no use; then, and as a public, every 5 min."""
 
 PATIENT_FAILURES = 8
-LOST_AFTER = 2
-"""Failed checks in a row that make a public a leaf."""
-
+LOST_AFTER = 2  # Failed checks in a row that make a public a leaf
 DIAL_BACKS_PER_MINUTE = 1
-LAN_DIAL_BACKS_PER_MINUTE = 60
-"""For one address: a home has one router. In a laboratory many nodes share an address."""
-
-MAX_DIALLED = 4096
-"""Addresses that are remembered for a minute; when they are more, everybody waits."""
+LAN_DIAL_BACKS_PER_MINUTE = 60  # For one address: a home has one router. In a laboratory many nodes share an address.
+MAX_DIALLED = 4096  # Addresses that are remembered for a minute; when they are more, everybody waits
 
 METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"), ip_address("100.100.100.200"))
 """Where clouds keep their machines' credentials; no setting opens these."""
@@ -44,9 +37,7 @@ INTERNET6 = ip_network("2000::/3")
 TUNNELS6 = (ip_network("2002::/16"), ip_network("2001::/32"))
 """All that IPv6 routes globally, and the parts of it that carry IPv4 addresses, private ones too: 6to4 and Teredo."""
 
-MAX_CLAIMED = 8
-"""Addresses that witnesses may have named at a time: a lying one has a new answer every time."""
-
+MAX_CLAIMED = 8  # Addresses that witnesses may have named at a time: a lying one has a new answer every time
 DIAL_BACK_CONTEXT = "dial-back"
 
 

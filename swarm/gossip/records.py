@@ -31,17 +31,13 @@ from swarm.types import Address, Id, NodeId, Role, Seconds, SwarmId, VersionId
 GOSSIP_BODY_BYTES = 64 * 1024
 """Largest body of gossip, either way: the digest of the largest table (57,344 bytes) and some records."""
 
-MAX_PUBLICS = 4096
-"""Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB."""
-
-MAX_PER_SUBNET = 64
-"""Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table."""
+MAX_PUBLICS = 4096  # Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB
+MAX_PER_SUBNET = 64  # Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table
 
 MAX_LEAVES = 1024
 """Leaves that one home serves: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core."""
 
-MAX_BANNED = 1024
-"""Keys that equivocated; the oldest is forgotten first. Their owner can make new keys anyway."""
+MAX_BANNED = 1024  # Keys that equivocated; the oldest is forgotten first. Their owner can make new keys anyway.
 
 assert GOSSIP_BODY_BYTES <= CONTROL_BODY_BYTES
 
@@ -65,9 +61,7 @@ class GossipRules:
     """Peers that something new is pushed on to at once: 99 % of 100 publics know in about a second, the rounds do the
     rest. With 3 the last leaf of 1,000 hears of a head a second later, and nothing is saved."""
 
-    jitter: float = 0.2
-    """Share by which every period varies, so that nodes started together drift apart."""
-
+    jitter: float = 0.2  # Share by which every period varies, so that nodes started together drift apart
     suspect_rounds: int = 8
     dead_rounds: int = 20
     """By the age of a beat: dead after 40 s, of which a stall of 5 s and 30 % loss make at most 18."""
@@ -98,8 +92,7 @@ class GossipRules:
     refresh_rounds: int = 30
     """Every 60 s a leaf asks a random public for others, so that no set of homes can keep it to themselves."""
 
-    leaf_publics: int = 32
-    """Publics that a leaf knows: three homes and ten times as many to choose from."""
+    leaf_publics: int = 32  # Publics that a leaf knows: three homes and ten times as many to choose from
 
     scarce_rounds: int = 5
     """It asks every 10 s at first, while it knows too few to fill its homes, and when it could reach none: in a young
@@ -134,12 +127,8 @@ class GossipRules:
 
 
 RECORD_CONTEXT = "record"
-
-RECORD_BYTES = 1024
-"""An ordinary record takes 270 to 340 bytes; one with four long DNS names fits too."""
-
-MAX_ADDRESSES = 4
-"""IPv4, IPv6 and two names."""
+RECORD_BYTES = 1024  # An ordinary record takes 270 to 340 bytes; one with four long DNS names fits too
+MAX_ADDRESSES = 4  # IPv4, IPv6 and two names
 
 MAX_SEQUENCE = 65_535
 """Sequence and generation have two bytes each in a digest; after 45 days of re-issues the generation rises."""
@@ -147,8 +136,7 @@ MAX_SEQUENCE = 65_535
 PREFIX_BYTES = 8
 """How much of a node id stands for it in a digest: enough that no two of 4,096 nodes meet, by chance or by design."""
 
-Reachability = Literal["leaf", "public", "gone"]
-"""Dials out only; proven reachable from outside; has left."""
+Reachability = Literal["leaf", "public", "gone"]  # Dials out only; proven reachable from outside; has left
 
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 Counter16 = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
@@ -237,9 +225,7 @@ _ENTRY = struct.Struct(f">{PREFIX_BYTES}sIH")
 ENTRY_BYTES = _ENTRY.size
 AGE_UNIT_S = 0.1
 MAX_AGE_S = 65_535 * AGE_UNIT_S
-
-HEAD_BYTES = 1024
-"""A signed head; gossip carries it as it is."""
+HEAD_BYTES = 1024  # A signed head; gossip carries it as it is
 
 RecordField = Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
 DigestBytes = Annotated[bytes, msgspec.Meta(max_length=ENTRY_BYTES * MAX_PUBLICS)]
@@ -247,8 +233,7 @@ PrefixField = Annotated[bytes, msgspec.Meta(min_length=PREFIX_BYTES, max_length=
 OrderField = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Records = Annotated[tuple[RecordField, ...], msgspec.Meta(max_length=512)]
 
-Entry = tuple[bytes, int, float]
-"""Prefix, order, age in seconds."""
+Entry = tuple[bytes, int, float]  # Prefix, order, age in seconds
 
 
 class Exchange(Message, frozen=True):

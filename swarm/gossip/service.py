@@ -39,14 +39,9 @@ from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId
 
 DIAL_BACK_BYTES = 1024
-DIAL_BACK_S = 10.0
-"""Time limit of a call for being called back: a connection each way."""
-
-KNOCK_S = 5.0
-"""Time limit of calling somebody back."""
-
-FAREWELL_S = 1.0
-"""A node that leaves waits this long for its last word to arrive."""
+DIAL_BACK_S = 10.0  # Time limit of a call for being called back: a connection each way
+KNOCK_S = 5.0  # Time limit of calling somebody back
+FAREWELL_S = 1.0  # A node that leaves waits this long for its last word to arrive
 
 Knock = Callable[[NodeId, Address], Awaitable[bool]]
 """Calls a node back: whether it answered, and proved that it is who it says."""

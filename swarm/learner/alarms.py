@@ -39,15 +39,13 @@ from msgspec import structs
 
 from swarm.learner.messages import Alarm, AlarmKind, AlarmRules, AlarmState, Reaction
 
-GRADIENT_CLIP = 1.0
-"""Norm to which gradients are clipped; one that is shorter is no spike, however short others were."""
+GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; one that is shorter is no spike, however short others were
 
 NORMS_KEPT = 50
 """Norms that a spike is compared with: 25 learner steps of two minibatches. Skipped ones are among them, so a lasting
 change is taken for the new regime after half as many."""
 
-NORMS_BEFORE = 20
-"""Norms before any counts as a spike: the first ones of a run, under warm-up, are few and small."""
+NORMS_BEFORE = 20  # Norms before any counts as a spike: the first ones of a run, under warm-up, are few and small
 
 NOT_FINITE_STEPS = 3
 """Learner steps in a row of nothing but gradients that are not finite: then it is the weights, not the batch."""

@@ -20,8 +20,7 @@ from swarm.errors import UserError
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 
-TRAINED_BYTES = 16
-"""Of one parameter: float32 weight, gradient, and AdamW's two moments."""
+TRAINED_BYTES = 16  # Of one parameter: float32 weight, gradient, and AdamW's two moments
 
 SNAPSHOT_BYTES = 14
 """Of one parameter in the host's memory while a checkpoint is written: weight, moments, and the bf16 model."""
@@ -33,8 +32,7 @@ LEAST_TOKENS = {False: 4096, True: 1024}
 """With and without activation checkpointing, the fewest tokens that are chosen before something else is: below 4096 a
 GPU is slower for its small matrices than for computing layers twice; below 1024 it is of no use to go on halving."""
 
-MASK_BYTES = 5
-"""Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores."""
+MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
 
 FREE_SHARE = 0.92
 """Of the free memory that may be planned with: the rest is for fragments and for what kernels use while they run."""
@@ -43,9 +41,7 @@ WHOLE_GRADIENT_BYTES = 2 << 30
 """Up to here each of several ranks keeps the whole gradient of a minibatch and they add up theirs once; a larger one is
 cut at every pass, since what FSDP saved in memory would be lost again."""
 
-MOST_RANKS = 1024
-"""Looked at when one asks how many would do."""
-
+MOST_RANKS = 1024  # Looked at when one asks how many would do
 GIB = 1 << 30
 
 

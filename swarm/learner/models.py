@@ -65,9 +65,7 @@ def tiny_model(seed: int) -> Any:
     return Qwen3ForCausalLM(config)
 
 
-IGNORED = -100
-"""The label of a position that is not to be learned: cross_entropy's own."""
-
+IGNORED = -100  # The label of a position that is not to be learned: cross_entropy's own
 ADAM_BETAS = (0.9, 0.95)
 GRADIENT_CLIP = 1.0
 

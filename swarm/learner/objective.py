@@ -64,8 +64,7 @@ class Objective:
     wants_proximal: bool
 
 
-OBJECTIVES: dict[str, Objective] = {}
-"""By the name that `--objective` takes."""
+OBJECTIVES: dict[str, Objective] = {}  # By the name that `--objective` takes
 
 
 def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:

@@ -24,8 +24,7 @@ from swarm.learner.messages import (
 from swarm.process import START_S, Child
 from swarm.settings import LeadConfig
 
-MACHINES_START_S = 600.0
-"""Longest wait for trainer ranks on other machines, where somebody has to start them."""
+MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
 
 
 ASSUMED_PROMPT_TOKENS = 2048

@@ -107,8 +107,7 @@ class Ranks:
         write_staging(tensors, path)
 
 
-TORCHRUN_VARIABLE = "ECHO_NODE_TORCHRUN_PID"
-"""By which a rank sees whether torchrun is still there."""
+TORCHRUN_VARIABLE = "ECHO_NODE_TORCHRUN_PID"  # By which a rank sees whether torchrun is still there
 
 
 def main() -> None:

@@ -40,9 +40,7 @@ PATIENCE = timedelta(days=365)
 """Of a collective: commands may be hours apart, and a rank that hangs is noticed by the node, which hears of no
 progress."""
 
-PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent dies."""
-
+PR_SET_PDEATHSIG = 1  # Of Linux's prctl: the signal that a process gets when its parent dies
 R = TypeVar("R")
 
 

@@ -23,8 +23,7 @@ from swarm.learner.policy import Policy, TokenFigures
 from swarm.learner.ranks import Ranks
 from swarm.types import Schedule
 
-ADVANTAGE_EPSILON = 1e-4
-"""Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value."""
+ADVANTAGE_EPSILON = 1e-4  # Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value
 
 
 def group_advantages(rewards: torch.Tensor, normalisation: Literal["group", "none"] = "group") -> torch.Tensor:

@@ -40,12 +40,8 @@ from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
 from swarm.types import Address, NodeId
 
 SESSION_PATH = "/v1/session"
-
-SESSION_S = 10.0
-"""Time limit for opening a session: two round trips and two signatures."""
-
-CONNECT_S = 5.0
-"""Longest wait for a TCP connection: three SYN retries on a home line."""
+SESSION_S = 10.0  # Time limit for opening a session: two round trips and two signatures
+CONNECT_S = 5.0  # Longest wait for a TCP connection: three SYN retries on a home line
 
 MAX_CONNECTIONS = 8
 """Connections that one client opens to one peer: a question held open, a beat, a submission, four chunks, one spare."""
@@ -53,12 +49,8 @@ MAX_CONNECTIONS = 8
 SILENT = "is the address right, and do firewalls and routers let the port through?"
 """What to look at where nothing answers at all."""
 
-ERROR_TEXT_BYTES = 500
-"""How much of a peer's error text is read and shown."""
-
-FINGERPRINT_BYTES = 32
-"""SHA-256 of a certificate in DER."""
-
+ERROR_TEXT_BYTES = 500  # How much of a peer's error text is read and shown
+FINGERPRINT_BYTES = 32  # SHA-256 of a certificate in DER
 NUMBER = re.compile("[0-9]{1,9}")
 
 NEEDLESS_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -122,14 +114,9 @@ class Peer(Protocol):
 class BodyLimits:
     """How slowly a request's body may come."""
 
-    read_s: float = 20.0
-    """For the whole body: a sender that keeps the least rate for ever would hold a handler as long."""
-
-    least_bytes_per_s: float = 1000.0
-    """A fortieth of a slow uplink; whoever sends less means to hold the handler."""
-
-    grace_s: float = 2.0
-    """How far a sender may fall behind that: a lost segment or two on a long line."""
+    read_s: float = 20.0  # For the whole body: a sender that keeps the least rate for ever would hold a handler as long
+    least_bytes_per_s: float = 1000.0  # A fortieth of a slow uplink; whoever sends less means to hold the handler
+    grace_s: float = 2.0  # How far a sender may fall behind that: a lost segment or two on a long line
 
     def due_s(self, received: int) -> float:
         """Seconds from the start until more than `received` bytes have to be there."""

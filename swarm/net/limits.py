@@ -16,26 +16,21 @@ from dataclasses import dataclass, field, replace
 
 from swarm.types import NodeId
 
-IPV6_HOME_BITS = 64
-"""A home gets at least this prefix, so every address in it is the same caller."""
+IPV6_HOME_BITS = 64  # A home gets at least this prefix, so every address in it is the same caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The bounds, each with its reason."""
 
-    connections: int = 8
-    """Of one address, and of one node: what one client opens (http.MAX_CONNECTIONS)."""
+    connections: int = 8  # Of one address, and of one node: what one client opens (http.MAX_CONNECTIONS)
 
     nodes_per_address: int = 8
     """Proven nodes that add to what their address may have: the machines of one home or office."""
 
-    all_connections: int = 4096
-    """Of the whole server: 512 samplers with eight each."""
-
+    all_connections: int = 4096  # Of the whole server: 512 samplers with eight each
     requests_per_s: float = 20.0
-    burst: float = 40.0
-    """Of an address that has not proven who it is; the burst is a start, or the end of an outage."""
+    burst: float = 40.0  # Of an address that has not proven who it is; the burst is a start, or the end of an outage
 
     proven_share: float = 5.0
     """So many times as much for a node that has: a sampler of a model that takes eight steps a second asks 60 times.

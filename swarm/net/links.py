@@ -26,23 +26,15 @@ from swarm.net.wire import PROTOCOL, Message, decode, encode
 from swarm.types import Address, NodeId, VersionId
 
 METHOD = "STREAM"
-PATH = "/v1/stream"
-"""What the signature of a stream's first frame is over, in the place of an HTTP request's."""
-
+PATH = "/v1/stream"  # What the signature of a stream's first frame is over, in the place of an HTTP request's
 HELLO = 1
 WELCOME = 2
-
 HELLO_BYTES = 1024
 HELLO_S = 10.0
-
 BACK_OFF_LEAST_S = 0.5
 BACK_OFF_MOST_S = 30.0
-
-BARRED_S = 60.0
-"""A node that sent wrong chunks again and again is left for so long."""
-
+BARRED_S = 60.0  # A node that sent wrong chunks again and again is left for so long
 MAX_BARRED = 4096
-
 NO_VERSION = VersionId(incarnation=0, version=0)
 
 

@@ -30,24 +30,16 @@ from swarm.types import NodeId
 SHUTDOWN_S = 1.0
 """Open requests get this long when the node stops: held questions would otherwise keep it for their whole wait."""
 
-HANDSHAKE_S = 10.0
-"""Time limit of a first byte and of a TLS handshake, within which a connection is counted already."""
-
-CLOSE_S = 2.0
-"""How long a peer may take to agree to the end of TLS: nothing is lost if it does not."""
-
-BACKLOG = 128
-"""Connections that wait to be accepted: more than arrive in one turn of a busy loop."""
-
-ACCEPT_PAUSE_S = 1.0
-"""After a connection could not be accepted: without a pause the loop would spin on it."""
+HANDSHAKE_S = 10.0  # Time limit of a first byte and of a TLS handshake, within which a connection is counted already
+CLOSE_S = 2.0  # How long a peer may take to agree to the end of TLS: nothing is lost if it does not
+BACKLOG = 128  # Connections that wait to be accepted: more than arrive in one turn of a busy loop
+ACCEPT_PAUSE_S = 1.0  # After a connection could not be accepted: without a pause the loop would spin on it
 
 KEEPALIVE_S = 75.0
 """An idle connection, or one that never sends its whole request line, is closed after this: longer than our clients
 keep theirs (15 s), so that a request never meets a connection that is just being closed."""
 
-LINGER_S = 2.0
-"""How long the rest of a refused body is read and dropped, so that its sender hears the refusal."""
+LINGER_S = 2.0  # How long the rest of a refused body is read and dropped, so that its sender hears the refusal
 
 UNMETERED_PATHS = ("/v1/versions/", "/v1/objects/")
 """Chunks and objects are fetched as fast as the line allows; the cap on connections bounds them."""

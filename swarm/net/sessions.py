@@ -32,29 +32,14 @@ from swarm.types import Id, NodeId
 OPEN_CONTEXT = "open session"
 GRANT_CONTEXT = "session granted"
 REQUEST_CONTEXT = "request"
-
-AUTH_HEADER = "Echo-Auth"
-"""Session, counter and signature of a request: 118 characters of base64 without padding."""
-
-SESSION_MESSAGE_BYTES = 512
-"""Largest sealed OpenSession or SessionGranted; they take about 190."""
-
+AUTH_HEADER = "Echo-Auth"  # Session, counter and signature of a request: 118 characters of base64 without padding
+SESSION_MESSAGE_BYTES = 512  # Largest sealed OpenSession or SessionGranted; they take about 190
 SESSION_ID_BYTES = 16
-NONCE_BYTES = 16
-"""128 random bits: nobody guesses one, and none comes twice."""
-
-WINDOW = 1024
-"""Counters below the highest one that may still arrive: far more than a client has requests under way (8)."""
-
-MAX_SESSIONS = 8192
-"""Sessions of one server, about 0.5 kB each: every node of the largest swarm twice over."""
-
-MAX_SESSIONS_PER_NODE = 4
-"""A node needs one; a second while it restarts. More would let one key fill the table."""
-
-IDLE_S = 600.0
-"""An unused session is forgotten after ten minutes; its client is answered 401 and opens another one."""
-
+NONCE_BYTES = 16  # 128 random bits: nobody guesses one, and none comes twice
+WINDOW = 1024  # Counters below the highest one that may still arrive: far more than a client has requests under way (8)
+MAX_SESSIONS = 8192  # Sessions of one server, about 0.5 kB each: every node of the largest swarm twice over
+MAX_SESSIONS_PER_NODE = 4  # A node needs one; a second while it restarts. More would let one key fill the table.
+IDLE_S = 600.0  # An unused session is forgotten after ten minutes; its client is answered 401 and opens another one
 _FRAME = struct.Struct(f">{SESSION_ID_BYTES}sQ64s")
 _WINDOW_MASK = (1 << WINDOW) - 1
 

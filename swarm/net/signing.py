@@ -12,8 +12,7 @@ from swarm.errors import ProtocolError
 from swarm.net.wire import Message, decode, digest, encode
 from swarm.types import NodeId, SwarmId
 
-ID_BYTES = 16
-"""Ids are 128 bits of a digest: no two nodes meet by chance, and a status line stays readable."""
+ID_BYTES = 16  # Ids are 128 bits of a digest: no two nodes meet by chance, and a status line stays readable
 
 PublicKeyField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 SignatureField = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]

@@ -85,19 +85,14 @@ class Pace:
 
 
 HEADER = struct.Struct(">BBHIIIQ8s")
-
 UNSENT_S = 0.05
 MOST_UNSENT_BYTES = 512 * 1024
 """What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a
 busy machine take to give it more, and not much less than a chunk."""
 
 RATE_WEIGHT = 0.3
-
-READ_BYTES = 256 * 1024
-"""Read at most so much in one turn of the loop, that other links have theirs."""
-
-WAKE_BYTES = 32 * 1024
-"""So much of a chunk is waited for before it is read; a socket's buffer takes four times as much."""
+READ_BYTES = 256 * 1024  # Read at most so much in one turn of the loop, that other links have theirs
+WAKE_BYTES = 32 * 1024  # So much of a chunk is waited for before it is read; a socket's buffer takes four times as much
 
 
 @dataclass(slots=True)
@@ -359,21 +354,11 @@ class Stream:
         self._end.received(frame, payload)
 
 
-OPEN_S = 10.0
-"""Time limit for connecting and for TLS."""
-
-CONGESTION = b"cubic"
-"""With many application-limited flows over one uplink BBR left 43 % of it idle."""
-
-DEAD_AFTER_MS = 20_000
-"""Unacknowledged data of that age ends a link (TCP_USER_TIMEOUT)."""
-
-PREAMBLE = b"\0echo-stream\n"
-"""Its first byte begins neither TLS nor HTTP."""
-
-UNSENT_BYTES = 16 * 1024
-"""What the kernel may hold unsent on a new link (TCP_NOTSENT_LOWAT)."""
-
+OPEN_S = 10.0  # Time limit for connecting and for TLS
+CONGESTION = b"cubic"  # With many application-limited flows over one uplink BBR left 43 % of it idle
+DEAD_AFTER_MS = 20_000  # Unacknowledged data of that age ends a link (TCP_USER_TIMEOUT)
+PREAMBLE = b"\0echo-stream\n"  # Its first byte begins neither TLS nor HTTP
+UNSENT_BYTES = 16 * 1024  # What the kernel may hold unsent on a new link (TCP_NOTSENT_LOWAT)
 TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 
 

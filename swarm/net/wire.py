@@ -15,35 +15,25 @@ from blake3 import blake3
 
 from swarm.errors import ProtocolError, TooLarge
 
-PROTOCOL = 5
-"""Integer that both sides of a connection must agree on."""
-
+PROTOCOL = 5  # Integer that both sides of a connection must agree on
 PROTOCOL_HEADER = "Echo-Protocol"
 
 CONTROL_BODY_BYTES = 256 * 1024
 """Largest control message. The longest is a question that names 8,192 held samples: 98 kB in groups of one."""
 
-ROLLOUT_BODY_BYTES = 8 * 1024 * 1024
-"""Largest compressed body of rollouts."""
+ROLLOUT_BODY_BYTES = 8 * 1024 * 1024  # Largest compressed body of rollouts
 
 ROLLOUT_UNPACKED_BYTES = 32 * 1024 * 1024
 """Largest body of rollouts after decompression: 400 rollouts of 8,192 tokens at 9 bytes a token."""
 
-ROLLOUT_MAX_RATIO = 50
-"""Varied rollouts compress about twofold; a large body that claims more than this is a bomb."""
+ROLLOUT_MAX_RATIO = 50  # Varied rollouts compress about twofold; a large body that claims more than this is a bomb
 
 RATIO_FREE_BYTES = 4 * 1024 * 1024
 """Up to this size any ratio is allowed: a policy that repeats one token compresses a hundredfold, honestly."""
 
-ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
-"""Largest window that a decoder allocates for a peer."""
-
-Digest = NewType("Digest", bytes)
-"""BLAKE3, 32 bytes."""
-
-DigestField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""A digest inside a message."""
-
+ZSTD_WINDOW_BYTES = 8 * 1024 * 1024  # Largest window that a decoder allocates for a peer
+Digest = NewType("Digest", bytes)  # BLAKE3, 32 bytes
+DigestField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # A digest inside a message
 M = TypeVar("M")
 
 

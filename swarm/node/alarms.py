@@ -35,26 +35,19 @@ groups once in 170 times."""
 
 FLOOR_STEPS, FLOOR_SHARE = 20, 0.99
 
-FAILED_SHARE = 0.01
-"""Of the completions of a step: failures that are rarer bias little."""
+FAILED_SHARE = 0.01  # Of the completions of a step: failures that are rarer bias little
 
 GROUPS_READ, SAMPLES_READ = 16, 4
 """Completions that are decoded to find out why: 64, so that shares are good to some percent."""
 
-TOKENS_READ = 1024
-"""Of each end of a completion."""
-
-SHOWN = 3
-"""Completions that a person is shown."""
+TOKENS_READ = 1024  # Of each end of a completion
+SHOWN = 3  # Completions that a person is shown
 
 EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100
 """Of a text, half of them from its end."""
 
-MOST = 0.5
-"""A share of completions that explains why nothing is learned."""
-
-SOME = 0.1
-"""A share that is no chance, of completions that hold the wanted answer and are not right."""
+MOST = 0.5  # A share of completions that explains why nothing is learned
+SOME = 0.1  # A share that is no chance, of completions that hold the wanted answer and are not right
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,15 +45,10 @@ from swarm.settings import DEFAULT_PORT
 from swarm.types import Address, Id, Role, Seconds, SwarmId
 
 HELLO_PATH = "/v1/hello"
-
 HELLO_BYTES = 4096
-
-HELLO_S = 10.0
-"""Time limit of a hello: a learner that loads a large model still answers at once."""
-
+HELLO_S = 10.0  # Time limit of a hello: a learner that loads a large model still answers at once
 MAX_ROUND_S = 60.0
-LEAST_ROUND_S = 0.05
-"""A pace outside of this is nobody's wish."""
+LEAST_ROUND_S = 0.05  # A pace outside of this is nobody's wish
 
 
 class Hello(Message, frozen=True):
@@ -110,10 +105,7 @@ async def say_hello(peer: Peer) -> Heard:
 
 
 PREFIX = "echo1:"
-
-MAX_LINE_BYTES = 2048
-"""Eight addresses with names."""
-
+MAX_LINE_BYTES = 2048  # Eight addresses with names
 CHECK_BYTES = 4
 
 
@@ -157,14 +149,9 @@ WRONG_TRIES = 3
 """Sweeps in a row in which whoever was named answers, and is somebody else: by then it is no port that another program
 held for a moment while the learner was started again."""
 
-CACHED_TRIES = 3
-"""Remembered peers that are tried in one sweep, after everything that the user named."""
-
+CACHED_TRIES = 3  # Remembered peers that are tried in one sweep, after everything that the user named
 ASK_ANEW = "ask whoever leads the swarm for a new one"
-
-MAX_CACHED = 64
-"""Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year."""
-
+MAX_CACHED = 64  # Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year
 CACHE_BYTES = MAX_CACHED * (RECORD_BYTES + 8) + 1024
 
 

@@ -33,11 +33,8 @@ from swarm.tasks.base import Task
 from swarm.tasks.scoring import Completion, RewardPool
 from swarm.types import Prompt, Score, Unscored
 
-SCORED_PROMPTS = 3
-"""Held-out prompts whose rewards a check asks for: enough to see one that fails or never differs."""
-
-CHECKPOINT_BYTES = 12
-"""Of each parameter in a checkpoint: fp32 weights and two moments."""
+SCORED_PROMPTS = 3  # Held-out prompts whose rewards a check asks for: enough to see one that fails or never differs
+CHECKPOINT_BYTES = 12  # Of each parameter in a checkpoint: fp32 weights and two moments
 
 COPIES = 5
 """Of the published weights on disk at a time, about: staged, mapped, held, best, and the versions that are served."""

@@ -18,9 +18,7 @@ from typing import Any
 from swarm.errors import EchoError, UserError
 
 SOCKET = "control.sock"
-
-LINE_BYTES = 4096
-"""Longest request or answer: both are one short line."""
+LINE_BYTES = 4096  # Longest request or answer: both are one short line
 
 CALL_S = 10.0
 """Time limit of a request at both ends: what it changes takes effect at the next step, and is not waited for."""

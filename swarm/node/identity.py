@@ -10,12 +10,8 @@ from swarm.errors import UserError
 from swarm.net.signing import SigningKey
 from swarm.net.tls import write_privately
 
-MAX_DEFAULT_STATES = 64
-"""Nodes of one role and one user on one machine that find a state directory of their own."""
-
-
-MAX_GENERATION = 65_535
-"""Starts of one identity: daily ones last 179 years, and a record stays short."""
+MAX_DEFAULT_STATES = 64  # Nodes of one role and one user on one machine that find a state directory of their own
+MAX_GENERATION = 65_535  # Starts of one identity: daily ones last 179 years, and a record stays short
 
 
 def load_or_create_key(directory: Path) -> SigningKey:

@@ -28,16 +28,12 @@ from swarm.errors import UserError
 from swarm.types import NodeId
 
 DIRECTORY = "tensorboard"
-
-STEPS_REPEATED = 200
-"""Of a former life, written again: far more than what a crash keeps from the disk, and few."""
+STEPS_REPEATED = 200  # Of a former life, written again: far more than what a crash keeps from the disk, and few
 
 WAITING_STEPS = 1000
 """Steps in the queue: minutes of a fast run, 10 MB. A disk that stands still for longer leaves some out."""
 
-CLOSE_S = 10.0
-"""Longest wait at the end for what is in the queue."""
-
+CLOSE_S = 10.0  # Longest wait at the end for what is in the queue
 NO_FIGURES = frozenset({"step", "time", "version", "kind", "prompts", "samples"})
 
 EVAL_PREFIX = "eval_"
@@ -170,8 +166,7 @@ def _scalars(prefix: str, step: int, found: Mapping[str, Any]) -> Scalars:
     return Scalars(step, float(found.get("time", time.time())), values)
 
 
-LINES_KEPT = 10_000
-"""Lines that wait for room on a full disk: an hour of a fast run. More are lost, the oldest first."""
+LINES_KEPT = 10_000  # Lines that wait for room on a full disk: an hour of a fast run. More are lost, the oldest first.
 
 HELD_OUT = ("version", "exact_match", "pass_at_1", "pass_at_k", "reward", "samples")
 """What an event `evaluated` says of a version."""

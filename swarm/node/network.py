@@ -150,8 +150,7 @@ def _version(held: VersionId | None, newest: VersionId | None) -> dict[str, Any]
     return {"held": str(held) if held else None, "lag": lag}
 
 
-CACHE_EVERY_S = 60.0
-"""How often good peers are written down for the next start."""
+CACHE_EVERY_S = 60.0  # How often good peers are written down for the next start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,30 +22,17 @@ from swarm.tasks.chat import ChatTemplate, load_chat_template
 from swarm.tasks.reward_child import completion_text
 from swarm.types import Prompt
 
-RECORD = "task.json"
-"""What a run's prompts depend on besides its configuration."""
-
-CHUNK = 1000
-"""Prompts that are encoded at a time to measure them."""
-
-LOOKED_AT = 64
-"""Training prompts of a task without end that are measured before the run."""
+RECORD = "task.json"  # What a run's prompts depend on besides its configuration
+CHUNK = 1000  # Prompts that are encoded at a time to measure them
+LOOKED_AT = 64  # Training prompts of a task without end that are measured before the run
 
 TOKENS_PER_BYTE = 6
 """A tokenizer makes at most one token of a byte, after a normaliser that may make six bytes of one: NFKC, of U+FDFA."""
 
-SPECIAL_TOKENS = 64
-"""More than any tokenizer puts around a text."""
-
-TRIES = 64
-"""Prompts that may take the place of one that is too long, one after the other."""
-
-STRIDE = 1 << 40
-"""Between the numbers of a prompt and of the one that takes its place: no run comes so far by itself."""
-
-PROGRESS_S = 3.0
-"""Between two lines of how far it is: nothing is said of what takes less."""
-
+SPECIAL_TOKENS = 64  # More than any tokenizer puts around a text
+TRIES = 64  # Prompts that may take the place of one that is too long, one after the other
+STRIDE = 1 << 40  # Between the numbers of a prompt and of the one that takes its place: no run comes so far by itself
+PROGRESS_S = 3.0  # Between two lines of how far it is: nothing is said of what takes less
 PADDING_SHARE = 0.05
 PADDING_TOKENS = 1024
 """A vocabulary padded to a round number is larger than the tokenizer's by less than one of the two: Qwen3's 151,936 for

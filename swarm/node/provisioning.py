@@ -30,12 +30,8 @@ from swarm.rollout.tally import SamplerWatch
 from swarm.settings import LeadConfig
 from swarm.types import NodeId, VersionId
 
-TICK_S = 1.0
-"""How often the cost is looked at while no step ends."""
-
-LAGS = 9
-"""Installs of a sampler whose least lag is that of the install alone: of so many one finds its engine idle."""
-
+TICK_S = 1.0  # How often the cost is looked at while no step ends
+LAGS = 9  # Installs of a sampler whose least lag is that of the install alone: of so many one finds its engine idle
 DECIDING_SHARE = 0.2
 WATCHING_SHARE = 0.02
 """Most of a core that decisions may take: they run beside the event loop, and share its core. The second

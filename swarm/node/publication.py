@@ -29,14 +29,9 @@ from swarm.rollout.journal.entries import VersionPublished
 from swarm.rollout.journal.journal import Journal
 from swarm.types import NodeId, VersionId
 
-MAX_SHOWN = 8
-"""Versions whose spreading is remembered for `status`."""
-
-SHARES = {"50": 0.5, "90": 0.9, "100": 1.0}
-"""Shares of the samplers, by their name in `status`."""
-
-MAX_OPEN = 64
-"""Versions followed at once; one that no sampler reaches within 64 publications is no measure of anything."""
+MAX_SHOWN = 8  # Versions whose spreading is remembered for `status`
+SHARES = {"50": 0.5, "90": 0.9, "100": 1.0}  # Shares of the samplers, by their name in `status`
+MAX_OPEN = 64  # Versions followed at once; one that no sampler reaches within 64 publications is no measure of anything
 
 
 class InstallTracker:
@@ -100,9 +95,7 @@ class InstallTracker:
             self.last_broadcast_s = now - self._published_at.pop(version)
 
 
-ROOM_S = 1.0
-"""Between two looks at a full disk."""
-
+ROOM_S = 1.0  # Between two looks at a full disk
 R = TypeVar("R")
 
 

@@ -29,9 +29,7 @@ from swarm.node.control import is_led
 from swarm.settings import LeadConfig, load_config, read_toml
 
 ENVIRONMENT = "environment.json"
-
-LIVES_KEPT = 100
-"""Of a run that is resumed again and again the first and the newest; an entry takes some 10 kB."""
+LIVES_KEPT = 100  # Of a run that is resumed again and again the first and the newest; an entry takes some 10 kB
 
 Life = dict[str, Any]
 
@@ -160,11 +158,8 @@ CHANGEABLE = frozenset(
 of groups would make the replay another run."""
 
 CONFIG = "config.json"
-ORIGIN = "from"
-"""The key of config.json under which a fork says whose model it began with."""
-
-SUMMARY = "summary.json"
-"""Written last of all: where it is, the run is over and its samplers know."""
+ORIGIN = "from"  # The key of config.json under which a fork says whose model it began with
+SUMMARY = "summary.json"  # Written last of all: where it is, the run is over and its samplers know
 
 OTHER_CONFIG = (
     "Put back a copy; or begin the same run in another directory (environment.json has its command), stop it, and copy "
@@ -172,20 +167,14 @@ OTHER_CONFIG = (
 )
 """What helps where the settings of a run are lost: they cannot be read out of anything else."""
 
-BASE = "base"
-"""The directory of a fork that holds the model which it began with."""
+BASE = "base"  # The directory of a fork that holds the model which it began with
 
 OF_ITS_OWN = frozenset({"model", "run_dir", "state_dir"})
 """Settings that a fork does not take over: its model is a copy, and it is a swarm of its own."""
 
-LONGEST_NAME = 100
-"""Characters of a run directory's name without the time; file systems allow 255 bytes."""
-
-LOGS = "logs"
-"""What a run's processes print. That of a demo is there before the run is, and stays if there is none."""
-
-LOCK = ".lock"
-"""Held by the learner that leads the run; the system takes it back when the process dies."""
+LONGEST_NAME = 100  # Characters of a run directory's name without the time; file systems allow 255 bytes
+LOGS = "logs"  # What a run's processes print. That of a demo is there before the run is, and stays if there is none.
+LOCK = ".lock"  # Held by the learner that leads the run; the system takes it back when the process dies
 
 
 def default_run_dir(task: str) -> Path:

@@ -29,9 +29,7 @@ from swarm.rollout.journal.salvage import salvage_journal
 from swarm.rollout.journal.segments import sync_path
 
 CHECKPOINTS, MODEL, IDENTITY = "checkpoints", "model", "identity"
-COPIED = (CHECKPOINTS, NAME, MODEL, BASE, SEGMENTS, IDENTITY, DATABASE)
-"""What takes room."""
-
+COPIED = (CHECKPOINTS, NAME, MODEL, BASE, SEGMENTS, IDENTITY, DATABASE)  # What takes room
 PARTIAL = ".partial"
 
 

@@ -24,8 +24,7 @@ from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.settings import JoinConfig
 
-MAX_FAULTS = 5
-"""Sessions in a row that broke without one accepted rollout: by then it is this machine, not chance."""
+MAX_FAULTS = 5  # Sessions in a row that broke without one accepted rollout: by then it is this machine, not chance
 
 PROOF_WINDOW_S = 3600.0
 """A second engine within this time that does not hold what it was given: a new one has had its chance. Whatever was
@@ -35,8 +34,7 @@ PAUSE_S = 600.0
 """After so many faults a node waits so long for what ails it to pass (a GPU that somebody else fills, a full disk)
 before it tries again; it goes on relaying weights meanwhile."""
 
-FAULT_PAUSE_S = 2.0
-"""Pause before a new session, times the number of faults so far."""
+FAULT_PAUSE_S = 2.0  # Pause before a new session, times the number of faults so far
 
 
 class SamplerNode:

@@ -30,14 +30,9 @@ from swarm.rollout.plane.rules import staleness
 from swarm.settings import LeadConfig
 from swarm.types import Prompt
 
-STALL_S = 30.0
-"""After this long without a batch the learner says what it waits for."""
-
-MAX_BOUND = 1024
-"""Largest max_staleness; more steps than that behind is no reinforcement learning any more."""
-
-SAVE_AGAIN_S = 10.0
-"""Between two tries to write a checkpoint on a full disk: each copies the whole model."""
+STALL_S = 30.0  # After this long without a batch the learner says what it waits for
+MAX_BOUND = 1024  # Largest max_staleness; more steps than that behind is no reinforcement learning any more
+SAVE_AGAIN_S = 10.0  # Between two tries to write a checkpoint on a full disk: each copies the whole model
 
 
 class Steps:

@@ -20,12 +20,8 @@ DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
 """Settings that decide the weights although they may change when a run is resumed."""
 
 OF_THE_NETWORK = ("beat_s", "round_s", "lease_time_limit_s", "reward_timeout_s")
-
-HERE = (".", "/", "~")
-"""How a path begins that is none on the hub."""
-
-HUB_NAME_PARTS = 2
-"""owner/name"""
+HERE = (".", "/", "~")  # How a path begins that is none on the hub
+HUB_NAME_PARTS = 2  # owner/name
 
 
 def model_card(found: Figures, step: int) -> str:

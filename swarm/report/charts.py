@@ -15,8 +15,7 @@ from html import escape
 
 from swarm.report.figures import Column, Figures, Point
 
-TEXT_SHOWN = 1500
-"""Characters of a prompt or a completion; of an event's field a tenth."""
+TEXT_SHOWN = 1500  # Characters of a prompt or a completion; of an event's field a tenth
 
 
 def text(value: object, most: int = TEXT_SHOWN) -> str:
@@ -63,15 +62,11 @@ class Chart:
     curves: Sequence[Curve]
     floor: float | None = None
     ceiling: float | None = None
-    steps: Sequence[tuple[float, float]] = ()
-    """A limit that is drawn as stairs: its value from which step on."""
-    limit: str = ""
-    """What the stairs are."""
+    steps: Sequence[tuple[float, float]] = ()  # A limit that is drawn as stairs: its value from which step on
+    limit: str = ""  # What the stairs are
     across: str = "learner step"
-    marks: Sequence[tuple[float, str]] = ()
-    """Steps with something to see, and what it is."""
-    until: float = 0.0
-    """The last step of the run, so that all charts show the same of it."""
+    marks: Sequence[tuple[float, str]] = ()  # Steps with something to see, and what it is
+    until: float = 0.0  # The last step of the run, so that all charts show the same of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +212,7 @@ def _px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-MOST_OTHERS = 32
-"""Charts of figures that nobody named, one each."""
+MOST_OTHERS = 32  # Charts of figures that nobody named, one each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

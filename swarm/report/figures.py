@@ -19,25 +19,16 @@ EVENTS = "events.jsonl"
 MOST_POINTS = 300
 """Of one curve: more than a screen shows of it. A page of 40 curves stays under 2 MB whatever the run's length."""
 
-MOST_NAMES = 256
-"""Of figures: a task with many rewards has some dozens. What is beyond is not read."""
-
-EVENTS_KEPT = 100
-"""Of each end of a run, and as many besides of those that matter."""
-
+MOST_NAMES = 256  # Of figures: a task with many rewards has some dozens. What is beyond is not read.
+EVENTS_KEPT = 100  # Of each end of a run, and as many besides of those that matter
 FAULTS = ("alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
 CHANGES = ("bound_set", "cost_reached", "paused", "prepared", "stopped", "trainer_restarted", "unpaused")
 MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
 """Kinds of events that are looked for in a long run: faults, restarts, and what was changed by hand."""
 
-MARKED = ("alarm", "trainer_restarted", "diverged", "bound_set")
-"""Kinds of events that charts mark at their step."""
-
-HELD_OUT = "eval_"
-"""How the names begin of what the events `evaluated` say better: of which version it is."""
-
-LINE_BYTES = 1 << 20
-"""Longest line that is read as one; ours have a few kB."""
+MARKED = ("alarm", "trainer_restarted", "diverged", "bound_set")  # Kinds of events that charts mark at their step
+HELD_OUT = "eval_"  # How the names begin of what the events `evaluated` say better: of which version it is
+LINE_BYTES = 1 << 20  # Longest line that is read as one; ours have a few kB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +76,8 @@ class Figures:
     summary: Mapping[str, Any] | None
     lives: Sequence[Life]
     columns: dict[str, Column] = field(default_factory=dict)
-    evaluated: dict[str, Column] = field(default_factory=dict)
-    """Figures of held-out prompts, by policy version."""
-    bounds: list[tuple[int, int]] = field(default_factory=list)
-    """S from which step on."""
+    evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
+    bounds: list[tuple[int, int]] = field(default_factory=list)  # S from which step on
     events: list[Mapping[str, Any]] = field(default_factory=list)
     """The first, the last, and of those between some that matter, in order."""
     marks: list[tuple[float, str]] = field(default_factory=list)

@@ -31,17 +31,10 @@ LOOK_SHARE = 0.01
 """Between two looks at a status of this process; longer where making one takes more than this share of the time: with a
 thousand samplers it takes 8 ms."""
 
-WIDTH = 78
-"""Most columns of the panel: on a terminal of 80 or more that is resized to 80 nothing is ever wrapped."""
-
-LINES_KEPT = 1000
-"""Lines that wait for a terminal that stands still; more are lost, the oldest first."""
-
-REWARDS_KEPT = 256
-"""More than a curve has columns."""
-
-CLOSE_S = 1.0
-"""Longest wait at the end for a terminal that stands still."""
+WIDTH = 78  # Most columns of the panel: on a terminal of 80 or more that is resized to 80 nothing is ever wrapped
+LINES_KEPT = 1000  # Lines that wait for a terminal that stands still; more are lost, the oldest first
+REWARDS_KEPT = 256  # More than a curve has columns
+CLOSE_S = 1.0  # Longest wait at the end for a terminal that stands still
 
 
 class LiveView:

@@ -72,14 +72,9 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px
 """
 
 
-MARK = "<!-- echo-node report -->"
-"""The second line of every report: a file with it may be written anew."""
-
-TOLD_ELSEWHERE = ("time", "kind", "causes", "completions")
-"""Fields of events that have a place of their own."""
-
-SECRETS = ("token", "password", "secret")
-"""Parts of names of settings whose values are not shown."""
+MARK = "<!-- echo-node report -->"  # The second line of every report: a file with it may be written anew
+TOLD_ELSEWHERE = ("time", "kind", "causes", "completions")  # Fields of events that have a place of their own
+SECRETS = ("token", "password", "secret")  # Parts of names of settings whose values are not shown
 
 
 def render(found: Figures, journaled: Journaled, *, now: float) -> str:

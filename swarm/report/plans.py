@@ -11,11 +11,8 @@ from swarm.capacity.model import Binds
 from swarm.capacity.plan.arms import Arm
 from swarm.capacity.plan.plan import ClassLine, Plan, Reference, saving
 
-WAYS = {"colocated": "co-located", "async_dc": "data centre"}
-"""What readers call them."""
-
-WIDE = 84
-"""Columns of a terminal that has room for all columns of the table."""
+WAYS = {"colocated": "co-located", "async_dc": "data centre"}  # What readers call them
+WIDE = 84  # Columns of a terminal that has room for all columns of the table
 
 BINDS: dict[Binds, str] = {
     "learner": "the learner itself: it hardly ever waits",

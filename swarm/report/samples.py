@@ -16,15 +16,9 @@ from swarm.rollout.journal.segments import SegmentReader
 from swarm.types import Prompt
 
 PLACES = ("early", "middle", "late")
-
-STEPS_TRIED = 8
-"""Batches from a place on that are looked at for one whose payloads are as they were."""
-
-GROUPS_TRIED = 64
-"""Groups of a batch among which the one with the most telling rewards is looked for."""
-
-OF_A_GROUP = 3
-"""The rollouts of a group that are shown: its worst, one from the middle and its best."""
+STEPS_TRIED = 8  # Batches from a place on that are looked at for one whose payloads are as they were
+GROUPS_TRIED = 64  # Groups of a batch among which the one with the most telling rewards is looked for
+OF_A_GROUP = 3  # The rollouts of a group that are shown: its worst, one from the middle and its best
 
 Read = tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]
 """A run's prompts by number, and the text of token ids."""
@@ -55,8 +49,7 @@ class Journaled:
 
     samples: tuple[Sample, ...] = ()
     versions: int = 0
-    fault: str = ""
-    """Why there are no samples."""
+    fault: str = ""  # Why there are no samples
     is_damaged: bool = False
 
 

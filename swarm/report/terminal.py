@@ -13,12 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 SPARKS = " ▁▂▃▄▅▆▇█"
-
-UNKNOWN = "-"
-"""A figure that there is none of yet; it is not shown."""
-
-ID_LENGTH = 12
-"""Characters of a node's or a swarm's id that are shown; --json has all 32."""
+UNKNOWN = "-"  # A figure that there is none of yet; it is not shown
+ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
 
 NAME_WIDTH, VALUE_WIDTH = 15, 18
 """Columns of the longest names of figures, and of most values: two pairs fit into the panel of a live view."""

@@ -19,12 +19,8 @@ BLUE, LIGHT, GOLD, PURPLE = "#2f6db5", "#dfe6ee", "#d08c1f", "#7a5195"
 
 SIZE_INCHES, DOTS_PER_INCH = (11.0, 10.2), 150
 
-HEIGHTS = (0.7, 2.2, 1.1, 1.7, 1.9)
-"""Of the five panels, from the learner to the costs."""
-
-CROWD = 0.6
-"""Where fewer than this share of those that are there hold weights, the panel is cut above those that do."""
-
+HEIGHTS = (0.7, 2.2, 1.1, 1.7, 1.9)  # Of the five panels, from the learner to the costs
+CROWD = 0.6  # Where fewer than this share of those that are there hold weights, the panel is cut above those that do
 ENDINGS = (".png", ".svg", ".pdf")
 
 

@@ -19,8 +19,7 @@ from swarm.process import in_thread
 from swarm.rollout.changes import Changes
 from swarm.types import Prompt
 
-AT_ONCE_S = 0.1
-"""Prompts that are made in one go: some thousands of most tasks, one of a slow one."""
+AT_ONCE_S = 0.1  # Prompts that are made in one go: some thousands of most tasks, one of a slow one
 
 
 class PromptsAhead:

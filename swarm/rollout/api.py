@@ -59,9 +59,7 @@ from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
 from swarm.rollout.tally import SamplerStats, SamplerWatch, Tally, tell_accepted
 from swarm.types import Lease, NodeId, Prompt, RewardFailure, Score, Unscored, VersionId
 
-MAX_WAIT_S = 20.0
-"""Longest time that a request for leases is held open."""
-
+MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
 
 Emit = Callable[..., None]

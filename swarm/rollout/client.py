@@ -35,26 +35,19 @@ from swarm.rollout.messages import (
 from swarm.types import Lease, NodeId, Rollout, VersionId
 
 SUBMIT_PATH = "/v1/rollouts"
-
-CALL_S = 30.0
-"""Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s."""
+CALL_S = 30.0  # Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s
 
 PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES
 """Unpacked size of one submission: whatever it compresses to, it is no bomb, and it fits the body's cap."""
 
-ROLLOUT_OVERHEAD_BYTES = 400
-"""What a rollout takes besides its tokens: ids, a few spans, a reason."""
+ROLLOUT_OVERHEAD_BYTES = 400  # What a rollout takes besides its tokens: ids, a few spans, a reason
 
 SLOW_PAUSE_S = 3.0
 """Pause after a submission that came too slowly: what held it up (weights that are relayed, lost segments) may pass.
 With the 2 s and more that the learner waited, a dead line costs it a dozen tries a minute."""
 
-VERDICTS_BYTES = 1024 * 1024
-"""4,096 verdicts with a line each."""
-
-
-SampleName = tuple[str, int]
-"""Group id and index of one sample."""
+VERDICTS_BYTES = 1024 * 1024  # 4,096 verdicts with a line each
+SampleName = tuple[str, int]  # Group id and index of one sample
 
 
 class Refused(NamedTuple):

@@ -111,8 +111,7 @@ class IntakeLimits:
     body_bytes: int = 8 * ROLLOUT_BODY_BYTES
     """In hand at once: eight of the largest, or all 256 of groups of 50 rollouts."""
 
-    guest_share: float = 0.25
-    """Of both, for those who hold no lease: samplers back from an outage, and whoever else."""
+    guest_share: float = 0.25  # Of both, for those who hold no lease: samplers back from an outage, and whoever else
 
     bodies_of_session: int = 2
     """A sampler hands in one after another. The second is for a retry that comes before we know that its connection
@@ -128,11 +127,8 @@ class IntakeLimits:
     journal_bytes: int = 64 * 1024 * 1024
     """Payloads that wait for the journal: a second of a slow disk, and no more memory than that."""
 
-    retry_after_s: float = 1.0
-    """When the learner is full it works off what it has in about that time."""
-
-    most_retry_after_s: float = 60.0
-    """A purse may be far overdrawn, but whoever comes too early is refused again."""
+    retry_after_s: float = 1.0  # When the learner is full it works off what it has in about that time
+    most_retry_after_s: float = 60.0  # A purse may be far overdrawn, but whoever comes too early is refused again
 
     hold_s: float = 1.0
     """How long the answer to one who is refused for what it does itself is held back: it was to wait as long anyway.

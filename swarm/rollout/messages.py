@@ -9,11 +9,8 @@ import msgspec
 from swarm.net.wire import Message
 from swarm.types import Count, Id, Rollout, Seconds, Verdict, VersionId
 
-MAX_SAMPLES_PER_ASK = 4096
-"""More samples in flight than any one engine holds today."""
-
-LEASE_CONTEXT = "lease"
-"""What the signature of a lease is for."""
+MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
+LEASE_CONTEXT = "lease"  # What the signature of a lease is for
 
 LEASE_TOKEN_BYTES = 768 * 1024
 """A lease for a prompt of 131,072 tokens at 5 bytes an id, with room to spare; ordinary ones take a few hundred."""
@@ -26,11 +23,8 @@ MAX_SUBMITTED = 1024
 
 Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finished"]
 
-WHY_LENGTH = 200
-"""Characters of a line that tells a person why a node waits."""
-
-DEVICE_CLASS_LENGTH = 64
-"""Characters of a maker's name of a device."""
+WHY_LENGTH = 200  # Characters of a line that tells a person why a node waits
+DEVICE_CLASS_LENGTH = 64  # Characters of a maker's name of a device
 
 Why = Annotated[str, msgspec.Meta(max_length=WHY_LENGTH)]
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]

@@ -25,8 +25,7 @@ from swarm.types import NodeId, RewardFailure, Score, Unscored
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
 """Gives the outcomes of the first few, one at least."""
 
-MAX_IN_A_ROW = 64
-"""Even of a reward that fails for four completions of five, so many in a row are one in 1.6 million."""
+MAX_IN_A_ROW = 64  # Even of a reward that fails for four completions of five, so many in a row are one in 1.6 million
 
 MAX_OF_ONE = 512
 """Of one node, which may be broken, or want the run to end: twice what it may hold before its first answer."""

@@ -13,8 +13,7 @@ from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.types import NodeId, VersionId
 
-RATE_WINDOW_S = 10.0
-"""Accepted rollouts of the last ten seconds make the rate in `status`: a few steps of a fast run."""
+RATE_WINDOW_S = 10.0  # Accepted rollouts of the last ten seconds make the rate in `status`: a few steps of a fast run
 
 
 @dataclass(slots=True, kw_only=True)

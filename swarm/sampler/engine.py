@@ -158,8 +158,7 @@ class Probed(msgspec.Struct, frozen=True):
 
 Command = Start | Install | Generate | Probe
 
-Told = Callable[[], None]
-"""To be called whenever work goes on."""
+Told = Callable[[], None]  # To be called whenever work goes on
 
 
 class Engine(Protocol):

@@ -24,18 +24,12 @@ from transformers.initialization import no_init_weights
 from swarm.broadcast.version.manifest import Layout
 from swarm.sampler.weights import check_coverage, mapped_tensors
 
-PROBE_TOKENS = 32
-"""Enough for every layer to mix positions; a prefill of one block."""
-
+PROBE_TOKENS = 32  # Enough for every layer to mix positions; a prefill of one block
 FLOAT32_ERROR = 1e-4
 BFLOAT16_ERROR = 0.02
-
 FLOAT32_SHARE = 2.0**-20
-BFLOAT16_SHARE = 2.0**-7
-"""Of the largest logit of a position: what rounding may add where logits are large."""
-
-THREADS = 2
-"""The reference is computed while the engine draws, which needs the other cores more."""
+BFLOAT16_SHARE = 2.0**-7  # Of the largest logit of a position: what rounding may add where logits are large
+THREADS = 2  # The reference is computed while the engine draws, which needs the other cores more
 
 
 def probe_tokens(vocabulary: int, limit: int) -> tuple[int, ...]:

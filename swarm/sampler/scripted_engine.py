@@ -35,9 +35,7 @@ from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.threaded import wrong_tensor
 from swarm.types import Span, VersionId
 
-LOGPROB = -1.0
-"""What it claims of every token."""
-
+LOGPROB = -1.0  # What it claims of every token
 TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
 
 

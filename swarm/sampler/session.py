@@ -32,8 +32,7 @@ from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.types import VersionId
 
-SAID_AGAIN_S = 60.0
-"""Least time between two lines: a run that drops some in every step is not to fill the terminal."""
+SAID_AGAIN_S = 60.0  # Least time between two lines: a run that drops some in every step is not to fill the terminal
 
 
 class Drops:
@@ -60,23 +59,15 @@ class Drops:
         return f"the learner dropped {sum(grown.values())} of our rollouts: {by_reason}"
 
 
-ASK_WAIT_S = 10.0
-"""How long the learner may hold a request for leases open."""
+ASK_WAIT_S = 10.0  # How long the learner may hold a request for leases open
 
 AHEAD_WAIT_S = 1.0
 """The same where no place was free: the learner would go by that while places become free, and leave them so."""
 
-DRAIN_S = 10.0
-"""After a request to stop, what is running gets this long to finish and to be submitted."""
-
-FAREWELL_S = 3.0
-"""Time limit for handing leases back: a node that leaves does not wait for a dead learner."""
-
-LEAST_BEAT_S = 0.2
-"""A learner may ask for no more than five beats a second."""
-
-AGAIN_S = 1.0
-"""Pause before weights that could not be read are looked at again: a catch-up repairs them meanwhile."""
+DRAIN_S = 10.0  # After a request to stop, what is running gets this long to finish and to be submitted
+FAREWELL_S = 3.0  # Time limit for handing leases back: a node that leaves does not wait for a dead learner
+LEAST_BEAT_S = 0.2  # A learner may ask for no more than five beats a second
+AGAIN_S = 1.0  # Pause before weights that could not be read are looked at again: a catch-up repairs them meanwhile
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,11 +28,8 @@ SPOOL_FILES = 64
 """A life of this node leaves four at most (in submission, two in the queue, one before it) and submits them before it
 asks for more; so this many are left only by a dozen deaths in one outage."""
 
-MAX_AGE_S = 86_400.0
-"""A day: the longest time limit that a learner gives a lease. What is older is stale."""
-
-DIGEST_BYTES = 32
-"""BLAKE3, before the content."""
+MAX_AGE_S = 86_400.0  # A day: the longest time limit that a learner gives a lease. What is older is stale.
+DIGEST_BYTES = 32  # BLAKE3, before the content
 
 
 class SpooledAnswer(msgspec.Struct, frozen=True, array_like=True):

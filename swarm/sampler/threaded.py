@@ -1,4 +1,4 @@
-"""Libraries that block, as engines: their calls run one after another in one thread. And sums of what an engine holds."""
+"""Libraries that block, as engines: their calls run one after another in one thread; and the sums of what one holds."""
 
 from __future__ import annotations
 

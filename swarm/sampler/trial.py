@@ -35,17 +35,14 @@ from swarm.net.wire import digest, encode
 from swarm.sampler.engine import Generate, Generated, Job, Started
 from swarm.types import SamplingRules
 
-CPU_SHARE = 0.5
-"""Of the memory that is available on a machine without a GPU: its owner wants to go on working."""
+CPU_SHARE = 0.5  # Of the memory that is available on a machine without a GPU: its owner wants to go on working
 
 DRAW_COPIES = 8
 """Float32 rows over the vocabulary that one draw holds at most: logits as they come and as float32, scaled, noise, its
 logarithm, their difference, the choice, and what the softmax takes."""
 
 FLOAT32_BYTES = 4
-
-ASSUMED_CONTEXT = 4096
-"""Of a model whose configuration states none."""
+ASSUMED_CONTEXT = 4096  # Of a model whose configuration states none
 
 ASSUMED_SAMPLE_TOKENS = 4096
 """Prompt and completion of a sample for which no limit was set: contexts of 40,000 tokens and more are seldom used, and
@@ -156,32 +153,22 @@ def _config(layout: Layout) -> dict[str, Any]:
     raise UserError("the swarm's model has no config.json: the learner has to publish one")
 
 
-LIMIT_S = 30.0
-"""Longest trial. Weights take longer to come than this wherever speed matters."""
-
+LIMIT_S = 30.0  # Longest trial. Weights take longer to come than this wherever speed matters.
 PROMPT_TOKENS = 64
-MOST_TOKENS = 64
-"""New tokens of a sample in the longest rounds: enough that the prompt is a small part of the time."""
-
+MOST_TOKENS = 64  # New tokens of a sample in the longest rounds: enough that the prompt is a small part of the time
 FIRST_TOKENS = 4
 GROWTH = 4
 """4, then 4 that count, 16, 64, 64: a machine that draws one token a second and sample still ends the second round."""
 
-WHOLE_ROUNDS = 2
-"""Rounds of the most tokens; their mean is the figure."""
-
-ENTRIES = 32
-"""Trials kept: a machine has a few devices and its node meets a few models."""
-
-CACHE_BYTES = 64 * 1024
-"""ENTRIES of under 1 KiB. A larger file is not ours."""
+WHOLE_ROUNDS = 2  # Rounds of the most tokens; their mean is the figure
+ENTRIES = 32  # Trials kept: a machine has a few devices and its node meets a few models
+CACHE_BYTES = 64 * 1024  # ENTRIES of under 1 KiB. A larger file is not ours.
 
 ASSUMED_TOKENS = 1024.0
 """Mean length of a completion until some were seen: between short answers and long reasoning (2,000 and more). What a
 sampler offers by it is replaced at its first batch."""
 
-Draw = Callable[[Generate], Awaitable[Generated]]
-"""A call to the engine."""
+Draw = Callable[[Generate], Awaitable[Generated]]  # A call to the engine
 
 
 class Trial(msgspec.Struct, frozen=True):

@@ -36,17 +36,13 @@ from swarm.sampler.trial import (
 )
 from swarm.types import Rollout, SampleSpec, VersionId
 
-MOST_PER_S = 1e9
-"""What a beat may tell of; only an engine without a model comes near it."""
-
-LEAST_S = 1e-6
-"""What a clock may not see."""
+MOST_PER_S = 1e9  # What a beat may tell of; only an engine without a model comes near it
+LEAST_S = 1e-6  # What a clock may not see
 
 LENGTHS_KEPT = 512
 """Lengths by which a batch with free places is compared with a full one: of four batches at least, with 128 places."""
 
-RATE_SMOOTHING = 0.3
-"""Weight of the newest batch in the measured rate: three batches forget a slow start."""
+RATE_SMOOTHING = 0.3  # Weight of the newest batch in the measured rate: three batches forget a slow start
 
 TURNS = 2
 """Of single samples so many times as many as were drawn side by side have to be answered before they count: the first
@@ -134,7 +130,6 @@ def _smoothed(before: float, value: float, weight: float = RATE_SMOOTHING) -> fl
 
 
 ENGINE_MODULE = "swarm.sampler.engine_child"
-
 DEFAULTS = EngineOptions()
 
 

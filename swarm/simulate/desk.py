@@ -18,15 +18,9 @@ from swarm.rollout.plane.effects import Effect, Granted, Judged, NodeSilent, Sco
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, SwarmId, VersionId
 
-BEAT_S = 5.0
-"""The default of a real run; a sampler counts as gone after three."""
-
-COARSE_TOKENS = 64
-"""Token ids that the longest answer carries: the plane prefers groups whose answers are long so far."""
-
-LEASE_LIMIT_S = 1e7
-"""Samplers of a simulation answer or die: no lease is ever overdue."""
-
+BEAT_S = 5.0  # The default of a real run; a sampler counts as gone after three
+COARSE_TOKENS = 64  # Token ids that the longest answer carries: the plane prefers groups whose answers are long so far
+LEASE_LIMIT_S = 1e7  # Samplers of a simulation answer or die: no lease is ever overdue
 SWARM = SwarmId("capacity")
 SCORE = Score(reward=0.0, exact=False)
 

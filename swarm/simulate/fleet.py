@@ -20,9 +20,7 @@ from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers
 from swarm.simulate.sampler import Sampler
 
 HOUR_S = 3600.0
-
-LEAST_ABSENCE_S = 600.0
-"""Mean absence at least: a host comes back or another takes its place."""
+LEAST_ABSENCE_S = 600.0  # Mean absence at least: a host comes back or another takes its place
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,8 +76,7 @@ def nodes_of(scenario: Scenario, random: Random) -> dict[str, Node]:
     return nodes
 
 
-LEARNER = "learner"
-"""The class under which the learner's own costs are."""
+LEARNER = "learner"  # The class under which the learner's own costs are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

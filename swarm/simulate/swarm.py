@@ -44,18 +44,10 @@ from swarm.simulate.world import World
 from swarm.types import NodeId, Rollout
 
 RULES = GossipRules()
-
-GREETING_S = 1.2
-"""From a start to a record that others pass on: a hello, its answer, and the dial back."""
-
-MISSED_SHARE = 0.15
-"""Newcomers whose record was not pushed all the way at once; rounds bring it."""
-
-MISSED_ROUNDS = 6
-"""Most rounds that took."""
-
-DEATH_SPREAD_S = 1.6
-"""The last beat that was heard is up to a round old, and the watch of it as late."""
+GREETING_S = 1.2  # From a start to a record that others pass on: a hello, its answer, and the dial back
+MISSED_SHARE = 0.15  # Newcomers whose record was not pushed all the way at once; rounds bring it
+MISSED_ROUNDS = 6  # Most rounds that took
+DEATH_SPREAD_S = 1.6  # The last beat that was heard is up to a round old, and the watch of it as late
 
 
 def newcomer_s(random: Random) -> float:
@@ -170,8 +162,7 @@ FAILED_SHARE = 0.001
 """Generations that fail: an engine out of memory, a box that is restarted by its owner. Nobody publishes the figure;
 one in a thousand is visible and decides nothing."""
 
-NOTICE_S = MISSED_BEATS * BEAT_S + 0.01
-"""Until the watch of silence has noticed a sampler that vanished."""
+NOTICE_S = MISSED_BEATS * BEAT_S + 0.01  # Until the watch of silence has noticed a sampler that vanished
 
 WARMUP_SHARE, WARMUP_STEPS = 0.25, 10
 """Before figures count: ten steps, or a quarter of the time if that is less. Engines start, places are empty."""

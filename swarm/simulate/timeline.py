@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-POINTS = 600
-"""Moments of a run at which the swarm is looked at: more would not be seen in a picture."""
+POINTS = 600  # Moments of a run at which the swarm is looked at: more would not be seen in a picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

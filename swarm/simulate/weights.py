@@ -24,8 +24,7 @@ from swarm.simulate.fleet import Node
 from swarm.simulate.timeline import Carried
 from swarm.simulate.world import World
 
-STALL_S = 8.0
-"""A child takes a parent that sends nothing for gone after so long (broadcast/forest/courier.py)."""
+STALL_S = 8.0  # A child takes a parent that sends nothing for gone after so long (broadcast/forest/courier.py)
 
 
 @dataclass(slots=True, kw_only=True)

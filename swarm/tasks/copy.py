@@ -14,8 +14,7 @@ from swarm.tasks.base import Task
 from swarm.types import Prompt, Score
 
 DIGITS = 4
-HELD_OUT_SHARE = 10
-"""One number in ten is held out."""
+HELD_OUT_SHARE = 10  # One number in ten is held out
 
 
 class CopyTask(Task):

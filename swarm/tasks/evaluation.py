@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-EVALUATING = ("reasoning_gym.", "sympy.parsing.")
-"""Modules by the beginning of their names."""
+EVALUATING = ("reasoning_gym.", "sympy.parsing.")  # Modules by the beginning of their names
 
 CALLED = frozenset(
     {

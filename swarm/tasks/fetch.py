@@ -15,11 +15,8 @@ from swarm.tasks.hub import BAD_INPUT, HELD_OUT, TRAIN, Fetch
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """Files that are a data set by themselves, and what reads them."""
 
-HELD_OUT_SPLITS = ("test", "validation")
-"""Splits that nothing is trained on, the first there is."""
-
-MOST_SHOWN = 300
-"""Characters of a library's words that a fault repeats."""
+HELD_OUT_SPLITS = ("test", "validation")  # Splits that nothing is trained on, the first there is
+MOST_SHOWN = 300  # Characters of a library's words that a fault repeats
 
 
 def main() -> None:

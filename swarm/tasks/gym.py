@@ -16,29 +16,21 @@ from swarm.tasks.questions import is_held_out
 from swarm.tasks.rewards import EXTRA, without_thoughts
 from swarm.types import Prompt, Score
 
-CHUNK = 1000
-"""Entries of one data set of reasoning-gym's. Some make all of theirs at once, and refuse to make many."""
+CHUNK = 1000  # Entries of one data set of reasoning-gym's. Some make all of theirs at once, and refuse to make many.
 
 TRAIN_CHUNKS = 1 << 40
 """A run begins at one of so many data sets; entry i of seed s is entry i - 1 of seed s + 1, so that seeds
 are CHUNK apart."""
 
-HELD_OUT_BEGINS = 1 << 62
-"""The entries from here on are looked at for held-out questions: those of every run."""
-
-DRAWS = 16
-"""Entries that a training prompt may be one of. At a share of 0.05 all are held out once in 1e20 prompts."""
+HELD_OUT_BEGINS = 1 << 62  # The entries from here on are looked at for held-out questions: those of every run
+DRAWS = 16  # Entries that a training prompt may be one of. At a share of 0.05 all are held out once in 1e20 prompts.
 
 DRAW_STRIDE = 1 << 52
 """Between them: prompts that follow one another come from one data set, which is slow to make for some names."""
 
-HELD_OUT_DRAWS = 100
-"""Entries looked at for each held-out question wanted, before it is said that there are no more."""
-
+HELD_OUT_DRAWS = 100  # Entries looked at for each held-out question wanted, before it is said that there are no more
 DATASETS_KEPT = 4
-
-KEPT = 64
-"""Entries kept for scoring: the rollouts of a group come together."""
+KEPT = 64  # Entries kept for scoring: the rollouts of a group come together
 
 
 class GymTask(Task):

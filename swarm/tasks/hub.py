@@ -24,7 +24,6 @@ TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"
 """What the fetching process writes, the latter if the data set has a split for it."""
 
 BAD_INPUT = 2
-
 _NAME = re.compile(r"(?P<path>.+?)(?::(?P<config>[\w.+-]+))?(?:@(?P<split>[\w.]+))?\Z")
 
 

@@ -16,9 +16,7 @@ from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, prompt_id
 from swarm.types import Prompt
 
-MAX_BYTES = 4 << 30
-"""Of a file: what a million questions of a page each take."""
-
+MAX_BYTES = 4 << 30  # Of a file: what a million questions of a page each take
 ROLES = ("system", "user", "assistant")
 
 

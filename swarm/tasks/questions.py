@@ -19,11 +19,8 @@ from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.rewards import checked_weights, weighted_score
 from swarm.types import Prompt, Score
 
-MAX_QUESTIONS = 1_000_000
-"""Of a data set: in memory about a kilobyte each, and more than a run of 30,000 steps asks."""
-
-ID_CHARACTERS = 64
-"""As types.Id has it."""
+MAX_QUESTIONS = 1_000_000  # Of a data set: in memory about a kilobyte each, and more than a run of 30,000 steps asks
+ID_CHARACTERS = 64  # As types.Id has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

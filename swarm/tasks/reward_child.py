@@ -25,8 +25,7 @@ from swarm.tasks import load_task
 from swarm.tasks.base import RewardKind, Task, TaskOptions, random_score
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt, Score
 
-MOST_SAID = 200
-"""Characters of a reason: a line for a person."""
+MOST_SAID = 200  # Characters of a reason: a line for a person
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

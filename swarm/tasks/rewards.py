@@ -20,16 +20,12 @@ from swarm.errors import UserError
 from swarm.types import Score
 
 EXTRA = "pip install 'echo-node[tasks]'"
-
-MAX_DIGITS = 200
-"""Of a number that is read as one: Python itself refuses to read some thousands."""
+MAX_DIGITS = 200  # Of a number that is read as one: Python itself refuses to read some thousands
 
 MATH_CPU_S = 1.0
 """For one completion; an honest one takes some milliseconds. Of the processor, so that a busy machine judges alike."""
 
-EQUAL = 10
-"""Exit status of a child that found both equal. No fault ends with it."""
-
+EQUAL = 10  # Exit status of a child that found both equal. No fault ends with it.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]++)"
 _STARTS = r"(?<!\w)(?<![0-9]\.)"
@@ -59,12 +55,8 @@ _NUMBER = re.compile(
 
 _LEAD = re.compile(r"\banswer\b[ *]{0,4}(?:is\b[ ]?:?|[:=])", re.IGNORECASE)
 _AROUND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\{(.*)\}|\((\w{1,3})\)|(\w)\)")
-
-MARKS_DEEP = 4
-"""Marks around an answer that are taken off: `$\\textbf{(B)}$.` has three."""
-
-_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f~", " "))
-"""Spaces that keep a number together."""
+MARKS_DEEP = 4  # Marks around an answer that are taken off: `$\textbf{(B)}$.` has three
+_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f~", " "))  # Spaces that keep a number together
 
 
 class Number(NamedTuple):
@@ -253,17 +245,14 @@ def boxed(completion: str, answer: str) -> float:
     return float(bool((last_box(without_thoughts(completion)) or "").strip()))
 
 
-Reward = Callable[[str, str], float]
-"""(completion, answer) to a number."""
-
+Reward = Callable[[str, str], float]  # (completion, answer) to a number
 REWARDS: dict[str, Reward] = {"exact": exact, "numeric": numeric, "math": math, "boxed": boxed}
 
 CORRECTNESS = ("exact", "numeric", "math")
 """Rewards that say whether the answer is right: any of those asked for decides what counts as solved."""
 
 
-LENIENT = ("exact", "math")
-"""Rewards that the setting `lenient` is about."""
+LENIENT = ("exact", "math")  # Rewards that the setting `lenient` is about
 
 
 @cache

@@ -30,20 +30,14 @@ from swarm.types import Score, Unscored
 
 __all__ = ["Completion", "RewardPool"]
 
-START_S = 600.0
-"""Longest wait for a process to load the task: libraries, and a data set of some millions of lines."""
+START_S = 600.0  # Longest wait for a process to load the task: libraries, and a data set of some millions of lines
 
 MAX_DEATHS = 2
 """Ends of processes over one completion: the first may be no fault of it (the kernel killed what was largest)."""
 
-OUTCOME_BYTES = 64 * 1024
-"""Largest frame of an answer: a score with its parts is about 2 kB at most."""
-
-LAST_WORDS_S = 1.0
-"""Wait for what a process printed before it ended; what it started may hold the pipe open."""
-
-SAID_BYTES = 2048
-"""Kept of what a process printed, for the reason of its end."""
+OUTCOME_BYTES = 64 * 1024  # Largest frame of an answer: a score with its parts is about 2 kB at most
+LAST_WORDS_S = 1.0  # Wait for what a process printed before it ended; what it started may hold the pipe open
+SAID_BYTES = 2048  # Kept of what a process printed, for the reason of its end
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT"),

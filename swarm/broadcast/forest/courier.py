@@ -26,20 +26,17 @@ from swarm.broadcast.forest.planner import Routes
 from swarm.broadcast.notes import MAX_INDICES, Behind, Complete, Have, Kind, Note, Send, Want, has_bit
 from swarm.types import NodeId
 
-TICK_S = 1.0
-"""How often what is overdue is looked for."""
+TICK_S = 1.0  # How often what is overdue is looked for
 
 PATIENCE_TICKS = 3
 """A chunk is missed when its parent sent a later one 3 s ago: the order is by index, and retransmission takes less."""
 
-ORPHAN_S = 1.0
-"""Without a linked parent a stripe is pulled after that time; a new plan mostly comes sooner."""
+ORPHAN_S = 1.0  # Without a linked parent a stripe is pulled after that time; a new plan mostly comes sooner
 
 SILENT_S = 8.0
 """A stripe whose parent is linked is pulled after that time: the parent, an orphan itself, has repaired by then."""
 
-SILENT_INTERVALS = 8
-"""And after that many times its mean interval between chunks, which is what a slow swarm needs."""
+SILENT_INTERVALS = 8  # And after that many times its mean interval between chunks, which is what a slow swarm needs
 
 END_SHARE = 0.03
 """Others being whole for so much of the time that the transfer took is no accident of the last chunks: the parent of
@@ -52,14 +49,9 @@ BEHIND_SHARE = 0.5
 """And comes at under half of the pace of the others. Where all uplinks are full a few percent are nobody's fault, and
 moving children about for that would cost more than it gains."""
 
-BEHIND_TICKS = 3
-"""Falling behind is measured over so many ticks; a new parent is given as many to show what it can."""
-
-ASK_S = 4.0
-"""An answer that has not come by then is asked for elsewhere."""
-
-TRIES = 2
-"""After so many peers in vain it is the learner that is asked."""
+BEHIND_TICKS = 3  # Falling behind is measured over so many ticks; a new parent is given as many to show what it can
+ASK_S = 4.0  # An answer that has not come by then is asked for elsewhere
+TRIES = 2  # After so many peers in vain it is the learner that is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +198,13 @@ class Pulls:
         return found
 
 
-ASKED_OF_ONE = 16
-"""Asked of one peer at a time: 1 MiB of 64 KiB chunks."""
+ASKED_OF_ONE = 16  # Asked of one peer at a time: 1 MiB of 64 KiB chunks
 
 MAX_NOTES = 2
 """Waiting for a link, beyond the last word on what is held: one that does not take them is asked for nothing more."""
 
-MAX_COPYING = 4
-"""Links that are served what they asked for at a time."""
-
-HAVE_EVERY_S = 1.0
-"""Bitmaps sent in answer to one peer's vain questions."""
+MAX_COPYING = 4  # Links that are served what they asked for at a time
+HAVE_EVERY_S = 1.0  # Bitmaps sent in answer to one peer's vain questions
 
 LEAD_ROUNDS = 4
 """A link may be so many chunks of each stripe ahead of the others. Sockets share an uplink evenly, but a child in two
@@ -226,8 +214,7 @@ WALK = 1.4
 """Times the planned pace at which links go on that are held up by another. With 100 peers: 1.13 of the bound; waiting
 for half of the links 1.26, for all 1.98, and at less than the planned pace a stalled child holds up everybody."""
 
-BACKLOG_S = 2.0
-"""How long a new child's word about what it holds is waited for."""
+BACKLOG_S = 2.0  # How long a new child's word about what it holds is waited for
 
 
 @dataclass(slots=True)

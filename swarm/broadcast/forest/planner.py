@@ -33,11 +33,8 @@ STRIPE_DEGREE = 16
 """Children of one peer in one stripe, where others can take the rest: a hop costs degree * chunk / uplink, and a death
 leaves so many subtrees behind. 16 reaches 4,096 peers in three hops."""
 
-NEAR = 64
-"""Peers in line that are looked at for one that its parent does not feed yet."""
-
-Tree = dict[NodeId, NodeId]
-"""Parent of every peer."""
+NEAR = 64  # Peers in line that are looked at for one that its parent does not feed yet
+Tree = dict[NodeId, NodeId]  # Parent of every peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,35 +177,19 @@ def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) 
 
 Scheme = Literal["mesh", "forest", "chain", "tree", "star"]
 
-MESH_PEERS = 32
-"""In a mesh of more, a chunk holds its relay for too long and connections number a thousand."""
+MESH_PEERS = 32  # In a mesh of more, a chunk holds its relay for too long and connections number a thousand
 
 STRIPES = 16
 """Slots of 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More would only lengthen hops."""
 
-MAX_CHUNKS = 65_536
-"""Chunks of one version that a plan aims at: digests of 2 MiB, bitmaps of 8 KiB."""
-
-PLANNED_CHUNK_BYTES = 1024 * 1024
-"""Largest chunk unless the version is larger than MAX_CHUNKS of them."""
-
-RELAY_S = 0.03
-"""How long one chunk may hold a typical relay of a mesh: N - 1 copies at its uplink."""
-
-FILL_SHARE = 0.05
-"""Share of the transfer that may pass before the last peer of a forest has its first chunk."""
-
-DEPTH = 5
-"""Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf."""
-
-ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8
-"""Where nobody's uplink is known."""
-
-LEAST_LEFT = 0.05
-"""Of an uplink, when all children leave it: it may have been a moment's stall."""
-
-MAX_REFUSED = 4096
-"""Pairs that do not work together, remembered by a plan: the oldest are forgotten."""
+MAX_CHUNKS = 65_536  # Chunks of one version that a plan aims at: digests of 2 MiB, bitmaps of 8 KiB
+PLANNED_CHUNK_BYTES = 1024 * 1024  # Largest chunk unless the version is larger than MAX_CHUNKS of them
+RELAY_S = 0.03  # How long one chunk may hold a typical relay of a mesh: N - 1 copies at its uplink
+FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of a forest has its first chunk
+DEPTH = 5  # Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
+ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Where nobody's uplink is known
+LEAST_LEFT = 0.05  # Of an uplink, when all children leave it: it may have been a moment's stall
+MAX_REFUSED = 4096  # Pairs that do not work together, remembered by a plan: the oldest are forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +213,7 @@ class Plan:
     trees: tuple[Tree, ...]
     refused: tuple[tuple[NodeId, NodeId], ...] = ()
     _children: tuple[dict[NodeId, list[NodeId]], ...] = field(init=False, repr=False, compare=False)
-    rate_bytes_per_s: float = field(init=False, compare=False)
-    """What the busiest uplink allows."""
+    rate_bytes_per_s: float = field(init=False, compare=False)  # What the busiest uplink allows
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_children", tuple(map(children_of, self.trees)))
@@ -467,8 +447,7 @@ class _Repair:
         return found
 
 
-ECHO_S = 6.0
-"""So long after a node fell behind those below it may still fall behind for the same reason."""
+ECHO_S = 6.0  # So long after a node fell behind those below it may still fall behind for the same reason
 
 
 class Relief:
@@ -493,8 +472,7 @@ class Relief:
         return above is not None
 
 
-RELIEF_S = 1.5
-"""Complaints are gathered for so long: those from further down a tree come later."""
+RELIEF_S = 1.5  # Complaints are gathered for so long: those from further down a tree come later
 
 
 class Planning:

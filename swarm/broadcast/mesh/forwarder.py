@@ -31,9 +31,7 @@ from swarm.broadcast.notes import (
 )
 from swarm.types import NodeId
 
-STARVED = 0.3
-"""Copies waiting per child when a chunk arrives, below which the relay could have had it sooner."""
-
+STARVED = 0.3  # Copies waiting per child when a chunk arrives, below which the relay could have had it sooner
 STANDING = 3.0
 STANDING_S = 0.03
 """A queue that was never shorter than so many chunks, nor than takes so long to send, in the last interval only
@@ -82,13 +80,8 @@ class Window:
         self._shortest = math.inf
 
 
-Duty = list[int]
-"""[index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk."""
-
-Entry = tuple[int, Kind, Duty]
-"""One send that waits: the chunk, what the child is to do with it, and whose duty it is."""
-
-
+Duty = list[int]  # [index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk
+Entry = tuple[int, Kind, Duty]  # One send that waits: the chunk, what the child is to do with it, and whose duty it is
 STALLED_QUEUE = 8
 QUICK = 4.0
 DEAD_SHARE = 0.1
@@ -178,11 +171,8 @@ class Child:
             self.stalled = False
 
 
-TICK_S = 0.1
-"""How often rates are measured and missing chunks are looked for."""
-
-RATE_S = 1.0
-"""Rates are of the last second or so."""
+TICK_S = 0.1  # How often rates are measured and missing chunks are looked for
+RATE_S = 1.0  # Rates are of the last second or so
 
 DEFERRED_EVERY = 2
 """So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the

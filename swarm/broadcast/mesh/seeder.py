@@ -27,20 +27,13 @@ from swarm.broadcast.notes import (
 from swarm.types import NodeId
 
 TICK_S = 0.1
-
-UNSENT = 2
-"""Fresh chunks that wait on one link: the one being sent, and the next."""
-
-OWN_QUEUE = 0.15
-"""The seeder relays a chunk itself only while its own copies queued per link are fewer."""
-
+UNSENT = 2  # Fresh chunks that wait on one link: the one being sent, and the next
+OWN_QUEUE = 0.15  # The seeder relays a chunk itself only while its own copies queued per link are fewer
 LATENCY_WEIGHT = 0.3
 SPARE_S = 0.15
 """Near the end a relay is passed over if its chunks take so much longer than the rest of the transfer will."""
 
-STILL_S = 0.5
-"""A link with something to send that asks for nothing for so long is taken for one that stands still."""
-
+STILL_S = 0.5  # A link with something to send that asks for nothing for so long is taken for one that stands still
 OVERDUE_S = 1.2
 OVERDUE_LATENCIES = 3.0
 LAST_S = 0.5
@@ -48,14 +41,9 @@ IDLE_S = 1.0
 """A relay that reported nothing for IDLE_S and holds a chunk for longer than OVERDUE_S, and than three times what its
 chunks took so far, stands still. At 0.6 s healthy relays were suspected, and it took 1.9 times the bound."""
 
-BARRED_S = 1.0
-"""It is dealt nothing for so long, and then begins anew."""
-
-MAX_CREDIT = 1024
-"""Chunks that one relay is believed to have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB."""
-
-RATE_DEALS = 256
-"""The rate of dealing is that of the last so many deals."""
+BARRED_S = 1.0  # It is dealt nothing for so long, and then begins anew
+MAX_CREDIT = 1024  # Chunks that one relay is believed to have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB
+RATE_DEALS = 256  # The rate of dealing is that of the last so many deals
 
 
 class _Peer:

@@ -24,11 +24,8 @@ from swarm.net.wire import digest
 HEADER_BYTES = 32 * 1024 * 1024
 """Largest header of a safetensors file: a million tensors at 30 bytes; the format's own cap is 100 MB."""
 
-MOST_FILES = 1024
-"""Files of one model: 4 TiB in the usual 5 GB parts."""
-
-LENGTH_BYTES = 8
-"""Before the header stands its length, little-endian."""
+MOST_FILES = 1024  # Files of one model: 4 TiB in the usual 5 GB parts
+LENGTH_BYTES = 8  # Before the header stands its length, little-endian
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -9,11 +9,8 @@ from pathlib import Path
 
 from swarm.errors import UserError
 
-SPARE_BYTES = 64 * 1024 * 1024
-"""Left free on the disk: logs, the journal and other programs want to go on too."""
-
-BLOCK_BYTES = 512
-"""Unit of st_blocks, whatever the file system's own blocks are."""
+SPARE_BYTES = 64 * 1024 * 1024  # Left free on the disk: logs, the journal and other programs want to go on too
+BLOCK_BYTES = 512  # Unit of st_blocks, whatever the file system's own blocks are
 
 
 class DiskFull(UserError):

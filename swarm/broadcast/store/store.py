@@ -148,16 +148,13 @@ def _mapped(path: Path, nbytes: int) -> memoryview:
         os.close(descriptor)
 
 
-KEEP_VERSIONS = 4
-"""Versions that stay on disk in any case: a node that missed three publications goes on by deltas."""
-
+KEEP_VERSIONS = 4  # Versions that stay on disk in any case: a node that missed three publications goes on by deltas
 IN_USE_S = 30.0
 MOST_VERSIONS = 16
 """A version that was asked for within half a minute stays too, up to so many: a slow node that began to fetch it
 would otherwise never come to the end of any."""
 
-MAP_FILES = "weights.*"
-"""The weight map lies beside the versions, and is of the same layout."""
+MAP_FILES = "weights.*"  # The weight map lies beside the versions, and is of the same layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,17 +49,10 @@ from swarm.errors import ProtocolError
 from swarm.net.wire import Message, decode, digest, encode
 from swarm.types import VersionId
 
-REGIONS_IN_HAND = 8
-"""Regions decoded at a time: 64 MiB at most with their encodings, whatever the size of the model."""
-
-REDO_HEADER_BYTES = 8
-"""Before a region in the redo file stands its index, little-endian."""
-
+REGIONS_IN_HAND = 8  # Regions decoded at a time: 64 MiB at most with their encodings, whatever the size of the model
+REDO_HEADER_BYTES = 8  # Before a region in the redo file stands its index, little-endian
 RECORD_BYTES = TABLE_BYTES + 4096
-
-UNKNOWN = b""
-"""In place of the digest of a region that holds nothing of use."""
-
+UNKNOWN = b""  # In place of the digest of a region that holds nothing of use
 T = TypeVar("T")
 
 

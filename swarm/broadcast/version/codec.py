@@ -36,11 +36,8 @@ ENTROPY_ONLY = zstandard.ZstdCompressionParameters(
 """Huffman codes and runs, hardly any search: chance matches among exponents cost more than they save, in size (66.3
 against 68.0 % for N(0, 0.02)) and in time (fourfold)."""
 
-SEARCHING_LEVEL = 1
-"""For items that are not 16 bits wide: masks and tables repeat in ways that only a search finds."""
-
-ANY_RATIO = 1e9
-"""Zero weights compress without bound; the caller's exact size is the cap."""
+SEARCHING_LEVEL = 1  # For items that are not 16 bits wide: masks and tables repeat in ways that only a search finds
+ANY_RATIO = 1e9  # Zero weights compress without bound; the caller's exact size is the cap
 
 SUM_BLOCK_BYTES = 4 * 1024 * 1024
 """Words summed at a time: bincount widens them to eight bytes each, and an embedding may have a gigabyte."""
@@ -58,11 +55,8 @@ eight bytes."""
 SMALL_MAX_SHARE = 1 / 8
 """Words under the threshold: finding them costs time in proportion, and more of them save little."""
 
-SMALL_COST_BITS = 0.05
-"""What a small word must save to be worth its time."""
-
-SAMPLE_WORDS = 8 * 1024
-"""About as many are looked at to estimate a histogram."""
+SMALL_COST_BITS = 0.05  # What a small word must save to be worth its time
+SAMPLE_WORDS = 8 * 1024  # About as many are looked at to estimate a histogram
 
 BLOCK_WORDS = 64 * 1024
 """Words taken at a time where temporaries are as large as they: those stay in a core's cache, on pages in use."""
@@ -71,12 +65,8 @@ WORTH_EIGHTS = 4096
 EIGHTS_MAX_SHARE = 0.57
 """Of eight with a tenth set at random so many have one; from a tenth on np.flatnonzero itself does not branch."""
 
-UNCHANGED = bytes(1)
-"""All of a sparse region in which nothing changed; of any dtype."""
-
-ESCAPE = 255
-"""As a gap: 255 words, and the gap goes on in the next byte."""
-
+UNCHANGED = bytes(1)  # All of a sparse region in which nothing changed; of any dtype
+ESCAPE = 255  # As a gap: 255 words, and the gap goes on in the next byte
 NIBBLE = 15
 
 Buffer = bytes | bytearray | memoryview

@@ -20,15 +20,12 @@ from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
 from swarm.net.wire import DigestField, Message, decode, digest, encode
 from swarm.types import Count, Id, VersionId
 
-HEAD_BYTES = 1024
-"""A head travels in every gossip answer."""
+HEAD_BYTES = 1024  # A head travels in every gossip answer
 
 LAYOUT_BYTES = 32 * 1024 * 1024
 """A tokenizer of 200,000 words is 12 MB; tensor names of a 1,000-layer model are under 2 MB."""
 
-TABLE_BYTES = 8 * 1024 * 1024
-"""1,024 regions and 65,536 chunks are under 4 MB."""
-
+TABLE_BYTES = 8 * 1024 * 1024  # 1,024 regions and 65,536 chunks are under 4 MB
 MIN_REGION_BYTES = 64 * 1024
 MAX_REGION_BYTES = 4 * 1024 * 1024
 REGIONS_AIMED_AT = 1024
@@ -42,8 +39,7 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
 Codec = Literal["raw", "full", "dense", "sparse"]
 """How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base."""
-Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]
-"""safetensors' names of dtypes."""
+Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # safetensors' names of dtypes
 
 ITEM_BYTES: dict[Dtype, int] = {
     "BF16": 2,
@@ -59,7 +55,6 @@ ITEM_BYTES: dict[Dtype, int] = {
 }
 
 DELTAS: tuple[Codec, ...] = ("dense", "sparse")
-
 HEAD_CONTEXT = "head"
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]

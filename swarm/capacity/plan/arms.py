@@ -37,11 +37,8 @@ LONGEST_PERIOD = 16
 CLOSE = 1.05
 """Times the least estimate at which the search ends: estimates leave out churn, and that samplers are whole."""
 
-MOST_PLANNED = 3
-"""Settings of one arm that are planned in earnest: each takes up to some seconds."""
-
-AS_CHEAP = 1.01
-"""Times the least cost per step that counts as the same: prices are not known better."""
+MOST_PLANNED = 3  # Settings of one arm that are planned in earnest: each takes up to some seconds
+AS_CHEAP = 1.01  # Times the least cost per step that counts as the same: prices are not known better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,17 +69,10 @@ def saving(cost_per_step: float, reference: Reference) -> float:
     return 1 - cost_per_step / reference.cost_per_step
 
 
-MOST_MORE = 64
-"""Samplers of one class that are tried as an addition: who lacks more needs another plan, not advice."""
-
-MOST_STEPS = 16
-"""By which S is raised at most."""
-
-WORTH_SAYING = 0.01
-"""Least change of the idle share, or least relative saving, that is told."""
-
-MOST_ADVICE = 3
-"""Changes that are told: who reads more follows none."""
+MOST_MORE = 64  # Samplers of one class that are tried as an addition: who lacks more needs another plan, not advice
+MOST_STEPS = 16  # By which S is raised at most
+WORTH_SAYING = 0.01  # Least change of the idle share, or least relative saving, that is told
+MOST_ADVICE = 3  # Changes that are told: who reads more follows none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +182,8 @@ def _advice(change: str, arm: Arm) -> Advice:
     return Advice(change=change, idle_share=arm.idle_share, cost_per_step=arm.cost_per_step)
 
 
-Progress = Callable[[str, float], None]
-"""Told what is being worked out, and which share of all is done."""
-
-STAGES = len(get_args(Payload)) * len(get_args(Scheme)) + 1
-"""Arms, and the advice: about as long each."""
+Progress = Callable[[str, float], None]  # Told what is being worked out, and which share of all is done
+STAGES = len(get_args(Payload)) * len(get_args(Scheme)) + 1  # Arms, and the advice: about as long each
 
 
 class NoFeasibleSet(ValueError):

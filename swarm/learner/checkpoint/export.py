@@ -29,14 +29,9 @@ from swarm.learner.checkpoint.files import (
 
 CONFIG = "config.json"
 CARD = "README.md"
-BEST = "best"
-"""The directory of a run that holds the model which was best on held-out prompts, and best.json about it."""
-
-OF_THE_RUN = ("trainer", "best.json", DIGESTS)
-"""How names begin of what is for the run alone."""
-
-Card = Callable[[int], str]
-"""The model card of the weights after so many learner steps."""
+BEST = "best"  # The directory of a run that holds the model which was best on held-out prompts, and best.json about it
+OF_THE_RUN = ("trainer", "best.json", DIGESTS)  # How names begin of what is for the run alone
+Card = Callable[[int], str]  # The model card of the weights after so many learner steps
 
 
 class Torn(UserError):

@@ -29,12 +29,8 @@ from swarm.broadcast.store.disk import DiskFull
 from swarm.errors import UserError
 from swarm.learner.messages import AlarmState
 
-PARTIAL = ".partial"
-"""Ends the name of a directory that is being written, or being removed."""
-
-LOCK = ".lock"
-"""File under the root that is locked; a directory itself cannot be locked everywhere (NFS)."""
-
+PARTIAL = ".partial"  # Ends the name of a directory that is being written, or being removed
+LOCK = ".lock"  # File under the root that is locked; a directory itself cannot be locked everywhere (NFS)
 DIGESTS = "digests.json"
 STATE = "trainer.json"
 TENSORS = "trainer.safetensors"
@@ -45,9 +41,7 @@ STEP_NAME = re.compile(r"step-([0-9]{6,18})")
 JSON_BYTES = 1 << 20
 """Longest file of JSON that is read here: digests.json takes about 130 bytes a file, trainer.json about 5,000."""
 
-BLOCK_BYTES = 1 << 20
-"""Read at once when a file is hashed; larger blocks were no faster."""
-
+BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were no faster
 S = TypeVar("S")
 
 

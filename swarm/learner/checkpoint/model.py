@@ -33,11 +33,8 @@ STREAM_DTYPES: dict[torch.dtype, Dtype] = {
 FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")
 """Configuration and tokenizer files that belong to a model; weights are sent another way."""
 
-FETCHING_LINE_S = 5.0
-"""Between two lines about a file that is fetched."""
-
-FETCHING_BYTES = 50_000_000
-"""Smallest file that is spoken of: all others are here at once."""
+FETCHING_LINE_S = 5.0  # Between two lines about a file that is fetched
+FETCHING_BYTES = 50_000_000  # Smallest file that is spoken of: all others are here at once
 
 
 class _Fetching(tqdm):

@@ -26,8 +26,7 @@ from swarm.learner.checkpoint.model import save_model, stream_tensors, torch_str
 from swarm.learner.messages import AlarmState, Saved
 from swarm.learner.ranks import Ranks
 
-ADAM_KINDS = ("exp_avg", "exp_avg_sq", "step")
-"""The state of torch's AdamW, without amsgrad."""
+ADAM_KINDS = ("exp_avg", "exp_avg_sq", "step")  # The state of torch's AdamW, without amsgrad
 
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,

@@ -19,8 +19,7 @@ from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, 
 from swarm.rollout.journal.segments import SegmentReader
 from swarm.types import Prompt, Rollout
 
-ROW_GROUP = 1024
-"""Rollouts that are held at once for .parquet: some tens of MB as Python lists at 512 tokens."""
+ROW_GROUP = 1024  # Rollouts that are held at once for .parquet: some tens of MB as Python lists at 512 tokens
 
 Row = dict[str, Any]
 

@@ -36,8 +36,7 @@ from swarm.rollout.journal.entries import (
 from swarm.rollout.journal.segments import Stored, no_room
 from swarm.types import NodeId, Score
 
-SCHEMA_VERSION = 2
-"""Of the tables below, in the database's user_version."""
+SCHEMA_VERSION = 2  # Of the tables below, in the database's user_version
 
 WAL_PAGES = 4096
 """Pages of 4 kB in the write-ahead log before it is worked into the database: 16 MiB, a hundred transactions."""
@@ -45,21 +44,12 @@ WAL_PAGES = 4096
 BUSY_S = 30.0
 """Longest wait for another process that reads: `verify` holds no lock that a writer would have to wait for."""
 
-KNOWN_NODES = 65_536
-"""Row numbers of nodes that are remembered."""
-
-MOST_ROWS = 256
-"""In one statement: of 12 columns, a tenth of the parameters that SQLite allows."""
-
-UNSCORED = (None, None, None)
-"""Reward, exactness and parts of a rollout that waits for them."""
-
-FINISHES = ("stop", "length", "failed")
-"""Their places are what the rows hold."""
-
+KNOWN_NODES = 65_536  # Row numbers of nodes that are remembered
+MOST_ROWS = 256  # In one statement: of 12 columns, a tenth of the parameters that SQLite allows
+UNSCORED = (None, None, None)  # Reward, exactness and parts of a rollout that waits for them
+FINISHES = ("stop", "length", "failed")  # Their places are what the rows hold
 LINEAGE_STEP = struct.Struct("<q")
-LINEAGE_SAMPLE = struct.Struct("<qq16sd")
-"""Little-endian: number and index of 8 bytes, digest, reward as float64."""
+LINEAGE_SAMPLE = struct.Struct("<qq16sd")  # Little-endian: number and index of 8 bytes, digest, reward as float64
 
 ROOM_ERRORS = (
     sqlite3.SQLITE_FULL,
@@ -109,8 +99,7 @@ CREATE TABLE bounds(
 """`batches.lineage` is h_{step + 1}, `rollouts.parts` a map of rewards by name in msgpack, NULL for none. `meta` has
 the group size, and `synced`: the batches at the last sync."""
 
-WAITING = "step IS NULL AND reason IS NULL"
-"""Of groups: open or ready."""
+WAITING = "step IS NULL AND reason IS NULL"  # Of groups: open or ready
 
 
 class Contradiction(EchoError):

@@ -62,20 +62,16 @@ from swarm.rollout.journal.segments import (
 
 DATABASE = "journal.db"
 SEGMENTS = "rollouts"
-
 TRANSACTION_ENTRIES = 4096
 TRANSACTION_BYTES = 32 * 1024 * 1024
 """Most that one transaction takes: about 0.1 s of work, so that one who waits does not wait for all."""
 
-ROW_BYTES = 256
-"""Room that an entry may need in database and log together, besides its payload."""
+ROW_BYTES = 256  # Room that an entry may need in database and log together, besides its payload
 
 PRUNED_AT_ONCE = 64
 """Segments that one call of `prune` deletes: 2 ms each were measured, in which nothing else is written."""
 
-RETRY_S = 1.0
-"""Between tries while the disk is full."""
-
+RETRY_S = 1.0  # Between tries while the disk is full
 T = TypeVar("T")
 
 

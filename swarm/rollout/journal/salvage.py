@@ -25,8 +25,7 @@ from swarm.rollout.journal.reading import GroupRow, batch_rows, group_rows, roll
 from swarm.rollout.journal.segments import SegmentReader, segment_path, segments_of
 from swarm.rollout.journal.verify import Tally, check_batch, fate_faults, says_the_same
 
-NO_SEGMENT = -1
-"""Where the row of a lost payload points: to no file, as if it had been pruned."""
+NO_SEGMENT = -1  # Where the row of a lost payload points: to no file, as if it had been pruned
 
 SPARSE = 1000
 """Numbers of groups beyond twice those that were read, and so many, are taken for damage: each gap is filled."""

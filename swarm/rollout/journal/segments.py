@@ -17,15 +17,13 @@ from typing import NamedTuple, Self
 from swarm.errors import EchoError
 from swarm.net.wire import digest
 
-DIGEST_BYTES = 16
-"""Of BLAKE3, kept in each row: half of a whole one, and still nothing that chance or a disk could hit."""
+DIGEST_BYTES = 16  # Of BLAKE3, kept in each row: half of a whole one, and still nothing that chance or a disk could hit
 
 SPARE_BYTES = 16 * 1024 * 1024
 """Left free on the disk: the write-ahead log can then be worked into the database. A quarter of what the broadcast
 leaves, so that versions pause before the journal does."""
 
-MAX_OPEN = 16
-"""Segment files held open: answers go to one or two, and a batch is read from S + 1 or so."""
+MAX_OPEN = 16  # Segment files held open: answers go to one or two, and a batch is read from S + 1 or so
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write that go away when somebody makes room: a full disk, a quota, `ulimit -f`."""

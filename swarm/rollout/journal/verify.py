@@ -29,11 +29,8 @@ from swarm.rollout.journal.reading import (
 from swarm.rollout.journal.segments import SegmentReader
 from swarm.rollout.plane.rules import is_fresh
 
-MAX_BREACHES = 100
-"""Lines kept: a run with more is no better understood by them."""
-
-STALE_REASONS = ("stale", "bound_lowered")
-"""Why a group may be dropped that claim something about its age."""
+MAX_BREACHES = 100  # Lines kept: a run with more is no better understood by them
+STALE_REASONS = ("stale", "bound_lowered")  # Why a group may be dropped that claim something about its age
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

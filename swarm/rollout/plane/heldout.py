@@ -24,8 +24,7 @@ from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 WRONG = Score(reward=0.0, exact=False)
 """A held-out prompt that cannot be answered counts as wrong: the share must not rise by dropping."""
 
-EVERY = 8
-"""One of so many leased samples may be held-out: 14 % more samples for a batch at most while a round is open."""
+EVERY = 8  # One of so many leased samples may be held-out: 14 % more samples for a batch at most while a round is open
 
 
 class HeldOutRound:

@@ -27,8 +27,7 @@ from swarm.net.wire import digest
 from swarm.rollout.plane.rules import deadline
 from swarm.types import GroupId, NodeId, Prompt, Purpose, Rollout, SampleSpec, SamplingRules, Score, VersionId
 
-MISSED_BEATS = 3
-"""Beats after which a node counts as gone: one may be lost and one late."""
+MISSED_BEATS = 3  # Beats after which a node counts as gone: one may be lost and one late
 
 LEASE_SLACK_S = 60.0
 """Added to a lease's time limit on this side: the sampler counts from receipt and has to hand its answer in."""
@@ -52,8 +51,7 @@ UNPROVEN_HELD = 256
 """Samples that a node may hold before its first accepted answer: keys cost nothing, and whoever takes leases without
 answering keeps them from others for a while. Two batches of an ordinary engine."""
 
-RETRY_S = 60.0
-"""A sample that a node failed is offered to others for so long, unless all have failed it."""
+RETRY_S = 60.0  # A sample that a node failed is offered to others for so long, unless all have failed it
 
 FAILED_BY = 3
 """Different nodes that have failed a sample, or all there are, before its group is given up: one alone may be broken,
@@ -62,8 +60,7 @@ or lie."""
 MAX_REDRAWS = 2
 """Times that a sample is drawn anew because its answer could not be scored. By the third answer it is the prompt."""
 
-MAX_NODES = 4096
-"""Samplers that the table remembers; the same bound as the table of publics."""
+MAX_NODES = 4096  # Samplers that the table remembers; the same bound as the table of publics
 
 
 @dataclass(slots=True, kw_only=True)

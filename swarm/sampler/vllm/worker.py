@@ -31,8 +31,7 @@ from swarm.sampler.threaded import sum_of_counts
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
 from swarm.sampler.weights import TORCH_DTYPES, mapped_tensors
 
-SUM_BLOCK_ITEMS = 1 << 24
-"""Items counted at a time: bincount takes 8 bytes for each on the device, next to the model."""
+SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model
 
 
 class EchoWorker:
