@@ -21,7 +21,8 @@ from swarm.cli.runs import verify_directory
 from swarm.errors import EchoError, PeerUnreachable, UserError
 from swarm.net.client import PeerClient, plain_address
 from swarm.node.rundir import LOGS
-from swarm.report.chart import Curve, learning_chart
+from swarm.report.charts import Chart, Curve, picture
+from swarm.report.figures import Column
 from swarm.report.live import LiveView
 from swarm.rollout.journal.verify import Report
 from swarm.sampler.choice import choose_engine, gpu_build
@@ -337,18 +338,15 @@ class Demo:
 
     def _draw(self, held_out: list[dict[str, float]]) -> Path:
         steps = [json.loads(line) for line in (self._run_dir / "metrics.jsonl").read_text().splitlines()]
+        greedy = Column.of((one["version"], one["exact_match"]) for one in held_out)
         curves = [
-            Curve(name="reward", color="#1f77b4", points=[(s["step"], s["reward"]) for s in steps]),
-            Curve(name="exact match (sampled)", color="#ff7f0e", points=[(s["step"], s["exact_match"]) for s in steps]),
-            Curve(
-                name="held-out (greedy)",
-                color="#2ca02c",
-                points=[(e["version"], e["exact_match"]) for e in held_out],
-                dots=True,
-            ),
+            Curve(name="reward", column=Column.of((one["step"], one["reward"]) for one in steps)),
+            Curve(name="exact match (sampled)", column=Column.of((one["step"], one["exact_match"]) for one in steps)),
+            Curve(name="held-out (greedy)", column=greedy, dots=True),
         ]
         path = self._run_dir / "learning.svg"
-        path.write_text(learning_chart("copy four digits: a random tiny model learns from its samplers", curves))
+        chart = Chart(title="Learning", unit="share", curves=curves, floor=0, ceiling=1)
+        path.write_text(picture("Copy four digits", "A random tiny model learns from its samplers.", [chart]))
         return path
 
     def _say(self, line: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from swarm.capacity.plan.arms import Setting
     from swarm.capacity.plan.scenario import Scenario
+    from swarm.report.charts import Chart, Curve
     from swarm.simulate.figures import Settings, SwarmFigures
     from swarm.simulate.swarm import CapacitySimulation
 
@@ -26,6 +28,7 @@ Activate = Literal["all", "cheapest"]
 
 MOST_HOURS = 24.0 * 31  # A month: at a thousand nodes half an hour of computing
 GB = 1e9
+HOUR_S = 3600.0
 
 File = Annotated[Path, typer.Argument(help="The scenario, a TOML file: docs/scenarios.md.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
@@ -40,7 +43,7 @@ def simulate(
     max_staleness: Annotated[int | None, typer.Option(min=0, help="S. Default: that of the plan.")] = None,
     publish_every_steps: Annotated[int | None, typer.Option(min=1, help="K. Default: that of the plan.")] = None,
     budget_per_hour: Annotated[float | None, typer.Option(help="Most that samplers may cost, with traffic.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the run: a .png, .svg or .pdf file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the run: an .svg file.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="A line for each event of interest.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -48,12 +51,11 @@ def simulate(
     from swarm.capacity.plan.scenario import Scenario
     from swarm.capacity.selection import Rules
     from swarm.cli.plan import progress
-    from swarm.report.timeline import check_plot
     from swarm.settings import load_file
     from swarm.simulate.swarm import CapacitySimulation, Choice
 
     if plot is not None:
-        check_plot(plot)
+        _check_plot(plot)
     scenario = load_file(Scenario, file)
     if activate not in get_args(Activate):
         raise UserError(f"--activate {activate}: all or cheapest")
@@ -133,24 +135,81 @@ def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) 
 
 
 def draw(simulation: CapacitySimulation, figures: SwarmFigures, file: Path, title: str) -> None:
-    from swarm.report.timeline import draw_timeline
+    """Write the picture to a file that `_check_plot` found good. UserError if the disk does not take it."""
+    from swarm.report.charts import picture
 
-    currency = simulation.scenario.scenario.currency
     measured = figures.capacity
-    subtitle = (
-        f"learner idle {measured.idle_share:.1%}   discarded {measured.discarded_share:.1%}   "
-        f"staleness {measured.mean_staleness:.2f}   {figures.active:.0f} of {figures.there:.0f} samplers active   "
-        f"{figures.cost_per_step:.2f} {currency} per step"
+    said = (
+        f"learner idle {measured.idle_share:.1%}, discarded {measured.discarded_share:.1%}, staleness "
+        f"{measured.mean_staleness:.2f}, {figures.active:.0f} of {figures.there:.0f} samplers active"
     )
-    draw_timeline(
-        simulation.timeline,
-        file,
-        title=title,
-        subtitle=subtitle,
-        hours=simulation.settings.hours,
-        bound=simulation.settings.max_staleness,
-        currency=currency,
+    try:
+        file.write_text(picture(title, said, charts_of(simulation)))
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _check_plot(file: Path) -> None:
+    """UserError if the picture could not be written: before the run, which takes minutes."""
+    if file.suffix != ".svg":
+        raise UserError(f"--plot {file}: name a file that ends with .svg")
+    if not file.parent.is_dir():
+        raise UserError(f"--plot {file}: there is no directory {file.parent}")
+
+
+def charts_of(simulation: CapacitySimulation) -> list[Chart]:
+    """What the learner waited for, who sampled, how fast and how fresh versions were, and what it cost, by the hour."""
+    from swarm.report.charts import Chart, Curve
+    from swarm.report.figures import Column
+
+    timeline, bound = simulation.timeline, simulation.settings.max_staleness
+    currency = simulation.scenario.scenario.currency
+    hours = [moment.at_s / HOUR_S for moment in timeline.moments]
+    batches = [step.at_s / HOUR_S for step in timeline.steps]
+
+    def chart(title: str, unit: str, *curves: Curve, ceiling: float | None = None) -> Chart:
+        marks = [(mark.at_s / HOUR_S, mark.text) for mark in timeline.marks]
+        until = simulation.settings.hours
+        return Chart(
+            title=title, unit=unit, curves=curves, floor=0, ceiling=ceiling, across="hour", marks=marks, until=until
+        )
+
+    def curve(name: str, at: Sequence[float], values: Iterable[float]) -> Curve:
+        return Curve(name=name, column=Column.of(zip(at, values, strict=True)))
+
+    moments = timeline.moments
+    staleness = chart(
+        "Staleness of batches",
+        "learner steps",
+        curve("mean", batches, [step.mean_staleness for step in timeline.steps]),
+        curve("oldest", batches, [step.max_staleness for step in timeline.steps]),
     )
+    return [
+        chart(
+            "The learner waited for a batch", "s", curve("waited", batches, [one.waited_s for one in timeline.steps])
+        ),
+        chart(
+            "Samplers",
+            "",
+            curve("there, or on offer", hours, [moment.there for moment in moments]),
+            curve("with weights", hours, [moment.ready for moment in moments]),
+            curve("active", hours, [moment.active for moment in moments]),
+            curve("at work", hours, [moment.active * moment.used_share for moment in moments]),
+        ),
+        chart(
+            "From a publication to the last active sampler",
+            "s",
+            curve(
+                "version",
+                [one.from_s / HOUR_S for one in timeline.versions],
+                [one.to_s - one.from_s for one in timeline.versions],
+            ),
+        ),
+        replace(staleness, steps=[(0.0, bound)], limit=f"bound S = {bound}"),
+        chart("Cost", f"{currency} per hour", curve("rate", hours, [moment.cost_per_hour for moment in moments])),
+        # The first step pays for the start of the whole fleet.
+        chart("Cost", f"{currency} per step", curve("step", batches[1:], [one.cost for one in timeline.steps[1:]])),
+    ]
 
 
 # -- words ---------------------------------------------------------------------------------------------------------

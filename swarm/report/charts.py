@@ -43,6 +43,25 @@ DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 2", "12 4")
 
 MOST_CURVES = len(DASHES)
 
+CHART_STYLE = """
+:root { --paper: #ffffff; --ink: #1d1f21; --dim: #5b6168; --line: #d5d8dc; --grid: #e8eaed; --card: #f6f7f9;
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #aa4499; --c4: #8a6d00; --c5: #56707f; --limit: #b00020; }
+@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e6e8ea; --dim: #a2a8b0; --line: #3b4047;
+  --grid: #292d33; --card: #1f2226; --c0: #56b4e9; --c1: #f0934e; --c2: #3fc79a; --c3: #d98cc6; --c4: #e0c341;
+  --c5: #9fb6c3; --limit: #ff7b8a; } }
+svg text { fill: var(--dim); font-size: 12px; }
+.grid { stroke: var(--grid); fill: none; }
+.axis { stroke: var(--line); fill: none; }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.band { stroke: none; opacity: 0.18; }
+.limit { fill: none; stroke: var(--limit); stroke-width: 1.5; stroke-dasharray: 5 3; }
+.mark { stroke: var(--limit); stroke-width: 1; opacity: 0.6; fill: none; }
+""" + "\n".join(
+    f".line.c{n} {{ stroke: var(--c{n}); }} .band.c{n}, .dot.c{n}, text .c{n} {{ fill: var(--c{n}); }}"
+    for n in range(MOST_CURVES)
+)
+"""Of the page and of pictures. The colours of curves are Okabe and Ito's, which nearly everybody tells apart."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -86,22 +105,51 @@ class Scale:
 
 
 def draw(chart: Chart) -> str:
-    """A <figure> with its caption, picture and legend."""
-    curves = [(curve, curve.column.points()) for curve in chart.curves[:MOST_CURVES]]
-    scale = _scale(chart, [point for _, points in curves for point in points])
+    """A <figure> with its caption, picture and legend, for a page in CHART_STYLE."""
     unit = f" ({chart.unit})" if chart.unit else ""
-    lasts = "; ".join(f"{curve.name} {shown(curve.column.last)}" for curve, _ in curves)
+    lasts = "; ".join(f"{curve.name} {shown(curve.column.last)}" for curve in chart.curves[:MOST_CURVES])
     parts = [
         f'<figure><figcaption>{text(chart.title)}<span class="unit">{text(unit)}</span></figcaption>',
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(chart.title + unit)} over '
         f'{text(chart.across)}; last: {text(lasts)}">',
-        *_axes(chart, scale, unit),
-        *_stairs(chart, scale),
-        *_marks(chart, scale),
     ]
+    return "\n".join([*parts, *_drawn(chart), "</svg>", _legend(chart), "</figure>"])
+
+
+def picture(title: str, said: str, charts: Sequence[Chart]) -> str:
+    """An SVG file: a title, a line below it, and `charts` below one another with their legends."""
+    head, foot = 60, 50
+    height = head + len(charts) * (HEIGHT + foot)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
+        f'<style>{CHART_STYLE}</style><rect width="{WIDTH}" height="{height}" fill="var(--paper)"/>',
+        f'<text x="{TOP}" y="24" style="font-size: 16px">{text(title)}</text>',
+        f'<text x="{TOP}" y="44">{text(said)}</text>',
+    ]
+    for number, chart in enumerate(charts):
+        y = head + number * (HEIGHT + foot)
+        keys = [
+            f'<tspan class="c{place}" dx="14">&#9679;</tspan> {text(curve.name)}'
+            for place, curve in enumerate(chart.curves[:MOST_CURVES])
+        ]
+        unit = f" ({chart.unit})" if chart.unit else ""
+        parts += [
+            f'<text x="{TOP}" y="{y + 14}">{text(chart.title + unit)}{"".join(keys)}</text>',
+            f'<svg y="{y + 20}" width="{WIDTH}" height="{HEIGHT}">',
+            *_drawn(chart),
+            "</svg>",
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _drawn(chart: Chart) -> Iterator[str]:
+    curves = [(curve, curve.column.points()) for curve in chart.curves[:MOST_CURVES]]
+    scale = _scale(chart, [point for _, points in curves for point in points])
+    yield from _axes(chart, scale)
+    yield from _stairs(chart, scale)
+    yield from _marks(chart, scale)
     for place, (curve, points) in enumerate(curves):
-        parts += _curve(place, curve, points, scale)
-    return "\n".join([*parts, "</svg>", _legend(chart), "</figure>"])
+        yield from _curve(place, curve, points, scale)
 
 
 def _scale(chart: Chart, points: Sequence[Point]) -> Scale:
@@ -135,7 +183,7 @@ def _ticks(low: float, high: float, *, whole: bool = False) -> Iterator[float]:
         at += 1
 
 
-def _axes(chart: Chart, scale: Scale, unit: str) -> Iterator[str]:
+def _axes(chart: Chart, scale: Scale) -> Iterator[str]:
     middle, bottom = (TOP + HEIGHT - BOTTOM) / 2, HEIGHT - BOTTOM
     for value in _ticks(scale.y0, scale.y1):
         y = scale.y(value)
@@ -146,7 +194,7 @@ def _axes(chart: Chart, scale: Scale, unit: str) -> Iterator[str]:
     yield f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
     across = (LEFT + WIDTH - RIGHT) / 2
     yield f'<text x="{across:g}" y="{HEIGHT - 6}" text-anchor="middle">{text(chart.across)}</text>'
-    if unit:
+    if chart.unit:
         turn = f'transform="rotate(-90 12 {middle:g})"'
         yield f'<text x="12" y="{middle:g}" {turn} text-anchor="middle">{text(chart.unit)}</text>'
 
@@ -165,7 +213,7 @@ def _marks(chart: Chart, scale: Scale) -> Iterator[str]:
     for step, words in chart.marks:
         if step <= scale.x1:
             where = f"M{scale.x(step)} {TOP}V{HEIGHT - BOTTOM}"
-            yield f'<path class="mark" d="{where}"><title>{text(words)} at step {step:g}</title></path>'
+            yield f'<path class="mark" d="{where}"><title>{text(words)} at {text(chart.across)} {step:g}</title></path>'
 
 
 def _curve(place: int, curve: Curve, points: Sequence[Point], scale: Scale) -> Iterator[str]:

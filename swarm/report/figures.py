@@ -6,7 +6,7 @@ import json
 import math
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,13 @@ class Column:
     def add(self, step: float, value: float) -> None:
         self.steps.append(step)
         self.values.append(value)
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, float]]) -> Column:
+        column = cls()
+        for step, value in points:
+            column.add(step, value)
+        return column
 
     @property
     def last(self) -> float | None:

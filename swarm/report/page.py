@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.report.charts import TEXT_SHOWN, draw, sections, shown, text
+from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, shown, text
 from swarm.report.figures import Figures, read_figures
 from swarm.report.samples import Journaled, Read, Sample, read_journal
 
-STYLE = """
-:root { --paper: #ffffff; --ink: #1d1f21; --dim: #5b6168; --line: #d5d8dc; --grid: #e8eaed; --card: #f6f7f9;
-  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #aa4499; --c4: #8a6d00; --c5: #56707f; --limit: #b00020; }
-@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e6e8ea; --dim: #a2a8b0; --line: #3b4047;
-  --grid: #292d33; --card: #1f2226; --c0: #56b4e9; --c1: #f0934e; --c2: #3fc79a; --c3: #d98cc6; --c4: #e0c341;
-  --c5: #9fb6c3; --limit: #ff7b8a; } }
+STYLE = (
+    CHART_STYLE
+    + """
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1240px; padding: 24px; background: var(--paper); color: var(--ink);
   font: 15px/1.45 system-ui, sans-serif; }
@@ -42,19 +39,6 @@ article { margin-bottom: 12px; }
 figcaption { font-weight: 600; }
 .unit { font-weight: 400; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
-svg text { fill: var(--dim); font-size: 12px; }
-.grid { stroke: var(--grid); fill: none; }
-.axis { stroke: var(--line); fill: none; }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.band { stroke: none; opacity: 0.18; }
-.limit { fill: none; stroke: var(--limit); stroke-width: 1.5; stroke-dasharray: 5 3; }
-.mark { stroke: var(--limit); stroke-width: 1; opacity: 0.6; fill: none; }
-.line.c0 { stroke: var(--c0); } .band.c0, .dot.c0 { fill: var(--c0); }
-.line.c1 { stroke: var(--c1); } .band.c1, .dot.c1 { fill: var(--c1); }
-.line.c2 { stroke: var(--c2); } .band.c2, .dot.c2 { fill: var(--c2); }
-.line.c3 { stroke: var(--c3); } .band.c3, .dot.c3 { fill: var(--c3); }
-.line.c4 { stroke: var(--c4); } .band.c4, .dot.c4 { fill: var(--c4); }
-.line.c5 { stroke: var(--c5); } .band.c5, .dot.c5 { fill: var(--c5); }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 6px 0 0; font-size: 13px; }
 .legend b { color: var(--ink); font-weight: 600; }
 .key { display: inline-block; width: 30px; margin-right: 6px; vertical-align: middle; }
@@ -70,6 +54,7 @@ td:last-child { min-width: 12em; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 @media print { body { max-width: none; } figure, article { break-inside: avoid; } }
 """
+)
 
 
 MARK = "<!-- echo-node report -->"  # The second line of every report: a file with it may be written anew

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console, RenderableType
@@ -14,7 +12,6 @@ from rich.console import Console, RenderableType
 from swarm.node.learner import LearnerNode
 from swarm.node.metrics import RunLog
 from swarm.node.network import NetworkSettings, NodeNetwork
-from swarm.report.chart import Curve, learning_chart
 from swarm.report.terminal import figures, live_view, plain_line, sparkline, status_screen, waiting_for
 from swarm.rollout.journal.entries import RecordedRun
 from swarm.rollout.journal.journal import Journal
@@ -186,37 +183,6 @@ def test_a_sparkline_shows_the_last_values_on_a_scale_that_holds_them_all() -> N
     assert sparkline([9.0, 0.0, 0.5, 1.0], 3) == " ▄█"
     assert sparkline([9.0, -1.0, 0.0, 0.5, 1.0, 2.0], 5) == " ▃▄▅█"
     assert sparkline([], 5) == ""
-
-
-CURVES = [
-    Curve(name="reward <shaped> & more", color="#1f77b4", points=[(1, 0.0), (2, 0.5), (4, 1.5)]),
-    Curve(name="held-out", color="#2ca02c", points=[(0, -0.2), (4, 0.5)], dots=True),
-]
-
-
-def test_a_chart_is_well_formed_and_holds_every_point() -> None:
-    root = ElementTree.fromstring(learning_chart('a "title" <b>', CURVES))
-    lines = root.findall(SVG + "polyline")
-    assert [len((line.get("points") or "").split()) for line in lines] == [3, 2]
-    assert len(root.findall(SVG + "circle")) == 2
-    texts = [text.text for text in root.findall(SVG + "text")]
-    assert 'a "title" <b>' in texts
-    assert "reward <shaped> & more" in texts
-
-
-def test_a_point_is_drawn_within_the_chart_whatever_its_value() -> None:
-    root = ElementTree.fromstring(learning_chart("t", CURVES))
-    for line in root.findall(SVG + "polyline"):
-        for x, y in (point.split(",") for point in (line.get("points") or "").split()):
-            assert 0 <= float(x) <= 720
-            assert 40 <= float(y) <= 316
-
-
-@pytest.mark.parametrize("curves", [[], [Curve(name="none", color="#000", points=[])], [CURVES[1]]])
-def test_a_run_of_no_steps_has_a_chart_too(curves: list[Curve]) -> None:
-    text = learning_chart("nothing yet", curves)
-    ElementTree.fromstring(text)
-    assert not re.search(r"nan|inf", text)
 
 
 def test_idle_time_and_costs_are_shown_where_there_are_any(early: dict[str, Any], running: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from swarm.errors import UserError
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory, libraries, note_life, read_lives
-from swarm.report.charts import Chart, Curve, draw, sections, text
+from swarm.report.charts import Chart, Curve, draw, picture, sections, text
 from swarm.report.figures import EVENTS_KEPT, MOST_NAMES, MOST_POINTS, Column, Figures, read_figures
 from swarm.report.page import write_report
 from swarm.report.samples import Read
@@ -128,6 +128,38 @@ def test_what_is_too_much_for_a_curve_is_drawn_as_mean_least_and_most() -> None:
     assert all(point.mean == pytest.approx(4.5, abs=0.1) for point in points)
     assert [point.step for point in points] == sorted(point.step for point in points)
     assert "band c0" in draw(Chart(title="A", unit="", curves=[Curve(name="a", column=column)]))
+
+
+CURVES = [
+    Curve(name="reward <shaped> & more", column=Column.of([(1, 0.0), (2, 0.5), (4, 1.5)])),
+    Curve(name="held-out", column=Column.of([(0, -0.2), (4, 0.5)]), dots=True),
+]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_picture_is_well_formed_and_holds_every_point_within_it() -> None:
+    chart = Chart(title="A", unit="share", curves=CURVES, floor=0, ceiling=1)
+    root = ElementTree.fromstring(picture('a "title" <b>', "below it", [chart, chart]))
+    assert len(root.findall(SVG + "svg")) == 2
+    drawn = root.findall(SVG + "svg")[0]
+    lines = [path for path in drawn.findall(SVG + "path") if "line" in (path.get("class") or "")]
+    points = [(line.get("d") or "")[1:].split("L") for line in lines]
+    assert [len(line) for line in points] == [3, 2]
+    assert len(drawn.findall(SVG + "circle")) == 2
+    for line in points:
+        for x, y in (point.split() for point in line):
+            assert 0 <= float(x) <= 560
+            assert 0 <= float(y) <= 250
+    words = ["".join(one.itertext()) for one in root.findall(SVG + "text")]
+    assert 'a "title" <b>' in words
+    assert any("reward <shaped> & more" in one for one in words)
+
+
+@pytest.mark.parametrize("curves", [[], [Curve(name="none", column=Column())], [CURVES[1]]])
+def test_a_run_of_no_steps_has_a_picture_too(curves: list[Curve]) -> None:
+    drawn = picture("nothing yet", "", [Chart(title="A", unit="", curves=curves, floor=0, ceiling=1)])
+    ElementTree.fromstring(drawn)
+    assert not re.search(r"nan|inf", drawn)
 
 
 def test_a_run_of_100_000_steps_gives_a_page_of_bounded_size(tmp_path: Path) -> None:
@@ -243,7 +275,7 @@ def test_events_of_a_long_run_are_counted_and_the_middle_is_left_out(tmp_path: P
     assert "node n0000" in page
     assert "node n4999" in page
     assert "alarm entropy, step 7, text collapsed" in page
-    assert "<title>alarm entropy at step 7</title>" in page
+    assert "<title>alarm entropy at learner step 7</title>" in page
     assert "4800 in the middle are left out" in page
 
 
