@@ -78,10 +78,12 @@ class Neighbours:
     # -- whom to ask -----------------------------------------------------------------------------------------
 
     def publics(self) -> list[Peer]:
-        """In an order of chance."""
+        """Members of the roster in random order, or the publics that gossip knows while no learner has said who takes
+        part."""
         members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
-        self._station.random.shuffle(members)
-        return [self._station.peer_at(NodeId(m.node), m.addresses[0]) for m in members]
+        found = [(NodeId(m.node), m.addresses[0]) for m in members] or self._station.publics()
+        self._station.random.shuffle(found)
+        return [self._station.peer_at(node, address) for node, address in found]
 
     def learner(self) -> Peer | None:
         """None while nobody has said where it is."""

@@ -1,8 +1,9 @@
 """A receiver's whole data plane: links, the versions under way, and the weight map that is brought up to date.
 
-Announcements come from the learner alone; heads are signed, and tables are proven by them. A version is opened when its
-base is here or coming; it is applied when all of it is here and the map holds its base. A receiver that is further
-behind than that asks peers for stored deltas or full regions (catchup.py), the learner last.
+Announcements come from the learner; heads are signed, and tables are proven by them. While the learner is away, the
+newest head comes from gossip. A version is opened when its base is here or coming; it is applied when all of it is here
+and the map holds its base. A receiver that is further behind than that asks peers for stored deltas or full regions
+(catchup.py), the learner last.
 """
 
 from __future__ import annotations
@@ -168,6 +169,7 @@ PATIENCE_S = 10.0
 what is under way before it asks for it: a learner that was killed deals no more of what it had announced."""
 
 RETRY_S = 1.0  # Between two tries to catch up
+UNLINKED_S = 5.0  # A learner that has not been linked for this long announces nothing: gossip's head is acted on
 
 
 class OtherModel(EchoError):
@@ -224,6 +226,7 @@ class Receiver:
             self._neighbours.dial()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open_announced())
+                group.create_task(self._heed_gossip())
                 group.create_task(self._keep_up())
         finally:
             await self._neighbours.close()
@@ -354,6 +357,18 @@ class Receiver:
                 await asyncio.sleep(RETRY_S)
                 if self._announced.empty():
                     self._announced.put_nowait(announced)
+
+    async def _heed_gossip(self) -> None:
+        """While there is no learner to announce anything, take the newest head from gossip: its peers may have it."""
+        was_linked = True
+        while True:
+            await asyncio.sleep(UNLINKED_S)
+            is_linked = self._station.learner()[0] in self._transfers.links
+            if not is_linked and not was_linked and (sealed := self._station.head()):
+                head = open_head(sealed, self._learner_key)
+                if self._is_news(head.version):
+                    self._announcements.take_head(sealed, head)
+            was_linked = is_linked
 
     async def _open(self, announced: Announced) -> None:
         head = announced.head

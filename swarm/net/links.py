@@ -223,15 +223,18 @@ class _Watched:
 class Station:
     """What a node's network offers to its data plane.
 
-    `learner` gives the learner's id and addresses, `public_at` the proven addresses of a public, none for a leaf,
-    `uplink_of` what a node says of its uplink in bytes a second, 0 if it says nothing. `refused` counts the streams
-    that were refused, for `status`.
+    `learner` gives the learner's id and addresses, `head` the newest signed head that gossip knows (empty for none),
+    `publics` those that this node can dial, `public_at` the proven addresses of a public, none for a leaf, `uplink_of`
+    what a node says of its uplink in bytes a second, 0 if it says nothing. `refused` counts the streams that were
+    refused, for `status`.
     """
 
     me: NodeId
     sessions: ServerSessions
     peer_at: Callable[[NodeId, Address], PeerClient]
     learner: Callable[[], tuple[NodeId, list[Address]]]
+    head: Callable[[], bytes]
+    publics: Callable[[], list[tuple[NodeId, Address]]]
     public_at: Callable[[NodeId], list[Address]]
     uplink_of: Callable[[NodeId], float]
     upload: Pace

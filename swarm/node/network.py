@@ -204,6 +204,8 @@ class NodeNetwork:
             sessions=self.sessions,
             peer_at=self.peers.at,
             learner=self.learner,
+            head=lambda: self.gossip.core.view.head if self.gossip.is_open else b"",
+            publics=self.publics,
             public_at=self.public_at,
             uplink_of=self.uplink_of,
             upload=_pace(settings.max_upload_mbit),
@@ -307,6 +309,16 @@ class NodeNetwork:
             # Where the user said it is: a record may name an address that is good only elsewhere.
             addresses.append(self._greeting.address)
         return node, list(dict.fromkeys(addresses))
+
+    def publics(self) -> list[tuple[NodeId, Address]]:
+        """The publics that may be called now, without the learner."""
+        if not self.gossip.is_open:
+            return []
+        learner, _ = self.learner()
+        usable = self.gossip.core.view.usable(time.monotonic())
+        return [
+            (peer.signed.node, peer.addresses[0]) for peer in usable if peer.signed.node not in (learner, self.node)
+        ]
 
     def public_at(self, node: NodeId) -> list[Address]:
         """Where a public can be dialled; nothing for a leaf, or a node that is not known."""

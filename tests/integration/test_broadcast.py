@@ -52,6 +52,19 @@ def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
     assert relay.wait() == 0
 
 
+def test_a_sampler_that_joins_while_the_learner_is_away_gets_the_newest_version_from_a_relay(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    relay = swarm.relay(learner.url(), "--lan", name="relay")
+    early = swarm.scripted(learner.url(), "--lan", name="early")
+    eventually(lambda: newer(relay.status().get("map"), "0.1"), relay, "it holds a version that was trained")
+    learner.kill()
+    early.kill()
+    late = swarm.scripted(relay.url(), "--lan", name="late")
+    held = relay.status()["map"]
+    eventually(lambda: late.status().get("map") == held, late, "it holds what the relay holds")
+    assert relay.status()["map"] == held
+
+
 def newer(found: str | None, than: str) -> bool:
     return found is not None and [*map(int, found.split("."))] > [*map(int, than.split("."))]
 

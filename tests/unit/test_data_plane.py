@@ -142,6 +142,8 @@ class Hearer:
             sessions=ServerSessions(OTHER_KEY, b""),
             peer_at=_nobody,
             learner=lambda: (KEY.node_id, []),
+            head=lambda: b"",
+            publics=lambda: [],
             public_at=lambda node: [],
             uplink_of=lambda node: 0.0,
             upload=Pace(None),

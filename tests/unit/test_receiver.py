@@ -49,6 +49,7 @@ class World:
         self.stack = stack
         self.learner_at: list[Address] = []
         self.publics: dict[NodeId, list[Address]] = {}
+        self.head = b""
         self.learners = 0
 
     def station(self, key: SigningKey, peers: PeerPool, upload: Pace) -> Station:
@@ -57,6 +58,8 @@ class World:
             sessions=ServerSessions(key, b""),
             peer_at=peers.at,
             learner=lambda: (KEY.node_id, self.learner_at),
+            head=lambda: self.head,
+            publics=lambda: [(node, at[0]) for node, at in self.publics.items()],
             public_at=lambda node: self.publics.get(node, []),
             uplink_of=lambda node: 0.0,
             upload=upload,
