@@ -41,7 +41,7 @@ from swarm.net.wire import (
 )
 from swarm.rollout.messages import LEASE_CONTEXT, LEASE_TOKEN_BYTES, MAX_SUBMITTED, Submission
 from swarm.rollout.plane.leases import MAX_NODES
-from swarm.rollout.plane.rules import malformation
+from swarm.rollout.plane.verdict import malformation
 from swarm.types import Lease, NodeId, Rollout
 
 INLINE_BYTES = 256 * 1024

@@ -10,15 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-import swarm.rollout.plane.buffer
 import swarm.rollout.plane.plane
 import swarm.rollout.plane.rules
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RecordedRun
 from swarm.rollout.plane import leases
-from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import Effect, ScoreWanted
 from swarm.rollout.plane.leases import Group, LeaseTable, Sample
-from swarm.rollout.plane.plane import RolloutPlane
+from swarm.rollout.plane.plane import Buffer, RolloutPlane
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
 from tests.simulator.__main__ import main
 from tests.simulator.breach import InvariantBreach
@@ -47,7 +45,7 @@ def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
         return batch, [BatchTaken(step=plane.next_batch - 1, max_staleness=bound, numbers=numbers)]
 
     honest = RolloutPlane._completed
-    patch.setattr(swarm.rollout.plane.buffer, "is_fresh", lambda *_: True)
+    patch.setattr(swarm.rollout.plane.plane, "is_fresh", lambda *_: True)
     patch.setattr(RolloutPlane, "_completed", completed)
     patch.setattr(RolloutPlane, "take", take)
 

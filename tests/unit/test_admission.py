@@ -13,17 +13,8 @@ import pytest
 
 from swarm.errors import ProtocolError
 from swarm.net.wire import decode, encode
-from swarm.rollout.plane.rules import (
-    LOGPROB_SLACK,
-    MIN_LOGPROB,
-    deadline,
-    is_fresh,
-    judge,
-    malformation,
-    may_open,
-    may_take,
-    staleness,
-)
+from swarm.rollout.plane.rules import deadline, is_fresh, may_open, may_take, staleness
+from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, judge, malformation
 from swarm.types import Lease, Rollout, SamplingRules, Span
 from tests.builders import STOP, VOCAB, failed_rollout, floats, ints, lease, rollout, v
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm.broadcast.version.codec import tensor_sum
-from swarm.rollout.plane.rules import malformation
+from swarm.rollout.plane.verdict import malformation
 from swarm.sampler import scripted_engine
 from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
 from swarm.sampler.scripted_engine import ScriptedEngine

@@ -1,13 +1,14 @@
 """The rollout plane of the learner: who may generate what, which answers count, and when a batch is ready.
 
-Theory of operation. Groups are opened on demand: a sampler asks, and the plane first offers samples that lost their
-node, then opens new groups as far as the pacing rule (pacing.Pacing) allows, and keeps some room for held-out prompts
-(heldout). Answers are judged (admission.judge), matched with their sample (leases), scored outside, and complete groups
-go to the buffer. `take` hands out batch n, after which n is n + 1; what can no longer be in any batch is dropped then.
+Theory of operation. Groups are opened on demand: a sampler asks (`ask`), and the plane first offers samples that lost
+their node, then opens new groups as far as the pacing rule (rules.Pacing) allows, and keeps some room for held-out
+prompts (heldout). Answers are judged (verdict.py), matched with their sample (leases), scored outside, and complete
+groups go to the buffer. `take` hands out batch n, after which n is n + 1; groups that can be in no later batch are
+dropped then.
 
-What the learner must not forget comes out as records (effects.Record); `restore` puts a new plane where the records
-of a former life left off. Groups for training are numbered from 0, and every number below the next one that is not
-open was closed, so that nothing has to be remembered of closed groups.
+What the learner must not forget comes out as records (effects.Record); `restore` puts a new plane where the records of
+an earlier process left off. Groups for training are numbered from 0, and every number below the next one that is not
+open was closed, so nothing has to be remembered of closed groups.
 
 I1 is guaranteed by `take` (through Buffer.take) and checked again by its caller's metrics and by `verify`; I5 because
 groups are only opened under the pacing rule.
@@ -16,8 +17,8 @@ groups are only opened under the pacing rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from swarm.rollout.journal.entries import (
     BatchTaken,
@@ -31,7 +32,6 @@ from swarm.rollout.journal.entries import (
     SamplesLeased,
 )
 from swarm.rollout.messages import Refusal
-from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import (
     Effect,
     GenerationFailed,
@@ -41,12 +41,108 @@ from swarm.rollout.plane.effects import (
     NodeSilent,
     Refused,
 )
-from swarm.rollout.plane.grant import Claim
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import Group, LeaseTable, Share
-from swarm.rollout.plane.rules import Pacing, is_fresh
+from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
 from swarm.rollout.plane.verdict import dropped, is_current, score_wanted, train_id, verdict_on, was_lowered
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
+
+
+class Buffer:
+    """Ready groups. Who keeps it bounded: the pacing rule opens at most (S + 1) * B groups that are fresh."""
+
+    def __init__(self, *, batch_groups: int) -> None:
+        self._batch_groups = batch_groups
+        self._ready: list[Group] = []
+        self._ages: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, group: Group) -> None:
+        assert group.complete
+        self._ready.append(group)
+        self._ages[group.oldest_version] += 1
+
+    def by_deadline(self, max_staleness: int) -> Counter[int]:
+        """How many ready groups there are, by deadline."""
+        return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
+
+    def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
+        """Remove and return what may not be in batch `next_batch` or any later one."""
+        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
+        stale = [g for g in self._ready if not is_fresh(g.oldest_version, next_batch, max_staleness)]
+        self._keep(fresh)
+        return stale
+
+    def count(self, next_batch: int, max_staleness: int) -> int:
+        """How many ready groups may be in batch `next_batch`."""
+        return sum(count for version, count in self._ages.items() if is_fresh(version, next_batch, max_staleness))
+
+    def can_take(self, next_batch: int, max_staleness: int) -> bool:
+        """True if a whole batch is ready."""
+        return self.count(next_batch, max_staleness) >= self._batch_groups
+
+    def first(self, next_batch: int, max_staleness: int) -> list[Group]:
+        """The groups that batch `next_batch` would hold: the B fresh ones that are due earliest."""
+        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
+        fresh.sort(key=lambda g: (g.deadline(max_staleness), g.order))
+        return fresh[: self._batch_groups]
+
+    def take(self, next_batch: int, max_staleness: int) -> list[Group]:
+        """Batch `next_batch`: B groups, earliest deadline first, each of which is fresh (I1 is guaranteed here)."""
+        batch = self.first(next_batch, max_staleness)
+        assert len(batch) == self._batch_groups
+        taken = {g.group_id for g in batch}
+        self._keep([g for g in self._ready if g.group_id not in taken])
+        return batch
+
+    def _keep(self, groups: list[Group]) -> None:
+        self._ready = groups
+        self._ages = Counter(group.oldest_version for group in groups)
+
+
+@dataclass(slots=True, kw_only=True)
+class Claim:
+    """What `node` is granted so far. `capacity` more samples it can take on, `at_once` of them can begin at once."""
+
+    table: LeaseTable
+    node: NodeId
+    now: float
+    capacity: int
+    at_once: int
+    shares: list[Share] = field(default_factory=list)
+    records: list[GroupOpened | SamplesLeased] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        return sum(len(share.specs) for share in self.shares)
+
+    @property
+    def held_out(self) -> int:
+        """How many of the samples answer held-out prompts."""
+        return sum(len(share.specs) for share in self.shares if share.group.purpose == "eval")
+
+    def take(self, group: Group, most: int) -> int:
+        """Lease up to `most` waiting samples of `group`; how many there were."""
+        share = self.table.claim(group, self.node, min(most, self.capacity), now=self.now)
+        count = len(share.specs)
+        if count:
+            self.shares.append(share)
+            self.capacity -= count
+            self.at_once = max(0, self.at_once - count)
+            if group.purpose == "train":
+                indices = tuple(spec.index for spec in share.specs)
+                self.records.append(SamplesLeased(number=group.order, node=self.node, indices=indices))
+        return count
+
+    def take_of(self, groups: Iterable[Group], most: int) -> None:
+        """Lease up to `most` samples of `groups`, in their order."""
+        for group in groups:
+            if min(most, self.capacity) <= 0:
+                break
+            most -= self.take(group, most)
+
 
 RETURN_S = 30.0
 """After a restart a sampler is back within its longest pause between two tries (node/link.py); only then its beats

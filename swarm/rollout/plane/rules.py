@@ -17,14 +17,8 @@ were missing, the fleet is too slow or S too small (S = 0 always), and spare gro
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
 from collections.abc import Mapping
-
-from swarm.types import Lease, Rollout, Verdict, VersionId
-
-MIN_LOGPROB = -1e4  # Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do
-LOGPROB_SLACK = 1e-3  # A log-prob may exceed 0 by the rounding of a bf16 softmax
 
 
 def deadline(version: int, max_staleness: int) -> int:
@@ -83,83 +77,6 @@ def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, 
         total += by_deadline.get(d, 0)
         excess = max(excess, total - (d - next_batch + 1 - taken) * batch_groups)
     return excess
-
-
-def judge(
-    rollout: Rollout,
-    lease: Lease,
-    *,
-    newest: VersionId,
-    next_batch: int,
-    max_staleness: int,
-    vocab_size: int,
-    fault: str | None = None,
-) -> tuple[Verdict, str]:
-    """The verdict on a submitted rollout and one line for its sampler, before the table of leases is asked. `fault` is
-    its malformation if that is known."""
-    if fault is None:
-        fault = malformation(rollout, lease, vocab_size=vocab_size)
-    if fault:
-        return "malformed", fault
-    oldest = rollout.oldest
-    if oldest is None:
-        return "accepted", ""
-    if any(span.version > newest or span.version.version > newest.version for span in rollout.spans):
-        return "future", f"version {newest} is the newest"
-    if lease.purpose == "train" and not is_fresh(oldest, next_batch, max_staleness):
-        late = staleness(oldest, next_batch) - max_staleness
-        return "stale", f"version {oldest} is {late} step(s) past the bound of {max_staleness}"
-    return "accepted", ""
-
-
-def malformation(rollout: Rollout, lease: Lease, *, vocab_size: int) -> str:
-    """What is wrong with the rollout's own shape; an empty string if nothing is."""
-    if rollout.group_id != lease.group_id or all(s.index != rollout.index for s in lease.samples):
-        return "this sample is not in the lease"
-    if rollout.finish == "failed":
-        return "" if not (rollout.token_ids or rollout.spans) else "a failed generation carries no tokens"
-    length, ragged = divmod(len(rollout.token_ids), 4)
-    if ragged or length == 0 or length > lease.rules.max_new_tokens:
-        return f"{len(rollout.token_ids)} bytes of token ids do not fit the lease"
-    if len(rollout.logprobs) != 4 * length or len(rollout.loss_mask) != length:
-        return "token ids, log-probs and loss mask differ in length"
-    if rollout.loss_mask.strip(b"\0\1"):
-        return "the loss mask is not of zeros and ones"
-    return (
-        _token_fault(rollout, lease, vocab_size)
-        or _logprob_fault(rollout.logprobs)
-        or _span_fault(rollout, lease, length)
-    )
-
-
-def _token_fault(rollout: Rollout, lease: Lease, vocab_size: int) -> str:
-    tokens = rollout.tokens()
-    if min(tokens) < 0 or max(tokens) >= vocab_size:
-        return f"token ids outside the vocabulary of {vocab_size}"
-    # Where stop strings are asked for, any token may have completed one: texts are the business of rewards.
-    if rollout.finish == "stop" and tokens[-1] not in lease.rules.stop_token_ids and not lease.rules.stop:
-        return "finished by a stop token that is not there"
-    if rollout.finish == "length" and len(tokens) != lease.rules.max_new_tokens:
-        return "finished by length before the length was reached"
-    return ""
-
-
-def _logprob_fault(data: bytes) -> str:
-    values = array("f", data)
-    if not math.isfinite(sum(values)) or min(values) < MIN_LOGPROB or max(values) > LOGPROB_SLACK:
-        return "log-probs must be finite and at most 0"
-    return ""
-
-
-def _span_fault(rollout: Rollout, lease: Lease, length: int) -> str:
-    at = 0
-    for span in rollout.spans:
-        if span.start != at or span.end <= span.start:
-            return "version spans must cover the tokens without gaps"
-        if span.version < lease.min_version:
-            return f"version {span.version} is below the lease's {lease.min_version}"
-        at = span.end
-    return "" if at == length else "version spans must cover the tokens without gaps"
 
 
 SPARE_SHARE = 1 / 8
