@@ -190,7 +190,6 @@ class Child:
             del self._waiting[number]
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Hand out answers until the child goes."""
         loop = asyncio.get_running_loop()
         try:
             while True:

@@ -306,7 +306,6 @@ class _CatchUp:
                 raise
 
     async def _signed(self, version: VersionId) -> SignedVersion | None:
-        """Head and table of a version from whoever has them."""
         for peer in self._everybody():
             try:
                 return await self._signed_from(peer, version)
@@ -392,7 +391,6 @@ class _CatchUp:
         return int(FULL_RATIO * nbytes) if ITEM_BYTES[self._weights.dtypes[index]] == 2 else nbytes
 
     def _chunk_bytes(self, version: SignedVersion) -> int:
-        """What is still to be fetched of a version's chunks."""
         held = self._store.find(version.head.version)
         if held is None:
             return version.table.encoded_bytes

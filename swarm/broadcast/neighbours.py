@@ -110,7 +110,6 @@ class Neighbours:
         return any(member.node == node for member in self._roster.members)
 
     def _part(self) -> None:
-        """End the links to those who take part no more."""
         self._parting = None
         learner, _ = self._station.learner()
         self.links.end_others({learner, *(NodeId(member.node) for member in self._roster.members)})

@@ -329,7 +329,6 @@ class Receiver:
             self._transfers.stir()
 
     def _take_part(self, node: NodeId, frame: Frame, payload: bytes) -> None:
-        """Pass a part on if the learner says so, and keep it."""
         if frame.kind == Kind.FRESH and node == self._station.learner()[0]:
             for peer, link in self._transfers.links.items():
                 if peer != node:

@@ -188,7 +188,6 @@ class BroadcastService:
         return self._planning.plan.scheme if self._planning.plan is not None else "nothing published"
 
     def _begin(self, held: HeldVersion, *, resumed: bool = False) -> None:
-        """Announce a version and deal it."""
         assert self._layout is not None
         version = held.head.version
         self._retire(held)
@@ -267,7 +266,6 @@ class BroadcastService:
         return self._planning.chunk_bytes(self._profiles(), expected)
 
     def _profiles(self) -> dict[NodeId, PeerProfile]:
-        """Who is linked, as the planner sees it."""
         station = self._station
         return {
             node: PeerProfile(

@@ -326,7 +326,6 @@ class Activation:
         return tried
 
     def _untried(self, worker: Worker) -> str:
-        """Why one whose rate is unknown waits."""
         return fault_of(worker) or (DEAR if worker.cost_per_hour > self._budget else UNMEASURED)
 
     def _turn(self, node: str, *, now: float) -> tuple[int, float]:

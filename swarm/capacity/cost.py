@@ -246,7 +246,6 @@ class CostBook:
             sums.change(active=active, price_per_hour=price_per_hour, now=now)
 
     def _sums_of(self, account: _Account) -> tuple[_Sums, _Sums]:
-        """Of itself and its class."""
         return account.sums, self._classes[account.device_class]
 
     def _make_room(self) -> None:

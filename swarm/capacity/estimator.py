@@ -391,7 +391,6 @@ class Estimator:
         return (group.vanished + self._start.departures_per_hour * PRIOR_HOURS) / (hours + PRIOR_HOURS)
 
     def _present_hours(self, now: float) -> dict[str, float]:
-        """Sampler-hours of those that are there, by class."""
         hours: dict[str, float] = {}
         for sampler in self._samplers.values():
             spent = max(0.0, now - sampler.joined_at) / HOUR_S
@@ -482,7 +481,6 @@ class Estimator:
     # -- tables -----------------------------------------------------------------------------------------------
 
     def _class_name(self, device_class: str) -> str:
-        """The class under which it is kept."""
         name = class_among(self._classes, device_class)
         self._classes.setdefault(name, ClassSeen())
         return name

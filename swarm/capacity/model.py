@@ -303,7 +303,6 @@ def _check(**values: float) -> None:
 
 
 def _check_least_zero(**values: float) -> float:
-    """The last of them."""
     for name, value in values.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value:g}, it must be finite and not negative")

@@ -550,7 +550,6 @@ class Search:
         )
 
     def _shortfall(self, trial: Trial, prediction: Prediction, needed: float) -> str:
-        """The inequality that fails, in one line."""
         idle = f"the learner will be idle {prediction.idle_share:.0%} of the time"
         if not trial.names:
             return f"{idle}: no sampler with a known rate is there"
@@ -571,7 +570,6 @@ class Search:
 
 
 def _sizes(count: int) -> list[int]:
-    """Sizes of sets to be tried, ascending, up to all."""
     sizes = {count}
     size = float(count)
     while size > 1:

@@ -194,7 +194,6 @@ class Demo:
                 await _sleep_unless_ended(self._nodes[0], POLL_S)
 
     async def _learner_url(self, learner: asyncio.subprocess.Process) -> str:
-        """What the learner wrote once it listened."""
         path = self._run_dir / "node.json"
         until = time.monotonic() + START_S
         while not path.exists():
@@ -204,7 +203,6 @@ class Demo:
         return str(json.loads(path.read_text())["url"])
 
     async def _watch(self, url: str) -> None:
-        """Show the run until the learner ends by itself."""
         with self._view as view:
             async with PeerClient(plain_address(url)) as peer:
                 while self._nodes[0].returncode is None:
@@ -281,7 +279,6 @@ class Demo:
         return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
 
     async def _verify(self) -> Report:
-        """What the run's journal and checkpoints prove."""
         report, *_ = await asyncio.to_thread(verify_directory, self._run_dir)
         for breach in report.breaches:
             self._say(f"breach: {breach}")

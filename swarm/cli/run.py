@@ -264,7 +264,6 @@ def run() -> None:
 
 
 def _explained(error: typer.TyperException) -> str:
-    """A wrong command line, and what was probably meant."""
     near = getattr(error, "possibilities", None) or [""]
     wrong = getattr(error, "option_name", "")
     name = wrong.lstrip("-").replace("-", "_")
@@ -291,7 +290,6 @@ def _say(line: str) -> None:
 
 
 def _run(work: Coroutine[Any, Any, R]) -> R:
-    """Run on uvloop where there is one."""
     try:
         import uvloop
     except ImportError:

@@ -136,7 +136,6 @@ async def _show_scored(
 
 
 def _pass_on(printed: bytes) -> None:
-    """What a reward prints, in a run, is heard by nobody."""
     sys.stderr.buffer.write(printed)
     sys.stderr.flush()
 

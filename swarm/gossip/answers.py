@@ -129,7 +129,6 @@ def _wanted_of(view: View, seen: Seen, random: Random) -> list[bytes]:
 
 
 def _refutation(table: Table, caller: NodeId) -> bytes:
-    """The caller's own record, if this node holds it dead."""
     stone = table.dead.get(prefix_of(caller))
     if stone is None or stone.signed.node != caller or not stone.is_lost:
         return b""

@@ -427,7 +427,6 @@ class Membership:
         return effects
 
     def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
-        """Whether it is worth pushing on."""
         if signed.record.reachability != "public":
             self._tell_leases(signed)
         admitted, more = self._table.admit(signed, heard_at, now=now)

@@ -147,7 +147,6 @@ class GossipService:
         return binary(encode(core.answer(caller, message, now=time.monotonic())))
 
     async def _hold(self, core: Membership, message: Exchange) -> None:
-        """Until there is news for a poll, or its time is over."""
         try:
             async with asyncio.timeout(min(message.hold_s, core.rules.longest_hold_s)):
                 while core is self._core and core.holds(message):

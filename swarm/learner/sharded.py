@@ -121,7 +121,6 @@ class Sharded(Ranks):
         return merged
 
     def _from_all(self, value: R) -> list[R]:
-        """Every rank's value, by rank."""
         held: list[Any] = [None] * self.count
         dist.all_gather_object(held, value)
         return held
@@ -270,14 +269,12 @@ class Sharded(Ranks):
 
 
 def _local(tensor: DTensor) -> torch.Tensor:
-    """The rows that this rank holds, as a view."""
     with torch.no_grad():
         local: torch.Tensor = tensor.to_local()
     return local.detach()
 
 
 def _named_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Parameters and buffers, tied ones once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 

@@ -194,7 +194,6 @@ class Update:
 
     @torch.no_grad()
     def _read_all(self, rows: Sequence[Row], policy: Policy) -> list[torch.Tensor]:
-        """Log-probs of every row, on the CPU."""
         found: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         for part in parts:

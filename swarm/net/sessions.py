@@ -294,7 +294,6 @@ class ServerSessions:
 
 
 def _open_self_signed(context: str, data: bytes, kind: type[Self]) -> Self:
-    """A message sealed with the key that it names itself."""
     sealed = decode(data, Sealed, cap_bytes=SESSION_MESSAGE_BYTES)
     message = decode(sealed.body, kind, cap_bytes=SESSION_MESSAGE_BYTES)
     unseal(context, data, message.key, cap_bytes=SESSION_MESSAGE_BYTES)

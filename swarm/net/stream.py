@@ -330,7 +330,6 @@ class Stream:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def _on_readable_again(self) -> None:
-        """What TLS has decrypted already wakes nobody."""
         if not self._closed:
             self._on_readable()
 

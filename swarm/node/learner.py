@@ -120,7 +120,6 @@ class LearnerNode:
         return kept_line(self._run_dir, *come_to, steps=self._config.steps)
 
     async def _run_alone(self) -> bool:
-        """No other process writes to the run directory."""
         try:
             state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
             self._log = RunLog(self._run_dir, tensorboard=self._config.tensorboard)
@@ -164,7 +163,6 @@ class LearnerNode:
             await self._close(network)
 
     async def _take_part(self) -> bool:
-        """Lead the run, and all that goes on beside it."""
         self.is_up = True
         async with control(self._run_dir, self._change), asyncio.TaskGroup() as group:
             self._write_address()
@@ -176,7 +174,6 @@ class LearnerNode:
         return reached
 
     def _build(self, network: NodeNetwork) -> None:
-        """The learner's parts, none of them at work yet."""
         emit = self._log.event
         self._broadcast = BroadcastService(self._run_dir / "versions", network.key, network.station)
         configured = BoundSet(
@@ -331,11 +328,9 @@ class LearnerNode:
             await asyncio.sleep(ROOM_S)
 
     def _fault(self) -> str:
-        """Why the run is paused, if it is."""
         return self._journal.fault or self._publication.fault
 
     async def _change(self, request: dict[str, Any]) -> str:
-        """What control.sock asks for."""
         if self._steps is None:
             raise UserError("the learner is starting: ask again in a moment")
         if fault := self._fault():

@@ -490,7 +490,6 @@ class NodeNetwork:
                 self._say_once(f"cannot write down peers for the next start: {error}")
 
     async def _write_peers(self) -> None:
-        """Those that were heard last, the learner among them."""
         peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
         records = [peer.signed for peer in peers if peer.signed.record.addresses]
         if records:

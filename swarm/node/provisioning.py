@@ -361,7 +361,6 @@ class Provisioning(SamplerWatch):
         return self._costs(self._book.figures(self._clock()))
 
     def _costs(self, figures: CostFigures) -> dict[str, Any]:
-        """Of the run in all its lives."""
         spent = self._before.and_more(
             total=figures.total, steps=figures.steps, rollouts=figures.rollouts, tokens=figures.tokens
         )
@@ -401,7 +400,6 @@ class Provisioning(SamplerWatch):
         return {"capacity": capacity, "cost": cost}
 
     def _inputs(self) -> dict[str, Any]:
-        """What a prediction is made from, all of it measured."""
         train_step_s, lengths = self._estimator.train_step_s(), self._estimator.lengths()
         return {
             "train_step_s": round(train_step_s.value, 4) if train_step_s is not None else None,
@@ -438,5 +436,4 @@ def _said_of(binds: str, selection: Any) -> dict[str, Any]:
 
 
 def _terms(offer: Offer) -> tuple[str, float, float, float]:
-    """Device class and prices."""
     return offer.device_class, offer.cost_per_hour, offer.down_cost_per_gb, offer.up_cost_per_gb

@@ -235,7 +235,6 @@ class Publication:
             self._overtaken.set()
 
     async def _record(self, held: HeldVersion) -> None:
-        """Before anybody is told."""
         version, content = held.head.version, content_of(held.table)
         await self._journal.write([VersionPublished(version=version, content=content)])
         self._training.published = PublishedStep(step=version.version, content=content)

@@ -84,7 +84,6 @@ class RelayNode:
             self._state = "leaving"
 
     async def _tell_held(self, network: NodeNetwork, receiver: Receiver) -> None:
-        """Have gossip tell what this node holds."""
         held = None
         while True:
             held = (await receiver.installed(held)).head.version

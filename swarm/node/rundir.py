@@ -88,7 +88,6 @@ def libraries() -> dict[str, str]:
 
 
 def _cpu() -> str:
-    """Its maker's name, as Linux has it."""
     return _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
 
 

@@ -180,7 +180,6 @@ class SamplerNode:
             await engine.stop()
 
     async def _work(self, engine: EngineWorker, receiver: Receiver, launch: asyncio.Task[None], spool: Spool) -> bool:
-        """From the learner's hello to its end, or ours."""
         self._status.state = "looking for the learner"
         link = LearnerLink(self._network, self._say, on_busy=self._put_off)
         hello = await unless_stopped(self._stop, link.find())

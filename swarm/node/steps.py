@@ -175,7 +175,6 @@ class Steps:
 
     @property
     def _is_measured(self) -> bool:
-        """Whether the last version is."""
         return bool(self.held_out) and self.held_out[-1]["version"] == self.step
 
     async def _measure_last(self) -> None:
@@ -340,7 +339,6 @@ class Steps:
             self._best.forget()
 
     def _measured(self, result: Evaluated) -> dict[str, float]:
-        """Write down what a version came to."""
         figures = held_out_figures(result.scores)
         self.held_out.append({"version": result.version, **figures})
         self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}

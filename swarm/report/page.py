@@ -231,7 +231,6 @@ def _signal(found: Figures) -> str:
 
 
 def _texts(values: Mapping[str, Any]) -> str:
-    """What was asked, wanted and answered."""
     rows = "".join(
         f"<dt>{name}</dt><dd><pre>{text(values[name])}</pre></dd>"
         for name in ("prompt", "wanted", "completion")

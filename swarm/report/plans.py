@@ -106,7 +106,6 @@ def _ways(plan: Plan, width: int) -> Table:
 
 
 def _foot(plan: Plan) -> Text:
-    """What would help most next, in lines."""
     arm = plan.chosen
     if arm.feasible and not plan.advice:
         share = arm.learner_per_hour / arm.cost_per_hour

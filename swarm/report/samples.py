@@ -91,7 +91,6 @@ def _samples(found: sqlite3.Connection, reader: SegmentReader, steps: Sequence[i
 
 
 def _is_kept(found: sqlite3.Connection, reader: SegmentReader, step: int) -> bool:
-    """Whether a payload of the batch is there."""
     rows = [row for group in batch_rows(found, step)[:1] for row in rollout_rows(found, group.number)]
     return any(reader.payload(row.place) is not None for row in rows)
 

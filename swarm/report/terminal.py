@@ -193,7 +193,6 @@ def _rows(status: dict[str, Any]) -> list[Row]:
 
 
 def _sampler_row(sampler: dict[str, Any]) -> Row:
-    """A sampler as its learner sees it."""
     return (
         sampler["node"][:ID_LENGTH],
         sampler["device_class"] or "sampler",
@@ -207,7 +206,6 @@ def _sampler_row(sampler: dict[str, Any]) -> Row:
 
 
 def _member_row(member: dict[str, Any]) -> Row:
-    """A public or a leaf as gossip sees it."""
     behind = f" ({member['lag']} behind)" if member.get("lag") else ""
     held = f"{member['held']}{behind}" if member["held"] else UNKNOWN
     role, state = member["role"] or UNKNOWN, member["state"]
@@ -220,7 +218,6 @@ def _address(member: dict[str, Any]) -> str:
 
 
 def _nodes(rows: list[Row]) -> Table:
-    """Columns that no row fills are left out."""
     filled = [at for at in range(len(HEADS)) if any(row[at] not in (UNKNOWN, "") for row in rows)]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for at in filled:
@@ -238,7 +235,6 @@ def _nodes(rows: list[Row]) -> Table:
 
 
 def _in_line(width: int) -> int:
-    """Figures that a line of a screen has room for."""
     return 2 if width >= 2 * (NAME_WIDTH + VALUE_WIDTH) else 1
 
 
@@ -257,7 +253,6 @@ def _grid(pairs: Figures, width: int) -> Table:
 
 
 def _line(words: str, style: str = "") -> Text:
-    """One line, cut where the screen ends."""
     return Text(_clean(words), style=style, no_wrap=True, overflow="ellipsis")
 
 

@@ -287,7 +287,6 @@ class RolloutService:
         return too_much(why)
 
     async def _take_in(self, request: web.Request) -> web.Response:
-        """Read, open, judge and record a submission."""
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
         if is_small(body):
             judged = self._judge(node, self._open(body))
@@ -338,7 +337,6 @@ class RolloutService:
         return binary(b"")
 
     def _check_sender(self, node: NodeId, named: str) -> None:
-        """A node speaks for itself alone."""
         if named != node:
             self._sessions.refused["other_node"] += 1
             raise Forbidden(f"this is signed by node {node} and speaks for {named[:64]}")
@@ -425,7 +423,6 @@ class RolloutService:
         return newest is None or version > newest
 
     def _installed(self, node: NodeId, version: VersionId) -> None:
-        """Note what a sampler holds, which is not ahead."""
         self.samplers[node].installed = version
         self._watch.installed(node, version)
 

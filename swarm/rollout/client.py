@@ -229,5 +229,4 @@ def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:
 
 
 def _size_bytes(lease: SealedLease, rollout: Rollout) -> int:
-    """What a rollout adds to a submission, at most."""
     return len(lease.token) + 9 * rollout.length + ROLLOUT_OVERHEAD_BYTES

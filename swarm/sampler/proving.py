@@ -116,5 +116,4 @@ class Reference:
 
 
 def _persistent(module: torch.nn.Module) -> list[str]:
-    """Buffers that are part of the weights."""
     return [name for name in module._buffers if name not in module._non_persistent_buffers_set]

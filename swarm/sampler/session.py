@@ -227,7 +227,6 @@ class Session:
         await self._feed.run(self._keep)
 
     async def _keep(self, answers: list[Answer]) -> None:
-        """To disk, then to the learner."""
         batch = Batch(answers, await in_thread(self._spool.keep, answers))
         if batch.spooled is not None:
             self._spooled |= batch.samples()

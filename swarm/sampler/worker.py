@@ -120,7 +120,6 @@ class Rates:
 
 
 def _smoothed_rate(before: float, count: int, seconds: float, weight: float = RATE_SMOOTHING) -> float:
-    """A mean rate that forgets."""
     return _smoothed(before, min(MOST_PER_S, count / max(seconds, LEAST_S)), weight)
 
 

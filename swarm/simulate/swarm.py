@@ -287,12 +287,10 @@ class CapacitySimulation:
         self._hurry()
 
     def _later(self, node: Node, delay_s: float, label: str, action: Callable[[Node], None]) -> None:
-        """Unless the node has gone, or come back, by then."""
         life = node.life
         self.world.schedule(delay_s, f"{node.name} {label}", lambda: action(node) if node.life == life else None)
 
     def _depart(self, departure: Departure) -> None:
-        """A whole class vanishes within minutes."""
         gone = [node for node in self.nodes.values() if node.there and node.kind.name == departure.fleet]
         self._mark(f"all {len(gone)} of {departure.fleet} vanish")
         for node in gone:
@@ -327,7 +325,6 @@ class CapacitySimulation:
             self._later(node, death_s(self._fates) if running else 0.0, "is dead", self._dead)
 
     def _end_life(self, node: Node) -> None:
-        """It is away from now on, until it comes back."""
         node.there = node.running = node.busy = False
         node.life += 1
         if node.sampler is not None:
@@ -337,7 +334,6 @@ class CapacitySimulation:
         self.world.schedule(node.absence_s(self._fates), f"comes {node.name}", partial(self._come, node))
 
     def _silent(self, node: Node) -> None:
-        """Three beats were missed."""
         alive = [NodeId(other.name) for other in self.nodes.values() if other.ready]
         self.desk.silent(alive, now=self.world.now)
         self._dead(node)
@@ -382,7 +378,6 @@ class CapacitySimulation:
     # -- active and standby ----------------------------------------------------------------------------------
 
     def _hurry(self) -> None:
-        """Decide soon if what is new calls for it."""
         if self.world.now and not self._deciding and self._choice.calls_for_decision:
             self._deciding = True
             self.world.schedule(gather_s(self._period_s), "decide", self._decide)
@@ -462,7 +457,6 @@ class CapacitySimulation:
             self._decide()
 
     def _account(self, node: Node) -> None:
-        """Tell estimator and costs what it has handed in."""
         if node.sampler is not None and (tokens := node.sampler.tokens):
             node.sampler.tokens = []
             self._choice.generated(node.name, tokens, now=self.world.now)

@@ -194,7 +194,6 @@ class Weights:
         return delta_bytes(self._scenario, steps_apart) if self._deltas else self._scenario.model.bytes_bf16
 
     def _part(self) -> float:
-        """Bytes/s for each of those who fetch."""
         if self._star:
             waiting = sum(at > self._world.now for flight in self._under_way() for at in flight.due_at)
             return self._uplink / max(1, self._fetching + waiting)

@@ -42,7 +42,6 @@ def fetch(wanted: Fetch) -> None:
 
 
 def _load(wanted: Fetch) -> dict[str, Any]:
-    """Splits by name."""
     import datasets
 
     datasets.disable_progress_bars()

@@ -173,7 +173,6 @@ def lenient(completion: str, answer: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """Without marks that say nothing, inside out."""
     bare = (last_box(text) or text).casefold()
     for _ in range(MARKS_DEEP):
         bare = bare.strip(" \t\r\n.*`\"'$")

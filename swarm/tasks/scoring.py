@@ -230,7 +230,6 @@ class _Worker:
 
     @property
     def _end(self) -> str:
-        """How the last process ended."""
         lines = [line.strip() for line in self._printed.decode(errors="replace").split("\n") if line.strip()]
         how = f"was killed ({signal.Signals(-self._status).name})" if self._status < 0 else f"exited ({self._status})"
         return f"its process {how}: {lines[-1][-200:] if lines else 'it said nothing'}"

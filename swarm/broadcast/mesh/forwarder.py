@@ -477,7 +477,6 @@ class Relay:
         return self._missing / self._arrival_rate if self._arrival_rate else math.inf
 
     def _backlog(self) -> float:
-        """Copies waiting per child."""
         most = LONGEST_WINDOWS * self._copies.size
         return sum(min(most, len(child.queue)) for child in self._children.values()) / max(1, len(self._children))
 

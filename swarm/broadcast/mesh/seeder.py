@@ -385,5 +385,4 @@ class Seeder:
 
 
 def _load(at: _Peer) -> float:
-    """Share of what a forwarder takes that it has in hand."""
     return len(at.to_forward) / (len(at.to_forward) + at.forwards)

@@ -47,7 +47,6 @@ def allocate(descriptor: int, nbytes: int, path: Path) -> None:
 
 
 def _fill(descriptor: int, start: int, end: int) -> None:
-    """As on macOS, where blocks are had by writing alone."""
     zeros = bytes(1 << 20)
     while start < end:
         start += os.pwrite(descriptor, zeros[: end - start], start)

@@ -257,7 +257,6 @@ def _below(words: Words) -> Floats:
 
 
 def _gap_bits(words: Floats, changed: Floats) -> Floats:
-    """n*H(c/n) = n log n - c log c - (n - c) log(n - c)."""
     return _x_log_x(words) - _x_log_x(changed) - _x_log_x(words - changed)
 
 

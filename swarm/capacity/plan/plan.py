@@ -97,7 +97,6 @@ def advice_for(arms: Arms, arm: Arm) -> tuple[Advice, ...]:
 
 
 def _more_samplers(arms: Arms, arm: Arm) -> list[Advice]:
-    """Of each class."""
     chosen = _workers(arms, arm)
     found = []
     for one in arms.scenario.fleet:
@@ -132,7 +131,6 @@ def fewest(suffices: Callable[[int], bool], most: int) -> int | None:
 
 
 def _larger_bounds(arms: Arms, arm: Arm) -> list[Advice]:
-    """With the active set as it is."""
     chosen = _workers(arms, arm)
 
     def larger(more: int) -> Arm:
@@ -173,7 +171,6 @@ def _workers(arms: Arms, arm: Arm) -> list[Worker]:
 
 
 def _more(arms: Arms, one: FleetClass, number: int) -> Sequence[Worker]:
-    """Like the others of the class, by other names."""
     added = class_workers(arms.scenario, one, number, random=None)
     return [replace(worker, name=f"{worker.name}-more") for worker in added]
 

@@ -225,7 +225,6 @@ def _discard(directory: Path) -> None:
 
 
 def _set_aside(directory: Path) -> Path:
-    """Rename a checkpoint to what counts as a partial one."""
     gone = directory.with_name(f"{directory.name}.removed{PARTIAL}")
     shutil.rmtree(gone, ignore_errors=True)
     os.rename(directory, gone)

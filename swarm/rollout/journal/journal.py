@@ -243,7 +243,6 @@ class Journal:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """Refuse all further entries, and tell those who wait."""
         self._failed = self._failed or error
         while self._waiters:
             _, waiter = self._waiters.popleft()

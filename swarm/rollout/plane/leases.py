@@ -411,7 +411,6 @@ class LeaseTable:
         self._nodes[node].held[group.group_id, sample.spec.index] = due
 
     def _free(self, group: Group, sample: Sample) -> None:
-        """Take a sample from its node for another one to have."""
         self._take_back(group, sample)
         self.chances += 1
 

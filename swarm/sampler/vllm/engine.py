@@ -170,7 +170,6 @@ class VllmEngine:
         return ""
 
     def _give_up(self, request: str, fault: str) -> None:
-        """End a request early, for this reason."""
         if request in self._running:
             self._running[request] = self._running[request] or fault
             # If the core is gone the request ends by itself, with that error.
@@ -213,7 +212,6 @@ class VllmEngine:
 
 
 def _sampled(swaps: Swaps, job: Job, drawn: Any, trial: bool) -> Sampled:
-    """What a finished completion of vLLM's comes to."""
     token_ids, logprobs = list(drawn.token_ids), vllm_versions.drawn_logprobs(drawn)
     spans = vllm_versions.version_spans(drawn)
     if spans is None and trial:
@@ -255,7 +253,6 @@ def _check_device(wanted: str, *, is_cuda: bool) -> None:
 
 
 def _device_name(*, is_cuda: bool) -> str:
-    """The maker's, without waking a GPU in this process."""
     if is_cuda:
         return vllm_versions.gpu_name()
     try:
