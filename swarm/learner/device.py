@@ -1,13 +1,34 @@
-"""Where a model runs."""
+"""Where a model runs, and the dtypes of tensors in torch's words."""
 
 from __future__ import annotations
 
 import torch
 
+from swarm.broadcast.version.manifest import Dtype
 from swarm.errors import UserError
 
 SMALL_MODEL_PARAMETERS = 10_000_000
 """Below this a second thread or a second micro-batch costs more in overhead than it brings."""
+
+
+TORCH_DTYPES: dict[Dtype, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def stream_dtype(tensor: torch.Tensor) -> Dtype:
+    """The dtype of a tensor in the stream: every float is published as bf16, everything else as it is."""
+    return "BF16" if tensor.is_floating_point() else _NAMES[tensor.dtype]
 
 
 def pick_device(wanted: str) -> torch.device:

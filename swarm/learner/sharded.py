@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
-from swarm.learner.checkpoint.model import load_model, stream_places, torch_stream_dtype
-from swarm.learner.device import pick_device
+from swarm.learner.checkpoint.model import load_model, stream_places
+from swarm.learner.device import TORCH_DTYPES, pick_device, stream_dtype
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import TORCHRUN_VARIABLE, Ranks
@@ -239,7 +239,7 @@ class Sharded(Ranks):
                 continue
             local = _local(tensor)
             if places is None:
-                self._send(local.to(torch_stream_dtype(tensor)))
+                self._send(local.to(TORCH_DTYPES[stream_dtype(tensor)]))
                 continue
             places[number][self._rows(tensor, self.rank)].copy_(local)
             for rank in far if self.rank == 0 else ():

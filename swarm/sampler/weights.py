@@ -6,21 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from swarm.broadcast.version.manifest import Dtype, Layout, TensorSpec, tensor_spans
+from swarm.broadcast.version.manifest import Layout, TensorSpec, tensor_spans
 from swarm.errors import EchoError
-
-TORCH_DTYPES: dict[Dtype, torch.dtype] = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+from swarm.learner.device import TORCH_DTYPES
 
 
 class WrongWeights(EchoError):

@@ -10,25 +10,12 @@ import torch
 from huggingface_hub.utils.tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from swarm.broadcast.version.manifest import ITEM_BYTES, Dtype, Layout, ModelFile, TensorSpec
+from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, ModelFile, TensorSpec
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import in_stream_dtype
+from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
 from swarm.settings import TINY, TINY_WARM
-
-STREAM_DTYPES: dict[torch.dtype, Dtype] = {
-    torch.float64: "BF16",
-    torch.float32: "BF16",
-    torch.float16: "BF16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The dtype in the stream of a tensor of the model: every float is published as bf16, the rest as it is."""
 
 FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")
 """Configuration and tokenizer files that belong to a model; weights are sent another way."""
@@ -132,7 +119,7 @@ def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
     specs = {
         TensorSpec(
             name=aliases[key][0],
-            dtype=STREAM_DTYPES[tensor.dtype],
+            dtype=stream_dtype(tensor),
             shape=tuple(tensor.shape),
             aliases=tuple(aliases[key][1:]),
         ): tensor
@@ -159,15 +146,7 @@ def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[t
     path.touch()
     flat = torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
     parts = flat.split([spec.nbytes for spec in tensors])
-    return [
-        part.view(torch_stream_dtype(tensor)).view(spec.shape)
-        for part, (spec, tensor) in zip(parts, tensors.items(), strict=True)
-    ]
-
-
-def torch_stream_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """As STREAM_DTYPES has it, in torch's own words."""
-    return torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+    return [part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape) for part, spec in zip(parts, tensors, strict=True)]
 
 
 def _state_dtype(directory: Path) -> None:

@@ -22,25 +22,12 @@ from safetensors.torch import save_file
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
-from swarm.learner.checkpoint.model import save_model, stream_tensors, torch_stream_dtype
+from swarm.learner.checkpoint.model import save_model, stream_tensors
+from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.messages import AlarmState, Saved
 from swarm.learner.ranks import Ranks
 
 ADAM_KINDS = ("exp_avg", "exp_avg_sq", "step")  # The state of torch's AdamW, without amsgrad
-
-SAFETENSORS_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""By the names in a file's header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +67,7 @@ def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> No
 
     Of `model` only names and configuration are read.
     """
-    half = {name: tensor.to(torch_stream_dtype(tensor)) for name, tensor in _published(snapshot, model).items()}
+    half = {name: tensor.to(TORCH_DTYPES[stream_dtype(tensor)]) for name, tensor in _published(snapshot, model).items()}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
     with being_written(directory, nbytes) as partial:
         save_file(snapshot.tensors, partial / TENSORS)
@@ -159,7 +146,7 @@ class _Held:
     def _check_weights(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
         expected = {name: (list(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
         found = {
-            name: (self._file.get_slice(name).get_shape(), self._dtype(name))
+            name: (self._file.get_slice(name).get_shape(), TORCH_DTYPES.get(self._file.get_slice(name).get_dtype()))
             for name in sorted(self.names)
             if name.startswith("weight/")
         }
@@ -169,10 +156,6 @@ class _Held:
                 f"the checkpoint {directory} is of another model: {name.removeprefix('weight/')} differs; "
                 "resume with the model that it was trained from"
             )
-
-    def _dtype(self, name: str) -> torch.dtype | None:
-        """None for one that no tensor of a model has."""
-        return SAFETENSORS_DTYPES.get(self._file.get_slice(name).get_dtype())
 
     def _unreadable(self, error: Exception) -> UserError:
         return UserError(f"{self._path} cannot be read: {error}")

@@ -27,9 +27,10 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from swarm.broadcast.version.manifest import Layout, TensorSpec
+from swarm.learner.device import TORCH_DTYPES
 from swarm.sampler.threaded import sum_of_counts
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
-from swarm.sampler.weights import TORCH_DTYPES, mapped_tensors
+from swarm.sampler.weights import mapped_tensors
 
 SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model
 
