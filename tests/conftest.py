@@ -49,7 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def unit_of_work(nodeid: str) -> str:
     """What one worker of pytest-xdist gets at once: a ring of swarms, else a test."""
     path = PurePosixPath(nodeid.partition("::")[0])
-    return path.parent.name if path.parent.name in SWARMS and path.name not in SMALL else nodeid
+    ring = next((part for part in path.parts[:2] if part in SWARMS), None)
+    return ring if ring is not None and path.name not in SMALL else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

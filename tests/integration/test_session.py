@@ -28,7 +28,7 @@ from tests.builders import OTHER_KEY, v
 from tests.integration.hanging_engine import VARIABLE
 from tests.learner_face import BOB, Learner, answers_to, leases_for
 from tests.publishers import Publisher, hand_over
-from tests.unit.test_data_plane import LISTED, Hearer, running
+from tests.unit.broadcast.test_data_plane import LISTED, Hearer, running
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
 CAPACITY = 4

@@ -1,0 +1,376 @@
+"""Catching up over real servers on loopback: by deltas or by full regions, whoever fails or lies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from swarm.broadcast import catchup as fetching
+from swarm.broadcast import serving
+from swarm.broadcast.catchup import CaughtUp, catch_up
+from swarm.broadcast.publishing import PublishedVersions
+from swarm.broadcast.serving import VersionServer
+from swarm.broadcast.store.base_model import BaseModel
+from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.weight_map import WeightMap, open_weights
+from swarm.broadcast.version.manifest import DELTAS
+from swarm.errors import PeerUnreachable
+from swarm.net.client import Gone, Peer, PeerClient, guard
+from swarm.net.wire import encode
+from swarm.types import Address
+from tests.builders import KEY, MIXED_LAYOUT, v
+from tests.publishers import Publisher, begin, hand_over, receiver_store
+from tests.unit.broadcast.store.test_base_model import save
+from tests.unit.wires import PATIENCE_S
+
+Alter = Callable[[web.Request, web.StreamResponse], Awaitable[web.StreamResponse]]
+
+
+class Net:
+    """Servers on loopback, each with a client that counts what is asked of it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.pool = stack.enter_context(ThreadPoolExecutor(2))
+
+    async def serve(self, store: VersionStore, weights: WeightMap, *, alter: Alter | None = None) -> CountingPeer:
+        asked: list[str] = []
+
+        @web.middleware
+        async def count(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            asked.append(request.path)
+            answer = await handler(request)
+            return await alter(request, answer) if alter else answer
+
+        app = web.Application(middlewares=[count, guard])
+        app.add_routes(VersionServer(lambda: store, lambda: weights, self.pool).routes())
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        client = PeerClient(Address(host="127.0.0.1", port=runner.addresses[0][1]))
+        await self._stack.enter_async_context(client)
+        return CountingPeer(client, asked)
+
+    async def learner(self, publisher: Publisher, *, alter: Alter | None = None) -> CountingPeer:
+        return await self.serve(publisher.published.store, publisher.published.weights, alter=alter)
+
+
+class CountingPeer:
+    """A Peer; `asked` are the paths of all requests that came in."""
+
+    def __init__(self, client: PeerClient, asked: list[str]) -> None:
+        self._client = client
+        self.asked = asked
+
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+        return await self._client.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s)
+
+    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
+        return await self._client.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s)
+
+    def count(self, what: str) -> int:
+        return sum(what in path for path in self.asked)
+
+
+@pytest.fixture
+async def net() -> AsyncIterator[Net]:
+    async with AsyncExitStack() as stack:
+        yield Net(stack)
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    return Publisher(tmp_path / "learner")
+
+
+class Receiver:
+    """A receiver's disk, and what a catch-up makes of it."""
+
+    def __init__(self, directory: Path, net: Net) -> None:
+        self.store = receiver_store(directory)
+        self.weights = open_weights(self.store)
+        self._net = net
+
+    def take(self, version: HeldVersion) -> None:
+        self.weights.apply(hand_over(self.store, version))
+
+    async def catch_up(self, target: HeldVersion, *sources: Peer, learner: Peer | None = None) -> CaughtUp:
+        return await catch_up(self.store, self.weights, target, sources, learner=learner, pool=self._net.pool)
+
+    def holds(self, publisher: Publisher, number: int) -> bool:
+        return self.weights.version == v(number) and self.weights.path.read_bytes() == publisher.history[v(number)]
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, net: Net) -> Receiver:
+    return Receiver(tmp_path / "receiver", net)
+
+
+async def test_a_few_versions_behind_stored_deltas_are_applied_in_sequence(
+    publisher: Publisher, net: Net, receiver: Receiver
+) -> None:
+    done = publisher.publish_up_to(3)
+    receiver.take(done[0])
+    learner = await net.learner(publisher)
+    report = await receiver.catch_up(done[3], learner)
+    assert receiver.holds(publisher, 3)
+    assert report.way == "deltas"
+    assert report.fetched_bytes == sum(version.table.encoded_bytes for version in done[1:])
+    assert learner.count("/regions/") == 0
+    # They can be given on.
+    assert [held.chunks.complete for held in receiver.store.versions()] == [True] * 4
+
+
+async def test_further_behind_than_anybody_keeps_full_regions_are_fetched(
+    publisher: Publisher, net: Net, receiver: Receiver
+) -> None:
+    receiver.take(publisher.publish(0))
+    for number in range(1, 8):
+        newest = publisher.publish(number)
+    learner = await net.learner(publisher)
+    report = await receiver.catch_up(newest, learner)
+    assert receiver.holds(publisher, 7)
+    assert report.way == "regions"
+    assert learner.count("/chunks/") == 0
+
+
+async def test_deltas_that_are_more_bytes_than_the_whole_are_not_fetched(tmp_path: Path, net: Net) -> None:
+    publisher = Publisher(tmp_path / "learner", changed_words=400_000)
+    publisher.most_ulps = 400
+    done = publisher.publish_up_to(3)
+    assert any(entry.codec in DELTAS for entry in done[3].table.regions)
+    receiver = Receiver(tmp_path / "receiver", net)
+    receiver.take(done[0])
+    report = await receiver.catch_up(done[3], await net.learner(publisher))
+    assert report.way == "regions"
+    assert receiver.holds(publisher, 3)
+
+
+async def test_a_new_node_gets_a_full_version_as_chunks(publisher: Publisher, net: Net, receiver: Receiver) -> None:
+    version = publisher.publish(0)
+    report = await receiver.catch_up(version, await net.learner(publisher))
+    assert report.way == "deltas"
+    assert receiver.holds(publisher, 0)
+    assert receiver.store.versions()[0].chunks.complete
+
+
+async def up_to_date(publisher: Publisher, net: Net, directory: Path, *, alter: Alter | None = None) -> CountingPeer:
+    """Another receiver that holds the newest version."""
+    newest = publisher.published.newest
+    assert newest is not None
+    other = Receiver(directory, net)
+    other.weights.begin_fill(newest)
+    for index in other.weights.lacking(newest.table):
+        region = publisher.published.weights.encode_full(index, newest.table.regions[index].decoded_digest)
+        assert region is not None
+        other.weights.put_region(index, region.codec, region.encoded)
+    other.weights.finish()
+    begin(other.store, newest)
+    return await net.serve(other.store, other.weights, alter=alter)
+
+
+async def test_several_peers_share_the_work_and_the_learner_has_none(
+    publisher: Publisher, net: Net, receiver: Receiver, tmp_path: Path
+) -> None:
+    newest = publisher.publish_up_to(5)[5]
+    peers = [await up_to_date(publisher, net, tmp_path / f"peer{i}") for i in range(3)]
+    learner = await net.learner(publisher)
+    report = await receiver.catch_up(newest, *peers, learner=learner)
+    assert receiver.holds(publisher, 5)
+    assert [peer.count("/regions/") > 0 for peer in peers] == [True] * 3
+    assert learner.count("/regions/") == 0
+    assert not report.blamed
+
+
+def _flip(body: bytes) -> bytes:
+    return body[:-1] + bytes([body[-1] ^ 1])
+
+
+@pytest.mark.parametrize("lie", [_flip, lambda body: body[:-9], lambda body: b"", lambda body: body + b"more" * 30])
+@pytest.mark.parametrize("behind", ["a little", "far"])
+async def test_a_peer_that_lies_is_left_and_named(
+    publisher: Publisher,
+    net: Net,
+    receiver: Receiver,
+    lie: Callable[[bytes], bytes],
+    behind: str,
+) -> None:
+    async def alter(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+        assert isinstance(answer, web.Response)
+        assert isinstance(answer.body, bytes)
+        if "/chunks/" in request.path or "/regions/" in request.path:
+            return web.Response(body=lie(answer.body))
+        return answer
+
+    done = publisher.publish_up_to(3)
+    if behind == "a little":
+        receiver.take(done[0])
+    liar, honest = await net.learner(publisher, alter=alter), await net.learner(publisher)
+    report = await receiver.catch_up(done[3], liar, honest)
+    assert receiver.holds(publisher, 3)
+    assert report.blamed == [liar]
+    assert report.faults.total() == 1
+    assert set(report.faults) <= {"lied", "refused"}
+
+
+async def test_other_regions_and_chunks_than_were_asked_for_are_lies(
+    publisher: Publisher, net: Net, receiver: Receiver
+) -> None:
+    newest = publisher.publish_up_to(5)[5]
+    weights = publisher.published.weights
+
+    async def swapped(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+        if "/regions/" not in request.path:
+            return answer
+        return web.Response(body=encode(weights.encode_full(1, newest.table.regions[1].decoded_digest)))
+
+    liar = await net.learner(publisher, alter=swapped)
+    with pytest.raises(PeerUnreachable, match="nobody gives the last"):
+        await receiver.catch_up(newest, liar)
+    assert receiver.weights.version is None
+
+
+async def test_what_came_before_everybody_failed_is_kept(publisher: Publisher, net: Net, receiver: Receiver) -> None:
+    newest = publisher.publish_up_to(5)[5]
+
+    async def half(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+        index = request.path.rpartition("/")[2]
+        return web.Response(status=410) if index.isdigit() and int(index) % 2 else answer
+
+    with pytest.raises(PeerUnreachable):
+        await receiver.catch_up(newest, await net.learner(publisher, alter=half))
+    lacking = receiver.weights.lacking(newest.table)
+    assert 0 < len(lacking) < len(newest.table.regions)
+    receiver.weights.close()
+    receiver.weights = open_weights(receiver.store)
+    learner = await net.learner(publisher)
+    await receiver.catch_up(newest, learner)
+    assert learner.count("/regions/") == len(lacking)
+    assert receiver.holds(publisher, 5)
+
+
+async def test_peers_that_are_gone_or_behind_are_no_obstacle(
+    publisher: Publisher, net: Net, receiver: Receiver, tmp_path: Path
+) -> None:
+    behind = await up_to_date_at_first(publisher, net, tmp_path / "behind")
+    for number in range(1, 6):
+        newest = publisher.publish(number)
+    async with PeerClient(Address(host="127.0.0.1", port=1)) as dead:
+        report = await receiver.catch_up(newest, dead, behind, learner=await net.learner(publisher))
+    assert receiver.holds(publisher, 5)
+    assert report.faults["unreachable"] == 1
+    assert report.faults["gone"] == 1
+
+
+async def up_to_date_at_first(publisher: Publisher, net: Net, directory: Path) -> CountingPeer:
+    publisher.publish(0)
+    return await up_to_date(publisher, net, directory)
+
+
+async def test_a_stalled_peer_does_not_hold_up_the_end(
+    publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "LATE_S", 0.2)
+    over = asyncio.Event()
+
+    async def stall(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+        if "/regions/" in request.path:
+            await over.wait()
+        return answer
+
+    newest = publisher.publish_up_to(5)[5]
+    stalled, good = await net.learner(publisher, alter=stall), await net.learner(publisher)
+    async with asyncio.timeout(PATIENCE_S):
+        await receiver.catch_up(newest, stalled, good)
+    over.set()
+    assert receiver.holds(publisher, 5)
+
+
+async def test_a_busy_peer_is_asked_again(
+    publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "ENCODINGS_WAITING", 1)
+    newest = publisher.publish_up_to(5)[5]
+    learner = await net.learner(publisher)
+    monkeypatch.setattr(fetching, "BUSY_IN_A_ROW", 1000)
+    monkeypatch.setattr(fetching, "REQUESTS_A_PEER", 2)
+    await receiver.catch_up(newest, learner)
+    assert receiver.holds(publisher, 5)
+
+
+async def test_a_damaged_region_is_fetched_and_the_rest_is_applied(
+    publisher: Publisher, net: Net, receiver: Receiver
+) -> None:
+    done = publisher.publish_up_to(1)
+    receiver.take(done[0])
+    with receiver.weights.path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"rot")
+    receiver.store.drop(v(0))
+    receiver.weights.close()
+    receiver.weights = open_weights(receiver.store)
+    assert receiver.weights.version is None
+    learner = await net.learner(publisher)
+    report = await receiver.catch_up(done[1], learner)
+    assert receiver.holds(publisher, 1)
+    assert report.way == "deltas"
+    assert learner.count("/regions/") == 1
+
+
+async def test_a_node_serves_no_version_that_it_does_not_hold(
+    publisher: Publisher, net: Net, receiver: Receiver
+) -> None:
+    done = publisher.publish_up_to(1)
+    begin(receiver.store, done[1])
+    peer = await net.serve(receiver.store, receiver.weights)
+    head = await peer.get("/v1/versions/0.1/head", cap_bytes=1024, timeout_s=5)
+    assert head == done[1].sealed_head
+    for path in ("0.1/chunks/0", "0.1/chunks/999", "0.1/regions/0", "0.1/regions/9999", "0.0/head", "0.0/chunks/0"):
+        with pytest.raises(Gone):
+            await peer.get(f"/v1/versions/{path}", cap_bytes=1 << 20, timeout_s=5)
+
+
+async def test_a_learner_that_was_restarted_serves_on(publisher: Publisher, net: Net, receiver: Receiver) -> None:
+    done = publisher.publish_up_to(2)
+    receiver.take(done[0])
+    again = PublishedVersions(publisher.directory / "versions", KEY, MIXED_LAYOUT)
+    report = await receiver.catch_up(done[2], await net.serve(again.store, again.weights))
+    assert report.way == "deltas"
+    assert receiver.holds(publisher, 2)
+
+
+async def test_every_request_waits_for_the_cap(publisher: Publisher, net: Net, receiver: Receiver) -> None:
+    asked: list[int] = []
+
+    async def meter(nbytes: int) -> None:
+        asked.append(nbytes)
+
+    newest = publisher.publish_up_to(1)[1]
+    learner = await net.learner(publisher)
+    report = await catch_up(receiver.store, receiver.weights, newest, [learner], pool=net.pool, meter=meter)
+    assert report.fetched_bytes == pytest.approx(sum(asked), rel=0.1)
+
+
+async def test_a_base_model_spares_what_matches(
+    publisher: Publisher, net: Net, receiver: Receiver, tmp_path: Path
+) -> None:
+    version = publisher.publish(0)
+    content = bytearray(publisher.history[v(0)])
+    content[70_000] ^= 1
+    base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, bytes(content)))
+    learner = await net.learner(publisher)
+    report = await catch_up(receiver.store, receiver.weights, version, [learner], pool=net.pool, base=base)
+    assert receiver.holds(publisher, 0)
+    assert report.way == "regions"
+    assert report.from_base_bytes == MIXED_LAYOUT.total_bytes - receiver.weights.regions[1].nbytes
+    assert learner.count("/regions/") == 1

@@ -1,0 +1,366 @@
+"""What a receiver keeps of what others send it, whom it is linked with, and what the learner tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from swarm.broadcast import neighbours
+from swarm.broadcast.catchup import Download, Piece
+from swarm.broadcast.coding import in_thread
+from swarm.broadcast.forest.planner import PeerProfile, Planning, Routes, Scheme, routing_of
+from swarm.broadcast.mesh.forwarder import Relay
+from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, Roster, Routing
+from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.store.base_model import BaseModel
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.transfers import (
+    CAPS,
+    EARLY_BYTES,
+    HEAD,
+    PART_BYTES,
+    ROSTER,
+    ROSTER_BYTES,
+    ROUTES_BYTES,
+    TABLE,
+    EarlyParts,
+    parts_of,
+)
+from swarm.broadcast.version.manifest import TABLE_BYTES
+from swarm.errors import PeerUnreachable
+from swarm.net.client import PeerClient
+from swarm.net.links import NO_VERSION, Station
+from swarm.net.sessions import ServerSessions
+from swarm.net.stream import Frame, Pace
+from swarm.net.wire import decode, encode
+from swarm.types import Address, NodeId
+from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
+from tests.publishers import Publisher, hand_over, receiver_store
+from tests.unit.broadcast.store.test_base_model import save
+from tests.unit.wires import PATIENCE_S, many_turns, until
+
+
+def test_a_part_of_the_largest_table_fits_into_its_frame() -> None:
+    assert max(span.nbytes for span in parts_of(TABLE_BYTES)) == PART_BYTES == CAPS[TABLE]
+
+
+def test_a_part_that_overtook_its_head_is_handed_out_once() -> None:
+    early = EarlyParts()
+    early.put(v(2), 1, b"b", BOB)
+    early.put(v(1), 0, b"old", ALICE)
+    early.put(v(3), 0, b"new", ALICE)
+    assert early.take(v(2)) == [(1, b"b", BOB)]
+    assert early.take(v(2)) == early.take(v(1)) == []
+    assert early.take(v(3)) == [(0, b"new", ALICE)]
+
+
+def test_a_flood_of_invented_parts_drives_out_itself_alone() -> None:
+    early = EarlyParts()
+    mine, yours = bytes(PART_BYTES), bytes(1)
+    for index in range(4):
+        early.put(v(7), index, yours, BOB)
+    for number in range(3 * EARLY_BYTES // PART_BYTES):
+        early.put(v(2**40 + number), 0, mine, ALICE)
+        assert sum(early._nbytes.values()) <= EARLY_BYTES
+    assert [index for index, _, _ in early.take(v(7))] == [0, 1, 2, 3]
+
+
+def test_empty_parts_are_bounded_too() -> None:
+    early = EarlyParts()
+    for number in range(20_000):
+        early.put(v(number), 0, b"", NodeId(f"node{number % 3}"))
+    assert sum(map(len, early._sent.values())) <= EARLY_BYTES // 1024
+
+
+def swarm_of(count: int, *, publics: int) -> tuple[dict[NodeId, PeerProfile], dict[NodeId, Member]]:
+    """A swarm whose ids and addresses are as long as they may be."""
+    addresses = tuple(Address(host="h" * 253, port=65_535, fingerprint=bytes(32)) for _ in range(ADDRESSES))
+    nodes = [NodeId(f"{number:064x}") for number in range(count)]
+    profiles = {
+        node: PeerProfile(node=node, public=number < publics, uplink_bytes_per_s=1e9 if number < publics else 1e5)
+        for number, node in enumerate(nodes)
+    }
+    return profiles, {
+        node: Member(node=node, addresses=addresses if number < publics else ()) for number, node in enumerate(nodes)
+    }
+
+
+@pytest.mark.parametrize("scheme", [None, "mesh", "star"])
+@pytest.mark.parametrize("planned", [False, True])
+def test_no_roster_is_larger_than_receivers_take(scheme: Scheme | None, planned: bool) -> None:
+    """One public with a fast uplink would be everybody's parent; whatever is left out is left out on both sides."""
+    profiles, members = swarm_of(600, publics=1 if scheme is None else 600)
+    planning = Planning(NodeId("learner"), scheme)
+    if planned:
+        planning.begin(profiles, 1e6, 10**8, 10**6)
+    rosters = planning.rosters(members)
+    for node, roster in rosters.items():
+        assert decode(encode(roster), Roster, cap_bytes=ROSTER_BYTES) == roster
+        assert members[node] in roster.members
+        assert all(members[node] in rosters[NodeId(other.node)].members for other in roster.members)
+        if planned and planning.plan is not None:
+            routing = routing_of(planning.plan.routes_of(node))
+            decode(encode(routing), Routing, cap_bytes=ROUTES_BYTES)
+
+
+def test_a_large_swarm_without_a_plan_needs_no_links() -> None:
+    _, members = swarm_of(600, publics=600)
+    assert {len(roster.members) for roster in Planning(NodeId("learner"), None).rosters(members).values()} == {1}
+
+
+def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame() -> None:
+    children = tuple(NodeId(f"{number:064x}") for number in range(2 * MAX_MEMBERS))
+    routes = Routes(parents=(None,) * 16, children=(children,) * 16)
+    routing = decode(encode(routing_of(routes)), Routing, cap_bytes=ROUTES_BYTES)
+    assert {len(row) for row in routing.children} == {MAX_MEMBERS}
+
+
+# -- a receiver that hears a learner --------------------------------------------------------------------------
+
+HERE = Address(host="127.0.0.1", port=1)
+
+
+def _nobody(node: NodeId, address: Address) -> PeerClient:
+    raise PeerUnreachable("there is nobody else")
+
+
+class Hearer:
+    """A receiver, and what its learner says to it."""
+
+    def __init__(self, directory: Path, base: BaseModel | None = None) -> None:
+        receiver_store(directory)
+        station = Station(
+            me=OTHER_KEY.node_id,
+            sessions=ServerSessions(OTHER_KEY, b""),
+            peer_at=_nobody,
+            learner=lambda: (KEY.node_id, []),
+            head=lambda: b"",
+            publics=lambda: [],
+            public_at=lambda node: [],
+            uplink_of=lambda node: 0.0,
+            upload=Pace(None),
+            download=Pace(None),
+            random=Random(1),
+        )
+        self.pool = ThreadPoolExecutor(2)
+        self.receiver = Receiver(directory, KEY.public_bytes, station, pool=self.pool, say=lambda line: None, base=base)
+
+    def announce(self, held: HeldVersion) -> None:
+        version, table = held.head.version, held.table_bytes
+        self._say(Frame(HEAD, 0, version), held.sealed_head)
+        for index, span in enumerate(parts_of(len(table))):
+            self._say(Frame(TABLE, 0, version, index=index), table[span.start : span.start + span.nbytes])
+
+    def list(self, *members: Member) -> None:
+        self._say(Frame(ROSTER, 0, NO_VERSION), encode(Roster(members=members)))
+
+    def _say(self, frame: Frame, payload: bytes) -> None:
+        self.receiver._on_frame(KEY.node_id, frame, payload)
+
+    def part_in(self, held: HeldVersion) -> Relay | None:
+        transfer = self.receiver._transfers.active.get(held.head.version)
+        courier = transfer.courier if transfer is not None else None
+        assert courier is None or isinstance(courier, Relay)
+        return courier
+
+
+@asynccontextmanager
+async def running(hearer: Hearer) -> AsyncIterator[Hearer]:
+    task = asyncio.create_task(hearer.receiver.run())
+    await until(lambda: hearer.receiver.weights is not None)
+    try:
+        yield hearer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        hearer.pool.shutdown()
+
+
+@pytest.fixture
+async def hearer(tmp_path: Path) -> AsyncIterator[Hearer]:
+    async with running(Hearer(tmp_path / "receiver")) as found:
+        yield found
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> HeldVersion:
+    return Publisher(tmp_path / "learner").publish(0)
+
+
+@pytest.mark.parametrize("addresses", [(), (HERE,)], ids=["leaf", "public"])
+async def test_a_version_waits_for_the_roster(
+    hearer: Hearer, first: HeldVersion, addresses: tuple[Address, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "LISTED_S", PATIENCE_S)
+    asked = asyncio.Event()
+    is_leaf_itself = hearer.receiver._neighbours.is_leaf_itself
+
+    async def noting() -> bool:
+        asked.set()
+        return await is_leaf_itself()
+
+    monkeypatch.setattr(hearer.receiver._neighbours, "is_leaf_itself", noting)
+    hearer.announce(first)
+    hearer.list(Member(node=ALICE))
+    await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    await many_turns()
+    assert hearer.part_in(first) is None
+    hearer.list(Member(node=ALICE), Member(node=OTHER_KEY.node_id, addresses=addresses))
+    await until(lambda: hearer.part_in(first))
+    courier = hearer.part_in(first)
+    assert courier is not None
+    assert courier._leaf is not bool(addresses)
+
+
+async def test_a_node_that_nobody_lists_takes_part_as_a_leaf(
+    hearer: Hearer, first: HeldVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "LISTED_S", 0.1)
+    hearer.announce(first)
+    await until(lambda: hearer.part_in(first))
+    courier = hearer.part_in(first)
+    assert courier is not None
+    assert courier._leaf
+
+
+async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
+    hearer: Hearer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "DROPPED_S", 0.05)
+    ended: list[set[NodeId]] = []
+    monkeypatch.setattr(hearer.receiver._neighbours.links, "end_others", lambda wanted: ended.append(set(wanted)))
+    hearer.list(Member(node=ALICE), Member(node=BOB))
+    hearer.list(Member(node=BOB))
+    await until(lambda: ended)
+    assert ended == [{KEY.node_id, BOB}]
+
+
+# -- a base model ---------------------------------------------------------------------------------------------
+
+
+async def with_base(tmp_path: Path, publisher: Publisher, *, wrong: slice) -> tuple[Hearer, HeldVersion]:
+    first = publisher.publish(0)
+    content = bytearray(publisher.history[v(0)])
+    content[wrong] = bytes(byte ^ 1 for byte in content[wrong])
+    base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, bytes(content)))
+    return Hearer(tmp_path / "receiver", base), first
+
+
+LISTED = Member(node=OTHER_KEY.node_id)
+
+
+async def test_a_first_version_that_the_base_model_has_is_not_waited_for(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "learner")
+    found, first = await with_base(tmp_path, publisher, wrong=slice(0, 0))
+    async with running(found) as hearer:
+        hearer.list(LISTED)
+        hearer.announce(first)
+        assert (await hearer.receiver.installed(None)).head.version == v(0)
+        assert hearer.part_in(first) is None
+        assert hearer.receiver.weights is not None
+        assert hearer.receiver.weights.path.read_bytes() == publisher.history[v(0)]
+        second = publisher.publish(1)
+        hearer.announce(second)
+        await until(lambda: hearer.part_in(second))
+
+
+async def test_little_that_is_not_in_the_base_model_is_asked_for(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "learner")
+    found, first = await with_base(tmp_path, publisher, wrong=slice(70_000, 70_001))
+    async with running(found) as hearer:
+        hearer.list(LISTED)
+        hearer.announce(first)
+        weights = hearer.receiver.weights
+        assert weights is not None
+        await until(lambda: len(weights.lacking(first.table)) == 1 and hearer.receiver._behind_since is not None)
+        assert hearer.part_in(first) is None
+
+
+async def test_a_version_that_is_mostly_not_in_the_base_model_is_streamed(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "learner")
+    found, first = await with_base(tmp_path, publisher, wrong=slice(0, None, 1000))
+    async with running(found) as hearer:
+        hearer.list(LISTED)
+        hearer.announce(first)
+        await until(lambda: hearer.part_in(first))
+
+
+# -- leaving --------------------------------------------------------------------------------------------------
+
+
+async def test_who_leaves_in_an_apply_waits_for_its_end(
+    tmp_path: Path, first: HeldVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    apply = WeightMap.apply
+
+    def slow_apply(weights: WeightMap, held: HeldVersion, pool: Executor) -> None:
+        begun.set()
+        go_on.wait(20)
+        apply(weights, held, pool)
+
+    monkeypatch.setattr(WeightMap, "apply", slow_apply)
+    hearer = Hearer(tmp_path / "receiver")
+    task = asyncio.create_task(hearer.receiver.run())
+    await until(lambda: hearer.receiver.weights is not None)
+    assert hearer.receiver.store is not None
+    hand_over(hearer.receiver.store, first)
+    hearer.list(LISTED)
+    hearer.announce(first)
+    await until(begun.is_set)
+    task.cancel()
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert hearer.receiver.version == v(0)
+    hearer.pool.shutdown()
+
+
+class Giver:
+    """A peer that gives whatever it is asked for."""
+
+    async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
+        return b"what it is asked for"
+
+
+async def test_a_download_that_is_given_up_waits_for_what_is_being_written() -> None:
+    begun, go_on, written = threading.Event(), threading.Event(), threading.Event()
+
+    def take(body: bytes) -> bool:
+        begun.set()
+        go_on.wait(20)
+        written.set()
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        download = Download([Piece(path="/", expected_bytes=1, cap_bytes=1, take=take)], pool)
+        task = asyncio.create_task(download.run([Giver()]))  # type: ignore[list-item]
+        await until(begun.is_set)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert written.is_set()
+
+
+async def test_who_is_cancelled_twice_waits_for_nothing() -> None:
+    go_on = threading.Event()
+    task = asyncio.create_task(in_thread(go_on.wait, 20))
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()

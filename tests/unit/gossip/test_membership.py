@@ -1,0 +1,582 @@
+"""The core of membership: what it takes in, what it says, and what nobody can make it do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from swarm.gossip.answers import MAX_WANTED, RECORDS_BYTES
+from swarm.gossip.membership import FIRST_GREET_S, MAX_GREET_S, Calls, Membership
+from swarm.gossip.records import (
+    GOSSIP_BODY_BYTES,
+    MAX_PUBLICS,
+    Appeared,
+    Call,
+    Effect,
+    Exchange,
+    ExchangeReply,
+    GenerationRaised,
+    Greet,
+    HeadLearned,
+    Profile,
+    Wake,
+)
+from swarm.gossip.table import MAX_OTHERS, Peer
+from swarm.net.wire import decode, encode
+from swarm.types import Address
+from tests.builders import v
+from tests.swarmers import (
+    DEAD_S,
+    LIFE_S,
+    RULES,
+    address,
+    ages,
+    ages_in,
+    calls_in,
+    core,
+    deaths,
+    deliver,
+    head,
+    introduce,
+    key,
+    reasons,
+    reply,
+    run_until,
+    signed,
+)
+from tests.unit.gossip.test_table import fakes
+
+STRANGER = key(4_000_000).node_id
+
+
+def knows(one: Membership, number: int) -> Peer | None:
+    return one.view.table.find(key(number).node_id)
+
+
+def order_of(one: Membership, number: int) -> int:
+    peer = knows(one, number)
+    assert peer is not None
+    return peer.signed.order
+
+
+def a_round(one: Membership, *, now: float) -> list[Call]:
+    """The calls of the next round, whose other effects are of no interest."""
+    effects: list[Effect] = []
+    while not any(call.message.asks for call in calls_in(effects)):
+        now = max(now, one.deadline())
+        effects = one.tick(now=now)
+    return [call for call in calls_in(effects) if call.message.asks]
+
+
+# -- what is taken in ----------------------------------------------------------------------------------------
+
+
+def test_a_record_and_its_age_make_a_public_known() -> None:
+    one = core(1)
+    effects = introduce(one, signed(2), now=100.0, age_s=5.0)
+    assert Appeared(signed=signed(2)) in effects
+    peer = knows(one, 2)
+    assert peer is not None
+    assert peer.heard_at == pytest.approx(100.0 - RULES.transit_s - 5.0)
+
+
+def test_a_record_without_an_age_brings_no_beat() -> None:
+    one = core(1)
+    effects = one.receive(STRANGER, Exchange(records=(signed(2).sealed,), asks=0), now=100.0)
+    assert reasons(effects) == ["zombie"]
+    introduce(one, signed(2), now=100.0, age_s=30.0)
+    one.receive(STRANGER, Exchange(records=(signed(2, 1).sealed,), asks=0), now=101.0)
+    peer = knows(one, 2)
+    assert peer is not None
+    assert peer.signed == signed(2, 1)
+    assert peer.heard_at < 70.0
+
+
+def test_a_caller_is_heard_now_and_so_is_its_own_record() -> None:
+    one = core(1)
+    one.receive(key(2).node_id, Exchange(records=(signed(2).sealed,), asks=0), now=50.0)
+    peer = knows(one, 2)
+    assert peer is not None
+    assert peer.heard_at == 50.0
+    one.receive(key(2).node_id, Exchange(asks=0), now=60.0)
+    assert peer.heard_at == 60.0
+
+
+def test_an_answer_was_true_when_the_question_was_sent() -> None:
+    one = core(1)
+    introduce(one, signed(2), age_s=1.0)
+    call, *_ = a_round(one, now=0.0)
+    now = call.timeout_s - 0.5
+    one.answered(call.ticket, reply(digest=ages((signed(3), 4.0)), records=(signed(3).sealed,)), now=now)
+    heard, told = knows(one, 2), knows(one, 3)
+    assert heard is not None
+    assert told is not None
+    assert heard.heard_at <= now - 1.0
+    assert told.heard_at == pytest.approx(heard.heard_at - 4.0)
+
+
+def test_the_youngest_of_all_beats_is_kept() -> None:
+    one = core(1)
+    introduce(one, signed(2), now=10.0)
+    peer = knows(one, 2)
+    assert peer is not None
+    first = peer.heard_at
+    one.receive(STRANGER, Exchange(digest=ages((signed(2), 6000.0)), asks=0), now=11.0)
+    assert peer.heard_at == first, "nobody makes a beat older"
+    one.receive(STRANGER, Exchange(digest=ages((signed(2), 2.0)), asks=0), now=20.0)
+    assert peer.heard_at == pytest.approx(18.0 - RULES.transit_s)
+
+
+def test_a_node_that_claims_anothers_record_gains_nothing_by_it() -> None:
+    one = core(1)
+    one.receive(key(3).node_id, Exchange(records=(signed(2).sealed,), asks=0), now=5.0)
+    assert knows(one, 2) is None
+    assert knows(one, 3) is None
+    one.introduced(signed(2), address(66), now=5.0)
+    assert knows(one, 3) is None
+
+
+def test_bad_records_heads_and_digests_are_counted_and_change_nothing() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    before = one.view.digest(1.0)
+    forged = signed(2, 9).sealed[:-1] + bytes([signed(2, 9).sealed[-1] ^ 1])
+    foreign = signed(3, swarm=signed(1).node).sealed  # type: ignore[arg-type]
+    for bad in (b"junk", forged, foreign):
+        message = Exchange(records=(bad, signed(5).sealed, bad), digest=bytes(13), head=b"junk", asks=0)
+        effects = one.receive(STRANGER, message, now=1.0)
+        assert sorted(reasons(effects)) == ["bad_head", "bad_record", "malformed_digest"]
+        assert len(effects) == 3, "what follows a record that does not open is not looked at"
+    assert one.view.digest(1.0) == before
+
+
+def test_an_answer_to_a_malformed_digest_is_an_answer() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    assert one.answer(STRANGER, Exchange(digest=bytes(13), asks=0), now=1.0) == reply()
+
+
+def test_a_head_only_rises_and_must_be_the_learners() -> None:
+    one = core(1)
+    assert HeadLearned(version=v(3), sealed=head(3)) in one.take_head(head(3), now=0.0)
+    assert one.take_head(head(3), now=0.0) == []
+    assert one.take_head(head(2), now=0.0) == []
+    assert reasons(one.take_head(head(9)[:-1] + b"\0", now=0.0)) == ["bad_head"]
+    assert one.view.newest == v(3)
+    assert HeadLearned(version=v(1, 1), sealed=head(1, 1)) in one.take_head(head(1, 1), now=0.0)
+
+
+def test_a_head_is_pushed_on_at_once_and_once() -> None:
+    one = core(1)
+    introduce(one, *(signed(number) for number in range(2, 12)))
+    pushed = [call for call in calls_in(one.take_head(head(3), now=0.0)) if call.message.head == head(3)]
+    assert len({call.node for call in pushed}) == RULES.push_fanout
+    assert calls_in(one.take_head(head(3), now=0.0)) == []
+
+
+def test_an_address_that_may_not_be_called_is_never_called() -> None:
+    one = core(1, dialable=lambda named: named.host.startswith("20."))
+    bad = Address(host="169.254.169.254", port=80)
+    assert reasons(introduce(one, signed(2, addresses=[bad]))) == ["address_refused"]
+    introduce(one, signed(3, addresses=[bad, address(3)]), signed(4))
+    introduce(one, signed(4, 1, addresses=[address(4), bad]))
+    effects = run_until(one, DEAD_S + 4 * RULES.dead_try_rounds * RULES.round_s, now=0.0)
+    called = {call.address for call in calls_in([effect for _, effect in effects])}
+    assert called == {address(3), address(4)}
+
+
+# -- refutation ----------------------------------------------------------------------------------------------
+
+
+def two_who_lost_one_another() -> tuple[Membership, Membership, float]:
+    """1 and 2 knew one another; both hold the other dead."""
+    one, two = core(1), core(2)
+    introduce(one, two.view.own)
+    introduce(two, one.view.own)
+    for node in (one, two):
+        node._reissue_at = 1e9
+        run_until(node, DEAD_S + 5.0, now=0.0)
+        assert len(node.view.table) == 0
+    return one, two, DEAD_S + 5.0
+
+
+def test_whoever_is_held_dead_hears_of_it_and_comes_back_with_a_higher_order() -> None:
+    one, two, now = two_who_lost_one_another()
+    for step in range(3):
+        for source, target in ((one, two), (two, one)):
+            for _, call in run_until_revive(source, now + step):
+                deliver(call, source, target, now=now + step)
+    assert knows(one, 2) is not None
+    assert knows(two, 1) is not None
+
+
+def run_until_revive(one: Membership, now: float) -> list[tuple[float, Call]]:
+    one._revive_at = now
+    return [(now, call) for call in calls_in(one.tick(now=now))]
+
+
+def test_a_refutation_is_one_step() -> None:
+    one, two, now = two_who_lost_one_another()
+    before = one.view.own.order
+    answer = two.answer(key(1).node_id, Exchange(), now=now)
+    assert answer.refute == one.view.own.sealed
+    call = next(call for _, call in run_until_revive(one, now))
+    effects = one.answered(call.ticket, answer, now=now)
+    assert one.view.own.order == before + 1
+    assert not any(isinstance(effect, GenerationRaised) for effect in effects)
+
+
+def called(one: Membership) -> Call:
+    introduce(one, signed(2))
+    return a_round(one, now=0.0)[0]
+
+
+@pytest.mark.parametrize(
+    "refute",
+    [b"", b"junk", signed(2, 50).sealed, signed(1, 50).sealed[:-1] + b"\0"],
+    ids=["nothing", "junk", "another's", "forged"],
+)
+def test_a_liar_cannot_make_a_node_jump_its_numbers(refute: bytes) -> None:
+    one = core(1)
+    call = called(one)
+    before = one.view.own.order
+    one.answered(call.ticket, ExchangeReply(refute=refute, records=(refute,)), now=0.5)
+    claim = ages((signed(1, 60_000, generation=60_000), 0.0))
+    one.receive(STRANGER, Exchange(digest=claim), now=0.6)
+    assert one.answer(STRANGER, Exchange(digest=claim), now=0.6).wanted == ()
+    assert one.view.own.order == before
+
+
+def test_an_old_record_of_its_own_does_not_move_a_node() -> None:
+    one = core(1, generation=5)
+    before = one.view.own.order
+    call = called(one)
+    old = signed(1, 900, generation=4)
+    one.answered(call.ticket, ExchangeReply(refute=old.sealed, records=(old.sealed,)), now=0.5)
+    assert one.view.own.order == before
+
+
+def test_a_node_restored_from_a_copy_learns_its_own_newer_record_and_persists_the_generation() -> None:
+    former = signed(1, 7, generation=9)
+    other = core(2)
+    introduce(other, former)
+    one = core(1, generation=3)
+    introduce(one, other.view.own)
+    call = next(call for call in a_round(one, now=0.0) if call.node == key(2).node_id)
+    _, effects = deliver(call, one, other, now=0.1)
+    assert GenerationRaised(generation=10) in effects
+    assert one.view.own.order > former.order
+    (push,) = [call for call in calls_in(one.tick(now=1.0)) if one.view.own.sealed in call.message.records]
+    deliver(push, one, other, now=1.1)
+    assert order_of(other, 1) == one.view.own.order
+    assert not other.view.table.is_banned(key(1).node_id)
+
+
+def test_a_learner_restored_from_a_copy_knows_its_former_life_by_the_versions_that_it_published() -> None:
+    one = core(0, generation=2)
+    one.take_head(head(1, 1), now=0.0)
+    order = one.view.own.order
+    assert not any(isinstance(e, GenerationRaised) for e in one.receive(STRANGER, Exchange(head=head(0, 1)), now=1.0))
+    assert one.view.own.order == order
+    effects = one.receive(STRANGER, Exchange(head=head(10, 1)), now=1.0)
+    assert effects[0] == GenerationRaised(generation=3), "versions of this life are older than what others hold"
+    assert one.view.own.order > order
+    assert not any(isinstance(e, GenerationRaised) for e in one.receive(STRANGER, Exchange(head=head(11, 1)), now=2.0))
+
+
+def test_what_must_be_persisted_comes_before_what_is_sent() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    one._owner._sequence = 65_535
+    effects = one.set_reachability("public", (address(9),), now=1.0)
+    assert isinstance(effects[0], GenerationRaised)
+    assert calls_in(effects)
+
+
+# -- death ---------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_dead_by_hearsay() -> None:
+    one = core(1)
+    introduce(one, signed(2), now=0.0)
+    for liar in range(10, 40):
+        message = Exchange(digest=ages((signed(2), 6500.0)), records=(signed(2, reachability="public").sealed,))
+        effects = one.receive(key(liar).node_id, message, now=1.0)
+        assert deaths(effects + one.tick(now=1.0)) == []
+    assert knows(one, 2) is not None
+
+
+def test_a_dead_node_that_is_said_to_live_is_believed_for_one_life() -> None:
+    one = core(1)
+    introduce(one, signed(2), now=0.0)
+    now, died_at = 0.0, 0.0
+    while not died_at and now < 2 * LIFE_S:
+        now = max(now, one.deadline())
+        one.receive(STRANGER, Exchange(digest=ages((signed(2), 0.0)), records=(signed(2).sealed,)), now=now)
+        effects = one.tick(now=now)
+        for call in calls_in(effects):
+            one.failed(call.ticket, now=now)
+        died_at = now if deaths(effects) else 0.0
+    assert LIFE_S <= died_at <= LIFE_S + 2 * RULES.round_s
+    introduce(one, signed(2), now=now)
+    assert knows(one, 2) is None
+
+
+def test_who_was_late_itself_waits_twice_as_long() -> None:
+    def dies(stalled: bool) -> float:
+        one = core(1)
+        introduce(one, signed(2), now=0.0)
+        now = 0.0
+        while True:
+            due = one.deadline()
+            # Its event loop hung for three rounds.
+            now = due + 3 * RULES.round_s if stalled and DEAD_S / 4 < now < DEAD_S / 3 else max(now, due)
+            effects = one.tick(now=now)
+            for call in calls_in(effects):
+                one.failed(call.ticket, now=now)
+            if deaths(effects):
+                return now
+
+    assert DEAD_S - RULES.transit_s <= dies(stalled=False) <= 1.2 * DEAD_S
+    assert DEAD_S * 1.2 < dies(stalled=True) <= 2 * DEAD_S + 4 * RULES.round_s
+
+
+def test_a_node_says_when_it_leaves_and_is_gone_at_once() -> None:
+    one, two = core(1), core(2)
+    introduce(one, two.view.own)
+    introduce(two, one.view.own)
+    farewells = calls_in(one.leave(now=1.0))
+    effects, _ = deliver(farewells[0], one, two, now=1.0)
+    assert deaths(effects) == [key(1).node_id]
+
+
+def test_a_public_that_is_demoted_is_gone_for_others_and_polls_as_a_leaf() -> None:
+    one, two = core(1), core(2)
+    introduce(one, two.view.own)
+    introduce(two, one.view.own)
+    told = calls_in(one.set_reachability("leaf", (), now=1.0))
+    effects, _ = deliver(told[0], one, two, now=1.0)
+    assert deaths(effects) == [key(1).node_id]
+    polls = [call for call in calls_in(one.tick(now=1.0)) if call.message.hold_s]
+    deliver(polls[0], one, two, now=1.0)
+    assert list(two.view.leases.leaves) == [key(1).node_id]
+
+
+def test_only_what_is_new_is_pushed_on() -> None:
+    one = core(1)
+    introduce(one, *(signed(number) for number in range(2, 8)))
+    one.tick(now=RULES.push_delay_s)
+
+    def pushed(now: float) -> set[bytes]:
+        return {
+            record for call in calls_in(one.tick(now=now)) if not call.message.asks for record in call.message.records
+        }
+
+    introduce(one, signed(2, 1), now=1.0)
+    assert pushed(1.0 + RULES.push_delay_s) == set(), "a re-issue travels with the rounds"
+    introduce(one, signed(3, 1, addresses=[address(99)]), signed(9), now=3.0, age_s=7.0)
+    assert pushed(3.0 + RULES.push_delay_s) == {signed(3, 1, addresses=[address(99)]).sealed, signed(9).sealed}
+
+
+def test_what_is_passed_on_is_as_old_as_it_was() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    introduce(one, signed(9), now=3.0, age_s=7.0)
+    pushes = [call.message for call in calls_in(one.tick(now=4.0)) if not call.message.asks]
+    assert pushes
+    for push in pushes:
+        assert ages_in(push.digest)[signed(9).prefix] >= 7.0 + RULES.transit_s
+    call = next(call for call in a_round(one, now=5.0) if call.node == key(2).node_id)
+    second = calls_in(one.answered(call.ticket, reply(wanted=(signed(9).prefix,)), now=40.0))
+    assert [ages_in(call.message.digest)[signed(9).prefix] >= 36.0 for call in second] == [True]
+
+
+# -- bodies --------------------------------------------------------------------------------------------------
+
+
+def crowded(count: int = MAX_OTHERS, *, now: float = 0.0) -> Membership:
+    """A public that knows so many others."""
+    one = core(1)
+    for fake in fakes(count):
+        one.view.table.admit(fake, now, now=now)
+    return one
+
+
+def assert_fits(message: Exchange | ExchangeReply) -> None:
+    body = encode(message)
+    assert len(body) <= GOSSIP_BODY_BYTES
+    assert decode(body, type(message), cap_bytes=GOSSIP_BODY_BYTES) == message
+
+
+def test_the_digest_of_the_largest_table_is_a_message_that_others_take() -> None:
+    one = crowded()
+    one.view.table.admit(signed(0), 0.0, now=0.0)
+    assert len(ages_in(one.view.digest(0.0))) == MAX_PUBLICS
+    assert_fits(one.view.round_message(0.0))
+
+
+@pytest.mark.parametrize("known", [0, 500, 1500, 3000, MAX_OTHERS])
+def test_every_answer_of_the_largest_table_fits_a_body(known: int) -> None:
+    one = crowded()
+    one.take_head(head(3), now=0.0)
+    others = fakes(MAX_OTHERS)
+    asked = Exchange(digest=ages(*((other, 500.0) for other in others[:known])))
+    answer = one.answer(STRANGER, asked, now=1.0)
+    assert_fits(answer)
+    assert answer.records
+    told = ages_in(answer.digest)
+    assert len(told) >= known
+    entries_of_new = set(told) - {other.prefix for other in others[:known]}
+    assert len(entries_of_new) <= len(answer.records), "an age without its record is of no use"
+
+
+def test_a_digest_of_strangers_is_asked_for_in_parts_that_change() -> None:
+    one = core(1)
+    claim = Exchange(digest=ages(*((other, 1.0) for other in fakes(MAX_OTHERS))))
+    first, second = (one.answer(STRANGER, claim, now=1.0) for _ in range(2))
+    assert_fits(first)
+    assert len(first.wanted) == MAX_WANTED
+    assert first.wanted != second.wanted
+
+
+def test_the_records_of_one_message_are_bounded() -> None:
+    one = crowded()
+    introduce(one, signed(2))
+    call = next(call for call in a_round(one, now=1.0))
+    wanted = tuple(fake.prefix for fake in fakes(MAX_OTHERS))
+    (second,) = calls_in(one.answered(call.ticket, reply(wanted=wanted), now=1.5))
+    assert 0 < sum(map(len, second.message.records)) <= RECORDS_BYTES
+    assert_fits(second.message)
+
+
+def test_what_does_not_fit_one_push_goes_with_the_next() -> None:
+    one = core(1)
+    new = [signed(number) for number in range(2, 240)]
+    introduce(one, *new)
+    told: set[bytes] = set()
+    for step in range(1, 5):
+        for call in calls_in(one.tick(now=step * RULES.push_delay_s)):
+            assert_fits(call.message)
+            told |= set(call.message.records)
+    assert {one.sealed for one in new} <= told
+
+
+# -- bootstraps and calls ------------------------------------------------------------------------------------
+
+
+def test_while_nobody_is_known_a_bootstrap_is_greeted_with_a_growing_wait() -> None:
+    one = core(1, public=False)
+    greeted: list[float] = []
+    now = 0.0
+    while now < 3600.0:
+        now = max(now, one.deadline())
+        if Greet() in one.tick(now=now):
+            greeted.append(now)
+            one.greet_failed(now=now)
+    waits = [b - a for a, b in pairwise(greeted)]
+    assert greeted[0] == 0.0
+    assert waits[0] < 3 * FIRST_GREET_S
+    assert MAX_GREET_S * (1 - RULES.jitter) <= waits[-1] <= MAX_GREET_S * (1 + RULES.jitter)
+
+
+def test_a_bootstrap_is_asked_for_the_others_at_the_address_where_it_answered() -> None:
+    one = core(1, public=False)
+    effects = one.introduced(signed(0), address(77), now=1.0)
+    (call,) = calls_in(effects)
+    assert (call.node, call.address) == (key(0).node_id, address(77))
+    assert call.message.asks > 0
+    assert Wake() in effects
+    assert one.introduced(one.view.own, address(1), now=2.0) == [], "itself"
+
+
+def test_whoever_does_not_answer_is_called_less_and_less() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    peer = knows(one, 2)
+    assert peer is not None
+    waits: list[float] = []
+    for _ in range(8):
+        call = Calls.to(one._calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0)
+        one.failed(call.ticket, now=10.0)
+        waits.append(peer.retry_at - 10.0)
+    assert waits[0] < 0, "one failure is a lost packet"
+    assert waits[1:] == sorted(waits[1:])
+    assert waits[-1] == waits[-2]
+    call = Calls.to(one._calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0)
+    one.answered(call.ticket, reply(), now=10.0)
+    assert peer.failures == 0
+    assert peer.retry_at < 0
+
+
+def test_whoever_calls_or_says_hello_may_be_called_again_at_once() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    peer = knows(one, 2)
+    assert peer is not None
+    for greets in (False, True):
+        peer.failures, peer.retry_at = 4, 1e9
+        if greets:
+            one.introduced(signed(2), address(2), now=10.0)
+        else:
+            one.receive(key(2).node_id, Exchange(asks=0), now=10.0)
+        assert peer.failures == 0
+        assert peer.retry_at < 0
+
+
+def test_who_knows_one_other_alone_goes_on_calling_it() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    effects = run_until(one, DEAD_S - 2 * RULES.round_s, now=0.0)
+    rounds = [call for call in calls_in([effect for _, effect in effects]) if call.message.asks]
+    assert len(rounds) >= RULES.dead_rounds / 2
+
+
+def test_where_others_may_be_called_back_off_is_kept() -> None:
+    one = core(1)
+    introduce(one, *(signed(number) for number in range(2, 9)))
+    silent = knows(one, 2)
+    assert silent is not None
+    silent.retry_at = 1e9
+    for now in range(50):
+        assert silent not in one.view.some(RULES.fanout, Random(now), now=0.0)
+
+
+def test_a_ticket_is_used_once() -> None:
+    calls = Calls(RULES, Random(1))
+    call = calls.to(key(2).node_id, (address(2),), "round", Exchange(), now=0.0)
+    calls.take(call.ticket)
+    assert len(calls) == 0
+    with pytest.raises(KeyError):
+        calls.take(call.ticket)
+
+
+def test_a_profile_is_said_soon_and_only_when_it_changed() -> None:
+    one = core(1)
+    before = one.view.own.order
+    one.set_profile(Profile(held=v(3)), now=0.0)
+    run_until(one, RULES.reissue_rounds * RULES.round_s / 2, now=0.0)
+    assert one.view.own.order == before + 1
+    assert one.view.own.record.profile.held == v(3)
+    one.set_profile(Profile(held=v(3)), now=31.0)
+    run_until(one, RULES.reissue_rounds * RULES.round_s * 0.79, now=31.0)
+    assert one.view.own.order == before + 1
+
+
+def test_a_record_is_issued_anew_before_it_is_void() -> None:
+    assert RULES.reissue_rounds * (1 + RULES.jitter) < RULES.life_rounds / 2
+    one = core(1)
+    before = one.view.own.order
+    run_until(one, LIFE_S, now=0.0)
+    assert one.view.own.order >= before + 2
+
+
+def test_a_refused_record_is_wanted_again_only_when_it_was_issued_anew() -> None:
+    one = core(1)
+    introduce(one, signed(2))
+    one.receive(STRANGER, Exchange(records=(signed(2, 3).sealed,), asks=0), now=1.0)
+    one.receive(STRANGER, Exchange(records=(signed(2, 3, addresses=[address(9)]).sealed,), asks=0), now=1.0)
+    one.receive(STRANGER, Exchange(records=(signed(2, 4).sealed,), asks=0), now=1.0)
+    assert one.answer(STRANGER, Exchange(digest=ages((signed(2, 4), 0.0))), now=1.0).wanted == ()
+    assert one.answer(STRANGER, Exchange(digest=ages((signed(2, 5), 0.0))), now=1.0).wanted == (signed(2).prefix,)

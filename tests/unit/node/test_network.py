@@ -1,0 +1,268 @@
+"""What every node has, in one process: real servers and gossip on loopback, at twenty times the usual pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from swarm.errors import PeerUnreachable, ProtocolError, UserError
+from swarm.gossip.reachability import DialBack
+from swarm.gossip.records import Owner
+from swarm.net.client import PeerClient, session_route
+from swarm.net.server import NodeServer
+from swarm.net.sessions import ServerSessions
+from swarm.net.stream import Incoming
+from swarm.net.wire import encode
+from swarm.node.bootstrap import HELLO_PATH
+from swarm.node.identity import next_generation
+from swarm.node.joining import join_settings
+from swarm.node.learner import LearnerNode
+from swarm.node.network import NetworkSettings, NodeNetwork, advertised
+from swarm.settings import JoinConfig, LeadConfig, load_config
+from swarm.types import Address, Role
+from tests.builders import OTHER_KEY
+from tests.unit.net.test_stream import Clock, Link
+
+ROUND_S = 0.1
+
+
+def network(directory: Path, role: Role, *bootstrap: str, **settings: Any) -> NodeNetwork:
+    return NodeNetwork(
+        directory,
+        role,
+        NetworkSettings(host="127.0.0.1", port=0, bootstrap=bootstrap, lan=True, **settings),
+        say=lambda line: None,
+        emit=lambda kind, **fields: None,
+    )
+
+
+async def refuse_stream(incoming: Incoming) -> None:
+    """These nodes have no data plane."""
+    incoming.sock.close()
+    incoming.leave()
+
+
+@asynccontextmanager
+async def learner(directory: Path) -> AsyncIterator[NodeNetwork]:
+    node = network(directory, "learner")
+    await node.start([], node.status, on_stream=refuse_stream, beat_s=1.0)
+    try:
+        async with node.swarm(node.key.public_bytes, ROUND_S):
+            yield node
+    finally:
+        await node.stop()
+
+
+@asynccontextmanager
+async def joined(directory: Path, bootstrap: str) -> AsyncIterator[NodeNetwork]:
+    node = network(directory, "relay", bootstrap)
+    await node.start([], node.status, on_stream=refuse_stream)
+    try:
+        found = await node.find()
+        async with node.swarm(found.hello.learner_key, found.learner.record.round_s):
+            yield node
+    finally:
+        await node.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until `condition` holds; pytest's own time limit ends it if it never does."""
+    while not condition():  # noqa: ASYNC110 - what is waited for is in a core, which knows no events
+        await asyncio.sleep(ROUND_S / 10)
+
+
+def publics(node: NodeNetwork) -> set[str]:
+    return {public["node"] for public in node.status()["publics"]}
+
+
+async def test_nodes_find_one_another_call_back_and_say_goodbye(tmp_path: Path) -> None:
+    async with learner(tmp_path / "learner") as lead:
+        async with joined(tmp_path / "one", lead.address.url) as one:
+            await until(lambda: publics(lead) == {one.node})
+            assert one.status()["reachability"] == "public"
+            async with joined(tmp_path / "two", one.address.url) as two:
+                everybody = {lead.node, one.node, two.node}
+                await until(lambda: all(publics(node) | {node.node} == everybody for node in (lead, one, two)))
+                assert two.learner()[1] == [lead.address]
+        assert publics(lead) == set(), "those who leave say so"
+        assert lead.status()["dead"] == 2
+
+
+async def test_a_second_session_is_another_life_and_is_believed(tmp_path: Path) -> None:
+    """An engine that died starts a new session in the same process: its records must not repeat former orders."""
+    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+        await until(lambda: publics(lead) == {one.node})
+        before = one.generation
+        async with one.swarm(lead.key.public_bytes, ROUND_S):
+            assert one.generation == before + 1
+            await until(lambda: one.status()["reachability"] == "public")
+            order = one.gossip.core.view.own.order
+            await until(lambda: _order_known(lead, one) >= order)
+        assert not lead.gossip.core.view.table.is_banned(one.node)
+    assert next_generation(tmp_path / "one") == before + 2
+
+
+async def test_a_public_that_speaks_another_protocol_is_one_that_does_not_answer(tmp_path: Path) -> None:
+    """Its 426 ends no task, no ticket and no node."""
+
+    async def upgrade(request: web.Request) -> web.Response:
+        return web.Response(status=426, text="upgrade\x1b[2J")
+
+    sessions = ServerSessions(OTHER_KEY, b"")
+    server = NodeServer([session_route(sessions), web.post("/v1/gossip", upgrade), web.get(HELLO_PATH, upgrade)], dict)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with learner(tmp_path / "learner") as lead:
+            address = Address(host="127.0.0.1", port=port)
+            swarm = lead.gossip.core.view.own.record.swarm
+            owner = Owner(OTHER_KEY, swarm, "relay", generation=1, addresses=())  # type: ignore[arg-type]
+            owner.reachability, owner.addresses = "public", (address,)
+            owner.issue()
+            core = lead.gossip.core
+            lead.gossip.perform(core.introduced(owner.signed, address, now=asyncio.get_running_loop().time()))
+            peer = core.view.table.find(OTHER_KEY.node_id)
+            assert peer is not None
+            await until(lambda: peer.failures >= 2)
+            assert lead.gossip.rejected["bad_answer"] >= 2
+            assert core.calls_under_way <= 2
+    finally:
+        await server.stop()
+
+
+async def test_who_has_no_swarm_yet_calls_nobody_back_and_says_so(tmp_path: Path) -> None:
+    node = network(tmp_path / "node", "relay", "127.0.0.1:9")
+    port = await node.start([], node.status, on_stream=refuse_stream)
+    try:
+        async with PeerClient(Address(host="127.0.0.1", port=port), key=OTHER_KEY, server=node.node) as peer:
+            for path in ("/v1/dial-back", "/v1/gossip"):
+                body = encode(DialBack(port=1, fingerprint=b"")) if path == "/v1/dial-back" else b"\x90"
+                with pytest.raises(PeerUnreachable, match="has not found its swarm yet"):
+                    await peer.post(path, body, cap_bytes=1000, timeout_s=5.0)
+    finally:
+        await node.stop()
+
+
+async def test_another_swarm_at_the_bootstrap_is_noted_until_it_is_joined(tmp_path: Path) -> None:
+    async with learner(tmp_path / "learner") as lead:
+        await lead._server.stop()
+        async with learner(tmp_path / "other") as other, joined(tmp_path / "one", other.address.url) as one:
+            one._learner_key = lead.key.public_bytes
+            await one.look_again()
+            assert one.other_swarm == other.status()["swarm"]
+            async with one.swarm(other.key.public_bytes, ROUND_S):
+                assert one.other_swarm is None
+
+
+@pytest.mark.parametrize("query", ["knock=00&caller=" + "0" * 32, "knock=" + "0" * 32 + "&caller=" + "x" * 5000])
+async def test_a_knock_of_another_shape_is_refused(tmp_path: Path, query: str) -> None:
+    async with learner(tmp_path / "learner") as lead, PeerClient(lead.address) as peer:
+        with pytest.raises(ProtocolError, match="a knock is 16 bytes"):
+            await peer.get(f"{HELLO_PATH}?{query}", cap_bytes=4096, timeout_s=5.0)
+
+
+async def test_a_full_disk_is_no_reason_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("swarm.node.network.CACHE_EVERY_S", 0.01)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+        monkeypatch.setattr(one, "_say", said.append)
+        monkeypatch.setattr(one.bootstraps, "remember", full)
+        monkeypatch.setattr("swarm.node.network.raise_generation", full)
+        one._keep_generation(9)
+        await until(lambda: len(said) == 2)
+        await until(lambda: publics(lead) == {one.node})
+    assert "may be banned" in said[0]
+    assert "cannot write down peers" in said[1]
+
+
+async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: Path) -> None:
+    """Its name may lead elsewhere than at the start, and nobody else is there to tell."""
+    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+        assert one._greeting is not None
+        found = one._greeting
+        one._greeting = type(found)(
+            hello=found.hello, signed=found.signed, learner=found.learner, address=Address(host="127.0.0.1", port=9)
+        )
+        await one.look_again()
+        assert one.learner()[1][-1] == lead.address
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"host": "10.0.0.7"}, "10.0.0.7:7700"),
+        ({"host": "0.0.0.0", "advertise": "learner.example"}, "learner.example:7700"),
+        ({"host": "0.0.0.0", "advertise": "learner.example:80"}, "learner.example:80"),
+        ({"host": "0.0.0.0", "advertise": "[2001:db8::7]:80"}, "[2001:db8::7]:80"),
+    ],
+)
+def test_what_others_dial(settings: dict[str, str], found: str) -> None:
+    assert advertised(NetworkSettings(port=7700, **settings), 7700, b"").authority == found  # type: ignore[arg-type]
+
+
+def test_all_interfaces_of_one_family_are_advertised_in_that_family() -> None:
+    assert ":" in advertised(NetworkSettings(host="::", port=7700), 7700, b"").host
+    assert ":" not in advertised(NetworkSettings(host="0.0.0.0", port=7700), 7700, b"").host
+
+
+def test_what_is_no_address_cannot_be_advertised() -> None:
+    with pytest.raises(UserError, match="is not an address"):
+        advertised(NetworkSettings(host="0.0.0.0", port=7700, advertise="no host"), 7700, b"")
+
+
+def _order_known(lead: NodeNetwork, node: NodeNetwork) -> int:
+    peer = lead.gossip.core.view.table.find(node.node)
+    return peer.signed.order if peer is not None else -1
+
+
+# -- caps ----------------------------------------------------------------------------------------------------
+
+CAP_MBIT = 8.0
+WINDOW_S = 5.0
+FLAGS = {"max_upload": CAP_MBIT, "max_download": 2 * CAP_MBIT}
+
+
+def learners_settings() -> NetworkSettings:
+    return LearnerNode(load_config(LeadConfig, None, FLAGS), lambda line: None)._settings
+
+
+def joiners_settings() -> NetworkSettings:
+    return join_settings(load_config(JoinConfig, None, {**FLAGS, "bootstrap": ["127.0.0.1"]}))
+
+
+@pytest.mark.parametrize("settings_of", [learners_settings, joiners_settings])
+@pytest.mark.parametrize(("direction", "mbit"), [("upload", CAP_MBIT), ("download", 2 * CAP_MBIT)])
+def test_a_cap_that_the_user_gave_is_kept_over_every_five_seconds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings_of: Callable[[], NetworkSettings],
+    direction: str,
+    mbit: float,
+) -> None:
+    """To the learner as to all others, on the line, by eight links that always have something to send."""
+    node = NodeNetwork(tmp_path, "relay", settings_of(), say=print, emit=lambda kind, **fields: None)
+    pace = node.station.upload if direction == "upload" else node.station.download
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    pace.took(1_000_000)
+    assert not pace.admits(lambda: None), "there is no cap"
+    clock.run_until(clock.now + WINDOW_S)
+    for _ in range(8):
+        Link(pace, clock, 16_384).wake()
+    totals = []
+    for _ in range(int(3 * WINDOW_S)):
+        totals.append(pace.total_bytes * pace.OVERHEAD)
+        clock.run_until(clock.now + 1.0)
+    whole = WINDOW_S * mbit * 1e6 / 8
+    windows = [later - earlier for earlier, later in zip(totals, totals[int(WINDOW_S) :], strict=False)]
+    assert [0.95 * whole <= window <= 1.05 * whole for window in windows] == [True] * len(windows)
+    assert len(windows) == 10

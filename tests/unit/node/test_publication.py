@@ -1,0 +1,163 @@
+"""What a resumed learner makes of the version that it finds on its disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.payload import write_weights
+from swarm.broadcast.publishing import content_of
+from swarm.net.wire import digest
+from swarm.node.publication import InstallTracker, Publication
+from swarm.rollout.journal.entries import VersionPublished
+from swarm.rollout.journal.journal import Journal
+from swarm.types import VersionId
+from tests.builders import v
+from tests.unit.broadcast.test_receiver import SIZE, LearnerHost, World
+
+
+class Network:
+    """The learner's place in gossip: which incarnation it publishes under."""
+
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self.on_generation: Any = None
+
+    def outlive(self, version: VersionId) -> None:
+        self.incarnation = version.incarnation + 2
+
+    def published(self, sealed_head: bytes) -> None: ...
+
+    def set_profile(self, profile: object) -> None: ...
+
+
+class Life:
+    """One life of a learner over the same directory: real versions and a real journal."""
+
+    def __init__(self, directory: Path, learner: LearnerHost, journal: Journal) -> None:
+        self.learner, self.journal = learner, journal
+        self.network = Network()
+        self.told: list[VersionId] = []
+        self.said: list[str] = []
+        training = SimpleNamespace(published=None, staged_step=0, staging=directory / "staging.bin", stage=self._stage)
+        training.staging_lock = asyncio.Lock()
+        self.training = cast(Any, training)
+        network: Any = self.network
+        rollouts: Any = SimpleNamespace(published=self._published)
+        self.step = 0
+        self.tracker = InstallTracker()
+        self.publication = Publication(
+            network, learner.service, rollouts, self.training, journal, self.tracker, say=self.said.append
+        )
+
+    async def _published(self, version: VersionId) -> None:
+        self.told.append(version)
+
+    async def _stage(self) -> None:
+        self.training.staged_step = self.step
+        write_weights(self.training.staging, SIZE, seed=0, step_lr=1e-5 * self.step)
+
+    async def resume_at(self, step: int, *, period: int = 1) -> VersionId:
+        """Go on after so many recorded batches; what samplers are told to work with."""
+        await self.publication.look_back()
+        self.step = step
+        await self.publication.go_on(step, period)
+        return self.told[-1]
+
+    def recorded(self, number: int) -> VersionPublished | None:
+        return self.journal.published(number)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        yield World(tmp_path, stack)
+
+
+@asynccontextmanager
+async def life(world: World, *, again: bool = True) -> AsyncIterator[Life]:
+    learner = await world.learner(again=again)
+    journal = Journal(world.directory / "journal", group_size=2)
+    await journal.start()
+    try:
+        yield Life(world.directory, learner, journal)
+    finally:
+        await journal.close()
+        await learner.stop()
+
+
+async def test_what_was_published_and_recorded_stands(world: World) -> None:
+    async with life(world, again=False) as first:
+        assert await first.resume_at(0) == v(0)
+        first.step = 3
+        await first.publication.publish(3)
+    async with life(world) as second:
+        assert await second.resume_at(3) == v(3)
+        assert second.told == [v(3)]
+        assert second.training.published.step == 3
+
+
+async def test_what_a_version_took_from_its_weights_to_its_publication_is_told(world: World) -> None:
+    async with life(world, again=False) as first:
+        await first.resume_at(0)
+        first.step = 3
+        await first.publication.publish(3)
+        assert first.tracker.prepared_s(v(3)) > 0
+    async with life(world) as second:
+        await second.resume_at(3)
+        assert second.tracker.prepared_s(v(3)) == 0
+
+
+async def test_a_version_that_was_encoded_and_not_recorded_is_recorded_and_stands(world: World) -> None:
+    """The learner was killed in between; the recorded batches make the same weights again."""
+    async with life(world, again=False) as first:
+        await first.resume_at(0)
+        held = await first.learner.publish(1)
+        assert first.recorded(1) is None
+    async with life(world) as second:
+        assert await second.resume_at(1) == v(1)
+        assert second.recorded(1) == VersionPublished(version=v(1), content=content_of(held.table))
+        # It is compared with what the batches make, as a recorded one is.
+        assert (second.training.published.step, second.training.published.content) == (1, content_of(held.table))
+
+
+async def test_a_version_of_which_the_journal_says_something_else_is_replaced(world: World) -> None:
+    async with life(world, again=False) as first:
+        await first.journal.write([VersionPublished(version=v(1), content=digest(b"other weights"))])
+        await first.learner.publish(1)
+    async with life(world) as second:
+        assert await second.resume_at(1) == v(1, incarnation=2)
+
+
+async def test_a_version_beyond_the_recorded_batches_is_replaced(world: World) -> None:
+    async with life(world, again=False) as first:
+        await first.learner.publish(5)
+    async with life(world) as second:
+        assert await second.resume_at(4) == v(4, incarnation=2)
+
+
+async def test_weights_that_came_out_otherwise_are_published_under_another_incarnation(world: World) -> None:
+    async with life(world, again=False) as first:
+        await first.resume_at(0)
+    async with life(world) as second:
+        await second.publication.look_back()
+        second.publication.diverged()
+        assert "other weights than were published" in second.said[-1]
+        second.step = 2
+        await second.publication.go_on(2, 1)
+        assert second.told == [v(2, incarnation=2)]
+
+
+async def test_a_step_whose_publication_was_due_is_published(world: World) -> None:
+    async with life(world, again=False) as first:
+        await first.resume_at(0)
+    async with life(world) as second:
+        assert await second.resume_at(1, period=2) == v(0)
+    async with life(world) as third:
+        assert await third.resume_at(3, period=2) == v(3)

@@ -1,0 +1,263 @@
+"""The trainer child, kept alive: what is trained again after it ends, and what is made of the difference."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.payload import layout_of
+from swarm.broadcast.publishing import content_of_file
+from swarm.broadcast.store.disk import DiskFull
+from swarm.errors import ChildFailed
+from swarm.learner.messages import Prepared, Saved, Trained, TrainGroup
+from swarm.net.wire import digest
+from swarm.node.training import MAX_FAULTS, PublishedStep, Training, reward_figures
+from swarm.rollout.journal.journal import Journal
+from swarm.settings import LeadConfig
+from swarm.types import MAX_PARTS, Score
+from tests.builders import prompt
+from tests.unit.rollout.journal.test_journal import group, taken
+
+LAYOUT = layout_of(1 << 16)
+BATCHES = 4
+
+
+class Child:
+    """A trainer whose weights are the digest of all that it was trained on. It dies when told to, and begins anew."""
+
+    def __init__(self, staging: Path) -> None:
+        self.staging = staging
+        self.dies_at: list[tuple[str, int]] = []
+        self.starts = 0
+        self.half_prepared_at: set[int] = set()
+        self.gone = False
+        self.trained: list[int] = []
+        self.other_weights = False
+
+    async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
+        assert resume is None
+        self.starts += 1
+        self.step, self.state, self.gone = 0, digest(b""), False
+        if self.starts in self.half_prepared_at:
+            raise ChildFailed("the trainer failed: no space left on device")
+        self._write()
+        return Prepared(
+            layout=LAYOUT, parameters=1, vocab_size=14, context_tokens=64, stop_token_ids=(2,), device="cpu"
+        )
+
+    async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:
+        self._live("train", step)
+        assert step == self.step
+        rewards = [one.reward for group in groups for one in group.rollouts]
+        self.state = digest(self.state + repr((rewards, self.other_weights)).encode() + lineage)
+        self.step += 1
+        self.trained.append(step)
+        return Trained(metrics={"reward": sum(rewards)}, seconds=0.0)
+
+    async def stage(self) -> None:
+        self._live("stage", self.step)
+        self._write()
+
+    async def save(self, directory: Path, step: int) -> None:
+        self._live("save", step)
+
+    async def flush(self) -> Saved:
+        return Saved(step=None, fault="")
+
+    async def stop(self) -> None:
+        self.gone = True
+
+    def _live(self, call: str, step: int) -> None:
+        if self.gone:
+            raise ChildFailed("the trainer died")
+        if (call, step) in self.dies_at:
+            self.dies_at.remove((call, step))
+            raise ChildFailed("the trainer died")
+
+    def _write(self) -> None:
+        self.staging.write_bytes((self.state * (LAYOUT.total_bytes // 32 + 1))[: LAYOUT.total_bytes])
+
+
+class Run:
+    def __init__(self, directory: Path, journal: Journal) -> None:
+        self.said: list[str] = []
+        self.events: list[str] = []
+        self.steps: list[int] = []
+        self.diverged = 0
+        self.training = Training(
+            directory,
+            LeadConfig(),
+            journal,
+            prompt,
+            6,
+            say=self.said.append,
+            emit=lambda kind, **fields: self.events.append(kind),
+            on_trained=lambda figures: self.steps.append(int(figures["step"])),
+            on_divergence=self._note,
+        )
+        self.child = Child(self.training.staging)
+        self.training._trainer = cast(Any, self.child)
+
+    def _note(self) -> None:
+        self.diverged += 1
+
+    async def content(self) -> bytes:
+        await self.training.stage()
+        return content_of_file(self.training.staging, LAYOUT)
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> AsyncIterator[Journal]:
+    """Of four batches of one group each."""
+    journal = Journal(tmp_path, group_size=2)
+    await journal.start()
+    for number in range(BATCHES):
+        await journal.write([*group(number, batch=number), taken(number, number)])
+    yield journal
+    await journal.close()
+
+
+@pytest.fixture
+async def run(tmp_path: Path, journal: Journal) -> Run:
+    run = Run(tmp_path, journal)
+    await run.training.open()
+    return run
+
+
+async def test_it_catches_up_on_the_recorded_batches_in_their_order(run: Run) -> None:
+    await run.training.catch_up(BATCHES)
+    assert run.child.trained == [0, 1, 2, 3]
+    assert run.steps == [1, 2, 3, 4]
+    assert run.training.step == BATCHES
+    assert run.said == ["training again on the recorded batches 0 to 3"]
+
+
+@pytest.mark.parametrize("call", ["train", "stage", "save"])
+async def test_a_child_that_dies_in_any_call_is_brought_to_where_it_was(run: Run, call: str) -> None:
+    await run.training.catch_up(2)
+    content = await run.content()
+    run.child.dies_at = [(call, 2)]
+    if call == "train":
+        await run.training.catch_up(3)
+    elif call == "stage":
+        assert await run.content() == content
+    else:
+        await run.training.save()
+    assert run.child.starts == 2
+    assert run.events == ["trainer_restarted"]
+    assert run.child.trained[:4] == [0, 1, 0, 1]
+    assert run.child.step == run.training.step == (3 if call == "train" else 2)
+
+
+async def test_one_that_dies_again_and_again_ends_the_run(run: Run) -> None:
+    run.child.dies_at = [("train", 1)] * MAX_FAULTS
+    with pytest.raises(ChildFailed, match="the trainer died"):
+        await run.training.catch_up(2)
+    assert run.child.starts == MAX_FAULTS
+
+
+async def test_a_child_that_was_prepared_by_half_is_not_trained_on_from_where_the_last_one_was(run: Run) -> None:
+    """It lives, at the checkpoint, and would take the next batch without those before it."""
+    await run.training.catch_up(3)
+    run.child.dies_at, run.child.half_prepared_at = [("train", 3)], {2}
+    await run.training.catch_up(4)
+    assert run.child.trained == [0, 1, 2, 0, 1, 2, 3]
+    assert run.child.starts == 3
+
+
+async def test_what_a_killed_learner_left_beside_its_checkpoints_goes_at_the_start(run: Run, tmp_path: Path) -> None:
+    """At its next checkpoint would be too late for one that was killed after its last."""
+    left = tmp_path / "checkpoints" / "step-000025.removed.partial"
+    left.mkdir(parents=True)
+    (left / "trainer.safetensors").write_bytes(b"as large as the model")
+    await run.training.open()
+    assert not left.exists()
+
+
+async def test_weights_that_come_out_as_published_stand(run: Run) -> None:
+    await run.training.catch_up(2)
+    run.training.published = PublishedStep(step=2, content=cast(Any, await run.content()))
+    run.child.dies_at = [("train", 2)]
+    await run.training.catch_up(3)
+    assert run.diverged == 0
+    assert "diverged" not in run.events
+
+
+async def test_weights_that_come_out_otherwise_are_told(run: Run) -> None:
+    await run.training.catch_up(2)
+    run.training.published = PublishedStep(step=2, content=cast(Any, await run.content()))
+    run.child.other_weights = True
+    run.child.dies_at = [("train", 2)]
+    await run.training.catch_up(3)
+    assert run.diverged == 1
+    assert run.events.count("diverged") == 1
+    assert run.training.step == 3
+
+
+async def test_staging_waits_while_a_publication_reads_the_file(run: Run) -> None:
+    await run.training.catch_up(1)
+    async with run.training.staging_lock:
+        before = run.training.staging.read_bytes()
+        staging = asyncio.create_task(run.training.stage())
+        await asyncio.sleep(0)
+        assert run.training.staging.read_bytes() == before
+    await staging
+    assert run.training.staged_step == 1
+    assert run.training.staging.read_bytes() != before
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_weights_that_are_measured_are_not_staged_over(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """Without room for both, the learner's own come first."""
+    run = Run(tmp_path, journal)
+    await run.training.open()
+    await run.training.stage()
+    before = run.training.staging.read_bytes()
+    os.link(run.training.staging, run.training.held)
+    if not room:
+        monkeypatch.setattr("swarm.node.training.allocate", _no_room)
+    await run.training.catch_up(1)
+    await run.training.stage()
+    assert run.training.staging.read_bytes() != before
+    assert run.training.held.exists() == room
+    if room:
+        assert run.training.held.read_bytes() == before
+    assert not (tmp_path / "staging.next").exists()
+
+
+async def test_a_trainer_that_is_started_again_stages_over_no_measured_weights(
+    tmp_path: Path, journal: Journal
+) -> None:
+    run = Run(tmp_path, journal)
+    await run.training.open()
+    await run.training.catch_up(1)
+    await run.training.stage()
+    before = run.training.staging.read_bytes()
+    os.link(run.training.staging, run.training.held)
+    run.child.dies_at = [("train", 1)]
+    await run.training.catch_up(2)
+    assert run.child.starts == 2
+    assert run.training.held.read_bytes() == before
+
+
+def _no_room(descriptor: int, nbytes: int, path: Path) -> None:
+    raise DiskFull(f"the disk of {path.parent} is full")
+
+
+def test_each_of_several_rewards_has_its_mean_and_deviation() -> None:
+    scores = [Score(reward=0.0, exact=False, parts={"exact": value, "form": 1.0}) for value in (0.0, 1.0, 2.0)]
+    assert reward_figures([*scores, Score(reward=0.0, exact=False)]) == {
+        "rewards/exact/mean": 1.0,
+        "rewards/exact/std": 1.0,
+        "rewards/form/mean": 1.0,
+        "rewards/form/std": 0.0,
+    }
+    alone = [Score(reward=0.0, exact=False, parts={f"r{number}": 0.5}) for number in range(40)]
+    assert len(reward_figures(alone)) == 2 * MAX_PARTS

@@ -1,0 +1,430 @@
+"""The report of a run: its numbers are those of metrics.jsonl, its page is whole, and nobody's text gets out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from swarm.errors import UserError
+from swarm.node.metrics import RunLog
+from swarm.node.rundir import create_run_directory, libraries, note_life, read_lives
+from swarm.report.charts import Chart, Curve, draw, picture, sections, text
+from swarm.report.figures import EVENTS_KEPT, MOST_NAMES, MOST_POINTS, Column, Figures, read_figures
+from swarm.report.page import write_report
+from swarm.report.samples import Read
+from swarm.rollout.journal.journal import SEGMENTS
+from swarm.settings import LeadConfig
+from swarm.types import Prompt
+from tests.builders import prompt
+from tests.unit.rollout.journal.test_journal import group, opened, taken
+
+VOID = {"meta", "br", "link", "img", "input"}
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e\x1b[31m"
+
+
+class Page(HTMLParser):
+    """The tags and the words of a page; fails where one is not closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def no_readers() -> Read:
+    raise UserError("the run never came to its first step")
+
+
+def run_in(directory: Path, **settings: Any) -> Path:
+    create_run_directory(directory, LeadConfig(run_dir=directory, **settings))
+    return directory
+
+
+def log_steps(run_dir: Path, steps: int, **figures: Callable[[int], float]) -> None:
+    log = RunLog(run_dir)
+    for step in range(1, steps + 1):
+        log.metrics({"step": step, "time": 1000.0 + step, **{name: of(step) for name, of in figures.items()}})
+    log.close()
+
+
+def report_of(run_dir: Path, readers: Callable[[], Read] = no_readers) -> str:
+    return write_report(run_dir, None, readers)[0].read_text(encoding="utf-8")
+
+
+def cells(page: str, name: str) -> list[str]:
+    """The row of the table of figures that begins with `name`."""
+    figures = page[page.index("<h2>Figures") : page.index("<h2>Configuration")]
+    (row,) = re.findall(rf"<tr><td>{re.escape(name)}</td>(.*?)</tr>", figures)
+    return re.findall(r"<td>(.*?)</td>", row)
+
+
+def numbers(path: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?[\d.]+", path)]
+
+
+def test_the_table_holds_the_numbers_of_the_metrics(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    log_steps(run_dir, 40, reward=lambda s: s / 100, **{"rewards/exact/mean": lambda s: (s % 7) / 8})
+    log = RunLog(run_dir)
+    log.event("evaluated", version=10, exact_match=0.25, **{"pass@4": 0.5}, prompts=8)
+    log.event("evaluated", version=40, exact_match=0.125, **{"pass@4": 0.75}, prompts=8)
+    log.close()
+    page = report_of(run_dir)
+    assert cells(page, "reward") == ["0.01", "0.4", "0.01", "0.4", "40"]
+    assert cells(page, "rewards/exact/mean") == ["0.125", "0.625", "0", "0.75", "40"]
+    assert cells(page, "held-out exact_match") == ["0.25", "0.125", "0.125", "0.25", "2"]
+    assert cells(page, "held-out pass@4") == ["0.5", "0.75", "0.5", "0.75", "2"]
+
+
+def test_a_curve_goes_through_its_values() -> None:
+    column = Column()
+    for step, value in [(1, 0.0), (2, 1.0), (4, 0.5)]:
+        column.add(step, value)
+    figure = draw(Chart(title="A", unit="share", curves=[Curve(name="a", column=column)], floor=0, ceiling=1, until=4))
+    (line,) = re.findall(r'class="line c0" d="([^"]+)"', figure)
+    x1, y1, x2, y2, x3, y3 = numbers(line)
+    assert y2 < y3 < y1
+    assert y3 == pytest.approx((y1 + y2) / 2, abs=0.1)
+    assert x3 - x2 == pytest.approx(2 * (x2 - x1), abs=0.2)
+
+
+def test_what_is_too_much_for_a_curve_is_drawn_as_mean_least_and_most() -> None:
+    column = Column()
+    for step in range(100_000):
+        column.add(step, step % 10)
+    points = column.points()
+    assert len(points) <= MOST_POINTS
+    assert {(point.low, point.high) for point in points} == {(0.0, 9.0)}
+    assert all(point.mean == pytest.approx(4.5, abs=0.1) for point in points)
+    assert [point.step for point in points] == sorted(point.step for point in points)
+    assert "band c0" in draw(Chart(title="A", unit="", curves=[Curve(name="a", column=column)]))
+
+
+CURVES = [
+    Curve(name="reward <shaped> & more", column=Column.of([(1, 0.0), (2, 0.5), (4, 1.5)])),
+    Curve(name="held-out", column=Column.of([(0, -0.2), (4, 0.5)]), dots=True),
+]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_picture_is_well_formed_and_holds_every_point_within_it() -> None:
+    chart = Chart(title="A", unit="share", curves=CURVES, floor=0, ceiling=1)
+    root = ElementTree.fromstring(picture('a "title" <b>', "below it", [chart, chart]))
+    assert len(root.findall(SVG + "svg")) == 2
+    drawn = root.findall(SVG + "svg")[0]
+    lines = [path for path in drawn.findall(SVG + "path") if "line" in (path.get("class") or "")]
+    points = [(line.get("d") or "")[1:].split("L") for line in lines]
+    assert [len(line) for line in points] == [3, 2]
+    assert len(drawn.findall(SVG + "circle")) == 2
+    for line in points:
+        for x, y in (point.split() for point in line):
+            assert 0 <= float(x) <= 560
+            assert 0 <= float(y) <= 250
+    words = ["".join(one.itertext()) for one in root.findall(SVG + "text")]
+    assert 'a "title" <b>' in words
+    assert any("reward <shaped> & more" in one for one in words)
+
+
+@pytest.mark.parametrize("curves", [[], [Curve(name="none", column=Column())], [CURVES[1]]])
+def test_a_run_of_no_steps_has_a_picture_too(curves: list[Curve]) -> None:
+    drawn = picture("nothing yet", "", [Chart(title="A", unit="", curves=curves, floor=0, ceiling=1)])
+    ElementTree.fromstring(drawn)
+    assert not re.search(r"nan|inf", drawn)
+
+
+def test_a_run_of_100_000_steps_gives_a_page_of_bounded_size(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    names = [f"figure/{number}" for number in range(3)]
+    line = ", ".join(f'"{name}": %d.5' for name in names)
+    with (run_dir / "metrics.jsonl").open("w") as file:
+        file.writelines(f'{{"step": {s}, {line % ((s % 97,) * 3)}}}\n' for s in range(1, 100_001))
+    page = report_of(run_dir)
+    assert cells(page, "figure/2")[-1] == "100000"
+    assert len(page) < 100_000
+    assert max(len(numbers(path)) for path in re.findall(r' d="([^"]+)"', page)) <= 4 * MOST_POINTS
+
+
+def test_every_figure_is_drawn_once_and_too_many_names_are_not_read(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    named = ["reward", "rewards/a/mean", "clip_ratio/low_mean", "staleness/max", "train_step_s", "of_nobody/yet"]
+    log_steps(run_dir, 3, **dict.fromkeys([*named, "eval_reward"], float))
+    drawn = [curve.name for _, charts in sections(read_figures(run_dir)) for one in charts for curve in one.curves]
+    assert sorted(drawn) == sorted(named)
+    many = run_in(tmp_path / "many")
+    log_steps(many, 1, **{f"x{number}": float for number in range(MOST_NAMES + 10)})
+    assert len(read_figures(many).columns) == MOST_NAMES
+
+
+def test_the_bound_is_drawn_as_it_was_set(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run", max_staleness=2)
+    log_steps(run_dir, 10, **{"staleness/mean": lambda s: 1.0, "staleness/max": lambda s: 2.0})
+    log = RunLog(run_dir)
+    log.event("bound_set", max_staleness=4, publish_every_steps=1, step=5)
+    log.close()
+    page = report_of(run_dir)
+    (stairs,) = re.findall(r'class="limit" d="(M[^"]+)"><title>max_staleness', page)
+    assert stairs.count("H") == 2
+    assert stairs.count("V") == 1
+    assert "<dd>2 / 4</dd>" in page
+
+
+def test_the_bound_of_a_former_life_is_not_that_of_the_configuration(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run", max_staleness=1)
+    log_steps(run_dir, 10, **{"staleness/max": lambda s: 4.0 if s < 6 else 1.0})
+    log = RunLog(run_dir)
+    log.event("bound_set", was=4, max_staleness=1, publish_every_steps=1, step=5)
+    log.close()
+    assert read_figures(run_dir).bounds == [(0, 4), (5, 1)]
+    assert "<dd>4 / 4</dd>" in report_of(run_dir)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_torn_and_damaged_lines_are_passed_over_and_said(tmp_path: Path, name: str) -> None:
+    run_dir = run_in(tmp_path / "run")
+    log_steps(run_dir, 2, reward=float)
+    with (run_dir / name).open("ab") as file:
+        file.write(b'[1]\n\xff\xfe\n{"step": 3, "rew')
+    page = report_of(run_dir)
+    assert "3 torn or damaged lines" in page
+    assert cells(page, "reward")[-1] == "2"
+
+
+def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    values = [0.5, float("nan"), float("inf"), None, True, "x", 10**400, 0.75]
+    log = RunLog(run_dir)
+    for step, value in enumerate(values):
+        log.metrics({"step": step + 1, "loss": value})
+    log.close()
+    page = report_of(run_dir)
+    assert cells(page, "loss") == ["0.5", "0.75", "0.5", "0.75", "2"]
+    assert "nan" not in "".join(re.findall(r' d="([^"]+)"', page)).lower()
+
+
+@pytest.mark.parametrize("files", [(), ("metrics.jsonl", "events.jsonl")])
+def test_a_run_without_any_step_has_a_page(tmp_path: Path, files: Sequence[str]) -> None:
+    run_dir = run_in(tmp_path / "run")
+    for name in files:
+        (run_dir / name).touch()
+    page = Page(report_of(run_dir))
+    assert "No learner step was taken yet" in page.text
+    assert "the run has recorded nothing yet" in page.text
+
+
+def test_the_page_is_whole_asks_for_nothing_and_can_be_read_aloud(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    log_steps(run_dir, 5, reward=float, loss=float, **{"staleness/max": float, "cost_total": float})
+    note_life(run_dir, step=0, device="cpu")
+    source = report_of(run_dir)
+    page = Page(source)
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not [name for _, attributes in page.tags for name in attributes if name in ("src", "href", "srcset")]
+    assert "url(" not in source
+    assert "default-src 'none'" in source
+    assert source.startswith("<!doctype html>")
+    pictures = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("role") == "img"]
+    assert len(pictures) >= 3
+    assert all("over learner step; last: " in (one["aria-label"] or "") for one in pictures)
+    for svg in re.findall(r"<svg.*?</svg>", source, re.DOTALL):
+        ElementTree.fromstring(svg)
+    assert "prefers-color-scheme: dark" in source
+
+
+def test_events_of_a_long_run_are_counted_and_the_middle_is_left_out(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    log = RunLog(run_dir)
+    for number in range(5000):
+        log.event("sampler_joined", node=f"n{number:04}")
+        if number == 2500:
+            log.event("alarm", alarm="entropy", step=7, text="collapsed")
+    log.metrics({"step": 9, "entropy": 0.5})
+    log.close()
+    page = report_of(run_dir)
+    assert "<td>sampler_joined</td><td>5000</td>" in page
+    assert page.count("node n") == 2 * EVENTS_KEPT
+    assert "node n0000" in page
+    assert "node n4999" in page
+    assert "alarm entropy, step 7, text collapsed" in page
+    assert "<title>alarm entropy at learner step 7</title>" in page
+    assert "4800 in the middle are left out" in page
+
+
+# -- samples of rollouts -------------------------------------------------------------------------------------
+
+
+async def _record(directory: Path) -> None:
+    async with opened(directory) as journal:
+        for number in range(6):
+            await journal.write([*group(number, batch=number), taken(number, number)])
+
+
+def readers(text_of: Callable[[Sequence[int]], str]) -> Callable[[], Read]:
+    return lambda: (prompt, text_of)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    run_dir = run_in(tmp_path / "run")
+    asyncio.run(_record(run_dir))
+    return run_dir
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"<h3>(\w+, step \d+, group \d+)", page)
+
+
+def test_samples_are_from_early_middle_and_late(recorded: Path) -> None:
+    page = report_of(recorded, readers(lambda tokens: "answer " + "+".join(map(str, tokens))))
+    assert list(dict.fromkeys(headings(page))) == [
+        "early, step 1, group 0",
+        "middle, step 4, group 3",
+        "late, step 6, group 5",
+    ]
+    assert "<pre>0=</pre>" in page
+    assert "<pre>answer 3+4+5+0</pre>" in page
+    assert "reward 0.5, staleness 0, 4 tokens, stop, sampler" in page
+
+
+def test_samples_are_of_what_is_kept(recorded: Path) -> None:
+    segments = sorted((recorded / SEGMENTS).iterdir())
+    for path in segments[:4]:
+        path.unlink()
+    page = report_of(recorded, readers(lambda tokens: "x"))
+    assert [one.rpartition(" ")[2] for one in headings(page)] == ["4", "4", "5", "5"]
+    for path in segments[4:]:
+        path.unlink()
+    assert "are not kept any more" in report_of(recorded, readers(lambda tokens: "x"))
+
+
+def test_nobodys_text_gets_out_of_its_place(recorded: Path) -> None:
+    log = RunLog(recorded)
+    log.event("generation_failed", node=HOSTILE, reason=HOSTILE)
+    log.metrics({"step": 1, HOSTILE: 1.0})
+    log.close()
+    clean = Page(report_of(recorded, readers(lambda tokens: "x")))
+    asked = Prompt(prompt_id="p", text=HOSTILE, answer=HOSTILE, token_ids=(1,))
+    source = report_of(recorded, lambda: (lambda number: asked, lambda tokens: HOSTILE))
+    hostile = Page(source)
+    assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in clean.tags]
+    assert "<script" not in source
+    assert "<img" not in source
+    assert not {"\u202e", "\x1b"} & set(source)
+    assert "<script>alert(1)</script>" in hostile.text
+
+
+def test_a_long_text_is_cut_and_says_so() -> None:
+    assert text("a" * 2000, 10) == "a" * 10 + " [1990 characters more]"
+    assert text("<" * 20, 10) == "&lt;" * 10 + " [10 characters more]"
+
+
+# -- where it is written -------------------------------------------------------------------------------------
+
+
+def test_a_report_is_written_anew_but_over_nothing_else(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    path, _ = write_report(run_dir, None, no_readers)
+    log_steps(run_dir, 1, reward=float)
+    assert write_report(run_dir, None, no_readers)[0] == path == run_dir / "report.html"
+    assert "1 of 200 learner steps" in path.read_text()
+    other = tmp_path / "mine.html"
+    other.write_text("mine")
+    with pytest.raises(UserError, match="no report"):
+        write_report(run_dir, other, no_readers)
+    with pytest.raises(UserError, match="not a directory"):
+        write_report(run_dir, tmp_path / "nowhere" / "r.html", no_readers)
+    assert other.read_text() == "mine"
+    assert list(tmp_path.rglob("*.partial")) == []
+
+
+def test_the_last_alarm_that_tells_why_little_is_learned_has_a_place_of_its_own(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run")
+    log = RunLog(run_dir)
+    shown = {"prompt": "2+2=", "wanted": "4", "completion": HOSTILE, "reward": 0.0, "tokens": 7}
+    for step in (5, 25):
+        log.event("alarm", alarm="no_variance", step=step, text="nothing", causes=[HOSTILE], completions=[shown, "x"])
+    log.close()
+    page = report_of(run_dir)
+    assert "<h2>Why little is learned</h2><p>Step 25: nothing. Likely:</p>" in page
+    assert "reward 0.0, 7 tokens" in page
+    assert page.count("&lt;script&gt;alert(1)") == 2, "the table of events does not tell it again"
+    assert "<script" not in page
+
+
+# -- what it ran on ------------------------------------------------------------------------------------------
+
+
+def test_each_life_of_a_run_is_noted_with_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "a secret of mine")
+    run_dir = run_in(tmp_path / "run")
+    note_life(run_dir, step=0, device="cpu")
+    assert "a secret of mine" not in (run_dir / "environment.json").read_text()
+    note_life(run_dir, step=7, device="cuda")
+    lives = read_lives(run_dir)
+    assert [(life["step"], life["device"]) for life in lives] == [(0, "cpu"), (7, "cuda")]
+    assert lives[0]["libraries"] == libraries()
+    assert lives[0]["libraries"]["torch"].startswith("2.")
+    assert lives[0]["cpus"] > 0
+    page = report_of(run_dir)
+    assert "Lives of the learner" in page
+    assert f"<td>torch</td><td>{lives[0]['libraries']['torch']}</td>" in page
+
+
+def test_the_first_life_and_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.node.rundir.LIVES_KEPT", 3)
+    for step in range(5):
+        note_life(tmp_path, step=step, device="cpu")
+    assert [life["step"] for life in read_lives(tmp_path)] == [0, 3, 4]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "[1, 2]"])
+def test_a_damaged_file_of_lives_is_begun_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / "environment.json").write_text(content)
+    assert read_lives(tmp_path) == []
+    note_life(tmp_path, step=1, device="cpu")
+    assert len(read_lives(tmp_path)) == 1
+
+
+def test_a_page_needs_no_figures_at_all() -> None:
+    assert sections(Figures(config={}, summary=None, lives=[])) == [
+        ("Learning", []),
+        ("Swarm", []),
+        ("Cost", []),
+        ("Other figures", []),
+    ]
+
+
+def test_settings_are_on_the_page(tmp_path: Path) -> None:
+    run_dir = run_in(tmp_path / "run", seed=4711)
+    page = report_of(run_dir)
+    assert "<td>seed</td><td>4711</td>" in page
+    assert len(json.loads((run_dir / "config.json").read_text())) == page.count("<tr>", page.index("config.json")) - 1

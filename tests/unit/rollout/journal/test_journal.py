@@ -1,0 +1,542 @@
+"""The journal: order and group commit, what survives a kill, a full disk, damage, pruning."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import UserError
+from swarm.net.wire import digest
+from swarm.rollout.journal.entries import (
+    BatchTaken,
+    BoundSet,
+    Entry,
+    GroupDropped,
+    GroupOpened,
+    RecordedGroup,
+    RolloutAccepted,
+    RolloutScored,
+    SamplesLeased,
+    VersionPublished,
+)
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS, Journal, JournalFailed
+from swarm.rollout.journal.segments import NoRoom, SegmentReader, SegmentWriter, Stored
+from swarm.types import GroupId, Rollout, Score
+from tests.builders import ALICE, BOB, rollout, v
+
+SIZE = 2
+
+
+@asynccontextmanager
+async def opened(directory: Path, *, size: int = SIZE, retry_s: float = 0.001) -> AsyncIterator[Journal]:
+    journal = Journal(directory, group_size=size, retry_s=retry_s)
+    await journal.start()
+    try:
+        yield journal
+    finally:
+        await journal.close()
+
+
+def answer(number: int, index: int, version: int = 0) -> Rollout:
+    return rollout(group_id=f"t{number}", index=index, version=version, tokens=(3, 4, 5, number % 7))
+
+
+def score_of(number: int, index: int) -> Score:
+    parts = {"form": index / 4, "answer": 1.0} if index else {}
+    return Score(reward=number + index / 2, exact=index == 0, parts=parts)
+
+
+def group(number: int, *, batch: int = 0, version: int = 0, scored: int = SIZE, size: int = SIZE) -> list[Entry]:
+    """A group whose samples are all answered, and `scored` of them scored."""
+    return [
+        GroupOpened(number=number, version=v(version), max_staleness=2),
+        SamplesLeased(number=number, node=ALICE, indices=tuple(range(size))),
+        *(
+            RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version), next_batch=batch)
+            for i in range(size)
+        ),
+        *(RolloutScored(number=number, index=i, score=score_of(number, i)) for i in range(scored)),
+    ]
+
+
+def taken(step: int, *numbers: int) -> BatchTaken:
+    return BatchTaken(step=step, max_staleness=2, numbers=numbers)
+
+
+def dropped(number: int, *, reason: str = "stale", oldest: int = 0, next_batch: int = 3) -> GroupDropped:
+    return GroupDropped(
+        number=number,
+        group_id=GroupId(f"t{number}"),
+        reason=reason,
+        rollouts=SIZE,
+        nodes={ALICE: SIZE},
+        oldest=oldest,
+        next_batch=next_batch,
+        max_staleness=2,
+    )
+
+
+def numbers(groups: Sequence[RecordedGroup]) -> list[int]:
+    return [one.number for one in groups]
+
+
+async def test_what_was_written_is_there_again(tmp_path: Path) -> None:
+    first = VersionPublished(version=v(0), content=digest(b"weights"))
+    async with opened(tmp_path) as journal:
+        await journal.write([first, BoundSet(max_staleness=2, publish_every_steps=1), *group(0), *group(1), *group(2)])
+        await journal.write([GroupOpened(number=3, version=v(0), max_staleness=2)])
+        await journal.write([SamplesLeased(number=3, node=ALICE, indices=(0, 1))])
+        await journal.write([SamplesLeased(number=3, node=BOB, indices=(1,))])
+        await journal.write([taken(0, 1, 0)])
+    async with opened(tmp_path) as journal:
+        run = await asyncio.to_thread(journal.load)
+        batch = await asyncio.to_thread(journal.batch, 0)
+        assert journal.published(0) == first
+        assert journal.published(1) is None
+    assert (run.next_batch, run.opened, run.published) == (1, 4, first)
+    assert run.bound == BoundSet(max_staleness=2, publish_every_steps=1)
+    assert numbers(run.groups) == [2, 3]
+    assert [one.rollout for one in run.groups[0].rollouts] == [answer(2, 0), answer(2, 1)]
+    assert [one.score for one in run.groups[0].rollouts] == [
+        Score(reward=2.0, exact=True),
+        Score(reward=2.5, exact=False, parts={"form": 0.25, "answer": 1.0}),
+    ]
+    assert run.groups[1].holders == {0: ALICE, 1: BOB}
+    assert numbers(batch) == [1, 0]
+    assert batch[1].rollouts[1].rollout == answer(0, 1)
+    assert batch[1].rollouts[1].node == ALICE
+
+
+# -- order and group commit ----------------------------------------------------------------------------------------
+
+
+async def test_all_that_is_queued_while_the_thread_is_busy_is_one_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as journal:
+        sizes: list[int] = []
+        apply = journal._index.apply
+
+        def counted(entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
+            sizes.append(len(entries))
+            apply(entries, stored)
+
+        monkeypatch.setattr(journal._index, "apply", counted)
+        await asyncio.gather(*(journal.write(group(n)) for n in range(50)))
+        assert sum(sizes) == 50 * len(group(0))
+        assert len(sizes) <= 2
+
+
+async def test_a_transaction_is_bounded_in_entries_and_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.rollout.journal.journal.TRANSACTION_ENTRIES", 10)
+    monkeypatch.setattr("swarm.rollout.journal.journal.TRANSACTION_BYTES", 100)
+    async with opened(tmp_path) as journal:
+        sizes: list[tuple[int, int]] = []
+        commit = journal._commit
+
+        def counted(entries: Sequence[Entry]) -> None:
+            sizes.append((len(entries), sum(isinstance(entry, RolloutAccepted) for entry in entries)))
+            commit(entries)
+
+        monkeypatch.setattr(journal, "_commit", counted)
+        await asyncio.gather(*(journal.write(group(n)) for n in range(20)))
+        assert max(entries for entries, _ in sizes) <= 10
+        assert max(rollouts for _, rollouts in sizes) == 100 // (4 * 4 + 4 * 4 + 4)
+        assert len(journal.load().groups) == 20
+
+
+async def test_entries_queued_without_waiting_are_written_first(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        journal.enqueue(group(0))
+        assert journal.pending_bytes == 2 * (4 * 4 + 4 * 4 + 4)
+        await journal.write(())
+        assert journal.pending_bytes == 0
+        assert numbers(journal.load().groups) == [0]
+
+
+async def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        journal.enqueue(group(0))
+    async with opened(tmp_path) as journal:
+        assert numbers(journal.load().groups) == [0]
+    with pytest.raises(JournalFailed, match="closed"):
+        journal.enqueue(group(1))
+
+
+# -- what cannot be recorded ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        (group(0)[2:3], "UNIQUE"),
+        (group(0)[:1], "UNIQUE"),
+        (group(7)[2:3], "FOREIGN KEY"),
+        (group(7)[-1:], "a score of no rollout"),
+        ([taken(1, 1)], "does not wait"),
+        ([taken(1, 0)], "does not wait"),
+        ([taken(2, 2)], "comes before"),
+        ([taken(1, 3)], "not complete"),
+        ([taken(1, 4)], "not complete"),
+        ([dropped(0)], "does not wait"),
+        ([dropped(1)], "does not wait"),
+        ([VersionPublished(version=v(0), content=digest(b"other"))], "another content"),
+    ],
+)
+async def test_what_contradicts_the_rows_is_refused_loudly(tmp_path: Path, wrong: list[Entry], fault: str) -> None:
+    async with opened(tmp_path) as journal:
+        first = [VersionPublished(version=v(0), content=digest(b"one"))]
+        await journal.write([*first, *group(0), *group(1), *group(2), *group(3, scored=1), *group(4)[:3]])
+        await journal.write([taken(0, 0), dropped(1)])
+        with pytest.raises(JournalFailed, match=fault):
+            await journal.write(wrong)
+        with pytest.raises(JournalFailed, match=fault):
+            await journal.write(group(9))
+    async with opened(tmp_path) as journal:
+        assert numbers(journal.load().groups) == [2, 3, 4]
+
+
+async def test_the_same_version_may_be_announced_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        for incarnation in (0, 0, 1):
+            content = digest(bytes(incarnation))
+            await journal.write([VersionPublished(version=v(3, incarnation), content=content)])
+        found = journal.published(3)
+        assert found is not None
+        assert found.version == v(3, 1)
+
+
+def test_another_schema_size_or_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async def make() -> None:
+        async with opened(tmp_path):
+            pass
+
+    asyncio.run(make())
+    with pytest.raises(UserError, match="groups of 2 samples, not 3"):
+        Journal(tmp_path, group_size=3)
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as found:
+        found.execute("PRAGMA user_version = 99")
+    with pytest.raises(UserError, match="schema 99"):
+        Journal(tmp_path, group_size=SIZE)
+    (tmp_path / DATABASE).write_bytes(b"no database, " * 1000)
+    with pytest.raises(UserError, match="is damaged"):
+        Journal(tmp_path, group_size=SIZE)
+
+
+# -- drops, leases, lineage ----------------------------------------------------------------------------------------
+
+
+async def test_a_dropped_group_waits_no_more_and_held_out_ones_are_not_recorded(tmp_path: Path) -> None:
+    held_out = GroupDropped(
+        number=None, group_id=GroupId("e1-0"), reason="x", rollouts=0, nodes={}, oldest=0, next_batch=0, max_staleness=2
+    )
+    async with opened(tmp_path) as journal:
+        await journal.write([*group(0), *group(1), dropped(0), held_out])
+        assert numbers(journal.load().groups) == [1]
+
+
+async def test_the_lineage_follows_from_what_was_trained_on_in_which_order(tmp_path: Path) -> None:
+    found: list[bytes] = []
+    for name, order, reward in (("a", (0, 1), 1.0), ("b", (1, 0), 1.0), ("c", (0, 1), 2.0), ("d", (0, 1), 1.0)):
+        async with opened(tmp_path / name) as journal:
+            entries = [*group(0), *group(1, scored=0)]
+            scores = [RolloutScored(number=1, index=i, score=Score(reward=reward, exact=False)) for i in range(SIZE)]
+            await journal.write([*entries, *scores])
+            assert journal.lineage(0) == b""
+            await journal.write([taken(0, *order)])
+            found.append(journal.lineage(1))
+            with pytest.raises(LookupError):
+                journal.lineage(2)
+            with pytest.raises(LookupError):
+                journal.batch(1)
+    assert found[0] == found[3]
+    assert len(set(found)) == 3
+
+
+# -- crashes -------------------------------------------------------------------------------------------------------
+
+WRITING = """
+import asyncio, sys
+from pathlib import Path
+from swarm.rollout.journal.journal import Journal
+from tests.unit.rollout.journal.test_journal import group, taken
+
+async def main():
+    journal = Journal(Path(sys.argv[1]), group_size=2)
+    first = journal.load().opened
+    await journal.start()
+    for number in range(first, first + 100_000):
+        await journal.write(group(number, batch=number // 10, version=number))
+        await journal.write([taken(number, number)])
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def kill_after(directory: Path, answers: int) -> int:
+    """Kill a writer when it has said `answers` times that a step is committed; the last step that it said."""
+    command = [sys.executable, "-c", WRITING, str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        said = [writer.stdout.readline() for _ in range(answers)]
+        os.kill(writer.pid, signal.SIGKILL)
+        return int([*said, *writer.stdout.read().splitlines()][-1])
+
+
+async def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """The kills come after different numbers of answers, and at whatever point the writer has reached meanwhile."""
+    for more in (1, 3, 17, 41):
+        acknowledged = await asyncio.to_thread(kill_after, tmp_path, more)
+        async with opened(tmp_path) as journal:
+            run = journal.load()
+            assert run.next_batch in (acknowledged + 1, acknowledged + 2)
+            assert len(run.groups) <= 1
+            for step in range(run.next_batch):
+                (found,) = journal.batch(step)
+                assert [one.rollout for one in found.rollouts] == [answer(step, 0, step), answer(step, 1, step)]
+            for ready in run.groups:
+                await journal.write([taken(run.next_batch, ready.number)])
+
+
+# -- a full disk ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    """No file of this process may grow past `nbytes`: a real error of a real write, which needs no root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def until_fault(journal: Journal) -> None:
+    for _ in range(1_000_000):
+        if journal.fault:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the disk did not become full")
+
+
+def wal_bytes(directory: Path) -> int:
+    return (directory / (DATABASE + "-wal")).stat().st_size
+
+
+@pytest.mark.parametrize("full", ["segment", "log"])
+async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is_room(
+    tmp_path: Path, full: str
+) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write(group(0))
+        before = (tmp_path / SEGMENTS / "00000000.rollouts").stat().st_size
+        large = Rollout(
+            group_id="t1",
+            index=0,
+            token_ids=bytes(4000),
+            logprobs=bytes(4000),
+            loss_mask=bytes(1000),
+            spans=answer(1, 0).spans,
+            finish="stop",
+        )
+        entries: list[Entry] = [
+            GroupOpened(number=1, version=v(0), max_staleness=2),
+            RolloutAccepted(number=1, node=ALICE, rollout=large, next_batch=0),
+        ]
+        with file_size_limit(before + 5000 if full == "segment" else wal_bytes(tmp_path)):
+            first = asyncio.create_task(journal.write(entries))
+            await until_fault(journal)
+            assert (tmp_path / SEGMENTS / "00000000.rollouts").stat().st_size <= before + 9000
+            second = asyncio.create_task(journal.write(group(2)))
+            await asyncio.sleep(0)
+            assert not first.done()
+            assert "free" in journal.fault
+            assert str(tmp_path) in journal.fault
+            assert journal.pending_bytes == 9000 + 2 * 36
+        await asyncio.gather(first, second)
+        assert journal.fault == ""
+        run = journal.load()
+        assert numbers(run.groups) == [0, 1, 2]
+        assert run.groups[1].rollouts[0].rollout == large
+        assert [one.rollout for one in run.groups[2].rollouts] == [answer(2, 0), answer(2, 1)]
+
+
+async def test_too_little_free_room_is_seen_before_it_is_used_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as journal:
+        with monkeypatch.context() as patched:
+            patched.setattr("swarm.rollout.journal.segments.SPARE_BYTES", 1 << 60)
+            waiting = asyncio.create_task(journal.write(group(0)))
+            await until_fault(journal)
+            assert segments(tmp_path) == []
+        await waiting
+        assert numbers(journal.load().groups) == [0]
+
+
+def test_a_partial_segment_is_cut_off_when_the_disk_is_full(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, unsynced=())
+    (kept,) = writer.append({0: [b"k" * 100]})[0]
+    with file_size_limit(300), pytest.raises(NoRoom):
+        writer.append({1: [b"a" * 100], 0: [b"b" * 500]})
+    assert [path.stat().st_size for path in sorted(tmp_path.iterdir())] == [100, 0]
+    (after,) = writer.append({0: [b"c" * 100]})[0]
+    writer.close()
+    assert after.offset == 100
+    with SegmentReader(tmp_path) as reader:
+        assert [reader.payload(kept), reader.payload(after)] == [b"k" * 100, b"c" * 100]
+
+
+async def test_closing_with_a_full_disk_tells_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.rollout.journal.segments.SPARE_BYTES", 1 << 60)
+    journal = Journal(tmp_path, group_size=SIZE, retry_s=3600.0)
+    await journal.start()
+    waiting = asyncio.create_task(journal.write(group(0)))
+    await until_fault(journal)
+    await journal.close()
+    with pytest.raises(JournalFailed):
+        await waiting
+
+
+# -- damage, syncing, pruning --------------------------------------------------------------------------------------
+
+
+def damage(directory: Path, number: int, index: int) -> None:
+    """Flip the last byte of a payload."""
+    with sqlite3.connect(directory / DATABASE) as found:
+        segment, start, nbytes = found.execute(
+            "SELECT segment, start, nbytes FROM rollouts WHERE number = ? AND idx = ?", (number, index)
+        ).fetchone()
+    with (directory / SEGMENTS / f"{segment:08d}.rollouts").open("r+b") as file:
+        file.seek(start + nbytes - 1)
+        byte = file.read(1)
+        file.seek(start + nbytes - 1)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+async def test_a_damaged_payload_counts_as_not_accepted_and_may_come_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write(group(0))
+        damage(tmp_path, 0, 1)
+        (found,) = journal.load().groups
+        assert [one.rollout for one in found.rollouts] == [answer(0, 0)]
+        await journal.write(group(0)[3:4])
+        (found,) = journal.load().groups
+        assert [one.rollout for one in found.rollouts] == [answer(0, 0), answer(0, 1)]
+        assert found.rollouts[1].score is None
+
+
+async def test_a_lost_segment_counts_as_not_accepted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write(group(0))
+    (tmp_path / SEGMENTS / "00000000.rollouts").unlink()
+    async with opened(tmp_path) as journal:
+        assert journal.load().groups[0].rollouts == ()
+
+
+async def test_a_batch_that_a_power_cut_left_without_payloads_is_undone_with_all_later_ones(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        for n in range(4):
+            await journal.write([*group(n), taken(n, n)])
+            if n == 0:
+                await journal.sync()
+        damage(tmp_path, 2, 0)
+        run = journal.load()
+        assert run.next_batch == 2
+        assert numbers(run.groups) == [2, 3]
+        assert [one.rollout.index for one in run.groups[0].rollouts] == [1]
+        await journal.write([taken(2, 3)])
+        assert numbers(journal.batch(2)) == [3]
+
+
+async def test_a_synced_batch_is_never_undone_but_said_to_be_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write([*group(0), taken(0, 0)])
+        await journal.sync()
+        damage(tmp_path, 0, 0)
+        assert journal.load().next_batch == 1
+        with pytest.raises(UserError, match="batch 0"):
+            journal.batch(0)
+
+
+async def test_a_sync_reaches_all_files_also_those_of_a_process_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write([*group(0, batch=0), taken(0, 0), *group(1, batch=1)])
+    async with opened(tmp_path) as journal:
+        synced: set[str] = set()
+        fsync = os.fsync
+
+        def noted(descriptor: int) -> None:
+            synced.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", noted)
+        await journal.write(group(2, batch=2))
+        await journal.sync()
+        files = {"00000000.rollouts", "00000001.rollouts", "00000002.rollouts", DATABASE + "-wal"}
+        assert synced == files | {SEGMENTS, tmp_path.name}
+        synced.clear()
+        await journal.write(group(3, batch=2))
+        await journal.sync()
+        assert "00000002.rollouts" in synced
+        assert "00000000.rollouts" not in synced
+
+
+def segments(directory: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (directory / SEGMENTS).iterdir())
+
+
+async def test_pruning_keeps_what_checkpoints_waiting_groups_and_the_user_need(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        # Batch n holds group n, whose payloads came before batch n - 1 was taken. Group 100 came early and waits.
+        await journal.write(group(100, batch=0))
+        await journal.write([*group(101, batch=1), dropped(101)])
+        for n in range(8):
+            await journal.write([*group(n, batch=max(0, n - 1)), taken(n, n)])
+        assert await journal.prune(oldest_step=8, keep_rollouts=None) == 0
+        assert await journal.prune(oldest_step=8, keep_rollouts=0) == 0, "nothing is synced"
+        await journal.sync()
+        assert await journal.prune(oldest_step=4, keep_rollouts=2) == 2
+        assert segments(tmp_path) == [0, 3, 4, 5, 6]
+        assert await journal.prune(oldest_step=8, keep_rollouts=1) == 3
+        assert segments(tmp_path) == [0, 6]
+        assert numbers(journal.load().groups) == [100]
+        assert len(journal.batch(7)[0].rollouts) == SIZE
+        await journal.write([taken(8, 100)])
+        await journal.write(group(9, batch=9))
+        await journal.sync()
+        assert await journal.prune(oldest_step=9, keep_rollouts=0) == 2
+        assert segments(tmp_path) == [9]
+
+
+async def test_a_long_list_is_pruned_in_several_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.rollout.journal.journal.PRUNED_AT_ONCE", 2)
+    async with opened(tmp_path) as journal:
+        for n in range(3):
+            await journal.write([*group(n, batch=n), taken(n, n)])
+        await journal.sync()
+        assert [await journal.prune(oldest_step=3, keep_rollouts=0) for _ in range(3)] == [2, 1, 0]
+
+
+async def test_the_segment_that_is_written_is_not_pruned(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write([*group(0, batch=0), dropped(0)])
+        assert await journal.prune(oldest_step=0, keep_rollouts=0) == 0
+        await journal.write(group(1, batch=0))
+        assert len(journal.load().groups[0].rollouts) == SIZE

@@ -1,0 +1,199 @@
+"""What `verify` finds: nothing in a run that went well, and each breach that is made by hand in its database."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarm.errors import UserError
+from swarm.rollout.journal.journal import DATABASE, SEGMENTS
+from swarm.rollout.journal.segments import payload_digest
+from swarm.rollout.journal.verify import MAX_BREACHES, Report, verify_run
+from tests.unit.rollout.journal.test_journal import SIZE, damage, dropped, group, kill_after, opened, segments, taken
+
+GROUPS = 2
+STEPS = 4
+
+
+async def _record(directory: Path) -> list[bytes]:
+    """Four batches of two groups, one group dropped as stale, one for a reward that failed, one that waits, and one
+    that is half answered; the lineages."""
+    async with opened(directory) as journal:
+        for step in range(STEPS):
+            number = step * GROUPS
+            await journal.write(
+                [*group(number, batch=step, version=step), *group(number + 1, batch=step, version=step)]
+            )
+            await journal.write([taken(step, number + 1, number)])
+        await journal.write([*group(8, batch=4), dropped(8, oldest=0, next_batch=3)])
+        await journal.write([*group(9, batch=4, version=3)[:-1], dropped(9, reason="unscorable", oldest=3)])
+        await journal.write([*group(10, batch=4, version=4), *group(11, batch=4, version=4)[:3]])
+        return [journal.lineage(step) for step in range(STEPS + 1)]
+
+
+@pytest.fixture
+def lineages(tmp_path: Path) -> list[bytes]:
+    """A recorded run under tmp_path."""
+    return asyncio.run(_record(tmp_path))
+
+
+def verified(directory: Path, checkpoints: Sequence[tuple[int, bytes]] = ()) -> Report:
+    return verify_run(directory, groups_per_step=GROUPS, group_size=SIZE, checkpoints=checkpoints)
+
+
+def change(directory: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(directory / DATABASE)) as found, found:
+        for statement in statements:
+            found.execute(statement)
+
+
+def test_a_run_that_went_well_has_no_breach(tmp_path: Path, lineages: list[bytes]) -> None:
+    assert verified(tmp_path, [(2, lineages[2]), (4, lineages[4]), (0, b"")]) == Report(
+        batches=STEPS,
+        groups=12,
+        accepted=2 * 2 * STEPS + 2 + 2 + 2 + 1,
+        trained=2 * 2 * STEPS,
+        dropped=4,
+        waiting=3,
+        payloads=23,
+        pruned=0,
+        damaged=0,
+        breaches=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("statement", "breach"),
+    [
+        ("UPDATE rollouts SET oldest = 0 WHERE number = 6", "batch 3 trains on version 0 in group 6: over 2 old (I1)"),
+        ("UPDATE batches SET max_staleness = -1 WHERE step = 1", "batch 1 trains on version 1 in group 3"),
+        ("DELETE FROM rollouts WHERE number = 4 AND idx = 1", "group 4 of batch 2 has 1 rollouts instead of 2"),
+        ("DELETE FROM rollouts WHERE number = 4 AND idx = 0", "group 4 of batch 2 lacks a sample"),
+        ("UPDATE groups SET step = NULL, place = NULL WHERE number = 4", "batch 2 has 1 groups instead of 2"),
+        ("UPDATE groups SET place = 7 WHERE number = 4", "or not in one order"),
+        ("UPDATE groups SET place = NULL WHERE number = 4", "has a batch or a place in one, and not both"),
+        ("UPDATE groups SET step = 9 WHERE number = 4", "group 4 is in batch 9, which is not recorded"),
+        ("DELETE FROM batches WHERE step = 1", "batch 1 is not recorded, but batch 2 is"),
+        ("UPDATE groups SET reason = 'stale' WHERE number = 4", "group 4 is in batch 2 and was dropped as stale (I3)"),
+        ("UPDATE groups SET dropped_at = 2 WHERE number = 8", "though version 0 was within the bound of 2 (I3)"),
+        (
+            "UPDATE groups SET dropped_at = 2, reason = 'bound_lowered' WHERE number = 8",
+            "dropped as bound_lowered before batch 2",
+        ),
+        ("UPDATE groups SET dropped_oldest = -1 WHERE number = 8", "for version -1, of which it has no token"),
+        ("UPDATE groups SET dropped_bound = NULL WHERE number = 8", "was dropped, but not at which age"),
+        (
+            "UPDATE rollouts SET number = 99 WHERE number = 10",
+            "23 rollouts were accepted, but 16 trained on, 4 dropped",
+        ),
+        ("DELETE FROM groups WHERE number = 3", "group 3 is not recorded, but a later one is"),
+        ("UPDATE rollouts SET idx = 2 WHERE number = 10 AND idx = 1", "says something else than its payload"),
+        ("UPDATE rollouts SET tokens = 99 WHERE number = 10 AND idx = 1", "row of t10/1 says something else"),
+        ("UPDATE groups SET version = 5 WHERE number = 10", "older than the version 5 that it was opened for"),
+        ("UPDATE rollouts SET reward = 9 WHERE number = 2 AND idx = 1", "lineage after batch 1 is not the recorded"),
+        ("UPDATE rollouts SET reward = NULL WHERE number = 2 AND idx = 1", "batch 1 has a rollout without a reward"),
+        ("UPDATE rollouts SET digest = zeroblob(16) WHERE number = 2", "payload of t2/0 of batch 1 is damaged"),
+        ("UPDATE rollouts SET digest = zeroblob(16) WHERE number = 2", "lineage after batch 1 is not the recorded"),
+        ("UPDATE batches SET lineage = zeroblob(32) WHERE step = 3", "lineage after batch 3 is not the recorded"),
+        ("UPDATE batches SET lineage = zeroblob(32) WHERE step = 3", "the checkpoint of step 4 was trained on other"),
+    ],
+)
+def test_each_breach_is_found(tmp_path: Path, lineages: list[bytes], statement: str, breach: str) -> None:
+    change(tmp_path, statement)
+    found = verified(tmp_path, [(4, lineages[4])]).breaches
+    assert [line for line in found if breach in line], found
+
+
+def test_a_group_with_more_rollouts_than_samples_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
+    change(
+        tmp_path,
+        "INSERT INTO rollouts SELECT number, 2, node, oldest, tokens, finish, reward, exact, parts, segment, start, "
+        "nbytes, digest FROM rollouts WHERE number = 10 AND idx = 1",
+    )
+    assert "group 10 has 3 rollouts, more than its 2 samples (I3)" in verified(tmp_path).breaches
+
+
+def test_two_groups_that_changed_places_are_found(tmp_path: Path, lineages: list[bytes]) -> None:
+    # The unique index allows no two groups in one place, not even for a moment.
+    places = {2: 5, 3: 1}
+    change(tmp_path, *(f"UPDATE groups SET place = {place} WHERE number = {n}" for n, place in places.items()))
+    change(tmp_path, "UPDATE groups SET place = 0 WHERE number = 2")
+    assert verified(tmp_path).breaches == ("the lineage after batch 1 is not the recorded one: its rows were changed",)
+
+
+def test_a_checkpoint_of_another_story_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
+    assert verified(tmp_path, [(2, lineages[3]), (3, lineages[3]), (5, b"later")]).breaches == (
+        "the checkpoint of step 2 was trained on other batches than the journal has",
+        "a checkpoint holds 5 batches, the journal 4",
+    )
+
+
+async def test_a_group_that_lacks_answers_may_be_dropped_for_the_version_that_it_was_opened_for(tmp_path: Path) -> None:
+    opening = group(0, version=0)[0]
+    async with opened(tmp_path) as journal:
+        await journal.write([opening, *group(0, version=2)[2:3], dropped(0, oldest=0, next_batch=3)])
+        await journal.write([*group(1, version=2), dropped(1, oldest=2, next_batch=5)])
+    assert verified(tmp_path).breaches == ()
+    change(tmp_path, "UPDATE groups SET dropped_oldest = 1, dropped_at = 9, version = 1 WHERE number = 1")
+    assert verified(tmp_path).breaches == ("group 1 was dropped as stale for version 1, of which it has no token (I3)",)
+
+
+def test_another_size_than_the_run_had_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
+    report = verify_run(tmp_path, groups_per_step=3, group_size=4)
+    assert "batch 0 has 2 groups instead of 3, or not in one order" in report.breaches
+    assert "group 0 of batch 0 has 2 rollouts instead of 4" in report.breaches
+
+
+def test_a_damaged_payload_is_a_breach_only_where_it_was_trained_on(tmp_path: Path, lineages: list[bytes]) -> None:
+    damage(tmp_path, 10, 0)
+    damage(tmp_path, 8, 0)
+    assert verified(tmp_path).breaches == ()
+    assert verified(tmp_path).damaged == 2
+    damage(tmp_path, 5, 1)
+    assert verified(tmp_path).breaches == ("the payload of t5/1 of batch 2 is damaged",)
+
+
+def test_pruned_payloads_are_counted_and_no_breach(tmp_path: Path, lineages: list[bytes]) -> None:
+    assert segments(tmp_path) == [0, 1, 2, 3, 4]
+    (tmp_path / SEGMENTS / "00000001.rollouts").unlink()
+    report = verified(tmp_path, [(4, lineages[4])])
+    assert (report.payloads, report.pruned, report.damaged, report.breaches) == (19, 4, 0, ())
+
+
+def test_a_payload_that_is_no_rollout_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
+    other = msgspec.msgpack.encode("no rollout")
+    (tmp_path / SEGMENTS / "00000077.rollouts").write_bytes(other)
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as found, found:
+        found.execute(
+            "UPDATE rollouts SET segment = 77, start = 0, nbytes = ?, digest = ? WHERE number = 10 AND idx = 0",
+            (len(other), payload_digest(other)),
+        )
+    assert verified(tmp_path).breaches == ("the row of t10/0 says something else than its payload",)
+
+
+def test_the_lines_are_bounded(tmp_path: Path, lineages: list[bytes]) -> None:
+    change(tmp_path, "UPDATE groups SET number = number * 1000", "UPDATE rollouts SET number = number * 1000")
+    report = verify_run(tmp_path, groups_per_step=9, group_size=9)
+    assert 20 < len(report.breaches) <= MAX_BREACHES
+
+
+def test_a_run_whose_learner_was_killed_is_read_with_what_is_still_in_the_log(tmp_path: Path) -> None:
+    said = kill_after(tmp_path, 20)
+    assert (tmp_path / (DATABASE + "-wal")).stat().st_size > 0
+    report = verify_run(tmp_path, groups_per_step=1, group_size=SIZE)
+    assert report.breaches == ()
+    assert report.batches in (said + 1, said + 2)
+
+
+def test_a_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not there"):
+        verified(tmp_path)
+    (tmp_path / DATABASE).write_bytes(b"no database, " * 1000)
+    with pytest.raises(UserError, match="is damaged"):
+        verified(tmp_path)
