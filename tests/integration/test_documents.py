@@ -1,4 +1,4 @@
-"""README.md and docs/operations.md: every block of commands runs as it is written, in a clean clone.
+"""README.md, docs/guide.md and docs/operations.md: every block of commands runs as it is written, in a clean clone.
 
 A command runs to its end and exits with 0. `lead` and `join` run beside what follows: a new `lead` ends the one before
 by Ctrl-C, and with it the samplers, unless it resumes the run that they wait for. What cannot run as it stands is in a
@@ -24,7 +24,7 @@ from swarm.settings import JoinConfig, LeadConfig
 from tests.integration.processes import PATIENCE_S, Node, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/operations.md")
+DOCUMENTS = ("README.md", "docs/guide.md", "docs/operations.md")
 RESULTS = "benchmarks/RESULTS.md"
 
 NOT_RUN = {
@@ -37,7 +37,7 @@ NOT_RUN = {
 
 LONG = {
     "bin/echo-node plan examples/lab-4b.toml": "half a minute on a busy machine; test_plan.py has a quick one",
-    "bin/echo-node simulate examples/lab-4b.toml --seed 1 --hours 6 --plot run.png": "minutes on a busy machine",
+    "bin/echo-node simulate examples/lab-4b.toml --seed 1 --hours 6 --plot run.svg": "minutes on a busy machine",
 }
 """Runs in the longer ring only."""
 
@@ -307,7 +307,7 @@ def test_settings_in_the_documents_are_settings() -> None:
 
 def test_a_benchmark_that_a_document_names_is_there_and_runs_through_bin(tmp_path: Path) -> None:
     written = "".join(path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / RESULTS))
-    found = re.findall(r"(\S*)python -m ((?:benchmarks|swarm)[\w.]*)", written)
+    found = re.findall(r"(\S*)python -m ((?:benchmarks|swarm|tests)[\w.]*)", written)
     assert len(found) > 30
     assert {module for _, module in found if find_spec(module) is None} == set()
     assert {place.lstrip("`(") for place, _ in found} == {"bin/"}
