@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +36,17 @@ def test_a_message_comes_back_as_it_was(kind: type[Message], data: st.DataObject
     body = encode(message)
     assert decode(body, kind, cap_bytes=CAP) == message
     assert encode(decode(body, kind, cap_bytes=CAP)) == body
+
+
+@every_kind
+@given(data=st.data())
+def test_the_bytes_are_those_of_any_messagepack_library(kind: type[Message], data: st.DataObject) -> None:
+    """So a client in any language can speak to a node: arrays in field order, nothing else."""
+    message = data.draw(messages(kind))
+    read = msgpack.unpackb(encode(message))
+    assert isinstance(read, list)
+    assert msgpack.packb(read) == encode(message)
+    assert decode(msgpack.packb(read), kind, cap_bytes=CAP) == message
 
 
 @every_kind

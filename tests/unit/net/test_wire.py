@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,8 +23,8 @@ from swarm.net.wire import (
     encode,
     stated_size,
 )
-from swarm.rollout.messages import LeaseRequest
-from swarm.types import VersionId
+from swarm.rollout.messages import HeldSamples, LeaseRequest, Release
+from swarm.types import NodeId, VersionId
 from tests.builders import lease, v
 
 CAP = 1 << 20
@@ -169,3 +171,12 @@ def test_exactly_one_whole_frame_with_something_in_it_is_taken() -> None:
 
 def test_a_digest_is_blake3() -> None:
     assert digest(b"").hex().startswith("af1349b9f5f9a1a6a0404dea36dcc949")
+
+
+def test_the_example_in_the_protocol_is_what_is_sent() -> None:
+    sent = Release(node=NodeId("a1b2"), samples=(HeldSamples(group_id="t7", indices=(0, 300)),), forget=False)
+    written = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    _, _, example = written.partition("in 16 bytes:\n\n")
+    block, _, _ = example.partition("\n\n")
+    spelled = "".join(re.match(r" +((?:[0-9a-f]{2} )+)", line + " ")[1] for line in block.splitlines())  # type: ignore[index]
+    assert bytes.fromhex(spelled) == encode(sent)
