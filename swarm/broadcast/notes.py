@@ -15,7 +15,9 @@ import msgspec
 from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
 
-MAX_INDICES = 64  # Indices of one note: what one relay has under way at most, and what a receiver asks for at a time
+MAX_INDICES = (
+    64  # Indices of one note: what one forwarder has under way at most, and what a receiver asks for at a time
+)
 MAX_BITMAP_BYTES = 512 * 1024  # One bit for each of the 4,000,000 chunks that a table may have
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=4_000_000)]
@@ -29,9 +31,9 @@ class Kind(IntEnum):
     COPY = 0
     """Nothing."""
     FRESH = 1
-    """Relay it: to all links of a mesh, or to the children in the chunk's tree."""
+    """Forward it: to all links of a mesh, or to the children in the chunk's tree."""
     FORWARD = 2
-    """A leaf relays it and cannot reach other leaves: pass it to them."""
+    """A leaf forwards it and cannot reach other leaves: pass it to them."""
 
 
 @dataclass(slots=True)
@@ -47,10 +49,10 @@ class Send:
 
 
 class Credit(Message, frozen=True, tag=1):
-    """A relay can take so many more fresh chunks, and as a public so many more to forward. `epoch` is the number of
+    """A forwarder can take so many more fresh chunks, and as a public so many more to forward. `epoch` is the number of
     recalls that it has heard of: credit of an older epoch is void. Every live child was sent the chunks `copied`, and
-    those `forwarded` that the relay had to forward. All in one note: when each had its own, the one starved the other
-    on a busy link, and the relay of chunks."""
+    those `forwarded` that the forwarder had to forward. All in one note: when each had its own, the one starved the
+    other on a busy link, and the forwarding of chunks."""
 
     copies: Small
     forwards: Small

@@ -20,7 +20,7 @@ from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.forest.planner import Routes, routes_in
-from swarm.broadcast.mesh.forwarder import Relay
+from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import Complete, Courier, Kind, Roster, Routing
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
@@ -60,7 +60,7 @@ MAX_ANNOUNCED = 4
 """Heads without tables, the newest: whoever is further behind is brought up to date another way (catchup.py)."""
 
 TABLE_S = 2.0
-"""A table that is not complete so long after its head is asked for: a relay may have died with a part of it."""
+"""A table that is not complete so long after its head is asked for: a forwarder may have died with a part of it."""
 
 
 class Announced:
@@ -407,7 +407,7 @@ class Receiver:
         count, have = len(held.chunks.spans), held.chunks.have()
         if (routes := self._routes.get(held.head.version)) is not None:
             return TreeCourier(count=count, learner=learner, routes=routes, held=have, random=self._station.random)
-        return Relay(learner, count, leaf=leaf, now=time.monotonic(), have=have)
+        return Forwarder(learner, count, leaf=leaf, now=time.monotonic(), have=have)
 
     async def _table(self, announced: Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
         """The table as it came in parts; if that is not the signed one, as the learner or a peer has it."""

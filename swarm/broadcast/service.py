@@ -1,4 +1,5 @@
-"""The learner's data plane: versions are encoded and signed off the event loop, announced, and dealt to the relays."""
+"""The learner's data plane: versions are encoded and signed off the event loop, announced, and dealt to the
+forwarders."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from swarm.broadcast.transfers import (
     TABLE,
     Link,
     Transfers,
+    forwarders_of,
     parts_of,
-    relays_of,
 )
 from swarm.broadcast.version.manifest import Layout, needs_base
 from swarm.errors import ProtocolError
@@ -229,9 +230,9 @@ class BroadcastService:
         for link in links.values():
             link.send(HEAD, version, held.sealed_head)
         spans = parts_of(len(held.table_bytes))
-        for index, (span, relay) in enumerate(zip(spans, relays_of(len(spans), publics), strict=True)):
+        for index, (span, forwarder) in enumerate(zip(spans, forwarders_of(len(spans), publics), strict=True)):
             part = held.table_bytes[span.start : span.start + span.nbytes]
-            links[relay].send(TABLE, version, part, kind=Kind.FRESH, index=index)
+            links[forwarder].send(TABLE, version, part, kind=Kind.FRESH, index=index)
 
     @staticmethod
     def _announce_directly(link: Link, held: HeldVersion) -> None:

@@ -5,11 +5,11 @@ once both ends have opened it: each says so with Have, or Complete. A link is fi
 the cores give, the oldest version first, because a delta needs the version before. A chunk is received into its place
 in the file; its core hears of it only when its digest is the signed one (I2), else it is a fault of its sender.
 
-Tables. A large chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one relay. A
-part cannot be proven by itself; the whole is, by the head. A receiver that ends up with another table fetches the right
-one from a public that has it, or from the learner, finds which parts were wrong, and blames who sent them. So a lie
-costs the learner at most what sending the table to everybody would have cost. Small tables go to everybody directly.
-"""
+Tables. A large chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one
+forwarder. A part cannot be proven by itself; the whole is, by the head. A receiver that ends up with another table
+fetches the right one from a public that has it, or from the learner, finds which parts were wrong, and blames who sent
+them. So a lie costs the learner at most what sending the table to everybody would have cost. Small tables go to
+everybody directly."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def parts_of(table_bytes: int) -> list[Span]:
     return [Span(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
 
 
-def relays_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
-    """Which relay gets which part, so that all are through soonest. Uplinks in bytes a second; 0 is unknown, and counts
-    as the slowest that is known."""
+def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
+    """Which forwarder gets which part, so that all are through soonest. Uplinks in bytes a second; 0 is unknown, and
+    counts as the slowest that is known."""
     known = [rate for rate in uplinks.values() if rate > 0]
     least = min(known, default=1.0)
     load = dict.fromkeys(uplinks, 0)
     chosen: list[NodeId] = []
     for _ in range(parts):
-        relay = min(load, key=lambda node: (load[node] + 1) / (uplinks[node] or least))
-        load[relay] += 1
-        chosen.append(relay)
+        forwarder = min(load, key=lambda node: (load[node] + 1) / (uplinks[node] or least))
+        load[forwarder] += 1
+        chosen.append(forwarder)
     return chosen
 
 
@@ -334,7 +334,7 @@ class Transfers:
         self.stir()
 
     def repeated(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
-        """A chunk came that is held already: its core still has to relay it if it is told to."""
+        """A chunk came that is held already: its core still has to forward it if it is told to."""
         transfer.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=time.monotonic())
         self.stir()
 

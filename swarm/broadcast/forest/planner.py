@@ -177,14 +177,14 @@ def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) 
 
 Scheme = Literal["mesh", "forest", "chain", "tree", "star"]
 
-MESH_PEERS = 32  # In a mesh of more, a chunk holds its relay for too long and connections number a thousand
+MESH_PEERS = 32  # In a mesh of more, a chunk holds its forwarder for too long and connections number a thousand
 
 STRIPES = 16
 """Slots of 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More would only lengthen hops."""
 
 MAX_CHUNKS = 65_536  # Chunks of one version that a plan aims at: digests of 2 MiB, bitmaps of 8 KiB
 PLANNED_CHUNK_BYTES = 1024 * 1024  # Largest chunk unless the version is larger than MAX_CHUNKS of them
-RELAY_S = 0.03  # How long one chunk may hold a typical relay of a mesh: N - 1 copies at its uplink
+CHUNK_HOLD_S = 0.03  # How long one chunk may hold a typical forwarder of a mesh: N - 1 copies at its uplink
 FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of a forest has its first chunk
 DEPTH = 5  # Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
 ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Where nobody's uplink is known
@@ -305,11 +305,11 @@ def _with_uplinks(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
 
 
 def chunk_bytes_of(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
-    """A power of two: in a mesh so that a chunk holds a typical relay for RELAY_S, in trees so that filling them takes
-    FILL_SHARE of the transfer; not so small that the version has more than MAX_CHUNKS."""
+    """A power of two: in a mesh so that a chunk holds a typical forwarder for CHUNK_HOLD_S, in trees so that filling
+    them takes FILL_SHARE of the transfer; not so small that the version has more than MAX_CHUNKS."""
     if scheme == "mesh" and peers:
         uplink = median(peer.uplink_bytes_per_s for peer in peers)
-        wish = RELAY_S * uplink / max(1, len(peers) - 1)
+        wish = CHUNK_HOLD_S * uplink / max(1, len(peers) - 1)
     elif scheme == "forest":
         wish = FILL_SHARE * encoded_bytes / (DEPTH * STRIPES)
     else:

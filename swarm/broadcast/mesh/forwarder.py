@@ -31,14 +31,14 @@ from swarm.broadcast.notes import (
 )
 from swarm.types import NodeId
 
-STARVED = 0.3  # Copies waiting per child when a chunk arrives, below which the relay could have had it sooner
+STARVED = 0.3  # Copies waiting per child when a chunk arrives, below which the forwarder could have had it sooner
 STANDING = 3.0
 STANDING_S = 0.03
 """A queue that was never shorter than so many chunks, nor than takes so long to send, in the last interval only
 delays. It is looked at over time, not over arrivals: these come in bursts, and each burst makes a queue."""
 
 LONGEST_S = 0.6
-"""A window holds no more than a relay sends in this time: what waits longer cannot be dealt to a faster one."""
+"""A window holds no more than a forwarder sends in this time: what waits longer cannot be dealt to a faster one."""
 
 
 ENDING_S = 1.0
@@ -74,7 +74,7 @@ class Window:
         return more
 
     def settle(self, rate: float) -> None:
-        """The end of an interval, every tick of the relay."""
+        """The end of an interval, every tick of the forwarder."""
         if self._shortest > max(STANDING, STANDING_S * rate) and self._shortest < math.inf:
             self.size = max(self._least, self.size - 1)
         self._shortest = math.inf
@@ -86,7 +86,7 @@ STALLED_QUEUE = 8
 QUICK = 4.0
 DEAD_SHARE = 0.1
 """One that gets under a tenth over a quarter of a second is stalled too: until it is set aside its queue holds up what
-the relay is dealt, and everybody with it."""
+the forwarder is dealt, and everybody with it."""
 
 STALLED_SHARE = 0.25
 """A child that has more waiting and gets under a quarter of the average rate is stalled: a moving average of a second
@@ -180,7 +180,7 @@ end, and everybody with them."""
 
 LONGEST_WINDOWS = 2
 """A queue counts for so many windows at most. Else one link that TCP has slowed down after a loss would take all the
-room there is, and the relay would keep to its pace with all other links idle."""
+room there is, and the forwarder would keep to its pace with all other links idle."""
 
 QUIET_S = 2.0
 """Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
@@ -189,7 +189,7 @@ ASK_AGAIN_S = 1.0
 """A chunk that was asked for and did not come is asked for elsewhere: longer than a round trip and a queue."""
 
 
-class Relay:
+class Forwarder:
     """A Courier for one receiver. `have` is what a former life left, `leaf` whether this node dials out only."""
 
     def __init__(self, seeder: NodeId, count: int, *, leaf: bool, now: float, have: bytes = b"") -> None:

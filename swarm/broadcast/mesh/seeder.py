@@ -1,10 +1,10 @@
-"""The learner's part in a mesh of depth two: every chunk is dealt to one relay, by credit.
+"""The learner's part in a mesh of depth two: every chunk is dealt to one forwarder, by credit.
 
-Theory of operation. Relays grant credit (relay.py). A chunk goes to the relay with credit and the shortest queue of
-fresh chunks on its link; leaves first, because a chunk that a leaf relays costs the publics the least, and all must go
-through these. If nobody has credit although the uplink is idle, the seeder sends a chunk to all itself. Near the end a
-relay that would finish late is passed over. What was dealt to a relay that dies or stands still is dealt again.
-"""
+Theory of operation. Forwarders grant credit (forwarder.py). A chunk goes to the forwarder with credit and the shortest
+queue of fresh chunks on its link; leaves first, because a chunk that a leaf forwards costs the publics the least, and
+all must go through these. If nobody has credit although the uplink is idle, the seeder sends a chunk to all itself.
+Near the end a forwarder that would finish late is passed over. What was dealt to a forwarder that dies or stands still
+is dealt again."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from swarm.types import NodeId
 
 TICK_S = 0.1
 UNSENT = 2  # Fresh chunks that wait on one link: the one being sent, and the next
-OWN_QUEUE = 0.15  # The seeder relays a chunk itself only while its own copies queued per link are fewer
+OWN_QUEUE = 0.15  # The seeder sends a chunk itself only while its own copies queued per link are fewer
 LATENCY_WEIGHT = 0.3
 SPARE_S = 0.15
-"""Near the end a relay is passed over if its chunks take so much longer than the rest of the transfer will."""
+"""Near the end a forwarder is passed over if its chunks take so much longer than the rest of the transfer will."""
 
 STILL_S = 0.5  # A link with something to send that asks for nothing for so long is taken for one that stands still
 OVERDUE_S = 1.2
 OVERDUE_LATENCIES = 3.0
 LAST_S = 0.5
 IDLE_S = 1.0
-"""A relay that reported nothing for IDLE_S and holds a chunk for longer than OVERDUE_S, and than three times what its
-chunks took so far, stands still. At 0.6 s healthy relays were suspected, and it took 1.9 times the bound."""
+"""A forwarder that reported nothing for IDLE_S and holds a chunk for longer than OVERDUE_S, and than three times what
+its chunks took so far, stands still. At 0.6 s healthy forwarders were suspected, and it took 1.9 times the bound."""
 
 BARRED_S = 1.0  # It is dealt nothing for so long, and then begins anew
-MAX_CREDIT = 1024  # Chunks that one relay is believed to have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB
+MAX_CREDIT = 1024  # Chunks that one forwarder is believed to have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB
 RATE_DEALS = 256  # The rate of dealing is that of the last so many deals
 
 
@@ -50,8 +50,25 @@ class _Peer:
     """One receiver."""
 
     __slots__ = (
-        "ahead", "all_dealt", "asked_at", "barred_until", "complete", "copies", "credit", "epoch", "forwards", "fresh",
-        "has", "heard_at", "latency", "leaf", "notes", "relays", "service", "to_forward", "wanted",
+        "ahead",
+        "all_dealt",
+        "asked_at",
+        "barred_until",
+        "complete",
+        "copies",
+        "credit",
+        "epoch",
+        "forwarders",
+        "forwards",
+        "fresh",
+        "has",
+        "heard_at",
+        "latency",
+        "leaf",
+        "notes",
+        "service",
+        "to_forward",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, leaf: bool, now: float) -> None:
@@ -63,7 +80,7 @@ class _Peer:
         self.copies: deque[int] = deque()
         self.wanted: deque[int] = deque()
         self.notes: deque[Note] = deque()
-        self.relays: dict[int, float] = {}
+        self.forwarders: dict[int, float] = {}
         self.to_forward: dict[int, float] = {}
         self.ahead: dict[int, int] = {}
         self.latency: float | None = None
@@ -80,11 +97,11 @@ class _Peer:
 
     def expected(self) -> float:
         """How long it will take over one more chunk, as it took over those before; 0 if it had none."""
-        return (self.service or 0.0) * (len(self.relays) + 1)
+        return (self.service or 0.0) * (len(self.forwarders) + 1)
 
     def oldest(self) -> float | None:
         """When the chunk that it has had for longest was dealt."""
-        return min((*self.relays.values(), *self.to_forward.values()), default=None)
+        return min((*self.forwarders.values(), *self.to_forward.values()), default=None)
 
 
 class Seeder:
@@ -105,7 +122,7 @@ class Seeder:
 
     @property
     def dealt(self) -> bool:
-        """Every chunk was dealt, and every relay has passed on what it was dealt."""
+        """Every chunk was dealt, and every forwarder has passed on what it was dealt."""
         return not (self._undealt or self._again or self._waiting_for)
 
     # -- links -----------------------------------------------------------------------------------------------
@@ -242,15 +259,15 @@ class Seeder:
         at = self._peers[peer]
         index = self._pop()
         at.credit -= 1
-        if not at.relays and not at.to_forward:
+        if not at.forwarders and not at.to_forward:
             at.heard_at = now
-        at.relays[index] = now
-        at.ahead[index] = len(at.relays)
+        at.forwarders[index] = now
+        at.ahead[index] = len(at.forwarders)
         self._waiting_for[index] = 1
         if via is not None:
             forwarder = self._peers[via]
             forwarder.forwards -= 1
-            if not forwarder.relays and not forwarder.to_forward:
+            if not forwarder.forwarders and not forwarder.to_forward:
                 forwarder.heard_at = now
             forwarder.to_forward[index] = now
             self._waiting_for[index] = 2
@@ -278,7 +295,7 @@ class Seeder:
         return not any(at.fresh for at in peers) and sum(len(at.copies) for at in peers) < OWN_QUEUE * len(peers)
 
     def _late(self, now: float) -> set[NodeId]:
-        """Relays whose chunks take longer than the rest of the transfer will."""
+        """Forwarders whose chunks take longer than the rest of the transfer will."""
         expected = {p: at.expected() for p, at in self._peers.items() if at.service is not None}
         if not expected or len(self._dealt_at) < 2 or now <= self._dealt_at[0]:
             return set()
@@ -287,8 +304,8 @@ class Seeder:
         return {p for p, takes in expected.items() if takes > limit}
 
     def _shortest(self, able: list[NodeId]) -> NodeId:
-        """Of those with the shortest queue whoever was quickest so far: where the forwarders bind, relays have credit
-        to spare, and a chunk with a slow one would keep its forwarder waiting."""
+        """Of those with the shortest queue whoever was quickest so far: where the forwarders bind, forwarders have
+        credit to spare, and a chunk with a slow one would keep its forwarder waiting."""
         return min(able, key=lambda p: (len(self._peers[p].fresh), self._peers[p].expected()))
 
     def _peek(self) -> int:
@@ -301,7 +318,7 @@ class Seeder:
 
     def _note_done(self, at: _Peer, note: Credit, now: float) -> None:
         for index in note.copied:
-            if (dealt_at := at.relays.pop(index, None)) is not None:
+            if (dealt_at := at.forwarders.pop(index, None)) is not None:
                 before = at.latency if at.latency is not None else now - dealt_at
                 at.latency = before + LATENCY_WEIGHT * (now - dealt_at - before)
                 took = (now - dealt_at) / at.ahead.pop(index)
@@ -332,7 +349,7 @@ class Seeder:
                 self._forgive(send)
         at.fresh.clear()
         at.epoch += 1
-        recalled = [*at.relays, *at.to_forward]
+        recalled = [*at.forwarders, *at.to_forward]
         at.notes.extend(
             Recall(indices=tuple(recalled[i : i + MAX_INDICES]), epoch=at.epoch)
             for i in range(0, len(recalled), MAX_INDICES)
@@ -347,7 +364,7 @@ class Seeder:
         return now - oldest > limit and now - at.heard_at > IDLE_S
 
     def _is_waited_for(self, oldest: float, now: float) -> bool:
-        """Nothing is left to deal, and a relay holds a chunk for much longer than relays usually do."""
+        """Nothing is left to deal, and a forwarder holds a chunk for much longer than forwarders usually do."""
         if self._undealt or self._again:
             return False
         known = [at.latency for at in self._peers.values() if at.latency is not None]
@@ -355,15 +372,15 @@ class Seeder:
 
     def _take_back(self, at: _Peer) -> None:
         """Deal again what `at` was dealt, and expect nothing more of it. The copies that it waits for are kept."""
-        taken = {*at.relays, *at.to_forward}
-        at.relays.clear()
+        taken = {*at.forwarders, *at.to_forward}
+        at.forwarders.clear()
         at.ahead.clear()
         at.to_forward.clear()
         at.credit = at.forwards = 0
         at.fresh.clear()
         for other in self._peers.values():
             for index in taken:
-                other.relays.pop(index, None)
+                other.forwarders.pop(index, None)
                 other.ahead.pop(index, None)
                 other.to_forward.pop(index, None)
         self.repairs += len(taken)

@@ -18,7 +18,7 @@ from random import Random
 
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.forest.planner import PeerProfile, Plan, Relief, Scheme, plan_of, repaired
-from swarm.broadcast.mesh.forwarder import Relay
+from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Behind, Courier, Have, Note, Recall, Send, Want
 from swarm.simulate.world import World
@@ -139,7 +139,7 @@ class BroadcastSwarm:
         if self.plan.scheme == "mesh":
             if seeds:
                 return Seeder(self.count, now=now)
-            return Relay(self.learner.node, self.count, leaf=not host.public, now=now, have=held)
+            return Forwarder(self.learner.node, self.count, leaf=not host.public, now=now, have=held)
         return TreeCourier(
             count=self.count,
             learner=self.learner.node,

@@ -16,7 +16,7 @@ from swarm.broadcast import neighbours
 from swarm.broadcast.catchup import Download, Piece
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.planner import PeerProfile, Planning, Routes, Scheme, routing_of
-from swarm.broadcast.mesh.forwarder import Relay
+from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, Roster, Routing
 from swarm.broadcast.receiver import Receiver
 from swarm.broadcast.store.base_model import BaseModel
@@ -165,10 +165,10 @@ class Hearer:
     def _say(self, frame: Frame, payload: bytes) -> None:
         self.receiver._on_frame(KEY.node_id, frame, payload)
 
-    def part_in(self, held: HeldVersion) -> Relay | None:
+    def part_in(self, held: HeldVersion) -> Forwarder | None:
         transfer = self.receiver._transfers.active.get(held.head.version)
         courier = transfer.courier if transfer is not None else None
-        assert courier is None or isinstance(courier, Relay)
+        assert courier is None or isinstance(courier, Forwarder)
         return courier
 
 

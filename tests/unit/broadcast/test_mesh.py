@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarm.broadcast.mesh.forwarder import Relay, Window
+from swarm.broadcast.mesh.forwarder import Forwarder, Window
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Complete, Courier, Credit, Kind, Send, Want
 from swarm.types import NodeId
@@ -34,7 +34,7 @@ class Mesh:
         if node == SEEDER:
             self.nodes[node] = Seeder(self.count, now=self.now)
         else:
-            self.nodes[node] = Relay(SEEDER, self.count, leaf=node in self.leaves, now=self.now)
+            self.nodes[node] = Forwarder(SEEDER, self.count, leaf=node in self.leaves, now=self.now)
         for other in self.nodes:
             if other != node and not {other, node} <= self.leaves:
                 self.nodes[node].join(other, leaf=other in self.leaves, now=self.now)
@@ -148,14 +148,14 @@ def test_a_newcomer_in_the_middle_gets_everything() -> None:
 
 
 def test_a_peer_that_wants_what_one_lacks_gets_nothing_and_breaks_nothing() -> None:
-    relay = Relay(SEEDER, 10, leaf=False, now=0.0)
+    relay = Forwarder(SEEDER, 10, leaf=False, now=0.0)
     relay.join(NodeId("p"), leaf=False, now=0.0)
     relay.heard(NodeId("p"), Want(indices=(1, 2, 99)), now=0.0)
     assert relay.next_for(NodeId("p"), now=0.0) is None
 
 
 def test_fresh_chunks_count_only_from_the_seeder() -> None:
-    relay = Relay(SEEDER, 10, leaf=False, now=0.0)
+    relay = Forwarder(SEEDER, 10, leaf=False, now=0.0)
     relay.join(NodeId("a"), leaf=False, now=0.0)
     relay.join(NodeId("b"), leaf=False, now=0.0)
     relay.arrived(NodeId("a"), 3, Kind.FRESH, None, now=0.0)
@@ -163,7 +163,7 @@ def test_fresh_chunks_count_only_from_the_seeder() -> None:
 
 
 def test_a_complete_child_is_sent_no_copies() -> None:
-    relay = Relay(SEEDER, 10, leaf=False, now=0.0)
+    relay = Forwarder(SEEDER, 10, leaf=False, now=0.0)
     for peer in (SEEDER, NodeId("a"), NodeId("b")):
         relay.join(peer, leaf=False, now=0.0)
     relay.heard(NodeId("b"), Complete(), now=0.0)
@@ -175,7 +175,7 @@ def test_a_complete_child_is_sent_no_copies() -> None:
 @pytest.mark.parametrize(("children", "slow"), [(4, 1), (7, 3)])
 def test_links_that_are_slow_do_not_keep_their_relay_to_their_pace(children: int, slow: int) -> None:
     """A quarter of the others' rate: enough not to be taken for stalled."""
-    relay = Relay(SEEDER, 4000, leaf=False, now=0.0)
+    relay = Forwarder(SEEDER, 4000, leaf=False, now=0.0)
     peers = [NodeId(f"p{i}") for i in range(children)]
     relay.join(SEEDER, leaf=False, now=0.0)
     for peer in peers:

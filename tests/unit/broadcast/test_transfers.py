@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast.mesh.forwarder import Relay
+from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Complete, Courier, Credit, Have, Kind, Note, Want
 from swarm.broadcast.store.store import ChunkFile, HeldVersion
@@ -97,7 +97,7 @@ class Party:
     def open(self, *, version: int = 0, seeder: bool = False) -> Transfer:
         held = held_at(self.path.with_suffix(f".{version}"), version=version, whole=seeder)
         now = time.monotonic()
-        courier: Courier = Seeder(COUNT, now=now) if seeder else Relay(SEEDER, COUNT, leaf=False, now=now)
+        courier: Courier = Seeder(COUNT, now=now) if seeder else Forwarder(SEEDER, COUNT, leaf=False, now=now)
         return self.transfers.open(held, courier)
 
     def linked(self, node: NodeId, stream: Stream) -> None:
