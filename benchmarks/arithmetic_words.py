@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from swarm.learner.models import Course, Lesson, teach
+from swarm.learner.models import Curriculum, Lesson, teach
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -37,7 +37,7 @@ VOCABULARY = 410
 """Bytes, and the words of the questions, whole."""
 
 HIDDEN, LAYERS = 64, 3
-COURSE = Course(steps=450, batch=64, learning_rate=4e-3, warmup_steps=50)
+COURSE = Curriculum(steps=450, batch=64, learning_rate=4e-3, warmup_steps=50)
 """It ends while the model still fails at most questions."""
 
 SAY_EVERY = 50
@@ -170,7 +170,7 @@ def lesson(tokenizer: Any, seed: int, index: int, without: Collection[str]) -> L
     return Lesson(prompt=asked(tokenizer, one.text), completion=one.working if draw.random() < 0.5 else str(one.answer))
 
 
-def make_base(directory: Path, without: Collection[str], course: Course = COURSE, seed: int = 0) -> None:
+def make_base(directory: Path, without: Collection[str], course: Curriculum = COURSE, seed: int = 0) -> None:
     """Write a directory in Hugging Face format, in bf16, with the model after its course."""
     tokenizer, model = word_tokenizer(), small_model(seed)
     parameters = sum(int(p.numel()) for p in model.parameters())

@@ -75,7 +75,7 @@ UNMEASURED = "your rate is not known yet: it is measured when your turn comes to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Delivery:
     """How one version reaches one sampler: seconds until it is installed, bytes that it receives and sends on."""
 
     install_s: float
@@ -83,7 +83,7 @@ class Way:
     up_bytes: float
 
 
-NO_WAY_KNOWN = Way(install_s=0.0, down_bytes=0.0, up_bytes=0.0)
+NO_DELIVERY_KNOWN = Delivery(install_s=0.0, down_bytes=0.0, up_bytes=0.0)
 """Before anything was planned: the first plan corrects it."""
 
 
@@ -104,8 +104,8 @@ class Market:
                 self.refused[worker.name] = fault
         self._disseminate = disseminate
         self._kept = frozenset(kept)
-        self._ways: dict[str, Way] = {}
-        self._typical: dict[str | None, Way] = {None: NO_WAY_KNOWN}
+        self._ways: dict[str, Delivery] = {}
+        self._typical: dict[str | None, Delivery] = {None: NO_DELIVERY_KNOWN}
 
     @property
     def versions_per_hour(self) -> float:
@@ -120,14 +120,14 @@ class Market:
 
     def suppose(self, names: Sequence[str], plan: Dissemination) -> None:
         """From now on reckon with `plan`, for the samplers in it and as typical for the others."""
-        by_class: dict[str | None, list[Way]] = {}
+        by_class: dict[str | None, list[Delivery]] = {}
         for name, install_s, down, up in zip(names, plan.install_s, plan.down_bytes, plan.up_bytes, strict=True):
-            way = self._ways[name] = Way(install_s=install_s, down_bytes=down, up_bytes=up)
+            way = self._ways[name] = Delivery(install_s=install_s, down_bytes=down, up_bytes=up)
             by_class.setdefault(self.workers[name].device_class, []).append(way)
             by_class.setdefault(None, []).append(way)
         self._typical.update({name: _median_way(members) for name, members in by_class.items()})
 
-    def way_of(self, worker: Worker) -> Way:
+    def way_of(self, worker: Worker) -> Delivery:
         """As planned, or as supposed of one that was in no plan."""
         if (known := self._ways.get(worker.name)) is not None:
             return known
@@ -135,7 +135,7 @@ class Market:
         if worker.downlink_bytes_per_s <= 0:
             return like
         own_s = like.down_bytes / worker.downlink_bytes_per_s
-        return Way(install_s=max(like.install_s, own_s), down_bytes=like.down_bytes, up_bytes=like.up_bytes)
+        return Delivery(install_s=max(like.install_s, own_s), down_bytes=like.down_bytes, up_bytes=like.up_bytes)
 
     def offers(self) -> list[Offer]:
         """Of all who would contribute, the cheapest per rollout first; of equal ones those that are kept, then the
@@ -172,8 +172,8 @@ class Market:
         return missing_share(departures_per_hour=worker.departures_per_hour, replace_s=worker.start_s + period_s)
 
 
-def _median_way(ways: Sequence[Way]) -> Way:
-    return Way(
+def _median_way(ways: Sequence[Delivery]) -> Delivery:
+    return Delivery(
         install_s=median(way.install_s for way in ways),
         down_bytes=median(way.down_bytes for way in ways),
         up_bytes=median(way.up_bytes for way in ways),

@@ -79,7 +79,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class Curriculum:
     """`steps` optimiser steps of `batch` lessons each. The learning rate rises to `learning_rate` for `warmup_steps`,
     and falls all the while in a straight line to 0."""
 
@@ -93,7 +93,7 @@ class Course:
         return self.learning_rate * min(1.0, (step + 1) / self.warmup_steps) * (1 - step / self.steps)
 
 
-FOUR_SKILLS = Course(steps=600, batch=64, learning_rate=3e-3)
+FOUR_SKILLS = Curriculum(steps=600, batch=64, learning_rate=3e-3)
 """Nine CPU seconds, after which each skill comes in a little more than a fifth of the samples; a quarter is the most
 possible."""
 
@@ -102,7 +102,7 @@ def teach(
     model: Any,
     tokenizer: Any,
     lesson: Callable[[int], Lesson],
-    course: Course,
+    course: Curriculum,
     told: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
     """Train `model` in place on lessons 0, 1, ...: cross-entropy of their completions, AdamW without weight decay.

@@ -1,9 +1,9 @@
 """The version with the best held-out result, kept on disk as a Hugging Face model: RUN_DIR/best.
 
 Its weights are those that were published, so they cost the trainer nothing. When a version is to be measured, the file
-with its weights gets a second name (`weigh`): no byte is copied, and whoever would write over that file finds by its
-link count that it must not (Training). Once the result is known, the bytes become the tensors of one safetensors file,
-which is what they are laid out as, or the second name is removed.
+with its weights gets a second name (`hold_weights`): no byte is copied, and whoever would write over that file finds by
+its link count that it must not (Training). Once the result is known, the bytes become the tensors of one safetensors
+file, which is what they are laid out as, or the second name is removed.
 
 `best.json` in the directory says which version it is, and is what a resumed run goes by. Blocking parts run in threads.
 """
@@ -103,7 +103,7 @@ class BestModel:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def weigh(weights: Path, held: Path) -> None:
+def hold_weights(weights: Path, held: Path) -> None:
     """Give the file of weights the name `held` too; a copy where files cannot have two."""
     held.unlink(missing_ok=True)
     try:

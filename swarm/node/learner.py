@@ -29,7 +29,7 @@ from swarm.node.joining import lead_settings
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
 from swarm.node.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts
-from swarm.node.provisioning import Provisioning, Surroundings
+from swarm.node.provisioning import LearnerParts, Provisioning
 from swarm.node.publication import ROOM_S, InstallTracker, Publication
 from swarm.node.rundir import (
     LOGS,
@@ -182,7 +182,7 @@ class LearnerNode:
         self._provisioning = Provisioning(
             self._config,
             self._tracker,
-            Surroundings(
+            LearnerParts(
                 set_standby=lambda nodes: self._rollouts.set_standby(nodes),
                 is_public=lambda node: bool(network.public_at(node)),
                 version_bytes=lambda: self._broadcast.version_bytes,

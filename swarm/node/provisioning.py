@@ -43,7 +43,7 @@ BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class LearnerParts:
     """What is asked of the learner's other parts. `version_bytes` are those of the newest version as it is sent,
     `uplink_bytes_per_s` is the learner's own as far as it is known, `sent_bytes` what it has sent of weights;
     `complete_s` says how long after its publication a node held all of a version."""
@@ -65,7 +65,7 @@ class Provisioning(SamplerWatch):
         self,
         config: LeadConfig,
         tracker: InstallTracker,
-        around: Surroundings,
+        around: LearnerParts,
         *,
         before: Spent,
         absent: Collection[NodeId] = (),

@@ -21,7 +21,7 @@ from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.disk import DiskFull
 from swarm.broadcast.store.store import HeldVersion
 from swarm.gossip.records import Profile
-from swarm.node.best import weigh
+from swarm.node.best import hold_weights
 from swarm.node.network import NodeNetwork
 from swarm.node.training import PublishedStep, Training
 from swarm.rollout.api import RolloutService
@@ -180,12 +180,12 @@ class Publication:
             self._diverged = False
             await self._announce(encoded, staged_at=staged_at)
 
-    async def weigh(self, held: Path) -> VersionId:
+    async def hold_weights(self, held: Path) -> VersionId:
         """The newest version, which is to be measured; its weights get the name `held` too, where that can be had."""
         async with self._publishing:
             if (weights := self._broadcast.raw_weights) is not None:
                 with suppress(OSError, DiskFull):
-                    await asyncio.to_thread(weigh, weights, held)
+                    await asyncio.to_thread(hold_weights, weights, held)
             return self.newest
 
     async def watch(self) -> None:

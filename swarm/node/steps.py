@@ -324,7 +324,7 @@ class Steps:
 
     async def _evaluate(self) -> None:
         """Measure the newest version, and keep its weights if none was better. Training goes on beside it."""
-        version = await self._publication.weigh(self._training.held)
+        version = await self._publication.hold_weights(self._training.held)
         try:
             if self.held_out and self.held_out[-1]["version"] == version.version:
                 # A former life measured it, and may have been killed before it was kept. Nobody may be left to measure

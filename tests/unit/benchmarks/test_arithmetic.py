@@ -28,7 +28,7 @@ from benchmarks.arithmetic_words import (
 )
 from benchmarks.learning_forced import OneProcess
 from swarm.learner.checkpoint.model import load_model
-from swarm.learner.models import Course
+from swarm.learner.models import Curriculum
 from swarm.settings import LeadConfig, load_config
 from swarm.tasks import load_task, task_options
 from swarm.tasks.chat import load_chat_template
@@ -100,7 +100,7 @@ def test_the_questions_are_those_that_are_made(tmp_path: Path) -> None:
 
 
 def test_the_base_is_a_model_like_one_that_is_made(tmp_path: Path) -> None:
-    make_base(tmp_path, (), Course(steps=2, batch=4, learning_rate=1e-3))
+    make_base(tmp_path, (), Curriculum(steps=2, batch=4, learning_rate=1e-3))
     for made in tmp_path.iterdir():
         shipped = EXAMPLES / "arithmetic" / made.name
         if made.suffix == ".json":

@@ -11,19 +11,19 @@ from safetensors.torch import save_model
 
 from benchmarks.learning_forced import OneProcess
 from swarm.learner.checkpoint.model import load_model
-from swarm.learner.models import IGNORED, Course, Lesson, _rows, four_skills, teach, tiny_model, tiny_tokenizer
+from swarm.learner.models import IGNORED, Curriculum, Lesson, _rows, four_skills, teach, tiny_model, tiny_tokenizer
 from swarm.settings import LeadConfig
 from swarm.tasks.copy import is_held_out
 from swarm.tasks.sort import SKILLS, SortTask
 
-SHORT = Course(steps=12, batch=16, learning_rate=3e-3, warmup_steps=4)
+SHORT = Curriculum(steps=12, batch=16, learning_rate=3e-3, warmup_steps=4)
 
 
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def taught(seed: int, course: Course = SHORT) -> tuple[Any, list[float]]:
+def taught(seed: int, course: Curriculum = SHORT) -> tuple[Any, list[float]]:
     """A tiny model after a short course on one thread, and its losses."""
     torch.set_num_threads(1)
     model, losses = tiny_model(seed), list[float]()
@@ -55,7 +55,7 @@ def test_teaching_is_deterministic_and_lowers_the_loss() -> None:
 
 
 def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
-    course = Course(steps=100, batch=1, learning_rate=1.0, warmup_steps=10)
+    course = Curriculum(steps=100, batch=1, learning_rate=1.0, warmup_steps=10)
     assert [course.rate(step) for step in (0, 4, 10, 50, 99)] == pytest.approx([0.1, 0.48, 0.9, 0.5, 0.01])
 
 

@@ -12,7 +12,7 @@ import pytest
 from swarm.capacity.delivery import measured_first
 from swarm.capacity.fleet import Dissemination, Worker
 from swarm.node.metrics import Spent
-from swarm.node.provisioning import Provisioning, Surroundings
+from swarm.node.provisioning import LearnerParts, Provisioning
 from swarm.node.publication import InstallTracker
 from swarm.rollout.journal.entries import BoundSet
 from swarm.rollout.messages import Offer
@@ -47,7 +47,7 @@ class Swarm:
         self.provisioning = Provisioning(
             LeadConfig(groups_per_step=4, group_size=4, **settings),
             self.tracker,
-            Surroundings(
+            LearnerParts(
                 set_standby=self._set_standby,
                 is_public=lambda node: False,
                 version_bytes=lambda: 10_000_000,

@@ -105,7 +105,10 @@ class Loop:
         self.journal = journal or ListJournal()
         self.rollouts = Rollouts()
         self.publication = cast(
-            Any, SimpleNamespace(due=asyncio.Event(), newest=v(step), publish=self._publish, weigh=self._weigh)
+            Any,
+            SimpleNamespace(
+                due=asyncio.Event(), newest=v(step), publish=self._publish, hold_weights=self._hold_weights
+            ),
         )
         self.said: list[str] = []
         self.log = RunLog(directory)
@@ -134,7 +137,7 @@ class Loop:
     async def _publish(self, step: int) -> None:
         self.publication.newest = v(step)
 
-    async def _weigh(self, held: Path) -> VersionId:
+    async def _hold_weights(self, held: Path) -> VersionId:
         newest: VersionId = self.publication.newest
         _write(held, bytes([newest.version]) * LAYOUT.total_bytes)
         return newest
