@@ -39,7 +39,7 @@ GROUP_SIZE = 8
 
 TRAIN_STEP_S = 150.0
 
-MOST_EXCESS = 0.02
+MAX_EXCESS = 0.02
 
 GAP = 1e-4
 
@@ -189,7 +189,7 @@ def main() -> int:
     figures = summary(rows, infeasible)
     if options.json:
         print(json.dumps(figures))
-    return 0 if figures["max_excess_percent"] <= 100 * MOST_EXCESS else 1
+    return 0 if figures["max_excess_percent"] <= 100 * MAX_EXCESS else 1
 
 
 if __name__ == "__main__":

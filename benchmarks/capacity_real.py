@@ -57,7 +57,7 @@ AT_ONCE = 8
 GROUPS, GROUP_SIZE = 8, 4
 """A step is one batch of every sampler."""
 
-MOST_TOKENS = 32
+MAX_TOKENS = 32
 """Lengths are uniform from 1 to this."""
 
 STEPS = 25
@@ -155,7 +155,7 @@ def demand_of(max_staleness: int, train_step_s: float, lengths: Lengths) -> Dema
 
 def pace_of(point: Point, version_bytes: float) -> Pace:
     """How fast samplers and the learner's uplink are to be for a point."""
-    lengths = Lengths(tokens=tuple(float(n) for n in range(1, MOST_TOKENS + 1)))
+    lengths = Lengths(tokens=tuple(float(n) for n in range(1, MAX_TOKENS + 1)))
     demand = demand_of(point.max_staleness, TRAIN_STEP_S, lengths)
     broadcast_s = point.broadcast_steps * TRAIN_STEP_S
     once = demand.rollouts_per_step / TRAIN_STEP_S
@@ -239,7 +239,7 @@ class _Swarm:
             "max_staleness": point.max_staleness,
             "groups_per_step": GROUPS,
             "group_size": GROUP_SIZE,
-            "max_new_tokens": MOST_TOKENS,
+            "max_new_tokens": MAX_TOKENS,
             # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing.
             "reward": "random",
             "activate": "all",

@@ -26,7 +26,7 @@ CHOSEN: tuple[str, Activate] = ("relay delta", "cheapest")
 TARGET_SAVING = 0.333
 """The least that ECHO-2 reports against its centralised baseline; the most is 36.3 %."""
 
-MOST_IDLE = NEARLY_BUSY + 0.01
+MAX_IDLE = NEARLY_BUSY + 0.01
 """Of a simulation: the target of the choice, and a point for churn."""
 
 NEAR = 0.03
@@ -134,7 +134,7 @@ class Row:
     @property
     def is_equal(self) -> bool:
         """Whether the learner is as busy as in the baselines; if not, its stretched step is charged."""
-        return self.idle_share <= (NEARLY_BUSY if self.measured is None else MOST_IDLE)
+        return self.idle_share <= (NEARLY_BUSY if self.measured is None else MAX_IDLE)
 
     @property
     def is_chosen(self) -> bool:

@@ -49,10 +49,10 @@ REPLY_S = 60.0
 POLL_S = 0.05
 """Between two looks at whether the first rollout was accepted: a hundredth of a warm-up."""
 
-LEAST_ROLLOUTS_PER_S = 1500.0
+MIN_ROLLOUTS_PER_S = 1500.0
 """Accepted and journaled, on one core: what the project promises of a learner."""
 
-MOST_P99_RATIO = 2.0
+MAX_P99_RATIO = 2.0
 """What a flood may do to those who keep to the rules, promised likewise."""
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -273,11 +273,11 @@ def targets(found: Figures) -> dict[str, bool]:
     """Whether the figures meet their targets, in words; of what was measured alone. No figure (nan) meets none."""
     verdicts = {}
     if "rollouts_per_s" in found:
-        words = f"{found['rollouts_per_s']:.0f} rollouts/s on a core, at least {LEAST_ROLLOUTS_PER_S:.0f}"
-        verdicts[words] = found["rollouts_per_s"] >= LEAST_ROLLOUTS_PER_S
+        words = f"{found['rollouts_per_s']:.0f} rollouts/s on a core, at least {MIN_ROLLOUTS_PER_S:.0f}"
+        verdicts[words] = found["rollouts_per_s"] >= MIN_ROLLOUTS_PER_S
     if "honest_p99_ratio" in found:
-        words = f"honest p99 under overload {found['honest_p99_ratio']:.2f} x unloaded, at most {MOST_P99_RATIO:g} x"
-        verdicts[words] = found["honest_p99_ratio"] <= MOST_P99_RATIO
+        words = f"honest p99 under overload {found['honest_p99_ratio']:.2f} x unloaded, at most {MAX_P99_RATIO:g} x"
+        verdicts[words] = found["honest_p99_ratio"] <= MAX_P99_RATIO
     return verdicts
 
 

@@ -44,7 +44,7 @@ DYING_PER_HOUR = 0.1
 
 SIGMA = 1.0
 
-MOST_IDLE = 0.01
+MAX_IDLE = 0.01
 
 OF_COUNTERS = 1 / 3
 """Of what the counters discard, how much the deadlines may."""
@@ -145,7 +145,7 @@ def misses(row: Row, rules: dict[str, dict[str, Any]]) -> list[str]:
     ours, held, counter = rules["deadlines"], rules["deadlines, hold"], rules["counter"]
     if row.case != "dying" and held["discarded"] > 0:
         missed.append("hold discards")
-    if row.targeted and ours["idle"] > MOST_IDLE:
+    if row.targeted and ours["idle"] > MAX_IDLE:
         missed.append("idle")
     if row.targeted and ours["discarded"] > OF_COUNTERS * counter["discarded"]:
         missed.append("discards")

@@ -22,7 +22,7 @@ from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Sp
 MEAN_TOKENS = 16
 """Tokens of a completion of mean length: the plane sees lengths, and a run stays cheap."""
 
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 """The token limit: 256 times the mean, which no length of a benchmark reaches."""
 
 BEAT_S = 5.0
@@ -96,7 +96,7 @@ class DeadlineRule:
             hold_s=setting.hold_s,
             groups_per_step=setting.batch_groups,
             group_size=setting.group_size,
-            rules=SamplingRules(temperature=1.0, max_new_tokens=MOST_TOKENS, stop_token_ids=(2,)),
+            rules=SamplingRules(temperature=1.0, max_new_tokens=MAX_TOKENS, stop_token_ids=(2,)),
             vocab_size=10,
             beat_s=BEAT_S,
             lease_time_limit_s=1e7,
@@ -307,7 +307,7 @@ def _prompt(_: int) -> Prompt:
 
 
 def _rollout(job: Job, sample: Sample) -> Rollout:
-    tokens, logprobs, mask = _payload(max(1, min(MOST_TOKENS, round(sample.length * MEAN_TOKENS))))
+    tokens, logprobs, mask = _payload(max(1, min(MAX_TOKENS, round(sample.length * MEAN_TOKENS))))
     version = VersionId(incarnation=0, version=sample.version)
     return Rollout(
         group_id=f"t{job.number}",

@@ -332,8 +332,8 @@ class JoinConfig(BaseModel):
         )
 
 
-MOST_FAULTS = 3  # Of a file, told in one line: who sees more reads none
-MOST_SHOWN = 60  # Characters of a value or a name that a fault repeats
+MAX_FAULTS = 3  # Of a file, told in one line: who sees more reads none
+MAX_SHOWN = 60  # Characters of a value or a name that a fault repeats
 C = TypeVar("C", bound=BaseModel)
 Place = tuple[str | int, ...]  # Keys and, in a list, positions that lead to a value
 
@@ -453,8 +453,8 @@ def _explain_file(kind: type[BaseModel], file: Path, values: dict[str, Any], fau
         fault for fault in faults if not any(fault["loc"] == place[: len(fault["loc"])] != place for place in places)
     ]
     found = sorted((line_of(text, fault["loc"]), _explain_key(kind, values, fault)) for fault in own)
-    told = "; ".join(f"line {line}: {words}" if line else words for line, words in found[:MOST_FAULTS])
-    more = f"; and {len(found) - MOST_FAULTS} more" if len(found) > MOST_FAULTS else ""
+    told = "; ".join(f"line {line}: {words}" if line else words for line, words in found[:MAX_FAULTS])
+    more = f"; and {len(found) - MAX_FAULTS} more" if len(found) > MAX_FAULTS else ""
     return f"{file}{', ' if found[0][0] else ': '}{told}{more}"
 
 
@@ -472,7 +472,7 @@ def _explain_key(kind: type[BaseModel], values: dict[str, Any], fault: Any) -> s
     message, given = _message(fault), fault["input"]
     if isinstance(given, dict | list):
         return f"{key}: {message}" if key else message
-    return f"{key} = {repr(given)[:MOST_SHOWN]}: {message[0].lower() + message[1:]}"
+    return f"{key} = {repr(given)[:MAX_SHOWN]}: {message[0].lower() + message[1:]}"
 
 
 def _known(kind: Any, place: Place) -> list[str]:
@@ -499,7 +499,7 @@ def _key(values: Any, loc: tuple[str | int, ...]) -> str:
         elif isinstance(at, list) and isinstance(part, int):
             at = at[part]
             name = at.get("name") if isinstance(at, dict) else None
-            key += f" {name[:MOST_SHOWN] if isinstance(name, str) and name.isprintable() else f'number {part + 1}'}:"
+            key += f" {name[:MAX_SHOWN] if isinstance(name, str) and name.isprintable() else f'number {part + 1}'}:"
     return key.removesuffix(":")
 
 

@@ -196,7 +196,7 @@ CHUNKS_WORTH = 1.1
 """Chunks may be a tenth more bytes than full regions: what came as chunks can be given on, and nobody encodes it."""
 
 FRAMING_BYTES = 64  # A region's answer is its encoding with the codec's name before it
-MOST_DELTAS = 8  # Longest row of deltas: what peers keep is four versions and those in use
+MAX_DELTAS = 8  # Longest row of deltas: what peers keep is four versions and those in use
 
 
 @dataclass(slots=True, kw_only=True)
@@ -279,7 +279,7 @@ class _CatchUp:
             older = row[0].head.base
             assert older is not None
             whole = self._weights.last_whole
-            if whole is None or older < whole or len(row) == MOST_DELTAS or cost > limit_bytes:
+            if whole is None or older < whole or len(row) == MAX_DELTAS or cost > limit_bytes:
                 return None
             found = self._store.find(older) or await self._signed(older)
             if found is None:

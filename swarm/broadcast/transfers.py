@@ -30,9 +30,9 @@ from swarm.net.stream import Frame, Outgoing, Stream
 from swarm.net.wire import digest, encode
 from swarm.types import NodeId, VersionId
 
-LEAST_PART_BYTES = 16 * 1024
-MOST_PARTS = 32  # So that parts never fill the queue of a link
-PART_BYTES = TABLE_BYTES // MOST_PARTS  # Largest part, of the largest table
+MIN_PART_BYTES = 16 * 1024
+MAX_PARTS = 32  # So that parts never fill the queue of a link
+PART_BYTES = TABLE_BYTES // MAX_PARTS  # Largest part, of the largest table
 
 EARLY_BYTES = 8 * 1024 * 1024
 """Parts that wait for their heads: those of two usual versions, or of one with the largest table."""
@@ -45,7 +45,7 @@ DIRECT_BYTES = 64 * 1024
 
 def parts_of(table_bytes: int) -> list[Span]:
     """The parts of a table, which follow from its size alone."""
-    size = max(LEAST_PART_BYTES, -(-table_bytes // MOST_PARTS))
+    size = max(MIN_PART_BYTES, -(-table_bytes // MAX_PARTS))
     return [Span(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
 
 

@@ -56,7 +56,7 @@ MORE_PART = 0.1
 """Of those who were there when the model was asked last: so many newcomers, and what could not be met then may be."""
 
 MEASURED_STEP = 0.05  # By how much the margin grows when the learner is idle although the model says that it is not
-MOST_MEASURED = 0.5  # Largest such correction: beyond it the cause is none that more samplers mend
+MAX_MEASURED = 0.5  # Largest such correction: beyond it the cause is none that more samplers mend
 
 MEASURE_AFTER = 6
 """Decisions after a change before what is measured is held against the model: starts, and the median of the last steps,
@@ -294,7 +294,7 @@ class Activation:
         if not waits:
             self._measured *= MEASURED_KEPT
         elif best.feasible and held.has_margin and self._unchanged > MEASURE_AFTER:
-            self._measured = min(MOST_MEASURED, self._measured + MEASURED_STEP)
+            self._measured = min(MAX_MEASURED, self._measured + MEASURED_STEP)
 
     # -- who is tried -----------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Workers as a few classes of units, and a large swarm as a small one that behaves like it: what a recursion follows.
 
 Merging: workers whose places are about as fast and which install at about the same time are one class. Thinning: where
-a step takes more than MOST_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a class
+a step takes more than MAX_ROLLOUTS, groups and places are divided by the same number. Units are whole, so what a class
 lacks or has too much is passed on to the next one, which is its nearest, and in the end all units are made faster or
 slower by one factor: the summed rate is exact, the time of a sample nearly so.
 """
@@ -20,13 +20,13 @@ LIKE_PLACES = 0.1  # Difference of two times of a place, as a share: a rate is n
 LIKE_INSTALL = 0.05
 """Difference of two installs in training steps: what it can change in the idle share is a small part of that."""
 
-MOST_CLASSES = 24  # More are merged more coarsely: a prediction takes time with each
+MAX_CLASSES = 24  # More are merged more coarsely: a prediction takes time with each
 
-MOST_ROLLOUTS = 256
+MAX_ROLLOUTS = 256
 """Rollouts of a thinned step: thirty steps in the time that a prediction may take, and a last one out of many is still
 waited for."""
 
-LEAST_GROUPS = 16  # Groups of a thinned step, however large they are: with fewer, one of them would decide the step
+MIN_GROUPS = 16  # Groups of a thinned step, however large they are: with fewer, one of them would decide the step
 Delayed = tuple[Worker, float]  # A worker and its time of install in seconds
 
 
@@ -45,7 +45,7 @@ def course_of(
     demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, scale: float = 1.0, pausing: bool = False
 ) -> Course:
     """What a recursion has to follow for these workers, each there `scale` times over."""
-    groups = min(demand.groups_per_step, max(LEAST_GROUPS, MOST_ROLLOUTS // demand.group_size))
+    groups = min(demand.groups_per_step, max(MIN_GROUPS, MAX_ROLLOUTS // demand.group_size))
     thinned = groups / demand.groups_per_step
     shares = [_share(alike, scale=scale, thinned=thinned) for alike in alike(demand, workers, install_s)]
     rate = scale * thinned * math.fsum(worker.rollouts_per_s for worker in workers)
@@ -62,7 +62,7 @@ def course_of(
 
 
 def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> list[list[Delayed]]:
-    """The workers with their installs, class by class: at most MOST_CLASSES, or 4 for each size of lockstep engine."""
+    """The workers with their installs, class by class: at most MAX_CLASSES, or 4 for each size of lockstep engine."""
     coarse = 1.0
     while True:
         found: dict[tuple[int, int, int], list[Delayed]] = {}
@@ -73,7 +73,7 @@ def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float])
                 round(delay_s / (coarse * LIKE_INSTALL * demand.train_step_s)),
             )
             found.setdefault(key, []).append((worker, delay_s))
-        if len(found) <= max(MOST_CLASSES, len({key[0] for key in found}) * 4):
+        if len(found) <= max(MAX_CLASSES, len({key[0] for key in found}) * 4):
             return [found[key] for key in sorted(found)]
         coarse *= 2
 

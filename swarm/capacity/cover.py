@@ -16,7 +16,7 @@ from itertools import accumulate
 from swarm.capacity.prices import Offer, churn_reserve
 
 GAP = 0.001  # Relative saving for which nobody looks on: far below what prices and rates are known to
-MOST_STEPS = 5_000  # Of the search: some 20 ms. Four times as many gave the same excess in benchmarks.activation.
+MAX_STEPS = 5_000  # Of the search: some 20 ms. Four times as many gave the same excess in benchmarks.activation.
 
 EXACT_OFFERS = 24
 """Offers up to which a search does not end before it has looked everywhere: beyond, all good sets are alike."""
@@ -54,7 +54,7 @@ def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -
     branch = _Branch(offers, need * (1.0 - ROUNDING), held)
     best: tuple[Offer, ...] | None = None
     best_price = math.inf
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if branch.missing <= 0 and branch.price < best_price:
             best, best_price = (*held, *branch.taken), branch.price
             if branch.is_near_least():

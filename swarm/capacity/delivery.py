@@ -286,7 +286,7 @@ def _downwards(tree: Tree, root: NodeId) -> list[NodeId]:
 LEARNER = NodeId("learner of the version")
 """No worker is named so: names have no blanks in a swarm, and come with a number in a scenario."""
 
-MOST_SETS = 64
+MAX_SETS = 64
 """Sets that are remembered: a search asks for the same few again and again. A thousand workers take a megabyte."""
 
 
@@ -297,7 +297,7 @@ def disseminate_by(
     the planner's choice. An unknown uplink is taken for the median of the others, an unknown downlink for infinite."""
     learner = PeerProfile(node=LEARNER, public=True, uplink_bytes_per_s=learner_uplink_bytes_per_s)
 
-    @lru_cache(maxsize=MOST_SETS)
+    @lru_cache(maxsize=MAX_SETS)
     def disseminated(workers: tuple[Worker, ...]) -> Dissemination:
         profiles = [
             PeerProfile(node=NodeId(one.name), public=one.public, uplink_bytes_per_s=one.uplink_bytes_per_s)

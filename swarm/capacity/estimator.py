@@ -143,7 +143,7 @@ PROVEN_ROLLOUTS = 16
 PROVEN_HALF_S = 3600.0
 """Active seconds after which what was accepted counts half: a card that grew slower shows within an hour or two."""
 
-LEAST_RATE = 1e-6
+MIN_RATE = 1e-6
 """Rollouts per second below which a claim is none: one in eleven days. The model can not divide by less."""
 
 CLAIM_FACTOR = 2.0
@@ -251,7 +251,7 @@ class Estimator:
     def rate(self, node: str, rollouts_per_s: float, samples_at_once: int, lockstep: bool, *, now: float) -> None:
         """What a sampler says that it does at full load, in places that are filled together or one by one."""
         sampler = self._samplers.get(node)
-        sane = self._sane("rate", rollouts_per_s, positive=True) and rollouts_per_s >= LEAST_RATE
+        sane = self._sane("rate", rollouts_per_s, positive=True) and rollouts_per_s >= MIN_RATE
         if sampler is None or not sane or samples_at_once < 1:
             self.ignored["rate"] += 1
             return
@@ -439,7 +439,7 @@ class Estimator:
         for node, claim in claims.items():
             late = active[node] >= JUDGED_S and claim * active[node] / usual >= PROVEN_ROLLOUTS
             if node in proven or late:
-                least = LEAST_RATE if node in proven else 0.0
+                least = MIN_RATE if node in proven else 0.0
                 accepted_per_s = self._samplers[node].accepted / active[node]
                 believed[node] = max(least, min(claim, CLAIM_FACTOR * usual * accepted_per_s))
         return believed

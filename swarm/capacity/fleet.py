@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-MOST_LENGTHS = 64  # Equally likely lengths that stand for a distribution: its 99th percentile is still among them
+MAX_LENGTHS = 64  # Equally likely lengths that stand for a distribution: its 99th percentile is still among them
 GB = 1e9
 
 
@@ -30,17 +30,17 @@ class Lengths:
         if not tokens:
             raise ValueError("no lengths were observed")
         ordered = sorted(tokens)
-        if len(ordered) <= MOST_LENGTHS:
+        if len(ordered) <= MAX_LENGTHS:
             return Lengths(tokens=tuple(ordered))
-        return Lengths(tokens=tuple(ordered[int((i + 0.5) * len(ordered) / MOST_LENGTHS)] for i in range(MOST_LENGTHS)))
+        return Lengths(tokens=tuple(ordered[int((i + 0.5) * len(ordered) / MAX_LENGTHS)] for i in range(MAX_LENGTHS)))
 
     @staticmethod
     def lognormal(*, median: float, sigma: float, cap: float = math.inf) -> Lengths:
-        """Lognormal, cut at `cap`: the middles of MOST_LENGTHS equally likely slices. Sigma 0 is one length."""
+        """Lognormal, cut at `cap`: the middles of MAX_LENGTHS equally likely slices. Sigma 0 is one length."""
         if sigma == 0:
             return Lengths(tokens=(min(cap, median),))
         normal = NormalDist(math.log(median), sigma)
-        middles = (normal.inv_cdf((i + 0.5) / MOST_LENGTHS) for i in range(MOST_LENGTHS))
+        middles = (normal.inv_cdf((i + 0.5) / MAX_LENGTHS) for i in range(MAX_LENGTHS))
         return Lengths(tokens=tuple(min(cap, math.exp(middle)) for middle in middles))
 
     @property

@@ -32,8 +32,8 @@ ROLLOUTS = 10_000
 """Rollouts that a prediction follows, in about 40 ms. On 81 fleets the mean error was 0.46 points with 6,000, 0.34 with
 8,000 and 0.31 with 12,000."""
 
-LEAST_STEPS = 12  # Steps that it follows in any case, after the first ones: fewer would show one step's luck
-MOST_STEPS = 400  # Steps that it follows at most: where a step is a few rollouts, more would say no more
+MIN_STEPS = 12  # Steps that it follows in any case, after the first ones: fewer would show one step's luck
+MAX_STEPS = 400  # Steps that it follows at most: where a step is a few rollouts, more would say no more
 PLENTY = 32.0  # Times R / T: where so many do not help, more will not
 RATE_PRECISION = 0.005  # Of mu_min: well below what any rate is known to
 
@@ -271,7 +271,7 @@ def _follow(demand: Demand, course: Course) -> Prediction:
     every = fresh_every_steps(publish_every_steps=course.publish_every_steps, max_staleness=course.max_staleness)
     first = 2 * (course.max_staleness + 1 + course.publish_every_steps)
     recursion.steps(first)
-    count = min(MOST_STEPS, max(LEAST_STEPS, ROLLOUTS // of_step - first))
+    count = min(MAX_STEPS, max(MIN_STEPS, ROLLOUTS // of_step - first))
     count += -count % every
     elapsed_s = recursion.steps(count)
     tally = recursion.tally

@@ -5,7 +5,7 @@ margins on it: a share for errors of the estimates, and a reserve for samplers t
 are ranked by price per rollout that counts, and the cheapest set that has the rate is searched for (cover.py).
 
 How long a version takes depends on the set, and the set on how long it takes: planned, chosen and planned again, at
-most MOST_ROUNDS times; of the sets that have the rate by their own plan the cheapest stands. Samplers that are not in
+most MAX_ROUNDS times; of the sets that have the rate by their own plan the cheapest stands. Samplers that are not in
 the last planned set are supposed to fare like those of their class, or like all, with the version passing their own
 downlink. Where no set meets the target, as always at S = 0, NEAR_LEAST more than the least possible idle share is the
 aim instead.
@@ -180,11 +180,11 @@ def _median_way(ways: Sequence[Delivery]) -> Delivery:
     )
 
 
-MOST_ROUNDS = 6
+MAX_ROUNDS = 6
 """Of planning and choosing. Two agree at once where links do not bind; more only follow noise of the plan."""
 
-MOST_TRIMS = 3  # Times that a set which has too much by its own plan is made smaller
-MOST_EFFORTS = 4  # Times that a set is chosen for what the model says is needed, or a little more
+MAX_TRIMS = 3  # Times that a set which has too much by its own plan is made smaller
+MAX_EFFORTS = 4  # Times that a set is chosen for what the model says is needed, or a little more
 
 EFFORT_STEP = 1.05
 """By how much more is asked for when the model says that a set which has what is needed does not do after all."""
@@ -349,7 +349,7 @@ class Search:
     def _cheapest(self, fixed: Collection[str]) -> Selection | None:
         trial = self._settle(1.0, fixed)
         effort = self._effort(trial or self._try(self._market.workers))
-        for _ in range(MOST_EFFORTS):
+        for _ in range(MAX_EFFORTS):
             trial = self._settle(effort, fixed) if math.isfinite(effort) else None
             if trial is None:
                 return None
@@ -373,7 +373,7 @@ class Search:
         """Plan and choose until the choice stands; None if all together are too slow."""
         best: Trial | None = None
         names: tuple[str, ...] | None = None
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             chosen = self._choose(self._least(effort), fixed)
             if chosen is None or chosen == names:
                 break
@@ -386,7 +386,7 @@ class Search:
     def _trimmed(self, trial: Trial, effort: float, fixed: Collection[str]) -> Trial:
         """Without those that this set does not need by its own plan: where plans differ from set to set the rounds may
         end at one with too many."""
-        for _ in range(MOST_TRIMS):
+        for _ in range(MAX_TRIMS):
             trial = self._try(trial.names)
             names = self._choose(self._least(effort), fixed, among=trial.names)
             fewer = trial if names is None else self._try(names)
@@ -451,7 +451,7 @@ class Search:
         """Leave out the least useful set that makes the rest cheap enough: a cover with price and rate exchanged."""
         allowed = budget
         trial = self._try(())
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             offers = self._market.offers()
             swapped = [
                 Offer(name=o.name, price_per_hour=o.useful_rollouts_per_s, useful_rollouts_per_s=o.price_per_hour)

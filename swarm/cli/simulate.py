@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Arm = Literal["relay-delta", "relay-full", "star-delta", "star-full"]
 Activate = Literal["all", "cheapest"]
 
-MOST_HOURS = 24.0 * 31  # A month: at a thousand nodes half an hour of computing
+MAX_HOURS = 24.0 * 31  # A month: at a thousand nodes half an hour of computing
 GB = 1e9
 HOUR_S = 3600.0
 
@@ -99,8 +99,8 @@ def settings_of(
         raise UserError(f"--arm {arm}: one of {', '.join(get_args(Arm))}")
     if hours is None:
         hours = scenario.simulation.hours
-    if not 0 < hours <= MOST_HOURS:
-        raise UserError(f"--hours {hours:g}: from more than 0 to {MOST_HOURS:g}")
+    if not 0 < hours <= MAX_HOURS:
+        raise UserError(f"--hours {hours:g}: from more than 0 to {MAX_HOURS:g}")
     bound, period = max_staleness, publish_every_steps
     if bound is None or period is None:
         planned = planned_setting(scenario, arm, max_staleness=bound)

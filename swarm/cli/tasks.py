@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swarm.types import Prompt, Score
 
 WRONG = "this is not the answer"  # An answer to see what a wrong one earns
-MOST_SHOWN = 2000  # Characters of a prompt that are shown
+MAX_SHOWN = 2000  # Characters of a prompt that are shown
 
 FAILURES = {
     "zero": "a run gives such completions 0",
@@ -99,8 +99,8 @@ def _show(prompt: Prompt, reader: Prompts | None) -> None:
         text = "\n".join(f"{role}: {content}" for role, content in prompt.messages)
     else:
         text = prompt.text
-    cut = f"\n... {len(text) - MOST_SHOWN:,} characters more" if len(text) > MOST_SHOWN else ""
-    typer.echo("\n".join(f"  | {line}" for line in (text[:MOST_SHOWN] + cut).splitlines()))
+    cut = f"\n... {len(text) - MAX_SHOWN:,} characters more" if len(text) > MAX_SHOWN else ""
+    typer.echo("\n".join(f"  | {line}" for line in (text[:MAX_SHOWN] + cut).splitlines()))
     typer.echo(f"  answer: {_shown(prompt.answer)}")
 
 

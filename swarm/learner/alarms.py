@@ -61,7 +61,7 @@ PAID_FOR = 0.5
 wanted: of seventeen runs of the demo that learned, the smallest had risen by 7 spreads."""
 
 LOWER_EVERY_STEPS = 10
-LEAST_SCALE = 1 / 8
+MIN_SCALE = 1 / 8
 """The learning rate is halved three times at most: what goes on then is not the learning rate's fault."""
 
 REASONS: dict[tuple[AlarmKind, Reaction], str] = {
@@ -174,7 +174,7 @@ class Alarms:
         entropy, reward = _mean(state.recent, 0), _mean(state.recent, 1)
         limit = self._rules.entropy * _mean(state.first, 0)
         paid_for = reward >= _mean(state.first, 1) + PAID_FOR * _mean(state.first, 2)
-        may_lower = state.learning_rate_scale > LEAST_SCALE and state.steps_since_lowered >= LOWER_EVERY_STEPS
+        may_lower = state.learning_rate_scale > MIN_SCALE and state.steps_since_lowered >= LOWER_EVERY_STEPS
         if entropy >= limit or paid_for or not may_lower:
             return []
         self.state = structs.replace(state, learning_rate_scale=state.learning_rate_scale / 2, steps_since_lowered=0)

@@ -28,7 +28,7 @@ SNAPSHOT_BYTES = 14
 TOKENS_PER_MICRO_BATCH = 16_384
 """Of one forward pass of a large model, unless it is set or does not fit. More brings a GPU nothing."""
 
-LEAST_TOKENS = {False: 4096, True: 1024}
+MIN_TOKENS = {False: 4096, True: 1024}
 """With and without activation checkpointing, the fewest tokens that are chosen before something else is: below 4096 a
 GPU is slower for its small matrices than for computing layers twice; below 1024 it is of no use to go on halving."""
 
@@ -41,7 +41,7 @@ WHOLE_GRADIENT_BYTES = 2 << 30
 """Up to here each of several ranks keeps the whole gradient of a minibatch and they add up theirs once; a larger one is
 cut at every pass, since what FSDP saved in memory would be lost again."""
 
-MOST_RANKS = 1024  # Looked at when one asks how many would do
+MAX_RANKS = 1024  # Looked at when one asks how many would do
 GIB = 1 << 30
 
 
@@ -149,7 +149,7 @@ def choose(
     recompute = rules.activation_checkpointing
     ways = (False, True) if recompute is None and may_checkpoint else (bool(recompute),)
     for way in ways:
-        for tokens in _budgets(rules.tokens_per_micro_batch, LEAST_TOKENS[way]):
+        for tokens in _budgets(rules.tokens_per_micro_batch, MIN_TOKENS[way]):
             tried = replace(setting, tokens=max(tokens, longest), activation_checkpointing=way)
             if fits(shape, tried, free_bytes):
                 return msgspec.structs.replace(rules, tokens_per_micro_batch=tokens, activation_checkpointing=way)
@@ -169,7 +169,7 @@ def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host
     needed = TRAINED_BYTES * parameters // ranks
     if needed > free_bytes:
         setting = Setting(
-            tokens=LEAST_TOKENS[True],
+            tokens=MIN_TOKENS[True],
             activation_checkpointing=True,
             half=half,
             in_chunks=True,
@@ -211,7 +211,7 @@ def _budgets(wanted: int | None, least: int) -> list[int]:
 
 def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, may_checkpoint: bool) -> list[str]:
     """What of it alone would be enough, and a smaller model."""
-    least = LEAST_TOKENS[True]
+    least = MIN_TOKENS[True]
     ways = {
         "fewer --tokens-per-micro-batch": replace(setting, tokens=min(setting.tokens, max(longest, least))),
         "activation_checkpointing = true": replace(setting, activation_checkpointing=may_checkpoint),
@@ -227,9 +227,9 @@ def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, m
 
 def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
     """The least number of ranks that is enough, each on a device like this one; none on a CPU, whose memory they share,
-    or if MOST_RANKS are not enough."""
+    or if MAX_RANKS are not enough."""
     whole = free_bytes + 4 * shape.parameters // setting.ranks
-    for ranks in range(setting.ranks + 1, MOST_RANKS + 1) if not setting.on_host else ():
+    for ranks in range(setting.ranks + 1, MAX_RANKS + 1) if not setting.on_host else ():
         if fits(shape, replace(setting, ranks=ranks), whole - 4 * shape.parameters // ranks):
             return [f"--trainer-ranks {ranks} on as many such devices"]
     return []

@@ -35,11 +35,11 @@ class Pace:
 
     BURST_S = 0.05
     OVERHEAD = 1500 / 1448
-    LEAST_BURST_BYTES = 64 * 1024
+    MIN_BURST_BYTES = 64 * 1024
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._rate = bytes_per_s / self.OVERHEAD if bytes_per_s else None
-        self._burst = max(self.LEAST_BURST_BYTES, self.BURST_S * (self._rate or 0.0))
+        self._burst = max(self.MIN_BURST_BYTES, self.BURST_S * (self._rate or 0.0))
         self._free_at = 0.0
         self._waiting: deque[Callable[[], None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -86,7 +86,7 @@ class Pace:
 
 HEADER = struct.Struct(">BBHIIIQ8s")
 UNSENT_S = 0.05
-MOST_UNSENT_BYTES = 512 * 1024
+MAX_UNSENT_BYTES = 512 * 1024
 """What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a
 busy machine take to give it more, and not much less than a chunk."""
 
@@ -196,7 +196,7 @@ class Stream:
         rate = (self.sent_bytes - self._sent_before) / elapsed
         self._sent_before = self.sent_bytes
         self._rate += RATE_WEIGHT * (rate - self._rate)
-        wanted = int(min(MOST_UNSENT_BYTES, max(UNSENT_BYTES, UNSENT_S * self._rate)))
+        wanted = int(min(MAX_UNSENT_BYTES, max(UNSENT_BYTES, UNSENT_S * self._rate)))
         if not 0.8 * self._unsent <= wanted <= 1.25 * self._unsent:
             self._unsent = wanted
             try:

@@ -48,7 +48,7 @@ HELLO_PATH = "/v1/hello"
 HELLO_BYTES = 4096
 HELLO_S = 10.0  # Time limit of a hello: a learner that loads a large model still answers at once
 MAX_ROUND_S = 60.0
-LEAST_ROUND_S = 0.05  # A pace outside of this is nobody's wish
+MIN_ROUND_S = 0.05  # A pace outside of this is nobody's wish
 
 
 class Hello(Message, frozen=True):
@@ -99,7 +99,7 @@ async def say_hello(peer: Peer) -> Heard:
     learner = open_record(hello.learner, SwarmId(hello.swarm))
     if signed.record.role != hello.role or learner.record.role != "learner":
         raise ProtocolError("the answer contradicts its own records")
-    if not LEAST_ROUND_S <= learner.record.round_s <= MAX_ROUND_S:
+    if not MIN_ROUND_S <= learner.record.round_s <= MAX_ROUND_S:
         raise ProtocolError(f"a swarm with rounds of {learner.record.round_s:g} s is none")
     return Heard(hello=hello, signed=signed, learner=learner)
 

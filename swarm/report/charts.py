@@ -41,7 +41,7 @@ TICKS = 5
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 2", "12 4")
 """Of the curves of one chart, besides their colours: some see no difference in these, some print in grey."""
 
-MOST_CURVES = len(DASHES)
+MAX_CURVES = len(DASHES)
 
 CHART_STYLE = """
 :root { --paper: #ffffff; --ink: #1d1f21; --dim: #5b6168; --line: #d5d8dc; --grid: #e8eaed; --card: #f6f7f9;
@@ -58,7 +58,7 @@ svg text { fill: var(--dim); font-size: 12px; }
 .mark { stroke: var(--limit); stroke-width: 1; opacity: 0.6; fill: none; }
 """ + "\n".join(
     f".line.c{n} {{ stroke: var(--c{n}); }} .band.c{n}, .dot.c{n}, text .c{n} {{ fill: var(--c{n}); }}"
-    for n in range(MOST_CURVES)
+    for n in range(MAX_CURVES)
 )
 """Of the page and of pictures. The colours of curves are Okabe and Ito's, which nearly everybody tells apart."""
 
@@ -107,7 +107,7 @@ class Scale:
 def draw(chart: Chart) -> str:
     """A <figure> with its caption, picture and legend, for a page in CHART_STYLE."""
     unit = f" ({chart.unit})" if chart.unit else ""
-    lasts = "; ".join(f"{curve.name} {shown(curve.column.last)}" for curve in chart.curves[:MOST_CURVES])
+    lasts = "; ".join(f"{curve.name} {shown(curve.column.last)}" for curve in chart.curves[:MAX_CURVES])
     parts = [
         f'<figure><figcaption>{text(chart.title)}<span class="unit">{text(unit)}</span></figcaption>',
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(chart.title + unit)} over '
@@ -130,7 +130,7 @@ def picture(title: str, said: str, charts: Sequence[Chart]) -> str:
         y = head + number * (HEIGHT + foot)
         keys = [
             f'<tspan class="c{place}" dx="14">&#9679;</tspan> {text(curve.name)}'
-            for place, curve in enumerate(chart.curves[:MOST_CURVES])
+            for place, curve in enumerate(chart.curves[:MAX_CURVES])
         ]
         unit = f" ({chart.unit})" if chart.unit else ""
         parts += [
@@ -143,7 +143,7 @@ def picture(title: str, said: str, charts: Sequence[Chart]) -> str:
 
 
 def _drawn(chart: Chart) -> Iterator[str]:
-    curves = [(curve, curve.column.points()) for curve in chart.curves[:MOST_CURVES]]
+    curves = [(curve, curve.column.points()) for curve in chart.curves[:MAX_CURVES]]
     scale = _scale(chart, [point for _, points in curves for point in points])
     yield from _axes(chart, scale)
     yield from _stairs(chart, scale)
@@ -239,7 +239,7 @@ def _legend(chart: Chart) -> str:
         f'<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="line c{place}" '
         f'stroke-dasharray="{DASHES[place] or "none"}" d="M0 4H30"/></svg>{text(curve.name)} '
         f"<b>{shown(curve.column.last)}</b></span>"
-        for place, curve in enumerate(chart.curves[:MOST_CURVES])
+        for place, curve in enumerate(chart.curves[:MAX_CURVES])
     ]
     if chart.steps:
         rows.append(
@@ -251,8 +251,8 @@ def _legend(chart: Chart) -> str:
             '<span><svg class="key" viewBox="0 0 30 8" aria-hidden="true"><path class="mark" d="M15 0V8"/></svg>'
             f"{text(', '.join(sorted({words for _, words in chart.marks})))}</span>"
         )
-    if len(chart.curves) > MOST_CURVES:
-        rows.append(f"<span>and {len(chart.curves) - MOST_CURVES} more in the table of figures</span>")
+    if len(chart.curves) > MAX_CURVES:
+        rows.append(f"<span>and {len(chart.curves) - MAX_CURVES} more in the table of figures</span>")
     return f'<p class="legend">{"".join(rows)}</p>'
 
 
@@ -260,7 +260,7 @@ def _px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-MOST_OTHERS = 32  # Charts of figures that nobody named, one each
+MAX_OTHERS = 32  # Charts of figures that nobody named, one each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +325,7 @@ def sections(found: Figures) -> list[tuple[str, list[Chart]]]:
     costs = list(_charts(COSTS, found, free)) if found.last("cost_total") else []
     others = [
         Chart(title=name, unit="", curves=[Curve(name=name, column=found.columns[name])], until=found.steps)
-        for name in list(free)[:MOST_OTHERS]
+        for name in list(free)[:MAX_OTHERS]
         if not name.startswith("cost_")
     ]
     return [("Learning", learning), ("Swarm", swarm), ("Cost", costs), ("Other figures", others)]
@@ -372,8 +372,8 @@ def _charts(wanted: tuple[Wanted, ...], found: Figures, free: dict[str, None]) -
         names = list(dict.fromkeys(names))
         for name in names:
             del free[name]
-        for at in range(0, len(names), MOST_CURVES):
-            curves = [Curve(name=name, column=found.columns[name]) for name in names[at : at + MOST_CURVES]]
+        for at in range(0, len(names), MAX_CURVES):
+            curves = [Curve(name=name, column=found.columns[name]) for name in names[at : at + MAX_CURVES]]
             yield Chart(
                 title=one.title,
                 unit=one.unit,

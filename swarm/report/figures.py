@@ -16,10 +16,10 @@ from swarm.node.rundir import CONFIG, SUMMARY, Life, read_lives
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 
-MOST_POINTS = 300
+MAX_POINTS = 300
 """Of one curve: more than a screen shows of it. A page of 40 curves stays under 2 MB whatever the run's length."""
 
-MOST_NAMES = 256  # Of figures: a task with many rewards has some dozens. What is beyond is not read.
+MAX_NAMES = 256  # Of figures: a task with many rewards has some dozens. What is beyond is not read.
 EVENTS_KEPT = 100  # Of each end of a run, and as many besides of those that matter
 FAULTS = ("alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
 CHANGES = ("bound_set", "cost_reached", "paused", "prepared", "stopped", "trainer_restarted", "unpaused")
@@ -63,7 +63,7 @@ class Column:
     def last(self) -> float | None:
         return self.values[-1] if self.values else None
 
-    def points(self, most: int = MOST_POINTS) -> list[Point]:
+    def points(self, most: int = MAX_POINTS) -> list[Point]:
         """At most `most` points, of buckets that hold equally many steps; every value is in one of them."""
         size = max(1, -(-len(self.values) // most))
         return [self._bucket(at, at + size) for at in range(0, len(self.values), size)]
@@ -229,7 +229,7 @@ def _number(value: object) -> float | None:
 
 
 def _is_full(columns: Mapping[str, Column]) -> bool:
-    return len(columns) >= MOST_NAMES
+    return len(columns) >= MAX_NAMES
 
 
 def _json(path: Path) -> Mapping[str, Any] | None:

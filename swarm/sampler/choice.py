@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from swarm.sampler.engine import EngineKind
 from swarm.sampler.vllm import versions as vllm_versions
 
-LEAST_COMPUTE = (8, 0)
+MIN_COMPUTE = (8, 0)
 """Compute capability from which a GPU has bf16, in which weights come. An older one can be asked for by name."""
 
 NVIDIA_SMI_S = 15.0  # A driver that nobody uses takes seconds to wake up, some for each GPU
@@ -61,10 +61,8 @@ def _best(device: str) -> Chosen:
     gpu = NO_GPU if device == "cpu" else _gpu()
     if isinstance(gpu, str):
         why = gpu
-    elif gpu.compute < LEAST_COMPUTE:
-        why = (
-            f"{gpu.name} has compute capability {_dotted(gpu.compute)}; vLLM is taken from {_dotted(LEAST_COMPUTE)} on"
-        )
+    elif gpu.compute < MIN_COMPUTE:
+        why = f"{gpu.name} has compute capability {_dotted(gpu.compute)}; vLLM is taken from {_dotted(MIN_COMPUTE)} on"
     elif (vllm := gpu_build()) is None:
         why = f"{gpu.name} is here, but vllm is not installed: {GPU_BUILD}"
     elif (fault := vllm_versions.fault()) is not None:

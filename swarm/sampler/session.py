@@ -66,7 +66,7 @@ AHEAD_WAIT_S = 1.0
 
 DRAIN_S = 10.0  # After a request to stop, what is running gets this long to finish and to be submitted
 FAREWELL_S = 3.0  # Time limit for handing leases back: a node that leaves does not wait for a dead learner
-LEAST_BEAT_S = 0.2  # A learner may ask for no more than five beats a second
+MIN_BEAT_S = 0.2  # A learner may ask for no more than five beats a second
 AGAIN_S = 1.0  # Pause before weights that could not be read are looked at again: a catch-up repairs them meanwhile
 
 
@@ -114,7 +114,7 @@ class Session:
         self._launch = launch
         self._spool = spool
         self._offer = offer
-        self._beat_s = max(LEAST_BEAT_S, beat_s)
+        self._beat_s = max(MIN_BEAT_S, beat_s)
         self._status = status
         self._on_change = on_change
         self._say = say

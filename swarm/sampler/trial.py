@@ -4,7 +4,7 @@ Places, for an engine without a pager of its own: a sample holds keys and values
 probabilities of one token while it is drawn. The caller accounts for the weights when it says how many bytes are free.
 
 Speed: random prompts, random tokens, any weights, since speed does not depend on them. Rounds grow from a few tokens a
-sample to MOST_TOKENS, each as long as the one before leaves time for, so that a slow machine has a figure too, of short
+sample to MAX_TOKENS, each as long as the one before leaves time for, so that a slow machine has a figure too, of short
 samples. If there is a second round the first is not counted: libraries compile and allocate in it. No round is cut off
 from here, since a call that is cancelled costs the engine; its jobs end by their own time limit, after which the tokens
 that were drawn still count.
@@ -155,7 +155,7 @@ def _config(layout: Layout) -> dict[str, Any]:
 
 LIMIT_S = 30.0  # Longest trial. Weights take longer to come than this wherever speed matters.
 PROMPT_TOKENS = 64
-MOST_TOKENS = 64  # New tokens of a sample in the longest rounds: enough that the prompt is a small part of the time
+MAX_TOKENS = 64  # New tokens of a sample in the longest rounds: enough that the prompt is a small part of the time
 FIRST_TOKENS = 4
 GROWTH = 4
 """4, then 4 that count, 16, 64, 64: a machine that draws one token a second and sample still ends the second round."""
@@ -280,7 +280,7 @@ def cache_key(started: Started, layout: Layout) -> str:
 def lengths_in(context_tokens: int) -> tuple[int, int]:
     """Tokens of a prompt and most new ones of a sample that fit in a context."""
     prompt = max(1, min(PROMPT_TOKENS, context_tokens // 2))
-    return prompt, max(1, min(MOST_TOKENS, context_tokens - prompt))
+    return prompt, max(1, min(MAX_TOKENS, context_tokens - prompt))
 
 
 def next_tokens(rounds: Sequence[Round], most_tokens: int, left_s: float) -> int:
@@ -332,7 +332,7 @@ def calls_of(
 
 def _in_time(last: Round, left_s: float) -> int:
     """Tokens of each sample that can be drawn in the time left, if each takes as long as in the last round."""
-    return MOST_TOKENS if last.seconds <= 0 else int(last.tokens * min(left_s / last.seconds, float(MOST_TOKENS)))
+    return MAX_TOKENS if last.seconds <= 0 else int(last.tokens * min(left_s / last.seconds, float(MAX_TOKENS)))
 
 
 async def _drawn(engine: Draw, calls: Sequence[Generate]) -> int:

@@ -36,8 +36,8 @@ from swarm.sampler.trial import (
 )
 from swarm.types import Rollout, SampleSpec, VersionId
 
-MOST_PER_S = 1e9  # What a beat may tell of; only an engine without a model comes near it
-LEAST_S = 1e-6  # What a clock may not see
+MAX_PER_S = 1e9  # What a beat may tell of; only an engine without a model comes near it
+MIN_S = 1e-6  # What a clock may not see
 
 LENGTHS_KEPT = 512
 """Lengths by which a batch with free places is compared with a full one: of four batches at least, with 128 places."""
@@ -82,7 +82,7 @@ class Rates:
             took_s = generated.seconds * self._stretch(count, full) + between_s
             # Times are averaged: the mean of rates would be more than what comes of them.
             self._full_batch_s = _smoothed(self._full_batch_s, took_s)
-            self.full_rollouts_per_s = min(MOST_PER_S, full / max(self._full_batch_s, LEAST_S))
+            self.full_rollouts_per_s = min(MAX_PER_S, full / max(self._full_batch_s, MIN_S))
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds)
 
     def sample(self, generated: Generated, side_by_side: int) -> None:
@@ -95,14 +95,14 @@ class Rates:
         # A plain mean at first: the first sample of all would count for hundreds.
         weight = max(RATE_SMOOTHING / self._places, 1 / self._answered)
         self._note_lengths(generated)
-        self._sample_s = _smoothed(self._sample_s, max(generated.seconds, LEAST_S), weight)
+        self._sample_s = _smoothed(self._sample_s, max(generated.seconds, MIN_S), weight)
         self._side_by_side = _smoothed(self._side_by_side, side_by_side, weight)
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds, weight)
         if self._answered < TURNS * self._most_side_by_side:
             return
         # By means of times, as in `batch`: short samples would make the mean of rates a multiple of what is done.
-        self._rollouts_per_s = min(MOST_PER_S, self._side_by_side / self._sample_s)
-        full = min(MOST_PER_S, max(self._places, self._side_by_side) / self._sample_s)
+        self._rollouts_per_s = min(MAX_PER_S, self._side_by_side / self._sample_s)
+        full = min(MAX_PER_S, max(self._places, self._side_by_side) / self._sample_s)
         if self._most_tokens_per_s and self._lengths:
             full = min(full, self._most_tokens_per_s * len(self._lengths) / sum(self._lengths))
         self.full_rollouts_per_s = full
@@ -120,7 +120,7 @@ class Rates:
 
 
 def _smoothed_rate(before: float, count: int, seconds: float, weight: float = RATE_SMOOTHING) -> float:
-    return _smoothed(before, min(MOST_PER_S, count / max(seconds, LEAST_S)), weight)
+    return _smoothed(before, min(MAX_PER_S, count / max(seconds, MIN_S)), weight)
 
 
 def _smoothed(before: float, value: float, weight: float = RATE_SMOOTHING) -> float:

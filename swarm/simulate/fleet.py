@@ -20,7 +20,7 @@ from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers
 from swarm.simulate.sampler import Sampler
 
 HOUR_S = 3600.0
-LEAST_ABSENCE_S = 600.0  # Mean absence at least: a host comes back or another takes its place
+MIN_ABSENCE_S = 600.0  # Mean absence at least: a host comes back or another takes its place
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Node:
 
     def absence_s(self, random: Random) -> float:
         mean_s = self.kind.mean_session_h * HOUR_S * (1 - self.kind.duty) / self.kind.duty
-        return random.expovariate(1 / max(LEAST_ABSENCE_S, mean_s))
+        return random.expovariate(1 / max(MIN_ABSENCE_S, mean_s))
 
     def vanishes(self, random: Random) -> bool:
         """Whether it goes without a word."""

@@ -16,7 +16,7 @@ FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parque
 """Files that are a data set by themselves, and what reads them."""
 
 HELD_OUT_SPLITS = ("test", "validation")  # Splits that nothing is trained on, the first there is
-MOST_SHOWN = 300  # Characters of a library's words that a fault repeats
+MAX_SHOWN = 300  # Characters of a library's words that a fault repeats
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def _load(wanted: Fetch) -> dict[str, Any]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        raise UserError(f"{type(error).__name__}: {lines[0][:MOST_SHOWN]}") from error
+        raise UserError(f"{type(error).__name__}: {lines[0][:MAX_SHOWN]}") from error
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 

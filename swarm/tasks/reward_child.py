@@ -25,7 +25,7 @@ from swarm.tasks import load_task
 from swarm.tasks.base import RewardKind, Task, TaskOptions, random_score
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt, Score
 
-MOST_SAID = 200  # Characters of a reason: a line for a person
+MAX_SAID = 200  # Characters of a reason: a line for a person
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -92,7 +92,7 @@ def main() -> None:
 
 def said(error: BaseException) -> str:
     """An exception in a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:MOST_SAID]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_SAID]
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

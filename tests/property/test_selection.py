@@ -13,7 +13,7 @@ from swarm.capacity.prices import Offer
 from swarm.capacity.selection import Rules, Search, select
 from tests.capacity import RateCondition, by_downlink, demand, random_fleet, subsets
 
-MOST_EXCESS = 0.02
+MAX_EXCESS = 0.02
 
 
 def cheapest(fleet: list[Worker], groups: int) -> float | None:
@@ -44,7 +44,7 @@ def check_choice(seed: int, count: int, share: float) -> None:
     else:
         assert found.has_margin
         assert found.feasible
-        assert found.cost_per_hour <= best * (1 + MOST_EXCESS) + 1e-9
+        assert found.cost_per_hour <= best * (1 + MAX_EXCESS) + 1e-9
 
 
 offers = st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), max_size=9)

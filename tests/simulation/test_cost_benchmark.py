@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cost_prices import cheapest_arm
-from benchmarks.cost_rows import MOST_IDLE, async_idle, measure
+from benchmarks.cost_rows import MAX_IDLE, async_idle, measure
 from swarm.capacity.plan.plan import references_of
 from swarm.capacity.plan.scenario import Baseline, Scenario
 from swarm.settings import load_file
@@ -19,7 +19,7 @@ def test_half_an_hour_of_the_chosen_arm_costs_what_was_planned() -> None:
     arm = cheapest_arm(LAB.model_copy(update={"baseline": Baseline()}), "relay", "delta")
     found = measure(LAB, arm, hours=0.5, seed=1)
     assert found.hours == pytest.approx(0.375)
-    assert found.idle_share <= MOST_IDLE
+    assert found.idle_share <= MAX_IDLE
     assert found.cost_per_step == pytest.approx(arm.cost_per_step, rel=0.05)
     assert found.mean_staleness <= arm.max_staleness
 

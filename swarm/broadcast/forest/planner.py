@@ -188,7 +188,7 @@ CHUNK_HOLD_S = 0.03  # How long one chunk may hold a typical forwarder of a mesh
 FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of a forest has its first chunk
 DEPTH = 5  # Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
 ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Where nobody's uplink is known
-LEAST_LEFT = 0.05  # Of an uplink, when all children leave it: it may have been a moment's stall
+MIN_LEFT = 0.05  # Of an uplink, when all children leave it: it may have been a moment's stall
 MAX_REFUSED = 4096  # Pairs that do not work together, remembered by a plan: the oldest are forgotten
 
 
@@ -382,7 +382,7 @@ def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
             late[stripe].update((parent, child))
             lost[parent] = lost.get(parent, 0) + 1
     for node, count in lost.items():
-        left = max(LEAST_LEFT, 1 - count / slots[node])
+        left = max(MIN_LEFT, 1 - count / slots[node])
         profiles[node] = replace(profiles[node], uplink_bytes_per_s=profiles[node].uplink_bytes_per_s * left)
     repair = _Repair(plan.learner, profiles, frozenset(plan.refused))
     return replace(plan, peers=profiles, trees=repair.trees(trees, late))

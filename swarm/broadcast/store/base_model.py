@@ -24,7 +24,7 @@ from swarm.net.wire import digest
 HEADER_BYTES = 32 * 1024 * 1024
 """Largest header of a safetensors file: a million tensors at 30 bytes; the format's own cap is 100 MB."""
 
-MOST_FILES = 1024  # Files of one model: 4 TiB in the usual 5 GB parts
+MAX_FILES = 1024  # Files of one model: 4 TiB in the usual 5 GB parts
 LENGTH_BYTES = 8  # Before the header stands its length, little-endian
 
 
@@ -54,8 +54,8 @@ class BaseModel:
         paths = sorted(directory.glob("*.safetensors"))
         if not paths:
             raise UserError(f"there is no .safetensors file in {directory}: pass a directory of a Hugging Face model")
-        if len(paths) > MOST_FILES:
-            raise UserError(f"{directory} has over {MOST_FILES} .safetensors files: pass the model's own directory")
+        if len(paths) > MAX_FILES:
+            raise UserError(f"{directory} has over {MAX_FILES} .safetensors files: pass the model's own directory")
         self.directory = directory
         self._places: dict[str, _Place] = {}
         for path in paths:

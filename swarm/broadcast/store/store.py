@@ -150,7 +150,7 @@ def _mapped(path: Path, nbytes: int) -> memoryview:
 
 KEEP_VERSIONS = 4  # Versions that stay on disk in any case: a node that missed three publications goes on by deltas
 IN_USE_S = 30.0
-MOST_VERSIONS = 16
+MAX_VERSIONS = 16
 """A version that was asked for within half a minute stays too, up to so many: a slow node that began to fetch it
 would otherwise never come to the end of any."""
 
@@ -252,7 +252,7 @@ class VersionStore:
             # A copy: `find` is called from other threads without the lock, so that none of them waits for a disk.
             self._asked_at = {version: at for version, at in dict(self._asked_at).items() if now - at < IN_USE_S}
             for version in sorted(self._held)[:-KEEP_VERSIONS]:
-                if version not in self._asked_at or len(self._held) > MOST_VERSIONS:
+                if version not in self._asked_at or len(self._held) > MAX_VERSIONS:
                     self.drop(version)
 
     # -- files -----------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ LONGEST_PERIOD = 16
 CLOSE = 1.05
 """Times the least estimate at which the search ends: estimates leave out churn, and that samplers are whole."""
 
-MOST_PLANNED = 3  # Settings of one arm that are planned in earnest: each takes up to some seconds
+MAX_PLANNED = 3  # Settings of one arm that are planned in earnest: each takes up to some seconds
 AS_CHEAP = 1.01  # Times the least cost per step that counts as the same: prices are not known better
 
 
@@ -99,7 +99,7 @@ class Arms:
         ranked = self._ranked(scheme, payload)
         least_estimate = min(estimate for estimate, _ in ranked)
         arms: list[Arm] = []
-        for _, setting in ranked[:MOST_PLANNED]:
+        for _, setting in ranked[:MAX_PLANNED]:
             arms.append(self.arm(scheme, payload, setting, "cheapest"))
             if arms[-1].cost_per_step <= CLOSE * least_estimate:
                 break

@@ -69,10 +69,10 @@ def saving(cost_per_step: float, reference: Reference) -> float:
     return 1 - cost_per_step / reference.cost_per_step
 
 
-MOST_MORE = 64  # Samplers of one class that are tried as an addition: who lacks more needs another plan, not advice
-MOST_STEPS = 16  # By which S is raised at most
+MAX_MORE = 64  # Samplers of one class that are tried as an addition: who lacks more needs another plan, not advice
+MAX_STEPS = 16  # By which S is raised at most
 WORTH_SAYING = 0.01  # Least change of the idle share, or least relative saving, that is told
-MOST_ADVICE = 3  # Changes that are told: who reads more follows none
+MAX_ADVICE = 3  # Changes that are told: who reads more follows none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +89,11 @@ def advice_for(arms: Arms, arm: Arm) -> tuple[Advice, ...]:
     first. Else: what makes a step cheaper."""
     if arm.feasible:
         found = [one for one in _cheaper(arms, arm) if one.cost_per_step < (1 - WORTH_SAYING) * arm.cost_per_step]
-        return tuple(sorted(found, key=lambda one: one.cost_per_step)[:MOST_ADVICE])
+        return tuple(sorted(found, key=lambda one: one.cost_per_step)[:MAX_ADVICE])
     tried = [*_more_samplers(arms, arm), *_larger_bounds(arms, arm), *_faster_broadcast(arms, arm)]
     found = [one for one in tried if one.idle_share < arm.idle_share - WORTH_SAYING]
     found.sort(key=lambda one: (max(one.idle_share, arms.idle_target), one.cost_per_step))
-    return tuple(found[:MOST_ADVICE])
+    return tuple(found[:MAX_ADVICE])
 
 
 def _more_samplers(arms: Arms, arm: Arm) -> list[Advice]:
@@ -104,7 +104,7 @@ def _more_samplers(arms: Arms, arm: Arm) -> list[Advice]:
         def larger(number: int, one: FleetClass = one) -> Arm:
             return arms.arm_of(arm.scheme, arm.payload, arm.setting, "all", [*chosen, *_more(arms, one, number)])
 
-        number, enough = _enough(larger, MOST_MORE, arms.idle_target)
+        number, enough = _enough(larger, MAX_MORE, arms.idle_target)
         found.append(_advice(f"{number} more of class {one.name}", enough))
     return found
 
@@ -137,7 +137,7 @@ def _larger_bounds(arms: Arms, arm: Arm) -> list[Advice]:
         setting = Setting(max_staleness=arm.max_staleness + more, publish_every_steps=arm.publish_every_steps)
         return arms.arm_of(arm.scheme, arm.payload, setting, "all", chosen)
 
-    _, found = _enough(larger, MOST_STEPS, arms.idle_target)
+    _, found = _enough(larger, MAX_STEPS, arms.idle_target)
     return [_advice(f"S = {found.max_staleness} instead of {arm.max_staleness}", found)]
 
 

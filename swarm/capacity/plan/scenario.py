@@ -17,10 +17,10 @@ from swarm.capacity.fleet import Demand, Lengths, Worker
 
 BYTES_PER_MBIT = 1e6 / 8
 
-MOST_NODES = 10_000
+MAX_NODES = 10_000
 """Of one class. Planning takes seconds for a thousand; ten times that is beyond any swarm that was reported."""
 
-MOST_CLASSES = 64
+MAX_CLASSES = 64
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 """Multiples of it, modulo 1, are spread evenly and in no order that another quantity has."""
@@ -128,7 +128,7 @@ class FleetClass(Table):
 
     name: Name
     gpu: Text = ""
-    count: Annotated[int, Field(strict=True, ge=1, le=MOST_NODES)]
+    count: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
     tokens_per_s: Positive
     tokens_per_s_bf16: Positive | None = None
     price_per_h: Price
@@ -201,7 +201,7 @@ class Scenario(Table):
     learner: Learner
     rollout: Rollout
     staleness: Staleness
-    fleet: Annotated[tuple[FleetClass, ...], Field(min_length=1, max_length=MOST_CLASSES)]
+    fleet: Annotated[tuple[FleetClass, ...], Field(min_length=1, max_length=MAX_CLASSES)]
     baseline: Baseline = Baseline()
     simulation: Simulated = Simulated()
 

@@ -45,7 +45,7 @@ BUSY_S = 30.0
 """Longest wait for another process that reads: `verify` holds no lock that a writer would have to wait for."""
 
 KNOWN_NODES = 65_536  # Row numbers of nodes that are remembered
-MOST_ROWS = 256  # In one statement: of 12 columns, a tenth of the parameters that SQLite allows
+MAX_ROWS = 256  # In one statement: of 12 columns, a tenth of the parameters that SQLite allows
 UNSCORED = (None, None, None)  # Reward, exactness and parts of a rollout that waits for them
 FINISHES = ("stop", "length", "failed")  # Their places are what the rows hold
 LINEAGE_STEP = struct.Struct("<q")
@@ -345,7 +345,7 @@ class Index:
         """
         changed, start = 0, 0
         while start < len(rows):
-            count = min(MOST_ROWS, 1 << ((len(rows) - start).bit_length() - 1))
+            count = min(MAX_ROWS, 1 << ((len(rows) - start).bit_length() - 1))
             some = rows[start : start + count]
             values = ",".join(["(" + ",".join("?" * len(some[0])) + ")"] * count)
             changed += self.connection.execute(sql.format(values), [value for row in some for value in row]).rowcount

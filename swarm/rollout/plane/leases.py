@@ -41,7 +41,7 @@ SLOWEST_TOKENS_PER_S = 2.0
 """What a sampler whose rate is not known yet is taken for, and the slowest that any limit is derived from: below it a
 claim would only keep samples from others."""
 
-LEAST_LIMIT_S = 30.0
+MIN_LIMIT_S = 30.0
 """Shortest time limit of a lease: what a small model draws in a moment may wait behind a batch and an install."""
 
 MAX_HELD = 8192
@@ -399,7 +399,7 @@ class LeaseTable:
     def _limit_s(self, node: NodeId, max_new_tokens: int) -> float:
         """The time limit of a lease for `node`: what the longest completion takes at its rate, LIMIT_FACTOR times."""
         rate, most_s = self._nodes[node].tokens_per_s, self._longest_s(max_new_tokens)
-        return most_s if rate <= 0 else min(most_s, max(LEAST_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
+        return most_s if rate <= 0 else min(most_s, max(MIN_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
 
     def _longest_s(self, max_new_tokens: int) -> float:
         """Longest time limit that anybody gets. It grows with the completion: to cut what is long would be a bias."""

@@ -162,7 +162,7 @@ class VllmEngine:
         if len(job.prompt_token_ids) + job.rules.max_new_tokens > model.max_model_len:
             wanted = f"{len(job.prompt_token_ids)} prompt tokens and {job.rules.max_new_tokens} new ones"
             return f"{wanted} are over this engine's max_model_len of {model.max_model_len}"
-        least, most = vllm_versions.LEAST_TEMPERATURE, vllm_versions.MOST_TEMPERATURE
+        least, most = vllm_versions.MIN_TEMPERATURE, vllm_versions.MAX_TEMPERATURE
         if job.rules.temperature and not least <= job.rules.temperature <= most:
             return f"vLLM draws at temperatures from {least} to {most}, or at 0"
         if max(job.prompt_token_ids) >= model.get_vocab_size():

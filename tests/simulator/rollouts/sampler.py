@@ -45,7 +45,7 @@ ANSWERS_QUEUED = 2
 DRAIN_S = 10.0
 """After a request to leave, the running batch gets this long; as in sampler/session.py."""
 
-LEAST_PAUSE_S = 0.2
+MIN_PAUSE_S = 0.2
 """Shortest pause between two tries; as in node/link.py."""
 
 A = TypeVar("A")
@@ -365,7 +365,7 @@ class Sampler:
         def failed() -> None:
             self._tries[call] += 1
             most_s = min(BACK_OFF_MOST_S, 2.0 ** (self._tries[call] - 1))
-            pause_s = max(LEAST_PAUSE_S, self._world.random.uniform(0.0, most_s))
+            pause_s = max(MIN_PAUSE_S, self._world.random.uniform(0.0, most_s))
             self._later(pause_s, f"{self.node} tries to {call} again", again)
 
         return failed

@@ -11,7 +11,7 @@ from benchmarks.journal import BATCH_GROUPS, measure_size, measure_speed
 from swarm.rollout.journal.segments import DIGEST_BYTES
 from swarm.rollout.journal.verify import verify_run
 
-MOST_BYTES = 100
+MAX_BYTES = 100
 """What the index may take of the disk for a rollout; over a million rollouts it is less than over few."""
 
 
@@ -30,4 +30,4 @@ def test_what_the_benchmark_records_is_a_run_without_a_breach(tmp_path: Path) ->
 def test_a_rollout_takes_a_hundred_bytes_of_the_index_at_most(tmp_path: Path, size: int) -> None:
     found = asyncio.run(measure_size(tmp_path / "size", 4096, size, 1))
     assert found["rows"] >= 4000
-    assert DIGEST_BYTES < found["db_bytes_per_rollout"] <= MOST_BYTES
+    assert DIGEST_BYTES < found["db_bytes_per_rollout"] <= MAX_BYTES

@@ -11,7 +11,7 @@ from swarm.broadcast.receiver import Progress
 from swarm.broadcast.transfers import Transfers
 from tests.builders import v
 
-LEAST_S = 0.001
+MIN_S = 0.001
 
 
 def progress_of(missing: Iterator[int]) -> Progress:
@@ -29,11 +29,11 @@ def progress_of(missing: Iterator[int]) -> Progress:
 async def test_a_transfer_of_which_no_chunk_comes_is_waited_for_no_longer() -> None:
     """The learner that announced it was killed, and its next life deals it no more."""
     chunks = iter([5, 4, 4, 4, 4])
-    assert not await progress_of(chunks).goes_on(asyncio.Event(), LEAST_S)
+    assert not await progress_of(chunks).goes_on(asyncio.Event(), MIN_S)
     assert len(list(chunks)) == 1  # first looked at twice while one came, then twice more
 
 
 async def test_news_ends_the_waiting() -> None:
     news = asyncio.Event()
     news.set()
-    assert await progress_of(iter([5])).goes_on(news, LEAST_S)
+    assert await progress_of(iter([5])).goes_on(news, MIN_S)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from swarm.capacity import recursion
-from swarm.capacity.classes import MOST_CLASSES, alike, course_of
+from swarm.capacity.classes import MAX_CLASSES, alike, course_of
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.model import (
     Binds,
@@ -252,7 +252,7 @@ def test_a_class_of_one_keeps_its_pace_in_a_thinned_swarm() -> None:
 def test_a_thousand_different_samplers_are_a_few_classes() -> None:
     fleet = [sampler(str(i), places=1 + i % 40, place_s=10 + 0.1 * i) for i in range(1000)]
     classes = alike(demand(2), fleet, [0.3 * i for i in range(1000)])
-    assert len(classes) <= MOST_CLASSES
+    assert len(classes) <= MAX_CLASSES
     assert sum(len(one) for one in classes) == 1000
 
 

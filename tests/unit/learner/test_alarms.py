@@ -14,8 +14,8 @@ from msgspec import structs
 
 from swarm.learner.alarms import (
     ENTROPY_STEPS,
-    LEAST_SCALE,
     LOWER_EVERY_STEPS,
+    MIN_SCALE,
     MISMATCH_STEPS,
     NORMS_BEFORE,
     NORMS_KEPT,
@@ -172,7 +172,7 @@ def test_lost_entropy_halves_the_learning_rate_every_ten_steps_down_to_an_eighth
     first = raised[0]
     assert first <= ENTROPY_STEPS
     assert raised == [first, first + LOWER_EVERY_STEPS, first + 2 * LOWER_EVERY_STEPS]
-    assert alarms.learning_rate_scale == LEAST_SCALE
+    assert alarms.learning_rate_scale == MIN_SCALE
 
 
 @pytest.mark.parametrize(

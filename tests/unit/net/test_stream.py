@@ -300,7 +300,7 @@ def test_a_pace_keeps_its_rate_on_the_line_and_shares_it_alike(clock: Clock, byt
         link.wake()
     clock.run_until(1010.0)
     of_payload = bytes_per_s / Pace.OVERHEAD
-    burst = max(Pace.LEAST_BURST_BYTES, Pace.BURST_S * of_payload)
+    burst = max(Pace.MIN_BURST_BYTES, Pace.BURST_S * of_payload)
     assert 10 * of_payload <= pace.total_bytes <= 10 * of_payload + burst + 16_384
     shares = [link.sent_bytes for link in links]
     assert max(shares) - min(shares) <= burst + 16_384
@@ -312,7 +312,7 @@ def test_an_idle_hour_saves_up_no_more_than_a_burst(clock: Clock) -> None:
     clock.run_until(4600.0)
     link.wake()
     clock.run_until(4601.0)
-    assert pace.total_bytes <= 1e6 / Pace.OVERHEAD + Pace.LEAST_BURST_BYTES + 1448
+    assert pace.total_bytes <= 1e6 / Pace.OVERHEAD + Pace.MIN_BURST_BYTES + 1448
 
 
 def test_without_a_cap_everything_flows_and_is_counted(clock: Clock) -> None:
@@ -339,7 +339,7 @@ async def test_flow_takes_its_time() -> None:
     began = loop.time()
     await asyncio.gather(*(pace.flow(100_000) for _ in range(20)))
     assert pace.total_bytes == 2_000_000
-    burst = max(Pace.LEAST_BURST_BYTES, Pace.BURST_S * 10e6)
+    burst = max(Pace.MIN_BURST_BYTES, Pace.BURST_S * 10e6)
     assert loop.time() - began >= (2_000_000 - burst - 100_000) / 10e6 - 0.002
 
 

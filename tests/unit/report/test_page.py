@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory, libraries, note_life, read_lives
 from swarm.report.charts import Chart, Curve, draw, picture, sections, text
-from swarm.report.figures import EVENTS_KEPT, MOST_NAMES, MOST_POINTS, Column, Figures, read_figures
+from swarm.report.figures import EVENTS_KEPT, MAX_NAMES, MAX_POINTS, Column, Figures, read_figures
 from swarm.report.page import write_report
 from swarm.report.samples import Read
 from swarm.rollout.journal.journal import SEGMENTS
@@ -123,7 +123,7 @@ def test_what_is_too_much_for_a_curve_is_drawn_as_mean_least_and_most() -> None:
     for step in range(100_000):
         column.add(step, step % 10)
     points = column.points()
-    assert len(points) <= MOST_POINTS
+    assert len(points) <= MAX_POINTS
     assert {(point.low, point.high) for point in points} == {(0.0, 9.0)}
     assert all(point.mean == pytest.approx(4.5, abs=0.1) for point in points)
     assert [point.step for point in points] == sorted(point.step for point in points)
@@ -171,7 +171,7 @@ def test_a_run_of_100_000_steps_gives_a_page_of_bounded_size(tmp_path: Path) -> 
     page = report_of(run_dir)
     assert cells(page, "figure/2")[-1] == "100000"
     assert len(page) < 100_000
-    assert max(len(numbers(path)) for path in re.findall(r' d="([^"]+)"', page)) <= 4 * MOST_POINTS
+    assert max(len(numbers(path)) for path in re.findall(r' d="([^"]+)"', page)) <= 4 * MAX_POINTS
 
 
 def test_every_figure_is_drawn_once_and_too_many_names_are_not_read(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_every_figure_is_drawn_once_and_too_many_names_are_not_read(tmp_path: Pa
     drawn = [curve.name for _, charts in sections(read_figures(run_dir)) for one in charts for curve in one.curves]
     assert sorted(drawn) == sorted(named)
     many = run_in(tmp_path / "many")
-    log_steps(many, 1, **{f"x{number}": float for number in range(MOST_NAMES + 10)})
-    assert len(read_figures(many).columns) == MOST_NAMES
+    log_steps(many, 1, **{f"x{number}": float for number in range(MAX_NAMES + 10)})
+    assert len(read_figures(many).columns) == MAX_NAMES
 
 
 def test_the_bound_is_drawn_as_it_was_set(tmp_path: Path) -> None:

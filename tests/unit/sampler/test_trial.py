@@ -17,7 +17,7 @@ from swarm.sampler.scripted_engine import ScriptedEngine
 from swarm.sampler.trial import (
     ENTRIES,
     FIRST_TOKENS,
-    MOST_TOKENS,
+    MAX_TOKENS,
     ModelShape,
     Round,
     Trial,
@@ -217,12 +217,12 @@ def a_round(tokens: int, seconds: float, drawn: int | None = None, places: int =
         ([a_round(4, 1.0), a_round(4, 4.0)], 3.9, 0),
         ([a_round(4, 1.0), a_round(4, 1.0, drawn=3)], 28.0, 0),
         ([a_round(4, 0.0), a_round(4, 0.0)], 28.0, 16),
-        ([a_round(4, 1.0), a_round(MOST_TOKENS, 1.0)], 28.0, MOST_TOKENS),
-        ([a_round(4, 1.0), a_round(MOST_TOKENS, 1.0), a_round(MOST_TOKENS, 1.0)], 28.0, 0),
+        ([a_round(4, 1.0), a_round(MAX_TOKENS, 1.0)], 28.0, MAX_TOKENS),
+        ([a_round(4, 1.0), a_round(MAX_TOKENS, 1.0), a_round(MAX_TOKENS, 1.0)], 28.0, 0),
     ],
 )
 def test_the_next_round(rounds: list[Round], left_s: float, expected: int) -> None:
-    assert next_tokens(rounds, MOST_TOKENS, left_s) == expected
+    assert next_tokens(rounds, MAX_TOKENS, left_s) == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from swarm.broadcast.store import disk
 from swarm.broadcast.store import store as store_module
 from swarm.broadcast.store.disk import DiskFull
-from swarm.broadcast.store.store import IN_USE_S, KEEP_VERSIONS, MOST_VERSIONS, VersionStore
+from swarm.broadcast.store.store import IN_USE_S, KEEP_VERSIONS, MAX_VERSIONS, VersionStore
 from swarm.broadcast.version.manifest import sign_head
 from swarm.errors import ProtocolError
 from swarm.net.wire import Digest, digest, encode
@@ -73,10 +73,10 @@ def test_a_version_that_is_being_fetched_stays_for_a_while(publisher: Publisher,
 
 
 def test_not_any_number_of_versions_is_in_use(publisher: Publisher) -> None:
-    for number in range(MOST_VERSIONS + 5):
+    for number in range(MAX_VERSIONS + 5):
         publisher.publish(number)
         publisher.published.store.find(v(number))
-    assert numbers(publisher.published.store) == list(range(5, MOST_VERSIONS + 5))
+    assert numbers(publisher.published.store) == list(range(5, MAX_VERSIONS + 5))
 
 
 def test_a_pruned_version_can_be_read_to_its_end(publisher: Publisher) -> None:

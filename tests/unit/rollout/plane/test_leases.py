@@ -11,10 +11,10 @@ from msgspec import structs
 
 from swarm.rollout.plane.leases import (
     LEASE_SLACK_S,
-    LEAST_LIMIT_S,
     LIMIT_FACTOR,
     MAX_HELD,
     MAX_NODES,
+    MIN_LIMIT_S,
     MISSED_BEATS,
     RETRY_S,
     SLOWEST_TOKENS_PER_S,
@@ -230,8 +230,8 @@ def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(tab
         (0.0, TIME_LIMIT_S),
         (1.0, LIMIT_FACTOR * RULES.max_new_tokens),
         (0.5, LIMIT_FACTOR * RULES.max_new_tokens / 0.5),
-        (LIMIT_FACTOR * RULES.max_new_tokens / LEAST_LIMIT_S * 1.01, LEAST_LIMIT_S),
-        (1e9, LEAST_LIMIT_S),
+        (LIMIT_FACTOR * RULES.max_new_tokens / MIN_LIMIT_S * 1.01, MIN_LIMIT_S),
+        (1e9, MIN_LIMIT_S),
         (LIMIT_FACTOR * RULES.max_new_tokens / TIME_LIMIT_S * 0.99, TIME_LIMIT_S),
         (1e-300, TIME_LIMIT_S),
     ],
