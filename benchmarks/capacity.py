@@ -2,13 +2,12 @@
 
 bin/python -m benchmarks.capacity --json
 bin/python -m benchmarks.capacity --staleness 2 --broadcast 0.3,1 --steps 100
-bin/python -m benchmarks.capacity --pausing --broadcast 0.05,0.3,0.6
 bin/python -m benchmarks.capacity --real --json      nine points of a real swarm instead, see capacity_real.py
 
 A grid of max_staleness, broadcast_s / train_step_s and the fleet's rate over the model's own mu_min (idle target 2 %)
 for its kind of fleet. Where no rate is enough the rate is over R / train_step_s instead, and the row says so. A cell
-simulates `--steps` steps after a warm-up of 20 (swarm/sim/capacity.run_fixed, which shares no code with the model but
-the mean of the longest of a batch).
+simulates `--steps` steps after a warm-up of 20 (tests.simulator.capacity.run_fixed, which shares no code with the model
+but the mean of the longest of a batch).
 
 Four kinds of fleet take turns, so that each meets every bound and most broadcasts; a version takes `broadcast` to the
 last of its workers. Lengths are lognormal with sigma 1 and clipped at 4.5 times the median, as in practice.
@@ -38,7 +37,8 @@ from typing import Any
 from benchmarks.learning_swarm import RunFailed
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.model import Prediction, mu_min, predict
-from swarm.simulate.learner import CapacityFigures, run_fixed
+from swarm.simulate.learner import CapacityFigures
+from tests.simulator.capacity import run_fixed
 
 TRAIN_STEP_S = 60.0
 
@@ -134,10 +134,10 @@ class Cell:
         return 100 * (self.predicted_idle - self.simulated_idle)
 
 
-def unit_of(kind: Kind, demand: Demand, broadcast_s: float, *, pausing: bool = False) -> tuple[str, float]:
+def unit_of(kind: Kind, demand: Demand, broadcast_s: float) -> tuple[str, float]:
     """What rates are told in: the least that the model thinks is enough, where there is one."""
     once = demand.rollouts_per_step / TRAIN_STEP_S
-    least = mu_min(demand, *kind.fleet(once, broadcast_s), pausing=pausing)
+    least = mu_min(demand, *kind.fleet(once, broadcast_s))
     return ("R/T", once) if math.isinf(least) else ("mu_min", least)
 
 
@@ -148,17 +148,16 @@ def cells(
     ratios: Sequence[float],
     *,
     steps: int,
-    pausing: bool = False,
 ) -> Iterator[Cell]:
-    """The cells of one bound and one broadcast; `pausing`: samplers stand still while they fetch."""
+    """The cells of one bound and one broadcast."""
     demand, broadcast_s = kind.demand(max_staleness), broadcast * TRAIN_STEP_S
-    unit, rate = unit_of(kind, demand, broadcast_s, pausing=pausing)
+    unit, rate = unit_of(kind, demand, broadcast_s)
     for ratio in ratios:
         workers, install_s = kind.fleet(ratio * rate, broadcast_s)
         began = time.process_time()
-        told = predict(demand, workers, install_s, pausing=pausing)
+        told = predict(demand, workers, install_s)
         predict_s = time.process_time() - began
-        found = run_fixed(demand, workers, install_s, steps=steps, seed=1, pausing=pausing)
+        found = run_fixed(demand, workers, install_s, steps=steps, seed=1)
         yield _cell(
             kind, demand, told, found, broadcast=broadcast, unit=(unit, rate), workers=workers, predict_s=predict_s
         )
@@ -224,9 +223,7 @@ def grid(options: argparse.Namespace) -> Iterator[Cell]:
     for i, max_staleness in enumerate(options.staleness):
         for j, broadcast in enumerate(options.broadcast):
             kind = KINDS[(i + j) % len(KINDS)]
-            yield from cells(
-                kind, max_staleness, broadcast, options.ratios, steps=options.steps, pausing=options.pausing
-            )
+            yield from cells(kind, max_staleness, broadcast, options.ratios, steps=options.steps)
 
 
 def summary(found: Sequence[Cell]) -> dict[str, Any]:
@@ -248,7 +245,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--staleness", type=_list(int), default=[1, 2, 3, 6], help="bounds, 1,2,3,6")
     parser.add_argument("--broadcast", type=_list(float), default=[0.05, 0.3, 0.6, 1.0, 1.5, 2.0], help="in steps")
     parser.add_argument("--ratios", type=_list(float), default=[0.7, 0.85, 1.0, 1.15, 1.3, 1.5], help="of mu_min")
-    parser.add_argument("--pausing", action="store_true", help="samplers that stand still while they fetch a version")
     parser.add_argument("--real", action="store_true", help="nine points against real processes instead, 12 minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)

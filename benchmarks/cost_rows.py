@@ -17,9 +17,9 @@ from swarm.capacity.prices import HOUR_S
 from swarm.capacity.selection import Rules
 from swarm.cli.plan import planned
 from swarm.simulate.figures import Settings
-from swarm.simulate.learner import run_fixed
 from swarm.simulate.swarm import CapacitySimulation, Choice
 from swarm.simulate.timeline import StepTaken
+from tests.simulator.capacity import run_fixed
 
 CHOSEN: tuple[str, Activate] = ("relay delta", "cheapest")
 

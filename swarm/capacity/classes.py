@@ -41,9 +41,7 @@ class _Share:
     install_s: float
 
 
-def course_of(
-    demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, scale: float = 1.0, pausing: bool = False
-) -> Course:
+def course_of(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, scale: float = 1.0) -> Course:
     """What a recursion has to follow for these workers, each there `scale` times over."""
     groups = min(demand.groups_per_step, max(MIN_GROUPS, MAX_ROLLOUTS // demand.group_size))
     thinned = groups / demand.groups_per_step
@@ -57,7 +55,6 @@ def course_of(
         max_staleness=demand.max_staleness,
         lengths=demand.lengths.tokens,
         classes=_whole(shares, rate=rate),
-        pausing=pausing,
     )
 
 

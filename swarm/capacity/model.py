@@ -42,8 +42,7 @@ RATE_PRECISION = 0.005  # Of mu_min: well below what any rate is known to
 class Prediction:
     """Shares of 1, in the long run. `idle_share` is of the learner's time, `discarded_share` of all that is generated,
     `mean_staleness` in steps over the rollouts that are trained on, `step_s` from batch to batch, `rollouts_per_s` what
-    is trained on, `samplers_idle_share` of the places' time weighted by their rates; to stand still for a fetch is not
-    idle."""
+    is trained on, `samplers_idle_share` of the places' time weighted by their rates."""
 
     idle_share: float
     discarded_share: float
@@ -54,87 +53,11 @@ class Prediction:
     binds: Binds
 
 
-def mu_min_pausing(
-    *, rollouts_per_step: int, publish_every_steps: int, train_step_s: float, broadcast_s: float
-) -> float:
-    """kappa R / (kappa T - T_b): the least rate where samplers stand still to fetch (ECHO-2's rule); inf if none is."""
-    _check(rollouts_per_step=rollouts_per_step, publish_every_steps=publish_every_steps, train_step_s=train_step_s)
-    _check_least_zero(broadcast_s=broadcast_s)
-    left_s = publish_every_steps * train_step_s - broadcast_s
-    return publish_every_steps * rollouts_per_step / left_s if left_s > 0 else math.inf
-
-
 def slack_s(*, publish_every_steps: int, max_staleness: int, train_step_s: float, latency_s: float) -> float:
     """(S + 1 - kappa) T - latency: what is left to make a batch of a version that took so long to bear fruit."""
     _check(publish_every_steps=publish_every_steps, train_step_s=train_step_s)
     _check_least_zero(max_staleness=max_staleness, latency_s=latency_s)
     return (max_staleness + 1 - publish_every_steps) * train_step_s - latency_s
-
-
-def mu_necessary(
-    *,
-    rollouts_per_step: int,
-    publish_every_steps: int,
-    max_staleness: int,
-    train_step_s: float,
-    broadcast_s: float,
-) -> float:
-    """R / min(T, (S + 1 - kappa) T - T_b): at less the learner waits for batches of mean length; inf if at any rate."""
-    _check(rollouts_per_step=rollouts_per_step)
-    _check_least_zero(broadcast_s=broadcast_s)
-    left_s = slack_s(
-        publish_every_steps=publish_every_steps,
-        max_staleness=max_staleness,
-        train_step_s=train_step_s,
-        latency_s=broadcast_s,
-    )
-    return rollouts_per_step / min(train_step_s, left_s) if left_s > 0 else math.inf
-
-
-def mu_sufficient(
-    *,
-    rollouts_per_step: int,
-    publish_every_steps: int,
-    max_staleness: int,
-    train_step_s: float,
-    broadcast_s: float,
-    generation_s: float,
-) -> float:
-    """R / min(T, (S + 1 - kappa) T - (T_b + T_gen)): a rate that is enough for equal lengths; inf if none is."""
-    _check_least_zero(broadcast_s=broadcast_s, generation_s=generation_s)
-    return mu_necessary(
-        rollouts_per_step=rollouts_per_step,
-        publish_every_steps=publish_every_steps,
-        max_staleness=max_staleness,
-        train_step_s=train_step_s,
-        broadcast_s=broadcast_s + generation_s,
-    )
-
-
-def least_step_s(
-    *,
-    rollouts_per_step: int,
-    publish_every_steps: int,
-    max_staleness: int,
-    train_step_s: float,
-    broadcast_s: float,
-    batch_s: float,
-    rollouts_per_s: float,
-) -> float:
-    """The mean step where all lengths are equal: max(T, R / mu, (T + T_b + batch_s + (c kappa - m) T) / (c kappa)),
-    m = S + 2 - kappa, c = ceil(m / kappa); for kappa = 1 the last is (T + T_b + batch_s) / (S + 1).
-
-    `batch_s` is what places that are free take for R rollouts: ceil(R / places) times a place's time. Never less, and
-    just this where places are enough that those which go on with older groups keep none from a new version.
-    """
-    _check(rollouts_per_step=rollouts_per_step, publish_every_steps=publish_every_steps, train_step_s=train_step_s)
-    _check(rollouts_per_s=rollouts_per_s)
-    _check_least_zero(max_staleness=max_staleness, broadcast_s=broadcast_s, batch_s=batch_s)
-    _check_period(publish_every_steps, max_staleness)
-    steps = fresh_every_steps(publish_every_steps=publish_every_steps, max_staleness=max_staleness)
-    bound_steps = max_staleness + 2 - publish_every_steps
-    fresh_s = train_step_s + broadcast_s + batch_s + (steps - bound_steps) * train_step_s
-    return max(train_step_s, rollouts_per_step / rollouts_per_s, fresh_s / steps)
 
 
 def fresh_every_steps(*, publish_every_steps: int, max_staleness: int) -> int:
@@ -160,11 +83,9 @@ def shortfall(demand: Demand, *, broadcast_s: float, generation_s: float) -> str
     )
 
 
-def predict(
-    demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, pausing: bool = False
-) -> Prediction:
+def predict(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> Prediction:
     """What the learner and these workers do in the long run. `install_s[i]` is from the publication of a version to its
-    install by worker i; `pausing`: they stand still for so long. Without workers the learner is idle for good."""
+    install by worker i. Without workers the learner is idle for good."""
     check_fleet(demand, workers, install_s)
     if not workers:
         return Prediction(
@@ -176,7 +97,7 @@ def predict(
             samplers_idle_share=0.0,
             binds="rate",
         )
-    return _follow(demand, course_of(demand, workers, install_s, pausing=pausing))
+    return _follow(demand, course_of(demand, workers, install_s))
 
 
 def mu_min(
@@ -185,7 +106,6 @@ def mu_min(
     install_s: Sequence[float],
     *,
     idle_target: float = NEARLY_BUSY,
-    pausing: bool = False,
 ) -> float:
     """The least summed rate at which these workers, each there more or less often, leave the learner idle for at most
     `idle_target`; inf if no number of them does."""
@@ -197,7 +117,7 @@ def mu_min(
     whole = sum(worker.rollouts_per_s for worker in workers)
 
     def suffices(rate: float) -> bool:
-        course = course_of(demand, workers, install_s, scale=rate / whole, pausing=pausing)
+        course = course_of(demand, workers, install_s, scale=rate / whole)
         return _follow(demand, course).idle_share <= idle_target
 
     needed = demand.rollouts_per_step / demand.train_step_s
@@ -244,19 +164,18 @@ def binds(
     samplers_idle_share: float,
     broadcast_s: float,
     rollouts_per_s: float,
-    pausing: bool = False,
 ) -> Binds:
     """Which is the largest part of a step that is longer than training.
 
-    Where samplers always work it is their work, or the time that they stand still. Else the bound holds the learner up,
-    and least_step_s, solved for batch_s, says how long a batch of a version took after its arrival: R / mu of it is
+    Where samplers always work it is their work. Else the bound holds the learner up, and the step in closed form
+    (docs/capacity.md), solved for batch_s, says how long a batch of a version took after its arrival: R / mu of it is
     work, the rest waiting for the last answers.
     """
     if 1 - demand.train_step_s / step_s <= NEARLY_BUSY:
         return "learner"
     work_s = demand.rollouts_per_step / rollouts_per_s
     if samplers_idle_share <= NEARLY_ALL_WORK:
-        return "broadcast" if pausing and broadcast_s > demand.publish_every_steps * work_s else "rate"
+        return "rate"
     bound_steps = demand.max_staleness + 2 - demand.publish_every_steps
     steps = fresh_every_steps(publish_every_steps=demand.publish_every_steps, max_staleness=demand.max_staleness)
     fresh_s = steps * step_s - (steps - bound_steps) * demand.train_step_s
@@ -277,7 +196,7 @@ def _follow(demand: Demand, course: Course) -> Prediction:
     tally = recursion.tally
     rates = [one.units * one.samples / one.unit_s for one in course.classes]
     installs = sum(rate * one.install_s for rate, one in zip(rates, course.classes, strict=True))
-    samplers_idle_share = min(1.0, max(0.0, 1 - (tally.busy + tally.paused) / (sum(rates) * elapsed_s)))
+    samplers_idle_share = min(1.0, max(0.0, 1 - tally.busy / (sum(rates) * elapsed_s)))
     return Prediction(
         idle_share=max(0.0, 1 - count * demand.train_step_s / elapsed_s),
         discarded_share=tally.discarded / max(1, tally.finished),
@@ -291,7 +210,6 @@ def _follow(demand: Demand, course: Course) -> Prediction:
             samplers_idle_share=samplers_idle_share,
             broadcast_s=installs / sum(rates),
             rollouts_per_s=sum(rates) * demand.rollouts_per_step / of_step,
-            pausing=course.pausing,
         ),
     )
 

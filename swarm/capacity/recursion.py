@@ -54,7 +54,7 @@ class UnitClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is asked of a recursion. `lengths` are equally likely; `pausing`: units stand still while they fetch."""
+    """What is asked of a recursion. `lengths` are equally likely."""
 
     train_step_s: float
     groups_per_step: int
@@ -63,12 +63,11 @@ class Course:
     max_staleness: int
     lengths: tuple[float, ...]
     classes: tuple[UnitClass, ...]
-    pausing: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Sums. `busy` is the units' time at work times their rates, in rollouts; so is `paused`, standing still."""
+    """Sums. `busy` is the units' time at work times their rates, in rollouts."""
 
     steps: int = 0
     finished: int = 0
@@ -76,7 +75,6 @@ class Tally:
     trained: int = 0
     staleness: int = 0
     busy: float = 0.0
-    paused: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -95,14 +93,12 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """One unit of class `one` at work on `running`, or free `since` then; `queued` is its next batch, `paused_s` what
-    its class had stood still when it began."""
+    """One unit of class `one` at work on `running`, or free `since` then; `queued` is its next batch."""
 
     one: int
     since: float = 0.0
     running: list[_Group] = field(default_factory=list)
     queued: list[_Group] = field(default_factory=list)
-    paused_s: float = 0.0
 
 
 class Recursion:
@@ -118,8 +114,6 @@ class Recursion:
         self._scale = [one.unit_s / mean for one, mean in zip(course.classes, means, strict=True)]
         self._rate = [one.samples / one.unit_s for one in course.classes]
         self._held = [0 for _ in course.classes]
-        self._paused_s = [0.0 for _ in course.classes]
-        self._fetching = [False for _ in course.classes]
         self._free = [deque(_Unit(i) for _ in range(one.units)) for i, one in enumerate(course.classes)]
         self._ahead: list[dict[_Unit, None]] = [{} for _ in course.classes]
         self._refused: set[tuple[int, bool]] = set()
@@ -155,7 +149,7 @@ class Recursion:
         """Something happened after which units that were refused may begin: who is free for the longest time is asked
         first, then those that ask ahead."""
         self._refused.clear()
-        asking = [(free[0].since, one) for one, free in enumerate(self._free) if free and not self._fetching[one]]
+        asking = [(free[0].since, one) for one, free in enumerate(self._free) if free]
         heapq.heapify(asking)
         while asking:
             _, one = heapq.heappop(asking)
@@ -186,7 +180,6 @@ class Recursion:
             longest = max(longest, next(self._deal))
         seconds = longest * self._scale[unit.one]
         self.tally.busy += seconds * self._rate[unit.one]
-        unit.paused_s = self._paused_s[unit.one]
         self._later(seconds, self._ended, unit)
         if cls.samples > 1:
             self._ahead[unit.one][unit] = None
@@ -196,7 +189,7 @@ class Recursion:
     def _ask_ahead(self, unit: _Unit) -> bool:
         """Have a unit that works lease its next batch; False if it may not yet."""
         held = self._held[unit.one]
-        if (held, True) in self._refused or self._fetching[unit.one]:
+        if (held, True) in self._refused:
             return False
         unit.queued = self._claim(held, self._course.classes[unit.one].samples, ahead=True)
         if not unit.queued:
@@ -243,10 +236,6 @@ class Recursion:
         return True
 
     def _ended(self, unit: _Unit) -> None:
-        if (more_s := self._paused_s[unit.one] - unit.paused_s) > 0:
-            unit.paused_s += more_s
-            self._later(more_s, self._ended, unit)
-            return
         self._ahead[unit.one].pop(unit, None)
         due_later = [group for group in unit.running if self._finished(group)]
         unit.running = []
@@ -329,28 +318,13 @@ class Recursion:
         self._missing = max(0, self._course.groups_per_step - self._ready_groups)
         if self._next_batch % self._course.publish_every_steps == 0:
             self._published = self._next_batch
-            for one in range(len(self._course.classes)):
-                self._fetch(one)
+            for one, cls in enumerate(self._course.classes):
+                self._later(cls.install_s, self._installed, (one, self._published))
         self._take_if_ready()
-
-    # -- versions --------------------------------------------------------------------------------------------
-
-    def _fetch(self, one: int) -> None:
-        if self._fetching[one]:
-            return
-        install_s = self._course.classes[one].install_s
-        if self._course.pausing:
-            self._fetching[one] = True
-            self._paused_s[one] += install_s
-            self.tally.paused += install_s * self._rate[one] * self._course.classes[one].units
-        self._later(install_s, self._installed, (one, self._published))
 
     def _installed(self, what: tuple[int, int]) -> None:
         one, version = what
         self._held[one] = version
-        self._fetching[one] = False
-        if self._course.pausing and version < self._published:
-            self._fetch(one)
         self._changed()
 
 

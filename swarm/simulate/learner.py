@@ -1,29 +1,21 @@
-"""What a fleet makes of a learner's time, measured on a virtual clock: the ground that predictions are checked on.
+"""The learner of a simulated swarm: its batches, steps and publications, and what they show of its time.
 
-Theory of operation. `Learner` takes a batch from the real rollout plane (capacity_desk.Desk), trains for
+Theory of operation. `Learner` takes a batch from the real rollout plane (desk.Desk), trains for
 `train_step_s`, publishes every `publish_every_steps` and takes the next one as soon as it is there; what it waits in
-between is its idle time. Samplers (capacity_sampler.Sampler) keep their places filled. `run_fixed` lets them all work,
-each installing every version its own `install_s` after it was published; the whole swarm, in which they come and go,
-is capacity_swarm.py. All that happens depends on the arguments and the seed alone.
+between is its idle time. All that happens depends on the arguments and the seed alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from random import Random
 
-from swarm.capacity.fleet import Demand, Worker
+from swarm.capacity.fleet import Demand
 from swarm.simulate.desk import Counts, Desk
-from swarm.simulate.sampler import Occupancy, Sampler
+from swarm.simulate.sampler import Occupancy
 from swarm.simulate.world import World
 from swarm.types import Rollout, VersionId
-
-WARMUP_STEPS = 20
-"""Steps before figures count: the fleet starts as one, with every place empty, and all batches of the bound are to be
-filled first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,70 +96,6 @@ class Learner:
         if self.steps % self.demand.publish_every_steps == 0:
             self.publish(self.steps)
         self.look()
-
-
-def run_fixed(
-    demand: Demand,
-    workers: Sequence[Worker],
-    install_s: Sequence[float],
-    *,
-    steps: int,
-    seed: int,
-    warmup_steps: int = WARMUP_STEPS,
-    pausing: bool = False,
-) -> CapacityFigures:
-    """`steps` learner steps after the warm-up with a fleet that stays. `install_s[i]`: from the publication of a
-    version to its install by worker i, which stands still for so long if it is `pausing` to fetch."""
-    assert len(workers) == len(install_s)
-    run = FixedRun(demand, workers, install_s, seed=seed, pausing=pausing)
-    run.until(warmup_steps)
-    before = run.tally()
-    run.until(warmup_steps + steps)
-    return figures_between(before, run.tally(), demand, run.world.trace_digest())
-
-
-class FixedRun:
-    """A learner and a fleet that stays."""
-
-    def __init__(
-        self, demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, seed: int, pausing: bool
-    ) -> None:
-        self._pausing = pausing
-        self.world = World(Random(seed))
-        self.desk = Desk(demand, seed=seed)
-        self.occupancy = Occupancy()
-        self.learner = Learner(demand, world=self.world, desk=self.desk, publish=self._publish)
-        self._install_s = install_s
-        self._samplers = [
-            Sampler(
-                worker,
-                lengths=demand.lengths,
-                world=self.world,
-                desk=self.desk,
-                occupancy=self.occupancy,
-                over=self.learner.look,
-            )
-            for worker in workers
-        ]
-        self.learner.begin()
-        for sampler in self._samplers:
-            sampler.activate()
-
-    def until(self, steps: int) -> None:
-        """Until so many steps are done, or nothing can happen any more."""
-        self.world.run_until(lambda: self.learner.steps >= steps)
-
-    def tally(self) -> Tally:
-        return tally_of(self.learner, self.desk, self.occupancy, now=self.world.now)
-
-    def _publish(self, version: int) -> None:
-        for sampler, delay_s in zip(self._samplers, self._install_s, strict=True):
-            if version == 0:
-                sampler.install(0)
-            else:
-                if self._pausing:
-                    sampler.stand_still(delay_s)
-                self.world.schedule(delay_s, "install", partial(sampler.install, version))
 
 
 def tally_of(learner: Learner, desk: Desk, occupancy: Occupancy, *, now: float) -> Tally:

@@ -80,8 +80,6 @@ class Sampler:
         self._failing = failing
         self._fates = fates or Random(0)
         self._question: Question | None = None
-        self._stood_s = 0.0
-        self._stands_until = 0.0
         self._running = 0
         self._queued: list[Job] = []
 
@@ -126,17 +124,10 @@ class Sampler:
             self._begin_batch()
             self._ask()
 
-    def stand_still(self, duration_s: float) -> None:
-        """As samplers that pause to fetch: begin nothing for so long, and end what runs by so much later."""
-        until = max(self._stands_until, self._world.now + duration_s)
-        self._stood_s += until - max(self._stands_until, self._world.now)
-        self._stands_until = until
-        self._withdraw()
-
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        if not self.active or self.installed is None or self._stands:
+        if not self.active or self.installed is None:
             return
         places = self.worker.samples_at_once
         if self.worker.lockstep:
@@ -173,7 +164,7 @@ class Sampler:
         self._ask()
 
     def _begin_batch(self) -> None:
-        if not self._running and self._queued and not self._stands:
+        if not self._running and self._queued:
             jobs, self._queued = self._queued, []
             self._use(len(jobs))
             self._later(max(self._length(job) for job in jobs) * self._token_s, jobs)
@@ -184,21 +175,10 @@ class Sampler:
         failed = self._failing > 0 and self._fates.random() < self._failing
         if failed:
             duration_s *= self._fates.random()
-        left_s = max(0.0, self._stands_until - self._world.now)
-        stood_s = self._stood_s - left_s
-        self._world.schedule(duration_s, "rollout", lambda: self._finish(jobs, version, failed, stood_s))
+        self._world.schedule(duration_s, "rollout", lambda: self._finish(jobs, version, failed))
 
-    @property
-    def _stands(self) -> bool:
-        return self._world.now < self._stands_until
-
-    def _finish(self, jobs: list[Job], version: int, failed: bool, stood_s: float) -> None:
-        """`stood_s`: how long this sampler had stood still when these began, or were last put off."""
+    def _finish(self, jobs: list[Job], version: int, failed: bool) -> None:
         if not self.alive:
-            return
-        if self._stood_s > stood_s:
-            later_s, now_stood_s = self._stood_s - stood_s, self._stood_s
-            self._world.schedule(later_s, "rollout", lambda: self._finish(jobs, version, failed, now_stood_s))
             return
         self._use(-len(jobs))
         if self.worker.lockstep:

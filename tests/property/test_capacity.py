@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.capacity.fleet import Demand, Lengths, Worker
-from swarm.capacity.model import Prediction, least_step_s, mu_necessary, mu_sufficient, predict
+from swarm.capacity.model import Prediction, predict
+from tests.closed_forms import least_step_s, mu_necessary, mu_sufficient
 
 TRAIN_STEP_S = 60.0
 
@@ -43,22 +44,20 @@ uneven = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=8).map(Lengths.of
 fleets = st.lists(st.tuples(workers(), seconds), min_size=1, max_size=6)
 
 
-def predicted(demand: Demand, fleet: list[tuple[Worker, float]], *, pausing: bool = False) -> Prediction:
-    return predict(demand, [worker for worker, _ in fleet], [delay_s for _, delay_s in fleet], pausing=pausing)
+def predicted(demand: Demand, fleet: list[tuple[Worker, float]]) -> Prediction:
+    return predict(demand, [worker for worker, _ in fleet], [delay_s for _, delay_s in fleet])
 
 
 @settings(max_examples=25, deadline=None)
-@given(demands(uneven), fleets, st.booleans())
-def test_a_prediction_is_possible_and_the_same_again(
-    demand: Demand, fleet: list[tuple[Worker, float]], pausing: bool
-) -> None:
-    told = predicted(demand, fleet, pausing=pausing)
+@given(demands(uneven), fleets)
+def test_a_prediction_is_possible_and_the_same_again(demand: Demand, fleet: list[tuple[Worker, float]]) -> None:
+    told = predicted(demand, fleet)
     assert 0 <= told.idle_share < 1
     assert 0 <= told.discarded_share < 1
     assert 0 <= told.mean_staleness <= demand.max_staleness
     assert 0 <= told.samplers_idle_share <= 1
     assert told.step_s >= TRAIN_STEP_S * (1 - 1e-9)
-    assert told == predicted(demand, fleet[::-1], pausing=pausing)
+    assert told == predicted(demand, fleet[::-1])
 
 
 @settings(max_examples=25, deadline=None)

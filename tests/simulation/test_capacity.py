@@ -7,7 +7,8 @@ import math
 import pytest
 
 from swarm.capacity.fleet import Demand, Lengths, Worker, mean_longest
-from swarm.simulate.learner import CapacityFigures, run_fixed
+from swarm.simulate.learner import CapacityFigures
+from tests.simulator.capacity import run_fixed
 
 LENGTHS = Lengths.lognormal(median=6000, sigma=0.75, cap=20_480)
 
@@ -31,7 +32,6 @@ def run(
     lockstep: bool = False,
     install_s: float = 60.0,
     seed: int = 1,
-    pausing: bool = False,
 ) -> CapacityFigures:
     """A fleet of `rate` times what the learner consumes."""
     wanted = demand()
@@ -39,7 +39,7 @@ def run(
     fleet = [
         Worker(name=f"w{i}", rollouts_per_s=each, samples_at_once=places, lockstep=lockstep) for i in range(workers)
     ]
-    return run_fixed(wanted, fleet, [install_s] * workers, steps=60, seed=seed, pausing=pausing)
+    return run_fixed(wanted, fleet, [install_s] * workers, steps=60, seed=seed)
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
@@ -56,14 +56,6 @@ def test_a_fleet_of_half_the_rate_leaves_half_of_the_learners_time(lockstep: boo
     assert figures.idle_share == pytest.approx(0.5, abs=0.02)
     assert figures.samplers_idle_share < 0.02
     assert figures.rollouts_per_s == pytest.approx(0.5 * demand().rollouts_per_step / 700.0, rel=0.05)
-
-
-@pytest.mark.parametrize("lockstep", [False, True])
-def test_samplers_that_pause_to_fetch_stand_still_for_that_part_of_each_period(lockstep: bool) -> None:
-    """T_b + R/mu <= T (docs/capacity.md): with T_b = 0.3 T and mu = 1.2 R/T a step takes (0.3 + 1/1.2) T."""
-    figures = run(1.2, install_s=210.0, lockstep=lockstep, pausing=True)
-    assert figures.step_s == pytest.approx(700.0 * (0.3 + 1 / 1.2), rel=0.02)
-    assert run(1.2, install_s=210.0, lockstep=lockstep).idle_share < 0.01
 
 
 def test_versions_that_come_late_make_rollouts_older() -> None:

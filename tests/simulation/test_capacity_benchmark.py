@@ -10,7 +10,7 @@ import pytest
 from benchmarks import capacity
 from swarm.capacity.fleet import Worker
 from swarm.capacity.model import predict
-from swarm.simulate.learner import run_fixed
+from tests.simulator.capacity import run_fixed
 
 
 def test_predictions_of_a_few_cells_are_near_what_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:

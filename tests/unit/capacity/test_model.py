@@ -10,17 +10,9 @@ import pytest
 from swarm.capacity import recursion
 from swarm.capacity.classes import MAX_CLASSES, alike, course_of
 from swarm.capacity.fleet import Demand, Lengths, Worker
-from swarm.capacity.model import (
-    Binds,
-    least_step_s,
-    mu_min,
-    mu_min_pausing,
-    mu_necessary,
-    mu_sufficient,
-    predict,
-    shortfall,
-)
+from swarm.capacity.model import Binds, mu_min, predict, shortfall
 from swarm.rollout.plane import rules as pacing
+from tests.closed_forms import least_step_s, mu_min_pausing, mu_necessary, mu_sufficient
 
 EQUAL = Lengths(tokens=(1000.0,))
 UNEVEN = Lengths(tokens=(1000.0, 5000.0))
@@ -166,20 +158,6 @@ def test_what_binds_is_named(
     assert told.binds == expected
 
 
-@pytest.mark.parametrize(("broadcast_s", "expected"), [(6.0, "rate"), (150.0, "broadcast")])
-def test_what_binds_samplers_that_pause(broadcast_s: float, expected: Binds) -> None:
-    told = predict(demand(4, groups=64), [sampler(places=16)] * 4, [broadcast_s] * 4, pausing=True)
-    assert told.binds == expected
-
-
-def test_samplers_that_stand_still_make_a_step_longer_by_a_broadcast() -> None:
-    fleet = [sampler(places=16, place_s=6.0)] * 4
-    told = predict(demand(6, groups=128, lengths=LONG_TAIL), fleet, [30.0] * 4, pausing=True)
-    assert told.step_s == pytest.approx(30 + 512 / (64 / 6), rel=0.02)
-    going_on = predict(demand(6, groups=128, lengths=LONG_TAIL), fleet, [30.0] * 4)
-    assert going_on.idle_share == 0
-
-
 def test_a_rate_that_was_searched_is_enough_and_hardly_more() -> None:
     need = demand(2, lengths=LONG_TAIL, groups=64, size=1)
     fleet = [sampler(str(i), places=1, place_s=18.0) for i in range(20)]
@@ -189,14 +167,6 @@ def test_a_rate_that_was_searched_is_enough_and_hardly_more() -> None:
     )
     assert 0.98 * necessary <= least < 1.3 * necessary
     assert mu_min(need, fleet, [18.0] * 20, idle_target=0.2) < 0.9 * least
-
-
-def test_where_pausing_has_a_least_rate_the_search_finds_it() -> None:
-    least = mu_min(
-        demand(6, groups=128, lengths=LONG_TAIL), [sampler(places=4, place_s=6.0)] * 20, [18.0] * 20, pausing=True
-    )
-    told = mu_min_pausing(rollouts_per_step=512, publish_every_steps=1, train_step_s=60.0, broadcast_s=18.0)
-    assert least == pytest.approx(told, rel=0.05)
 
 
 def test_what_no_rate_can_do_has_no_least_rate() -> None:
@@ -313,7 +283,5 @@ def test_other_bad_input_is_named() -> None:
         predict(demand(), [sampler()], [1.0, 2.0])
     with pytest.raises(ValueError, match="idle_target is 0, it must be between 0 and 1"):
         mu_min(demand(), [sampler()], [1.0], idle_target=0.0)
-    with pytest.raises(ValueError, match="broadcast_s is -1, it must be finite and not negative"):
-        mu_min_pausing(rollouts_per_step=1, publish_every_steps=1, train_step_s=1.0, broadcast_s=-1.0)
     with pytest.raises(ValueError, match="generation_s is nan, it must be finite and not negative"):
         shortfall(demand(), broadcast_s=1.0, generation_s=math.nan)
