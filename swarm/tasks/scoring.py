@@ -50,7 +50,6 @@ INHERITED = (
 SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
 """Where the node's environment does not say: several processes share the machine with the trainer."""
 
-
 CLOSED = "the rewards are closed"
 
 

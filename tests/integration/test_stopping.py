@@ -87,9 +87,12 @@ def test_a_learner_in_the_middle_of_a_step_says_so_and_ends_at_once_if_it_is_ask
 
 
 def test_a_learner_on_a_terminal_has_a_view_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
-    # A learner that never gets past its start, however quick the machine.
+    # However quick the machine, the learner stays in its start: its trainer imports this until the gate closes.
+    os.mkfifo(tmp_path / "gate")
+    gate = os.open(tmp_path / "gate", os.O_RDWR)
     (tmp_path / "held" / "torch").mkdir(parents=True)
-    (tmp_path / "held" / "torch" / "__init__.py").write_text("import signal\n\nsignal.pause()\n")
+    held = f"open({str(tmp_path / 'gate')!r}).read()\nraise SystemExit\n"
+    (tmp_path / "held" / "torch" / "__init__.py").write_text(held)
     leader, follower = pty.openpty()
     run_dir = tmp_path / "run"
     process = subprocess.Popen(
@@ -113,6 +116,7 @@ def test_a_learner_on_a_terminal_has_a_view_and_leaves_the_terminal_as_it_was(tm
         process.kill()
         process.wait()
         os.close(leader)
+        os.close(gate)
     assert process.returncode == 130
     assert "echo-node lead · starting" in seen
     # Whatever hides a cursor or takes another screen begins so.
