@@ -15,7 +15,7 @@ from aiohttp import web
 
 from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, Routes, Scheme, routing_of
+from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, PlanOf, Routes, plan_of, routing_of
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import ADDRESSES, Courier, Kind, Member, Roster
 from swarm.broadcast.publishing import FULL_RATIO, PublishedVersions
@@ -60,11 +60,11 @@ class Spreading:
 class BroadcastService:
     """The learner's side. `run` goes on for as long as receivers are served."""
 
-    def __init__(self, directory: Path, key: SigningKey, station: Station, *, scheme: Scheme | None = None) -> None:
+    def __init__(self, directory: Path, key: SigningKey, station: Station, *, plan_of: PlanOf = plan_of) -> None:
         self._directory = directory
         self._key = key
         self._station = station
-        self._planning = Planning(station.me, scheme)
+        self._planning = Planning(station.me, plan_of)
         self._pool = coding_pool()
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None

@@ -1,8 +1,7 @@
 """Who sends a version to whom: the mesh for up to 32 peers, a forest of K stripes beyond that; chunk size and trees.
 
-Chunk i goes down the tree of stripe i mod K. Chain, binary tree and star are what others do; they are kept to be
-measured against. A death or a join changes the plan of few nodes: orphans go to the parents with the least load, and
-everything else stays where it is.
+Chunk i goes down the tree of stripe i mod K. A death or a join changes the plan of few nodes: orphans go to the parents
+with the least load, and everything else stays where it is.
 
 Theory of operation of the forest. With K stripes at rate R a child costs its parent R/K in one stripe, so a node with
 uplink u can have u*K/R children, counted over all stripes ("slots"). The slots that are needed are given one by one to
@@ -175,7 +174,7 @@ def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) 
     return waiting.popleft()
 
 
-Scheme = Literal["mesh", "forest", "chain", "tree", "star"]
+Scheme = Literal["mesh", "forest", "star"]
 
 MESH_PEERS = 32  # In a mesh of more, a chunk holds its forwarder for too long and connections number a thousand
 
@@ -204,9 +203,10 @@ class Routes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How one version travels. A mesh has no trees. `refused` are pairs (parent, child) that failed."""
+    """How one version travels. A mesh has no trees. `scheme` is a Scheme, or the name that a benchmark gives its own.
+    `refused` are pairs (parent, child) that failed."""
 
-    scheme: Scheme
+    scheme: str
     chunk_bytes: int
     learner: PeerProfile
     peers: dict[NodeId, PeerProfile]
@@ -255,46 +255,23 @@ def slots_of(trees: Iterable[Tree]) -> dict[NodeId, int]:
     return slots
 
 
-def bound_bytes_per_s(
-    learner_uplink: float, peers: Iterable[PeerProfile], *, slowest_downlink: float = float("inf")
-) -> float:
-    """The highest rate at which all peers can receive: design.md section 7, the bound of Kumar and Ross and a term for
-    leaves, which only publics and the learner can feed."""
-    everybody = list(peers)
-    uplinks = [peer.uplink_bytes_per_s for peer in everybody]
-    publics = [peer.uplink_bytes_per_s for peer in everybody if peer.public]
-    terms = [learner_uplink, slowest_downlink]
-    if everybody:
-        terms.append((learner_uplink + sum(uplinks)) / len(everybody))
-    if len(publics) < len(everybody):
-        terms.append((learner_uplink + sum(publics)) / (len(everybody) - len(publics)))
-    return min(terms)
-
-
 def plan_of(
-    learner: PeerProfile,
-    peers: Sequence[PeerProfile],
-    *,
-    encoded_bytes: int,
-    scheme: Scheme | None = None,
+    learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int, *, scheme: Scheme | None = None
 ) -> Plan:
     """A plan for a version of `encoded_bytes`; `scheme` None chooses mesh or forest."""
-    known = _with_uplinks([learner, *peers])
-    learner, peers = known[0], known[1:]
-    chosen = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
-    builders: dict[Scheme, Callable[[], tuple[Tree, ...]]] = {
-        "mesh": lambda: (),
-        "forest": lambda: forest_of(learner, peers, STRIPES),
-        "chain": lambda: (_narrow(learner.node, peers, 1),),
-        "tree": lambda: (_narrow(learner.node, peers, 2),),
-        "star": lambda: ({peer.node: learner.node for peer in peers},),
-    }
+    learner, *peers = _with_uplinks([learner, *peers])
+    scheme = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
+    trees: tuple[Tree, ...] = ()
+    if scheme == "forest":
+        trees = forest_of(learner, peers, STRIPES)
+    elif scheme == "star":
+        trees = ({peer.node: learner.node for peer in peers},)
     return Plan(
-        scheme=chosen,
-        chunk_bytes=chunk_bytes_of(chosen, peers, encoded_bytes),
+        scheme=scheme,
+        chunk_bytes=_chunk_bytes(scheme, peers, encoded_bytes),
         learner=learner,
         peers={peer.node: peer for peer in peers},
-        trees=builders[chosen](),
+        trees=trees,
     )
 
 
@@ -304,7 +281,7 @@ def _with_uplinks(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
     return [p if p.uplink_bytes_per_s > 0 else replace(p, uplink_bytes_per_s=middle) for p in profiles]
 
 
-def chunk_bytes_of(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
+def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
     """A power of two: in a mesh so that a chunk holds a typical forwarder for CHUNK_HOLD_S, in trees so that filling
     them takes FILL_SHARE of the transfer; not so small that the version has more than MAX_CHUNKS."""
     if scheme == "mesh" and peers:
@@ -320,27 +297,6 @@ def chunk_bytes_of(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: 
     while chunk_bytes < MAX_CHUNK_BYTES and chunk_bytes * MAX_CHUNKS < encoded_bytes:
         chunk_bytes *= 2
     return chunk_bytes
-
-
-def _narrow(learner: NodeId, peers: Sequence[PeerProfile], arity: int) -> Tree:
-    """A single tree of that arity, the fastest publics at the top. Leaves hang below publics and have no children, but
-    in a chain (arity 1), where a leaf stands between two publics. Leaves that find no place go to publics in turn."""
-    by_uplink = sorted(peers, key=lambda peer: -peer.uplink_bytes_per_s)
-    publics = [peer.node for peer in by_uplink if peer.public]
-    leaves = [peer.node for peer in by_uplink if not peer.public]
-    order = publics
-    if arity == 1:
-        order = [node for pair in zip(publics, leaves, strict=False) for node in pair]
-        order += publics[len(leaves) :]
-        leaves = leaves[len(publics) :]
-    ranks = [learner, *order]
-    tree = {node: ranks[at // arity] for at, node in enumerate(order)}
-    feeders = [learner, *publics]
-    slots = slots_of([tree])
-    free = [node for node in feeders for _ in range(arity - slots.get(node, 0))] if arity > 1 else []
-    for at, leaf in enumerate(leaves):
-        tree[leaf] = free[at] if at < len(free) else feeders[at % len(feeders)]
-    return tree
 
 
 def repaired(
@@ -450,6 +406,10 @@ class _Repair:
 ECHO_S = 6.0  # So long after a node fell behind those below it may still fall behind for the same reason
 
 
+PlanOf = Callable[[PeerProfile, Sequence[PeerProfile], int], Plan]
+"""A plan of the learner, the peers and the bytes of the encoded version, as `plan_of` makes it."""
+
+
 class Relief:
     """The learner's memory of complaints: one time for each (node, stripe) of the last ECHO_S."""
 
@@ -476,24 +436,22 @@ RELIEF_S = 1.5  # Complaints are gathered for so long: those from further down a
 
 
 class Planning:
-    """Plans for one learner. `scheme` None lets the planner choose: a mesh up to 32 receivers, beyond it a forest."""
+    """Plans for one learner, each begun by `plan_of`."""
 
-    def __init__(self, learner: NodeId, scheme: Scheme | None) -> None:
+    def __init__(self, learner: NodeId, plan_of: PlanOf = plan_of) -> None:
         self._learner = learner
-        self._scheme = scheme
+        self._plan_of = plan_of
         self._relief = Relief()
         self._relieved_at = 0.0
         self.plan: Plan | None = None
 
     def chunk_bytes(self, peers: Mapping[NodeId, PeerProfile], expected_bytes: int) -> int:
-        """What the chunks of a version should have that will take about so many bytes."""
-        scheme = self._scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
-        return chunk_bytes_of(scheme, list(peers.values()), expected_bytes)
+        """The chunk size for a version of about `expected_bytes`."""
+        return self._plan_of(self._profile(0.0), list(peers.values()), expected_bytes).chunk_bytes
 
     def begin(self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int) -> Plan:
         """The plan for a version that is about to be announced."""
-        learner = PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=uplink)
-        fresh = plan_of(learner, list(peers.values()), encoded_bytes=encoded_bytes, scheme=self._scheme)
+        fresh = self._plan_of(self._profile(uplink), list(peers.values()), encoded_bytes)
         if self.plan is None or self.plan.scheme != fresh.scheme:
             self.plan = fresh
         self.follow(peers)
@@ -521,6 +479,9 @@ class Planning:
         self._relieved_at = now
         self.plan = self._relief.plan(plan, complaints, now=now)
         return self.plan is not plan
+
+    def _profile(self, uplink: float) -> PeerProfile:
+        return PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=uplink)
 
     def rosters(self, members: Mapping[NodeId, Member]) -> dict[NodeId, Roster]:
         """Whom each node is to be linked with: everybody in a small swarm, parents and children in a large one, nobody

@@ -11,11 +11,11 @@ What is true is in the books of the simulation, never in a courier.
 from __future__ import annotations
 
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import bound_bytes_per_s
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Note, Send
 from swarm.errors import ProtocolError
 from swarm.net.wire import decode, encode
 from swarm.types import NodeId
+from tests.simulator.broadcast.schemes import bound_bytes_per_s
 from tests.simulator.broadcast.swarm import BroadcastSwarm, Member
 
 NOTE_CAP_BYTES = MAX_BITMAP_BYTES + 64

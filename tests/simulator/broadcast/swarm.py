@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Relief, Scheme, plan_of, repaired
+from swarm.broadcast.forest.planner import PeerProfile, Plan, Relief, repaired
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Behind, Courier, Have, Note, Recall, Send, Want
 from swarm.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.broadcast.network import BulkNetwork, NetworkShape
+from tests.simulator.broadcast.schemes import planner_named
 
 MAX_FAULTS = 3
 """Wrong chunks of one sender until its link is closed."""
@@ -98,7 +99,7 @@ class BroadcastSwarm:
         peers: Sequence[Host],
         *,
         size_bytes: int,
-        scheme: Scheme | None = None,
+        scheme: str | None = None,
         chunk_bytes: int | None = None,
         detect_s: float = 3.0,
     ) -> None:
@@ -107,7 +108,7 @@ class BroadcastSwarm:
         self.network: BulkNetwork[Frame] = BulkNetwork(world, shape, self)
         self.learner = learner
         profiles = [peer.profile for peer in peers]
-        plan = plan_of(learner.profile, profiles, encoded_bytes=size_bytes, scheme=scheme)
+        plan = planner_named(scheme)(learner.profile, profiles, size_bytes)
         self.plan: Plan = replace(plan, chunk_bytes=chunk_bytes or plan.chunk_bytes)
         self.chunk_bytes = self.plan.chunk_bytes
         self.size_bytes = size_bytes
