@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from swarm.broadcast.serving import Meter
 from swarm.broadcast.store.base_model import BaseModel, take_from_base
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import (
     DELTAS,
     HEAD_BYTES,
@@ -62,9 +63,7 @@ class Piece:
 class Download:
     """Pieces that are fetched from one set of peers, and then, if some are left, from another one."""
 
-    def __init__(
-        self, pieces: Sequence[Piece], pool: Executor, *, meter: Callable[[int], Awaitable[None]] | None = None
-    ) -> None:
+    def __init__(self, pieces: Sequence[Piece], pool: Executor, *, meter: Meter | None = None) -> None:
         self.faults: Counter[str] = Counter()
         self.blamed: list[Peer] = []
         self.fetched_bytes = 0
@@ -78,18 +77,14 @@ class Download:
         self._news = asyncio.Event()
 
     @property
-    def complete(self) -> bool:
-        return not self._left
-
-    @property
     def left(self) -> int:
         """Pieces that are still to come."""
         return len(self._left)
 
     async def run(self, peers: Sequence[Peer]) -> bool:
         """True when every piece is taken; False when no peer is left that gives the rest."""
-        if not peers or self.complete:
-            return self.complete
+        if not peers:
+            return not self._left
         each = min(REQUESTS_A_PEER, max(1, REQUESTS_IN_ALL // len(peers)))
         tasks = [
             asyncio.create_task(self._work(state))
@@ -98,7 +93,7 @@ class Download:
         ]
         try:
             pending = set(tasks)
-            while pending and not self.complete:
+            while pending and self._left:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
@@ -106,7 +101,7 @@ class Download:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return self.complete
+        return not self._left
 
     async def _work(self, state: _PeerState) -> None:
         while not state.left and (piece := await self._next(state)) is not None:
@@ -180,17 +175,15 @@ class Download:
         return None
 
 
+@dataclass(slots=True)
 class _PeerState:
     """How one peer does in one download."""
 
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-        self.left = False
-        self.gone = 0
-        self.busy = 0
+    peer: Peer
+    left: bool = False
+    gone: int = 0
+    busy: int = 0
 
-
-FULL_RATIO = 0.68  # What the full encoding of 16-bit weights takes of their bytes: the measured figure for N(0, 0.02)
 
 CHUNKS_WORTH = 1.1
 """Chunks may be a tenth more bytes than full regions: what came as chunks can be given on, and nobody encodes it."""
@@ -226,26 +219,18 @@ async def catch_up(
     The sources are asked in parallel, the learner only for what none of them gives. PeerUnreachable if nobody gives
     the rest: what came is kept, and the next call goes on from there. `meter` is awaited before each request.
     """
-    return await _CatchUp(store, weights, sources, learner, pool, meter).run(target, base)
+    return await _CatchUp(store, weights, list(sources), learner, pool, meter).run(target, base)
 
 
+@dataclass(slots=True)
 class _CatchUp:
-    def __init__(
-        self,
-        store: VersionStore,
-        weights: WeightMap,
-        sources: Sequence[Peer],
-        learner: Peer | None,
-        pool: Executor,
-        meter: Meter | None,
-    ) -> None:
-        self._store = store
-        self._weights = weights
-        self._sources = list(sources)
-        self._learner = learner
-        self._pool = pool
-        self._meter = meter
-        self._report = CaughtUp()
+    _store: VersionStore
+    _weights: WeightMap
+    _sources: list[Peer]
+    _learner: Peer | None
+    _pool: Executor
+    _meter: Meter | None
+    _report: CaughtUp = field(default_factory=CaughtUp)
 
     async def run(self, target: SignedVersion, base: BaseModel | None) -> CaughtUp:
         if self._weights.version == target.head.version:

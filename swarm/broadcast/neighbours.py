@@ -81,7 +81,7 @@ class Neighbours:
         """Members of the roster in random order, or the publics that gossip knows while no learner has said who takes
         part."""
         members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
-        found = [(NodeId(m.node), m.addresses[0]) for m in members] or self._station.publics()
+        found = [(m.node, m.addresses[0]) for m in members] or self._station.publics()
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
@@ -112,4 +112,4 @@ class Neighbours:
     def _part(self) -> None:
         self._parting = None
         learner, _ = self._station.learner()
-        self.links.end_others({learner, *(NodeId(member.node) for member in self._roster.members)})
+        self.links.end_others({learner, *(member.node for member in self._roster.members)})

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import msgspec
 
 from swarm.net.wire import Message
-from swarm.types import Address, Id, NodeId
+from swarm.types import Address, NodeId
 
 MAX_INDICES = (
     64  # Indices of one note: what one forwarder has under way at most, and what a receiver asks for at a time
@@ -143,6 +143,10 @@ def has_bit(bitmap: bytes | bytearray, index: int) -> bool:
     return index >> 3 < len(bitmap) and bool(bitmap[index >> 3] >> (index & 7) & 1)
 
 
+def set_bit(bitmap: bytearray, index: int) -> None:
+    bitmap[index >> 3] |= 1 << (index & 7)
+
+
 MAX_MEMBERS = 256
 """A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
 
@@ -151,16 +155,15 @@ ADDRESSES = 4  # Addresses of one member: IPv4 and IPv6, inside and outside
 MAX_STRIPES = 64  # Four times as many as the planner makes
 
 
-MaybeId = Annotated[str, msgspec.Meta(max_length=64)]
-
-
-Ids = Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+Node = Annotated[NodeId, msgspec.Meta(min_length=1, max_length=64)]
+Nodes = Annotated[tuple[Node, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+NO_NODE = NodeId("")  # As a parent: the learner, or nobody
 
 
 class Member(Message, frozen=True):
     """One receiver. Without addresses it is a leaf: it dials, and nobody can dial it."""
 
-    node: Id
+    node: Node
     addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=ADDRESSES)] = ()
 
     @property
@@ -175,10 +178,11 @@ class Roster(Message, frozen=True):
 
 
 class Routing(Message, frozen=True):
-    """One node's part in the trees of a version: by stripe its parent ("" is none) and its children; the pace."""
+    """One node's part in the trees of a version: by stripe its parent, or NO_NODE, and its children; the pace that is
+    planned for all, 0 if unknown."""
 
-    parents: Annotated[tuple[MaybeId, ...], msgspec.Meta(max_length=MAX_STRIPES)]
-    children: Annotated[tuple[Ids, ...], msgspec.Meta(max_length=MAX_STRIPES)]
+    parents: Annotated[tuple[Annotated[NodeId, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=MAX_STRIPES)]
+    children: Annotated[tuple[Nodes, ...], msgspec.Meta(max_length=MAX_STRIPES)]
     chunks_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
@@ -188,7 +192,7 @@ def whom_to_dial(me: NodeId, roster: Roster) -> dict[NodeId, tuple[Address, ...]
     if own is None:
         return {}
     return {
-        NodeId(member.node): member.addresses
+        member.node: member.addresses
         for member in roster.members
         if not member.is_leaf and member.node != me and (own.is_leaf or me < member.node)
     }

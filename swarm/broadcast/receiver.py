@@ -19,7 +19,6 @@ from typing import Any, Literal, cast
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import Routes, routes_in
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import Complete, Courier, Kind, Roster, Routing
@@ -204,7 +203,7 @@ class Receiver:
         )
         self._neighbours = Neighbours(station, self._transfers.open_link)
         self._announcements = Announcements(self._queue)
-        self._routes: dict[VersionId, Routes] = {}
+        self._routes: dict[VersionId, Routing] = {}
         self._announced: asyncio.Queue[Announced] = asyncio.Queue(maxsize=MAX_WAITING)
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
@@ -311,9 +310,8 @@ class Receiver:
             if self._is_news(head.version):
                 self._announcements.take_head(payload, head)
 
-    def _take_routes(self, version: VersionId, routing: Routing) -> None:
+    def _take_routes(self, version: VersionId, routes: Routing) -> None:
         """This node's place in the trees of a version, before or while it is under way."""
-        routes = routes_in(routing)
         if len(routes.parents) != len(routes.children):
             raise ProtocolError("routes have a parent and children for each stripe")
         self._routes[version] = routes

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, PlanOf, Routes, plan_of, routing_of
+from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, PlanOf, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import ADDRESSES, Courier, Kind, Member, Roster
-from swarm.broadcast.publishing import FULL_RATIO, PublishedVersions
+from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.transfers import (
@@ -33,6 +33,7 @@ from swarm.broadcast.transfers import (
     forwarders_of,
     parts_of,
 )
+from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import Layout, needs_base
 from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION, Station
@@ -80,7 +81,7 @@ class BroadcastService:
         self._members: dict[NodeId, Member] = {}
         self._rosters: dict[NodeId, Roster] = {}
         self._told_plan: Plan | None = None
-        self._routes: dict[NodeId, Routes] = {}
+        self._routes: dict[NodeId, tuple[object, ...]] = {}
         self._stale: set[NodeId] = set()
         self._spreading: dict[VersionId, Spreading] = {}
         self._server = VersionServer(
@@ -316,10 +317,11 @@ class BroadcastService:
             return
         for node, link in self._transfers.links.items():
             routes = plan.routes_of(node)
-            if routes != self._routes.get(node) or node in self._stale:
-                self._routes[node] = routes
+            place = (routes.parents, routes.children)  # the pace changes with everybody's
+            if place != self._routes.get(node) or node in self._stale:
+                self._routes[node] = place
                 for version in versions:
-                    link.send(ROUTES, version, encode(routing_of(routes)))
+                    link.send(ROUTES, version, encode(routes))
         for transfer in self._transfers.active.values():
             if isinstance(transfer.courier, TreeCourier):
                 transfer.courier.set_routes(plan.routes_of(self._station.me), now=time.monotonic())

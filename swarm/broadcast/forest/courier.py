@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 
-from swarm.broadcast.forest.planner import Routes
-from swarm.broadcast.notes import MAX_INDICES, Behind, Complete, Have, Kind, Note, Send, Want, has_bit
+from swarm.broadcast.notes import MAX_INDICES, Behind, Complete, Have, Kind, Note, Routing, Send, Want, has_bit, set_bit
 from swarm.types import NodeId
 
 TICK_S = 1.0  # How often what is overdue is looked for
@@ -239,7 +238,7 @@ class TreeCourier:
     """A Courier for static routes. `held` is a bitmap as in Have; the learner holds everything."""
 
     def __init__(
-        self, *, count: int, learner: NodeId, routes: Routes, held: bytes = b"", whole: bool = False, random: Random
+        self, *, count: int, learner: NodeId, routes: Routing, held: bytes = b"", whole: bool = False, random: Random
     ) -> None:
         assert count >= 1
         self._count = count
@@ -269,42 +268,23 @@ class TreeCourier:
         self._whole_at: float | None = None
         self._complaints: dict[tuple[NodeId, int], None] = {}
 
-    @property
-    def held_count(self) -> int:
-        return self._count - self._missing
-
-    def within_caps(self) -> bool:
-        """I5, for checkers: every queue under the bound that its definition states."""
-        return len(self._pulls.asks) <= MAX_INDICES and all(
-            len(link.queue) <= self._count
-            and len(link.asked) <= MAX_INDICES
-            and len(link.wishes) <= MAX_INDICES
-            and link.pending <= ASKED_OF_ONE
-            and len(link.notes) <= MAX_NOTES + 1
-            for link in self._links.values()
-        )
-
     # -- routes and links ------------------------------------------------------------------------------------
 
-    def set_routes(self, routes: Routes, *, now: float) -> None:
+    def set_routes(self, routes: Routing, *, now: float) -> None:
         """A new plan of as many stripes. New parents are told what is held; new children are sent what they lack."""
         assert len(routes.parents) == self.stripes
         old, self._routes = self._routes, routes
         for stripe in range(self.stripes):
             if routes.parents[stripe] != old.parents[stripe]:
                 self._pulls.restart(stripe, now=now)
-                self._greet_parent(routes.parents[stripe], now)
+                if (link := self._links.get(parent := routes.parents[stripe])) is not None:
+                    self._tell(parent, link, now)
             for child in old.children[stripe]:
                 if child not in routes.children[stripe]:
                     self._release(child, stripe)
             for child in routes.children[stripe]:
                 if child not in old.children[stripe]:
                     self._adopt(child, stripe, now)
-
-    def _greet_parent(self, parent: NodeId | None, now: float) -> None:
-        link = self._links.get(parent) if parent is not None else None
-        if parent is not None and link is not None:
-            self._tell(parent, link, now)
 
     def _release(self, child: NodeId, stripe: int) -> None:
         link = self._links.get(child)
@@ -367,7 +347,7 @@ class TreeCourier:
             return
         link = self._links.get(peer)
         if link is not None:
-            _set_bit(link.theirs, index)
+            set_bit(link.theirs, index)
         from_parent = kind is Kind.FRESH and self._routes.parents[index % self.stripes] == peer
         self._pulls.arrived(index, from_parent=from_parent, now=now)
         self._settle_ask(index)
@@ -381,7 +361,7 @@ class TreeCourier:
         self._arm(now)
 
     def _keep(self, index: int) -> None:
-        _set_bit(self._held, index)
+        set_bit(self._held, index)
         self._missing -= 1
 
     def _pass_on(self, index: int) -> None:
@@ -500,7 +480,7 @@ class TreeCourier:
 
     @staticmethod
     def _give(link: _Link, index: int, kind: Kind) -> Send:
-        _set_bit(link.theirs, index)
+        set_bit(link.theirs, index)
         return Send(index, kind)
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
@@ -600,10 +580,6 @@ class TreeCourier:
             if best is None or score < best:
                 best, chosen = score, peer
         return chosen
-
-
-def _set_bit(bitmap: bytearray, index: int) -> None:
-    bitmap[index >> 3] |= 1 << (index & 7)
 
 
 def _full(count: int) -> bytearray:

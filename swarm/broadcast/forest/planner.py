@@ -24,7 +24,7 @@ from heapq import heapify, heappop, heapreplace
 from statistics import median
 from typing import Literal
 
-from swarm.broadcast.notes import MAX_MEMBERS, Member, Roster, Routing
+from swarm.broadcast.notes import MAX_MEMBERS, NO_NODE, Member, Roster, Routing
 from swarm.broadcast.version.manifest import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from swarm.types import NodeId
 
@@ -192,16 +192,6 @@ MAX_REFUSED = 4096  # Pairs that do not work together, remembered by a plan: the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routes:
-    """One node's part of a plan: for each stripe its parent (None: learner, or no part) and its children; the pace that
-    is planned for all, 0 if unknown."""
-
-    parents: tuple[NodeId | None, ...]
-    children: tuple[tuple[NodeId, ...], ...]
-    chunks_per_s: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How one version travels. A mesh has no trees. `scheme` is a Scheme, or the name that a benchmark gives its own.
     `refused` are pairs (parent, child) that failed."""
@@ -219,11 +209,12 @@ class Plan:
         object.__setattr__(self, "_children", tuple(map(children_of, self.trees)))
         object.__setattr__(self, "rate_bytes_per_s", self._rate())
 
-    def routes_of(self, node: NodeId) -> Routes:
-        """What `node` has to do."""
-        return Routes(
-            parents=tuple(tree.get(node) for tree in self.trees),
-            children=tuple(tuple(children.get(node, ())) for children in self._children),
+    def routes_of(self, node: NodeId) -> Routing:
+        """What `node` has to do. A receiver has no links to more children than a roster names."""
+        most = None if node == self.learner.node else MAX_MEMBERS
+        return Routing(
+            parents=tuple(tree.get(node, NO_NODE) for tree in self.trees),
+            children=tuple(tuple(children.get(node, ())[:most]) for children in self._children),
             chunks_per_s=self.rate_bytes_per_s / self.chunk_bytes,
         )
 
@@ -498,21 +489,3 @@ class Planning:
                 linked[parent][child] = None
                 linked[child][parent] = None
         return {node: Roster(members=tuple(members[other] for other in known)) for node, known in linked.items()}
-
-
-def routing_of(routes: Routes) -> Routing:
-    """Routes as they travel. Children beyond what a roster can name have no link to this node anyway."""
-    return Routing(
-        parents=tuple(parent or "" for parent in routes.parents),
-        children=tuple(children[:MAX_MEMBERS] for children in routes.children),
-        chunks_per_s=routes.chunks_per_s,
-    )
-
-
-def routes_in(routing: Routing) -> Routes:
-    """Routes as they came."""
-    return Routes(
-        parents=tuple(NodeId(parent) if parent else None for parent in routing.parents),
-        children=tuple(tuple(NodeId(child) for child in children) for children in routing.children),
-        chunks_per_s=routing.chunks_per_s,
-    )

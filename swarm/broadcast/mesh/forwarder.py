@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 from swarm.broadcast.notes import (
     MAX_INDICES,
@@ -28,6 +29,7 @@ from swarm.broadcast.notes import (
     Send,
     Want,
     has_bit,
+    set_bit,
 )
 from swarm.types import NodeId
 
@@ -96,32 +98,27 @@ KEPT_UP_TICKS = 3
 """A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
 
 
+@dataclass(slots=True, eq=False)
 class Child:
     """One link to another receiver."""
 
-    __slots__ = (
-        "arrivals", "asked", "busy", "complete", "deferred", "forwards", "has", "kept_up", "leaf", "notes", "offered",
-        "queue", "quick_rate", "rate", "sent", "stalled", "wanted",
-    )  # fmt: skip
-
-    def __init__(self, leaf: bool) -> None:
-        self.leaf = leaf
-        self.queue: deque[Entry] = deque()
-        self.deferred: deque[int] = deque()
-        self.wanted: deque[int] = deque()
-        self.notes: deque[Note] = deque()
-        self.busy: Duty | None = None
-        self.forwards = 0
-        self.stalled = False
-        self.offered = 0
-        self.kept_up = 0
-        self.arrivals = 0
-        self.asked = 0
-        self.complete = False
-        self.has = bytearray()
-        self.sent = 0
-        self.rate = 0.0
-        self.quick_rate = 0.0
+    leaf: bool
+    queue: deque[Entry] = field(default_factory=deque)
+    deferred: deque[int] = field(default_factory=deque)
+    wanted: deque[int] = field(default_factory=deque)
+    notes: deque[Note] = field(default_factory=deque)
+    busy: Duty | None = None
+    forwards: int = 0
+    stalled: bool = False
+    offered: int = 0
+    kept_up: int = 0
+    arrivals: int = 0
+    asked: int = 0
+    complete: bool = False
+    has: bytearray = field(default_factory=bytearray)
+    sent: int = 0
+    rate: float = 0.0
+    quick_rate: float = 0.0
 
     def holds(self, index: int) -> bool:
         return self.complete or has_bit(self.has, index)
@@ -150,7 +147,7 @@ class Child:
         """It has chunk `index` of a version whose bitmaps have `nbytes`."""
         if len(self.has) < nbytes:
             self.has.extend(bytes(nbytes - len(self.has)))
-        self.has[index >> 3] |= 1 << (index & 7)
+        set_bit(self.has, index)
 
     def measure(self, elapsed: float, weight: float) -> None:
         """Two moving averages of what it was sent: of a second, with `weight`, and of a quarter."""
@@ -372,7 +369,7 @@ class Forwarder:
         self._asked_of.pop(index, None)
         if has_bit(self._have, index):
             return
-        self._have[index >> 3] |= 1 << (index & 7)
+        set_bit(self._have, index)
         self._missing -= 1
         self._new += 1
         if self._missing == 0:

@@ -9,6 +9,7 @@ is dealt again."""
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from statistics import median
 
 from swarm.broadcast.notes import (
@@ -46,51 +47,29 @@ MAX_CREDIT = 1024  # Chunks that one forwarder is believed to have room for: 0.6
 RATE_DEALS = 256  # The rate of dealing is that of the last so many deals
 
 
+@dataclass(slots=True, eq=False)
 class _Peer:
     """One receiver."""
 
-    __slots__ = (
-        "ahead",
-        "all_dealt",
-        "asked_at",
-        "barred_until",
-        "complete",
-        "copies",
-        "credit",
-        "epoch",
-        "forwarders",
-        "forwards",
-        "fresh",
-        "has",
-        "heard_at",
-        "latency",
-        "leaf",
-        "notes",
-        "service",
-        "to_forward",
-        "wanted",
-    )  # fmt: skip
-
-    def __init__(self, leaf: bool, now: float) -> None:
-        self.leaf = leaf
-        self.credit = 0
-        self.forwards = 0
-        self.epoch = 0
-        self.fresh: deque[Send] = deque()
-        self.copies: deque[int] = deque()
-        self.wanted: deque[int] = deque()
-        self.notes: deque[Note] = deque()
-        self.forwarders: dict[int, float] = {}
-        self.to_forward: dict[int, float] = {}
-        self.ahead: dict[int, int] = {}
-        self.latency: float | None = None
-        self.service: float | None = None
-        self.heard_at = now
-        self.asked_at = now
-        self.barred_until = 0.0
-        self.complete = False
-        self.all_dealt = False
-        self.has = b""
+    leaf: bool
+    heard_at: float
+    asked_at: float
+    credit: int = 0
+    forwards: int = 0
+    epoch: int = 0
+    fresh: deque[Send] = field(default_factory=deque)
+    copies: deque[int] = field(default_factory=deque)
+    wanted: deque[int] = field(default_factory=deque)
+    notes: deque[Note] = field(default_factory=deque)
+    forwarders: dict[int, float] = field(default_factory=dict)
+    to_forward: dict[int, float] = field(default_factory=dict)
+    ahead: dict[int, int] = field(default_factory=dict)
+    latency: float | None = None
+    service: float | None = None
+    barred_until: float = 0.0
+    complete: bool = False
+    all_dealt: bool = False
+    has: bytes = b""
 
     def holds(self, index: int) -> bool:
         return self.complete or has_bit(self.has, index)
@@ -128,7 +107,7 @@ class Seeder:
     # -- links -----------------------------------------------------------------------------------------------
 
     def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
-        at = self._peers[peer] = _Peer(leaf, now)
+        at = self._peers[peer] = _Peer(leaf, now, now)
         at.copies.extend(self._relayed)
         self._dirty[peer] = None
         self._deal(now)

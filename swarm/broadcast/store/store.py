@@ -112,10 +112,8 @@ class ChunkFile:
     def recheck(self) -> int:
         """Forget chunks that are no longer what was signed (a disk that fails, a second receiver); how many."""
         bad = [i for i, span in enumerate(self.spans) if self.has(i) and digest(self._at(span)) != self._digests[i]]
-        with self._counting:
-            for index in bad:
-                self._have[index >> 3] &= ~(1 << (index & 7))
-            self.missing += len(bad)
+        for index in bad:
+            self._forget(index)
         return len(bad)
 
     def close(self) -> None:

@@ -161,7 +161,7 @@ class BroadcastSwarm:
         wanted: dict[tuple[NodeId, NodeId], None] = {}
         for node in of:
             routes = self.plan.routes_of(node)
-            others = [learner, *(parent for parent in routes.parents if parent is not None)]
+            others = [learner, *(parent for parent in routes.parents if parent)]
             others += [child for children in routes.children for child in children]
             if self.plan.scheme == "mesh":
                 others += self.members
@@ -223,7 +223,7 @@ class BroadcastSwarm:
 
     def _tell_changes(self, before: Plan) -> None:
         """Everybody whose routes changed hears of it one way later; new links are up after a handshake."""
-        changed = [node for node in self.members if self.plan.routes_of(node) != before.routes_of(node)]
+        changed = [node for node in self.members if _place(self.plan, node) != _place(before, node)]
         for node in changed:
             self.world.schedule(self.latency_s, f"routes {node}", lambda node=node: self._route(node))  # type: ignore[misc]
         self._link_later(changed)
@@ -359,6 +359,11 @@ class BroadcastSwarm:
 
         self.world.run_until(over)
         return self.delivered(not_for)
+
+
+def _place(plan: Plan, node: NodeId) -> tuple[object, ...]:
+    routes = plan.routes_of(node)
+    return routes.parents, routes.children
 
 
 def note_bytes(note: Note) -> int:

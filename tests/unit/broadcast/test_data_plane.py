@@ -15,7 +15,7 @@ import pytest
 from swarm.broadcast import neighbours
 from swarm.broadcast.catchup import Download, Piece
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.forest.planner import PeerProfile, Planning, Routes, routing_of
+from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, Roster, Routing
 from swarm.broadcast.receiver import Receiver
@@ -108,8 +108,7 @@ def test_no_roster_is_larger_than_receivers_take(scheme: str | None, planned: bo
         assert members[node] in roster.members
         assert all(members[node] in rosters[NodeId(other.node)].members for other in roster.members)
         if planned and planning.plan is not None:
-            routing = routing_of(planning.plan.routes_of(node))
-            decode(encode(routing), Routing, cap_bytes=ROUTES_BYTES)
+            decode(encode(planning.plan.routes_of(node)), Routing, cap_bytes=ROUTES_BYTES)
 
 
 def test_a_large_swarm_without_a_plan_needs_no_links() -> None:
@@ -118,9 +117,12 @@ def test_a_large_swarm_without_a_plan_needs_no_links() -> None:
 
 
 def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame() -> None:
-    children = tuple(NodeId(f"{number:064x}") for number in range(2 * MAX_MEMBERS))
-    routes = Routes(parents=(None,) * 16, children=(children,) * 16)
-    routing = decode(encode(routing_of(routes)), Routing, cap_bytes=ROUTES_BYTES)
+    profiles, _ = swarm_of(2 * MAX_MEMBERS + 1, publics=2 * MAX_MEMBERS + 1)
+    hub, *others = profiles
+    learner = PeerProfile(node=NodeId("learner"), public=True, uplink_bytes_per_s=1e6)
+    tree = {hub: learner.node, **dict.fromkeys(others, hub)}
+    plan = Plan(scheme="forest", chunk_bytes=1 << 16, learner=learner, peers=profiles, trees=(tree,) * 16)
+    routing = decode(encode(plan.routes_of(hub)), Routing, cap_bytes=ROUTES_BYTES)
     assert {len(row) for row in routing.children} == {MAX_MEMBERS}
 
 
