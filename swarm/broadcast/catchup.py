@@ -276,9 +276,7 @@ class _CatchUp:
 
     async def _take_deltas(self, row: list[SignedVersion]) -> None:
         for version in row:
-            held = await in_thread(
-                self._store.begin, version.sealed_head, version.head, version.table_bytes, version.table
-            )
+            held = await in_thread(self._store.begin, version)
             await self._fetch_chunks(held)
             if damaged := self._weights.missing_base(held):
                 await in_thread(self._weights.begin_fill, held)

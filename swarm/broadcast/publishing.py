@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from swarm.broadcast.store.disk import disk_error, map_file, require_room
-from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import FULL_RATIO, encode_region, tensor_sum
 from swarm.broadcast.version.manifest import (
@@ -144,7 +144,10 @@ class PublishedVersions:
             table_digest=digest(table_bytes),
             table_bytes=len(table_bytes),
         )
-        return self.store.add_whole(sign_head(head, self._key), head, table_bytes, table)
+        sealed_head = sign_head(head, self._key)
+        return self.store.add_whole(
+            SignedVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes)
+        )
 
     def _expected_bytes(self, base: HeldVersion | None) -> int:
         """A delta is about as large as the last one was, and of the first one nothing is known."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -62,14 +63,14 @@ TABLE_S = 2.0
 """A table that is not complete so long after its head is asked for: a forwarder may have died with a part of it."""
 
 
+@dataclass(slots=True)
 class Announced:
     """A head, and the parts of its table."""
 
-    def __init__(self, sealed: bytes, head: Head, timer: asyncio.TimerHandle) -> None:
-        self.sealed = sealed
-        self.head = head
-        self.parts = TableParts(head.table_bytes)
-        self.timer = timer
+    sealed: bytes
+    head: Head
+    parts: TableParts
+    timer: asyncio.TimerHandle
 
 
 class Announcements:
@@ -86,7 +87,7 @@ class Announcements:
         if version in self._waiting:
             return  # again over a new link
         timer = asyncio.get_running_loop().call_later(TABLE_S, self._finish, version)
-        self._waiting[version] = Announced(sealed, head, timer)
+        self._waiting[version] = Announced(sealed, head, TableParts(head.table_bytes), timer)
         while len(self._waiting) > MAX_ANNOUNCED:
             self._waiting.pop(min(self._waiting)).timer.cancel()
         for index, data, sender in self._early.take(version):
@@ -274,10 +275,6 @@ class Receiver:
         return self.weights.version if self.weights else None
 
     @property
-    def layout_digest(self) -> bytes:
-        return self.store.layout_digest if self.store else b""
-
-    @property
     def uplink_bytes_per_s(self) -> float:
         return self._transfers.uplink_bytes_per_s
 
@@ -373,7 +370,8 @@ class Receiver:
             return
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
-        held = await in_thread(store.begin, announced.sealed, head, table_bytes, table)
+        signed = SignedVersion(head=head, sealed_head=announced.sealed, table=table, table_bytes=table_bytes)
+        held = await in_thread(store.begin, signed)
         leaf = await self._neighbours.is_leaf_itself()
         from_base = await self._take_from_base(held)
         self._target = held
@@ -381,7 +379,8 @@ class Receiver:
         self._retire(held)
         if self.version == head.version:
             self._progress.note_time(head.version, "complete_s")
-        if self._is_within_reach(held) and not from_base:
+        # A version whose base neither is here nor comes could not be applied: its deltas are of no use to this node.
+        if (self._base_comes(head.base) or not needs_base(table)) and not from_base:
             self._transfers.open(held, self._courier(held, leaf=leaf))
             if held.chunks.complete:
                 self._progress.note_time(head.version, "complete_s")
@@ -440,10 +439,6 @@ class Receiver:
         await in_thread(self.store.set_layout, data, layout)
         self.weights = await in_thread(open_weights, self.store)
         return self.store
-
-    def _is_within_reach(self, held: HeldVersion) -> bool:
-        """Whether the version can be applied once it is here: else its deltas are of no use to this node."""
-        return self._base_comes(held.head.base) or not needs_base(held.table)
 
     def _retire(self, newer: HeldVersion) -> None:
         """Take part no more in what the newer version makes needless: its elders that are complete, all but the last,

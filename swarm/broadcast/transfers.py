@@ -24,7 +24,7 @@ import msgspec
 from swarm.broadcast.forest.planner import MAX_CHUNKS
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
 from swarm.broadcast.store.store import HeldVersion
-from swarm.broadcast.version.manifest import MAX_CHUNK_BYTES, TABLE_BYTES, Span
+from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, TABLE_BYTES, Span
 from swarm.errors import ProtocolError
 from swarm.net.stream import Frame, Outgoing, Stream
 from swarm.net.wire import digest, encode
@@ -131,15 +131,13 @@ def _cut(data: bytes, span: Span) -> bytes:
 NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
 """Types of frames, after those of links.py."""
 
-NOTE_BYTES = MAX_BITMAP_BYTES + 1024
-HEAD_FRAME_BYTES = 1024
 ROSTER_BYTES = 512 * 1024  # 256 members of 2 KiB: four addresses with names of the full length
 ROUTES_BYTES = 512 * 1024  # 255 children in each of 16 stripes, at 66 bytes, are 270 KB
 
 CAPS = {
-    NOTE: NOTE_BYTES,
+    NOTE: MAX_BITMAP_BYTES + 1024,
     CHUNK: MAX_CHUNK_BYTES,
-    HEAD: HEAD_FRAME_BYTES,
+    HEAD: HEAD_BYTES,
     TABLE: PART_BYTES,
     ROSTER: ROSTER_BYTES,
     ROUTES: ROUTES_BYTES,

@@ -208,8 +208,7 @@ class Forwarder:
         self._forwarded: dict[int, None] = {}
         self._done: tuple[list[int], list[int]] = ([], [])
         self._all_dealt = False
-        self._asked: dict[int, float] = {}
-        self._asked_of: dict[int, NodeId] = {}
+        self._asked: dict[int, tuple[NodeId, float]] = {}
         self._cursor = 0
         self._tries = 0
         self._arrived_at = now
@@ -256,8 +255,7 @@ class Forwarder:
         self._leaf_children -= child.leaf
         self._unqueue(child)
         self._discharge(child.busy)
-        for index in [i for i, asked in self._asked_of.items() if asked == peer]:
-            del self._asked[index], self._asked_of[index]
+        self._asked = {index: ask for index, ask in self._asked.items() if ask[0] != peer}
         self._grant()
 
     # -- what comes ------------------------------------------------------------------------------------------
@@ -366,7 +364,6 @@ class Forwarder:
             child.arrivals += 1
             child.note(index, len(self._have))
         self._asked.pop(index, None)
-        self._asked_of.pop(index, None)
         if has_bit(self._have, index):
             return
         set_bit(self._have, index)
@@ -532,16 +529,15 @@ class Forwarder:
 
     def _ask(self, now: float) -> None:
         """Want missing chunks of whoever has them, the seeder last."""
-        self._asked = {i: at for i, at in self._asked.items() if now - at < ASK_AGAIN_S}
-        self._asked_of = {i: peer for i, peer in self._asked_of.items() if i in self._asked}
+        self._asked = {index: ask for index, ask in self._asked.items() if now - ask[1] < ASK_AGAIN_S}
         for peer, child in self._children.items():
-            child.asked = sum(asked == peer for asked in self._asked_of.values())
+            child.asked = sum(asked == peer for asked, _ in self._asked.values())
         wishes: dict[NodeId, list[int]] = {}
         self._tries += 1
         for index in self._next_missing(MAX_INDICES - len(self._asked)):
             if (asked := self._whom_to_ask(index)) is not None:
                 wishes.setdefault(asked, []).append(index)
-                self._asked[index], self._asked_of[index] = now, asked
+                self._asked[index] = asked, now
         for peer, indices in wishes.items():
             notes = self._to_seeder if peer == self._seeder else self._children[peer].notes
             notes.append(Want(indices=tuple(indices)))
@@ -561,8 +557,8 @@ class Forwarder:
         return None
 
     def _next_missing(self, room: int) -> list[int]:
-        """The next few that are missing and not asked for, going round, the last first: what others deferred comes
-        the first first."""
+        """The next few chunks that are missing and not asked for, from the last to the first and round again, because
+        what others deferred comes in ascending order."""
         found: list[int] = []
         for _ in range(self._count):
             if len(found) >= room:

@@ -61,7 +61,7 @@ class _Peer:
     copies: deque[int] = field(default_factory=deque)
     wanted: deque[int] = field(default_factory=deque)
     notes: deque[Note] = field(default_factory=deque)
-    forwarders: dict[int, float] = field(default_factory=dict)
+    to_copy: dict[int, float] = field(default_factory=dict)
     to_forward: dict[int, float] = field(default_factory=dict)
     ahead: dict[int, int] = field(default_factory=dict)
     latency: float | None = None
@@ -76,11 +76,11 @@ class _Peer:
 
     def expected(self) -> float:
         """How long it will take over one more chunk, as it took over those before; 0 if it had none."""
-        return (self.service or 0.0) * (len(self.forwarders) + 1)
+        return (self.service or 0.0) * (len(self.to_copy) + 1)
 
     def oldest(self) -> float | None:
         """When the chunk that it has had for longest was dealt."""
-        return min((*self.forwarders.values(), *self.to_forward.values()), default=None)
+        return min((*self.to_copy.values(), *self.to_forward.values()), default=None)
 
 
 class Seeder:
@@ -238,15 +238,15 @@ class Seeder:
         at = self._peers[peer]
         index = self._pop()
         at.credit -= 1
-        if not at.forwarders and not at.to_forward:
+        if not at.to_copy and not at.to_forward:
             at.heard_at = now
-        at.forwarders[index] = now
-        at.ahead[index] = len(at.forwarders)
+        at.to_copy[index] = now
+        at.ahead[index] = len(at.to_copy)
         self._waiting_for[index] = 1
         if via is not None:
             forwarder = self._peers[via]
             forwarder.forwards -= 1
-            if not forwarder.forwarders and not forwarder.to_forward:
+            if not forwarder.to_copy and not forwarder.to_forward:
                 forwarder.heard_at = now
             forwarder.to_forward[index] = now
             self._waiting_for[index] = 2
@@ -297,7 +297,7 @@ class Seeder:
 
     def _note_done(self, at: _Peer, note: Credit, now: float) -> None:
         for index in note.copied:
-            if (dealt_at := at.forwarders.pop(index, None)) is not None:
+            if (dealt_at := at.to_copy.pop(index, None)) is not None:
                 before = at.latency if at.latency is not None else now - dealt_at
                 at.latency = before + LATENCY_WEIGHT * (now - dealt_at - before)
                 took = (now - dealt_at) / at.ahead.pop(index)
@@ -328,7 +328,7 @@ class Seeder:
                 self._forgive(send)
         at.fresh.clear()
         at.epoch += 1
-        recalled = [*at.forwarders, *at.to_forward]
+        recalled = [*at.to_copy, *at.to_forward]
         at.notes.extend(
             Recall(indices=tuple(recalled[i : i + MAX_INDICES]), epoch=at.epoch)
             for i in range(0, len(recalled), MAX_INDICES)
@@ -351,15 +351,15 @@ class Seeder:
 
     def _take_back(self, at: _Peer) -> None:
         """Deal again what `at` was dealt, and expect nothing more of it. The copies that it waits for are kept."""
-        taken = {*at.forwarders, *at.to_forward}
-        at.forwarders.clear()
+        taken = {*at.to_copy, *at.to_forward}
+        at.to_copy.clear()
         at.ahead.clear()
         at.to_forward.clear()
         at.credit = at.forwards = 0
         at.fresh.clear()
         for other in self._peers.values():
             for index in taken:
-                other.forwarders.pop(index, None)
+                other.to_copy.pop(index, None)
                 other.ahead.pop(index, None)
                 other.to_forward.pop(index, None)
         self.repairs += len(taken)

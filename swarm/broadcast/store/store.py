@@ -200,16 +200,16 @@ class VersionStore:
             replace_file(self.directory / "layout", layout_bytes)
             self._know_layout(layout_bytes, layout)
 
-    def begin(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable) -> HeldVersion:
-        """Make room for a version whose head and table were opened; the one that is here if it is known."""
-        held = self._add(sealed_head, head, table_bytes, table, whole=False)
-        self.find(head.version)
+    def begin(self, version: SignedVersion) -> HeldVersion:
+        """Make room for a version; the one that is here if it is known."""
+        held = self._add(version, whole=False)
+        self.find(version.head.version)
         self.prune()
         return held
 
-    def add_whole(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable) -> HeldVersion:
+    def add_whole(self, version: SignedVersion) -> HeldVersion:
         """A version whose chunks the caller has just written to `chunks_path`, every one of them."""
-        held = self._add(sealed_head, head, table_bytes, table, whole=True)
+        held = self._add(version, whole=True)
         self.prune()
         return held
 
@@ -255,31 +255,34 @@ class VersionStore:
 
     # -- files -----------------------------------------------------------------------------------------------
 
-    def _add(
-        self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable, *, whole: bool
-    ) -> HeldVersion:
+    def _add(self, version: SignedVersion, *, whole: bool) -> HeldVersion:
+        head, name = version.head, str(version.head.version)
         assert head.layout_digest == self.layout_digest, "set_layout comes first"
         with self._changing:
             known = self._held.get(head.version)
             if known is not None and known.head == head:
                 return known
             if known is not None:
-                raise ProtocolError(f"the learner signed two different versions {head.version}")
-            chunks = self._write(sealed_head, head, table_bytes, table, whole)
-            held = HeldVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes, chunks=chunks)
+                raise ProtocolError(f"the learner signed two different versions {name}")
+            try:
+                held = self._hold(version, whole=whole)
+                replace_file(self.directory / f"{name}.table", version.table_bytes)
+                # Last: a version without a head does not exist.
+                replace_file(self.directory / f"{name}.head", version.sealed_head)
+            except DiskFull:
+                self._remove_files(name)
+                raise
             self._held[head.version] = held
             return held
 
-    def _write(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable, whole: bool) -> ChunkFile:
-        name = str(head.version)
-        try:
-            chunks = ChunkFile(self.chunks_path(head.version), table, whole=whole)
-            replace_file(self.directory / f"{name}.table", table_bytes)
-            replace_file(self.directory / f"{name}.head", sealed_head)
-        except DiskFull:
-            self._remove_files(name)
-            raise
-        return chunks
+    def _hold(self, version: SignedVersion, *, whole: bool = False) -> HeldVersion:
+        return HeldVersion(
+            head=version.head,
+            sealed_head=version.sealed_head,
+            table=version.table,
+            table_bytes=version.table_bytes,
+            chunks=ChunkFile(self.chunks_path(version.head.version), version.table, whole=whole),
+        )
 
     def _load(self) -> None:
         path = self.directory / "layout"
@@ -308,10 +311,8 @@ class VersionStore:
             raise ProtocolError("this version is of another model")
         table_bytes = _read_capped(path.with_suffix(".table"), TABLE_BYTES)
         table = open_table(table_bytes, head, self.layout)
-        chunks = ChunkFile(self.chunks_path(head.version), table)
-        self._held[head.version] = HeldVersion(
-            head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes, chunks=chunks
-        )
+        version = SignedVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes)
+        self._held[head.version] = self._hold(version)
 
     def _know_layout(self, layout_bytes: bytes, layout: Layout) -> None:
         self.layout, self.layout_bytes, self.layout_digest = layout, layout_bytes, digest(layout_bytes)
