@@ -5,14 +5,14 @@ with the least load, and everything else stays where it is.
 
 Theory of operation of the forest. With K stripes at rate R a child costs its parent R/K in one stripe, so a node with
 uplink u can have u*K/R children, counted over all stripes ("slots"). The slots that are needed are given one by one to
-the node whose load, slots over uplink, would be least: the highest rate that whole numbers allow. A leaf can be fed by
-a public or by the learner only, so those slots are given first; feeding the publics then falls to the leaves, whose
-uplinks nobody else can use, until all are loaded alike. A node's slots are put into as few stripes as its cap on one
+the node whose load, slots over uplink, would be least: the highest rate that whole numbers allow. Only a public or the
+learner can feed a leaf, so those slots are given first; the leaves, whose uplinks are good for nothing else, then feed
+the publics until all are loaded alike. A node's slots are put into as few stripes as its cap on one
 stripe allows. Each tree is grown from the learner, the shallowest free slot first, the peer with the most slots first;
 the counts match exactly, so it never gets stuck (the argument is at `_grow`).
 
-Relief: a node that falls behind says so (Behind), but below it everybody is behind, through no fault of their parents.
-So a complaint about a parent counts only if no ancestor in that stripe complains too, or did a short while ago.
+Relief: a node that falls behind says so (Behind). Everybody below it falls behind too, through no fault of their
+parents, so a complaint counts only if no ancestor in that stripe complains or did so a short while ago.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from swarm.types import NodeId
 
 STRIPE_DEGREE = 16
 """Children of one peer in one stripe, where others can take the rest: a hop costs degree * chunk / uplink, and a death
-leaves so many subtrees behind. 16 reaches 4,096 peers in three hops."""
+orphans a subtree for each. 16 reaches 4,096 peers in three hops."""
 
-NEAR = 64  # Peers in line that are looked at for one that its parent does not feed yet
+NEAR = 64  # Waiting peers among which a parent looks for one that it does not feed yet
 Tree = dict[NodeId, NodeId]  # Parent of every peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerProfile:
-    """What a plan has to know of one node. An uplink of 0 is unknown: the planner takes the median of the others."""
+    """What a plan needs to know about a node. An uplink of 0 is unknown: the planner assumes the median of the others."""
 
     node: NodeId
     public: bool
@@ -52,7 +52,7 @@ def forest_of(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) 
     slots = _slots(learner, peers, stripes)
     degrees = _spread(learner, peers, slots, stripes)
     fed: dict[NodeId, set[NodeId]] = {node: set() for node in slots}
-    # Who comes last hangs below the slowest: somebody else in every stripe.
+    # The last peers hang below the slowest parents, so each stripe begins with another peer.
     starts = [stripe * len(peers) // stripes for stripe in range(stripes)]
     turned = [[*peers[start:], *peers[:start]] for start in starts]
     return tuple(_grow(learner.node, turned[stripe], degrees[stripe], fed) for stripe in range(stripes))
@@ -80,7 +80,7 @@ def _share(
     for _ in range(need):
         _, order, node = heap[0]
         slots[node] += 1
-        # The last child of a stripe is always the learner's or another's: a peer does not feed itself.
+        # A peer does not feed itself, so it cannot have all slots that the learner leaves.
         if node != learner.node and slots[node] >= all_slots - slots[learner.node]:
             heappop(heap)
         else:
@@ -90,8 +90,7 @@ def _share(
 def _spread(
     learner: PeerProfile, peers: Sequence[PeerProfile], slots: dict[NodeId, int], stripes: int
 ) -> list[dict[NodeId, int]]:
-    """Degrees by stripe. Every stripe gets len(peers) slots, and as many of them from publics and learner as any
-    other, give or take one."""
+    """Degrees by stripe. Every stripe gets len(peers) slots; those of publics and learner are spread evenly, to one."""
     degrees: list[dict[NodeId, int]] = [{} for _ in range(stripes)]
     publics = [peer for peer in peers if peer.public]
     of_publics = slots[learner.node] + sum(slots[peer.node] for peer in publics)
@@ -112,8 +111,8 @@ def _even(total: int, parts: int) -> list[int]:
 def _fill(
     peers: Sequence[PeerProfile], slots: dict[NodeId, int], quotas: list[int], degrees: list[dict[NodeId, int]]
 ) -> None:
-    """Cut each peer's slots into parts of at most STRIPE_DEGREE, for the stripes that need most; more in one stripe
-    only where the peer is in all that still need any."""
+    """Cut each peer's slots into parts of at most STRIPE_DEGREE, for the stripes that need most. A peer has more in one
+    stripe only if it is already in all that still need any."""
     for peer in sorted(peers, key=lambda one: -slots[one.node]):
         left = slots[peer.node]
         while left:
@@ -131,9 +130,9 @@ def _grow(
 ) -> Tree:
     """One tree, from the top. `fed` is whom each node feeds in some stripe.
 
-    Slots number as many as peers. Those of leaves are filled by publics only. Those of publics and learner number the
-    leaves plus `spare`, and take at most `spare` publics. Were there no free slot and a peer left, then all slots of
-    its kind would be filled and hence all peers of its kind placed, since peers that have slots go first.
+    There are as many slots as peers. Only publics fill the slots of leaves. Publics and learner have as many slots as
+    there are leaves plus `spare`, and at most `spare` of them go to publics. If no slot were free and a peer left, all
+    slots of its kind would be filled, and hence all peers of its kind placed, since peers with slots go first.
     """
     public = {peer.node: peer.public for peer in peers}
     ordered = sorted(public, key=lambda node: -degrees.get(node, 0))
@@ -163,8 +162,8 @@ def _next_kind(waiting: dict[bool, deque[NodeId]], degrees: dict[NodeId, int], s
 
 
 def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) -> NodeId:
-    """The next of those that wait that its parent does not feed yet, if one is near. Sockets share an uplink evenly: of
-    an uplink that is a little too slow, all that is missing would be missing to the few children in two stripes."""
+    """The next waiting peer, preferably one that this parent does not feed in another stripe. Sockets share an uplink
+    evenly, so the few children in two stripes would bear all that a slow uplink lacks."""
     has_slots = degrees.get(waiting[0], 0) > 0
     for place in range(min(NEAR, len(waiting))):
         node = waiting[place]
@@ -176,19 +175,19 @@ def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) 
 
 Scheme = Literal["mesh", "forest", "star"]
 
-MESH_PEERS = 32  # In a mesh of more, a chunk holds its forwarder for too long and connections number a thousand
+MESH_PEERS = 32  # In a larger mesh a chunk holds its forwarder for too long, and there are over a thousand connections
 
 STRIPES = 16
 """Slots of 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More would only lengthen hops."""
 
-MAX_CHUNKS = 65_536  # Chunks of one version that a plan aims at: digests of 2 MiB, bitmaps of 8 KiB
-PLANNED_CHUNK_BYTES = 1024 * 1024  # Largest chunk unless the version is larger than MAX_CHUNKS of them
+MAX_CHUNKS = 65_536  # Chunks that a plan allows a version: digests of 2 MiB, bitmaps of 8 KiB
+PLANNED_CHUNK_BYTES = 1024 * 1024  # Largest chunk, unless the version would need more than MAX_CHUNKS of them
 CHUNK_HOLD_S = 0.03  # How long one chunk may hold a typical forwarder of a mesh: N - 1 copies at its uplink
 FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of a forest has its first chunk
 DEPTH = 5  # Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
 ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Where nobody's uplink is known
-MIN_LEFT = 0.05  # Of an uplink, when all children leave it: it may have been a moment's stall
-MAX_REFUSED = 4096  # Pairs that do not work together, remembered by a plan: the oldest are forgotten
+MIN_LEFT = 0.05  # Share of its uplink that a parent keeps when all children leave it: it may only have stalled briefly
+MAX_REFUSED = 4096  # Refused pairs that a plan remembers; the oldest are forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +229,7 @@ class Plan:
 
 
 def children_of(tree: Tree) -> dict[NodeId, list[NodeId]]:
-    """The tree downwards. Children are in the order in which they were placed: those with most below them first."""
+    """The children of each parent, in the order in which they were placed: those with most below them first."""
     children: dict[NodeId, list[NodeId]] = {}
     for child, parent in tree.items():
         children.setdefault(parent, []).append(child)
@@ -273,8 +272,8 @@ def _with_uplinks(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
 
 
 def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
-    """A power of two: in a mesh so that a chunk holds a typical forwarder for CHUNK_HOLD_S, in trees so that filling
-    them takes FILL_SHARE of the transfer; not so small that the version has more than MAX_CHUNKS."""
+    """A power of two. In a mesh a chunk holds a typical forwarder for CHUNK_HOLD_S; in trees filling them takes
+    FILL_SHARE of the transfer. No version has more than MAX_CHUNKS of them, unless they are as large as allowed."""
     if scheme == "mesh" and peers:
         uplink = median(peer.uplink_bytes_per_s for peer in peers)
         wish = CHUNK_HOLD_S * uplink / max(1, len(peers) - 1)
@@ -349,7 +348,7 @@ class _Repair:
         self._slots: dict[NodeId, int] = {}
 
     def trees(self, old: Sequence[Tree], late: Sequence[set[NodeId]] = ()) -> tuple[Tree, ...]:
-        """The trees, whole again. Nobody new is given to those who are `late` in the stripe."""
+        """The repaired trees. Peers that are `late` in a stripe get no new children in it."""
         kept = [{child: parent for child, parent in tree.items() if self._stays(parent, child)} for tree in old]
         self._slots = slots_of(kept)
         for stripe, tree in enumerate(kept):
@@ -361,7 +360,7 @@ class _Repair:
         return alive and (parent == self._learner or (parent, child) not in self._refused)
 
     def _attach_missing(self, tree: Tree, late: set[NodeId]) -> None:
-        """Orphans with children first: what hangs below them waits for them."""
+        # Orphans with children first: what hangs below them waits for them.
         children = children_of(tree)
         orphans = [node for node in self._peers if node not in tree]
         for orphan in sorted(orphans, key=lambda node: -len(children.get(node, ()))):
@@ -378,7 +377,7 @@ class _Repair:
         return (self._slots.get(node, 0) + 1) / self._uplinks[node]
 
     def _may_feed(self, parent: NodeId, child: NodeId) -> bool:
-        """The learner may feed everybody, as the last resort even one that refused it."""
+        # The learner is the last resort, even for a peer that refused it.
         if parent == self._learner:
             return True
         return (self._peers[parent].public or self._peers[child].public) and (parent, child) not in self._refused
@@ -394,7 +393,7 @@ class _Repair:
         return found
 
 
-ECHO_S = 6.0  # So long after a node fell behind those below it may still fall behind for the same reason
+ECHO_S = 6.0  # How long after a node fell behind those below it may still do so for the same reason
 
 
 PlanOf = Callable[[PeerProfile, Sequence[PeerProfile], int], Plan]
@@ -402,13 +401,13 @@ PlanOf = Callable[[PeerProfile, Sequence[PeerProfile], int], Plan]
 
 
 class Relief:
-    """The learner's memory of complaints: one time for each (node, stripe) of the last ECHO_S."""
+    """The learner's memory of the complaints of the last ECHO_S: when each (node, stripe) complained."""
 
     def __init__(self) -> None:
         self._heard: dict[tuple[NodeId, int], float] = {}
 
     def plan(self, plan: Plan, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> Plan:
-        """`plan`, changed for those who have a reason to complain."""
+        """`plan`, with new parents for those whose complaint is no echo of an ancestor's."""
         self._heard = {key: at for key, at in self._heard.items() if now - at < ECHO_S}
         new = [(node, stripe) for node, stripe in complaints if (node, stripe) not in self._heard]
         self._heard.update((key, now) for key in new)
@@ -423,7 +422,7 @@ class Relief:
         return above is not None
 
 
-RELIEF_S = 1.5  # Complaints are gathered for so long: those from further down a tree come later
+RELIEF_S = 1.5  # How long complaints are gathered: those from further down a tree come later
 
 
 class Planning:
