@@ -33,13 +33,13 @@ PATIENCE_TICKS = 3
 ORPHAN_S = 1.0  # A stripe without a linked parent is pulled after this time; a new plan mostly comes sooner
 
 SILENT_S = 8.0
-"""A stripe whose parent is linked is pulled after this time: a parent that was an orphan itself has recovered by then."""
+"""A stripe whose parent is linked is pulled after this time: an orphaned parent has recovered by then."""
 
 SILENT_INTERVALS = 8  # And after that many times its mean interval between chunks, which is what a slow swarm needs
 
 END_SHARE = 0.03
-"""If others have been whole for this share of the transfer's time, that is no accident of the last chunks: the parent of
-what is still missing is too slow."""
+"""If others have been whole for this share of the transfer's time, the parent of what is still missing is too slow: it
+is no accident of the last chunks."""
 
 BEHIND_S = 4.0
 """A stripe this far behind the median stripe, and falling further behind, has a parent that cannot keep up."""
@@ -271,7 +271,7 @@ class TreeCourier:
     # -- routes and links ------------------------------------------------------------------------------------
 
     def set_routes(self, routes: Routing, *, now: float) -> None:
-        """Take a new plan with as many stripes. New parents are told what is held, new children are sent what they lack."""
+        """Take a new plan of as many stripes. Tell new parents what is held, send new children what they lack."""
         assert len(routes.parents) == self.stripes
         old, self._routes = self._routes, routes
         for stripe in range(self.stripes):

@@ -38,7 +38,7 @@ Tree = dict[NodeId, NodeId]  # Parent of every peer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerProfile:
-    """What a plan needs to know about a node. An uplink of 0 is unknown: the planner assumes the median of the others."""
+    """What a plan needs to know about a node. An uplink of 0 is unknown: the median of the others is assumed."""
 
     node: NodeId
     public: bool
@@ -187,20 +187,17 @@ FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of
 DEPTH = 5  # Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
 ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Where nobody's uplink is known
 MIN_LEFT = 0.05  # Share of its uplink that a parent keeps when all children leave it: it may only have stalled briefly
-MAX_REFUSED = 4096  # Refused pairs that a plan remembers; the oldest are forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How one version travels. A mesh has no trees. `scheme` is a Scheme, or the name that a benchmark gives its own.
-    `refused` are pairs (parent, child) that failed."""
+    """How one version travels. A mesh has no trees. `scheme` is a Scheme, or a name that a benchmark gives its own."""
 
     scheme: str
     chunk_bytes: int
     learner: PeerProfile
     peers: dict[NodeId, PeerProfile]
     trees: tuple[Tree, ...]
-    refused: tuple[tuple[NodeId, NodeId], ...] = ()
     _children: tuple[dict[NodeId, list[NodeId]], ...] = field(init=False, repr=False, compare=False)
     rate_bytes_per_s: float = field(init=False, compare=False)  # What the busiest uplink allows
 
@@ -289,28 +286,15 @@ def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: in
     return chunk_bytes
 
 
-def repaired(
-    plan: Plan,
-    *,
-    gone: Iterable[NodeId] = (),
-    joined: Iterable[PeerProfile] = (),
-    refused: Iterable[tuple[NodeId, NodeId]] = (),
-) -> Plan:
-    """`plan` without the peers `gone` and with those `joined`, no child of `refused` fed by the parent it refused. A
-    child whose parent stays keeps it."""
+def repaired(plan: Plan, *, gone: Iterable[NodeId] = (), joined: Iterable[PeerProfile] = ()) -> Plan:
+    """`plan` without the peers `gone` and with those `joined`. A child whose parent stays keeps it."""
     peers = dict(plan.peers)
     for node in gone:
         peers.pop(node, None)
     newcomers = [peer for peer in joined if peer.node != plan.learner.node and peer.node not in peers]
     profiles = _with_uplinks([plan.learner, *peers.values(), *newcomers])
     peers = {peer.node: peer for peer in profiles[1:]}
-    pairs = tuple(dict.fromkeys((*plan.refused, *refused)))[-MAX_REFUSED:]
-    return replace(
-        plan,
-        peers=peers,
-        trees=_Repair(plan.learner, peers, frozenset(pairs)).trees(plan.trees),
-        refused=pairs,
-    )
+    return replace(plan, peers=peers, trees=_Repair(plan.learner, peers).trees(plan.trees))
 
 
 def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
@@ -330,19 +314,15 @@ def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
     for node, count in lost.items():
         left = max(MIN_LEFT, 1 - count / slots[node])
         profiles[node] = replace(profiles[node], uplink_bytes_per_s=profiles[node].uplink_bytes_per_s * left)
-    repair = _Repair(plan.learner, profiles, frozenset(plan.refused))
-    return replace(plan, peers=profiles, trees=repair.trees(trees, late))
+    return replace(plan, peers=profiles, trees=_Repair(plan.learner, profiles).trees(trees, late))
 
 
 class _Repair:
     """New parents for orphans, by least load over all stripes."""
 
-    def __init__(
-        self, learner: PeerProfile, peers: dict[NodeId, PeerProfile], refused: frozenset[tuple[NodeId, NodeId]]
-    ) -> None:
+    def __init__(self, learner: PeerProfile, peers: dict[NodeId, PeerProfile]) -> None:
         self._learner = learner.node
         self._peers = peers
-        self._refused = refused
         self._uplinks = {learner.node: learner.uplink_bytes_per_s}
         self._uplinks.update((node, peer.uplink_bytes_per_s) for node, peer in peers.items())
         self._slots: dict[NodeId, int] = {}
@@ -356,8 +336,7 @@ class _Repair:
         return tuple(kept)
 
     def _stays(self, parent: NodeId, child: NodeId) -> bool:
-        alive = child in self._peers and parent in self._uplinks
-        return alive and (parent == self._learner or (parent, child) not in self._refused)
+        return child in self._peers and parent in self._uplinks
 
     def _attach_missing(self, tree: Tree, late: set[NodeId]) -> None:
         # Orphans with children first: what hangs below them waits for them.
@@ -377,10 +356,7 @@ class _Repair:
         return (self._slots.get(node, 0) + 1) / self._uplinks[node]
 
     def _may_feed(self, parent: NodeId, child: NodeId) -> bool:
-        # The learner is the last resort, even for a peer that refused it.
-        if parent == self._learner:
-            return True
-        return (self._peers[parent].public or self._peers[child].public) and (parent, child) not in self._refused
+        return parent == self._learner or self._peers[parent].public or self._peers[child].public
 
     @staticmethod
     def _below(node: NodeId, children: dict[NodeId, list[NodeId]]) -> set[NodeId]:

@@ -64,7 +64,7 @@ class Window:
             self.size += 1
 
     def grant(self, waiting: float, rate: float, left_s: float = math.inf) -> int:
-        """How many more chunks may come. `rate` is in chunks per second to each child, `left_s` the rest of the transfer."""
+        """How many more chunks may come. `rate` is in chunks/s to each child, `left_s` the rest of the transfer."""
         self._shortest = min(self._shortest, waiting)
         self.size = min(self.size, max(self._floor, int(LONGEST_S * rate)))
         if left_s < ENDING_S:
@@ -174,8 +174,8 @@ DEFERRED_EVERY = 2
 otherwise wait for the end, and everybody with them."""
 
 LONGEST_WINDOWS = 2
-"""A child's queue counts as at most this many windows. Otherwise a link that TCP slowed down after a loss would take all
-the room, and the forwarder would go at that link's pace with all others idle."""
+"""A child's queue counts as at most this many windows. Otherwise a link that TCP slowed down after a loss would take
+all the room, and the forwarder would go at that link's pace with all others idle."""
 
 QUIET_S = 2.0
 """A receiver that got no chunk for this long asks for what it lacks, because the seeder may be dead."""
@@ -435,7 +435,7 @@ class Forwarder:
     # -- credit ----------------------------------------------------------------------------------------------
 
     def _grant(self) -> None:
-        """Grant the seeder credit. Without children a chunk is done when it arrives, so only chunks on their way count."""
+        """Grant the seeder credit. Without children a chunk is done on arrival, so only chunks on their way count."""
         if not self._linked:
             return
         children = max(1, len(self._children))
@@ -502,7 +502,7 @@ class Forwarder:
         self._forwards.settle(self._rate / max(1, self._leaf_children - 1))
 
     def _defer_stalled(self, elapsed: float) -> None:
-        """Set the chunks of stalled children aside. If many look stalled the cause is this node's own uplink: then none."""
+        """Set the chunks of stalled children aside, unless so many look stalled that it is this node's own uplink."""
         live = [child for child in self._children.values() if not child.stalled]
         fair = sum(child.rate for child in live) / max(1, len(live))
         for peer, child in self._children.items():

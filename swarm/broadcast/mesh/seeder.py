@@ -39,7 +39,7 @@ OVERDUE_S = 1.2
 OVERDUE_LATENCIES = 3.0
 LAST_S = 0.5
 IDLE_S = 1.0
-"""A forwarder stands still if it has reported nothing for IDLE_S and has held a chunk for longer than OVERDUE_S and than
+"""A forwarder stands still if it has reported nothing for IDLE_S and has held a chunk for longer than OVERDUE_S and
 three times its usual time. With 0.6 s healthy forwarders were suspected, and a version took 1.9 times the bound."""
 
 BARRED_S = 1.0  # How long a forwarder that stood still is dealt nothing

@@ -3,8 +3,9 @@
 Theory of operation. The simulation does what a node's shell does: it asks a courier for frames when a link can take
 one, hands it what arrived whole, drains `ready`, arms one timer. A frame may be poisoned by its sender; the receiver's
 digest refuses it, so it never reaches the courier, and after MAX_FAULTS of one sender the link is closed. A death is
-felt by those linked to the dead `detect_s` later. The learner then repairs the plan of a forest, as it does for joins
-and for links that were closed, and tells those whose routes changed. A new link takes a handshake.
+felt by those linked to the dead `detect_s` later. The learner then repairs the plan of a forest, as it does for joins,
+and tells those whose routes changed. It does not hear of links that were closed: what they carried is pulled. A new
+link takes a handshake.
 
 Bytes are in the books of the simulation, never in a courier: `Member.book` is what has truly arrived.
 """
@@ -311,7 +312,6 @@ class BroadcastSwarm:
         if member.faults[sender] >= MAX_FAULTS:
             self.closed_links |= {(node, sender), (sender, node)}
             self._unlink(sender, node)
-            self._replan(repaired(self.plan, refused=[(sender, node), (node, sender)]))
 
     def _drain(self, member: Member) -> None:
         courier = member.courier
