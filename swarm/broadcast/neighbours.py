@@ -1,4 +1,4 @@
-"""Whom a receiver is linked with, as the learner's rosters say, and whom it can ask for what it lacks."""
+"""The nodes that a receiver is linked with, by the learner's rosters, and those it can ask for what it lacks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from swarm.net.stream import LinkEnd, Stream
 from swarm.types import Address, NodeId
 
 LISTED_S = 2.0
-"""How long a version waits for the roster that says whether this node is a public: it comes before, but for faults."""
+"""How long a version waits for the roster that says whether this node is public; without faults it comes before."""
 
 DROPPED_S = 5.0
-"""Links to nodes that left the roster live on for so long: a learner that was restarted lists them again by then."""
+"""How long links to nodes that left the roster live on: a restarted learner lists them again by then."""
 
 FETCH_S = 60.0  # Time limit for the layout: 32 MiB at 4.5 Mbit/s
 SMALL_BYTES = 64 * 1024  # Objects that the learner is asked for first
@@ -86,7 +86,7 @@ class Neighbours:
         return [self._station.peer_at(node, address) for node, address in found]
 
     def learner(self) -> Peer | None:
-        """None while nobody has said where it is."""
+        """None while its address is unknown."""
         node, addresses = self._station.learner()
         return self._station.peer_at(node, addresses[0]) if addresses else None
 

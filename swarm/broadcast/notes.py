@@ -15,9 +15,7 @@ import msgspec
 from swarm.net.wire import Message
 from swarm.types import Address, NodeId
 
-MAX_INDICES = (
-    64  # Indices of one note: what one forwarder has under way at most, and what a receiver asks for at a time
-)
+MAX_INDICES = 64  # Of one note: the most chunks that a receiver asks for at a time
 MAX_BITMAP_BYTES = 512 * 1024  # One bit for each of the 4,000,000 chunks that a table may have
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=4_000_000)]
@@ -49,10 +47,10 @@ class Send:
 
 
 class Credit(Message, frozen=True, tag=1):
-    """A forwarder can take so many more fresh chunks, and as a public so many more to forward. `epoch` is the number of
-    recalls that it has heard of: credit of an older epoch is void. Every live child was sent the chunks `copied`, and
-    those `forwarded` that the forwarder had to forward. All in one note: when each had its own, the one starved the
-    other on a busy link, and the forwarding of chunks."""
+    """A forwarder can take `copies` more fresh chunks, and as a public `forwards` more to forward. `epoch` is the
+    number of recalls that it has heard: credit of an older epoch is void. It has sent every live child the chunks
+    `copied`, and those `forwarded` that it had to forward. All in one note: as separate notes one starved the other on
+    a busy link."""
 
     copies: Small
     forwards: Small
@@ -75,8 +73,8 @@ class Have(Message, frozen=True, tag=4):
 
 
 class Complete(Message, frozen=True, tag=5):
-    """The sender holds the whole version. Without `chunks`, which the learner alone is told, it came by it another way
-    than this transfer, and takes no part in it."""
+    """The sender holds the whole version. `chunks` is False, to the learner alone, if it came by the version another
+    way and takes no part in this transfer."""
 
     chunks: bool = True
 
@@ -88,7 +86,7 @@ class Want(Message, frozen=True, tag=6):
 
 
 class AllDealt(Message, frozen=True, tag=7):
-    """The seeder has nothing left to deal and nothing outstanding: what is still missing has to be asked for."""
+    """The seeder has dealt everything and nothing is outstanding: receivers ask for what they still lack."""
 
 
 class Behind(Message, frozen=True, tag=8):

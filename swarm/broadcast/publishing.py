@@ -36,7 +36,7 @@ def content_of(table: ChunkTable) -> Digest:
 
 
 def content_of_file(path: Path, layout: Layout) -> Digest:
-    """The same of staged weights."""
+    """The same digest, of staged weights."""
     weights = map_file(path, layout.total_bytes)
     return digest(b"".join(digest(_part(weights, region)) for region in regions_of(layout)))
 
@@ -75,7 +75,7 @@ class PublishedVersions:
         return held
 
     def republish(self, version: VersionId, chunk_bytes: int, pool: Executor) -> HeldVersion:
-        """The newest version's weights once more, as `version`."""
+        """Publish the newest version's weights again, as `version`."""
         same = map_file(self.weights.path, self._layout.total_bytes)
         held = self._encode(same, version, chunk_bytes, pool, full=False)
         self.weights.apply(held)
@@ -150,7 +150,7 @@ class PublishedVersions:
         )
 
     def _expected_bytes(self, base: HeldVersion | None) -> int:
-        """A delta is about as large as the last one was, and of the first one nothing is known."""
+        """A delta is assumed as large as the last one; of the first one nothing is known."""
         if base is not None:
             return base.table.encoded_bytes if base.head.base is not None else 0
         return int(FULL_RATIO * self._layout.total_bytes)

@@ -71,8 +71,8 @@ class ChunkFile:
     def place(self, index: int) -> memoryview:
         """Where chunk `index` is to be received, while it is not held.
 
-        One receiver at a time: a second one would overwrite what the first one has proven. Whoever has the chunk
-        already in memory calls `put`.
+        One receiver at a time: a second one would overwrite what the first one has proven. A caller that has the
+        chunk in memory uses `put`.
         """
         assert not self.has(index)
         return self._at(self.spans[index])
@@ -80,7 +80,7 @@ class ChunkFile:
     def accept(self, index: int) -> bool:
         """True, and held from now on, if what lies at the place of chunk `index` is what was signed.
 
-        If not it is held no more: somebody may have put the right one there while a wrong one was being received.
+        Otherwise it is no longer held: somebody may have put the right one there while a wrong one was being received.
         """
         with self._at(self.spans[index]) as received:
             if digest(received) != self._digests[index]:
@@ -110,7 +110,7 @@ class ChunkFile:
         return self._at(span).toreadonly()
 
     def recheck(self) -> int:
-        """Forget chunks that are no longer what was signed (a disk that fails, a second receiver); how many."""
+        """Forget chunks that are no longer what was signed (a failing disk, a second receiver). Returns how many."""
         bad = [i for i, span in enumerate(self.spans) if self.has(i) and digest(self._at(span)) != self._digests[i]]
         for index in bad:
             self._forget(index)
@@ -149,15 +149,15 @@ def _mapped(path: Path, nbytes: int) -> memoryview:
 KEEP_VERSIONS = 4  # Versions that stay on disk in any case: a node that missed three publications goes on by deltas
 IN_USE_S = 30.0
 MAX_VERSIONS = 16
-"""A version that was asked for within half a minute stays too, up to so many: a slow node that began to fetch it
-would otherwise never come to the end of any."""
+"""A version that was asked for in the last IN_USE_S stays too, up to this many in all: otherwise a slow node would
+never finish fetching any."""
 
 MAP_FILES = "weights.*"  # The weight map lies beside the versions, and is of the same layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedVersion:
-    """What a version is, and the exact bytes that prove it."""
+    """A version's head and table, and the exact bytes that prove them."""
 
     head: Head
     sealed_head: bytes
@@ -176,7 +176,7 @@ class VersionStore:
     """The versions under `directory` that the owner of `learner_key` signed."""
 
     def __init__(self, directory: Path, learner_key: bytes) -> None:
-        """Load what a former process left, and drop what is damaged or of another swarm."""
+        """Load what a former process left; what is damaged or of another swarm is dropped."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.learner_key = learner_key
@@ -189,7 +189,7 @@ class VersionStore:
         self._load()
 
     def set_layout(self, layout_bytes: bytes, layout: Layout) -> None:
-        """The layout of every version to come. Another one than before removes the old versions and the map."""
+        """Set the layout of every version to come. A new one removes the old versions and the map."""
         if digest(layout_bytes) == self.layout_digest:
             return
         with self._changing:

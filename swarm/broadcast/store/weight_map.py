@@ -10,10 +10,10 @@ remembered of an apply that was cut off but its target and the regions that were
 
 An apply decodes a region beside the old bytes, checks the decoded digest, writes it to its redo slot and only then
 over the map. After a SIGKILL at any byte a region is therefore the target's (done), the base's (to do), or whole in
-the redo file. What is none of these (a power cut, a failing disk) counts as damaged and is fetched anew in full.
+the redo file. Any other content (a power cut, a failing disk) counts as damage and is fetched in full.
 
-Who keeps the map whole for its reader: its owner never runs two applies or fills, or one and an engine's copy, at the
-same time. `version` is None while regions of two versions may be mixed. Blocking; call from threads.
+The map's owner keeps it whole for readers: it never runs two applies or fills, or one and an engine's copy, at the same
+time. `version` is None while regions of two versions may be mixed. Blocking; call from threads.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class WeightMap:
 
     @property
     def unfinished(self) -> VersionId | None:
-        """The version that an apply or a fill was making of the map when it was cut off."""
+        """The version that an apply or a fill was writing when it was cut off."""
         return self._target.head.version if self._target else None
 
     @property
@@ -189,7 +189,7 @@ class WeightMap:
         self.finish()
 
     def recheck(self) -> int:
-        """Hash the map anew; how many regions are no longer what was written (a disk that fails, another process)."""
+        """Hash the map again. Returns how many regions are not what was written (a failing disk, another process)."""
         before = self._holds
         self._holds = [digest(self.content(i)) for i in range(len(self.regions))]
         self._settle()
@@ -315,7 +315,7 @@ def open_weights(store: VersionStore, pool: Executor | None = None) -> WeightMap
 
 
 def _run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
-    """Run all calls to their ends, whatever becomes of them; then raise the first fault."""
+    """Run all calls to their end, even if some fail; then raise the first fault."""
     if pool is None:
         for call in calls:
             call()
