@@ -21,6 +21,7 @@ from swarm.broadcast.service import BroadcastService
 from swarm.gossip.records import Profile
 from swarm.node.network import NetworkSettings, NodeNetwork
 from swarm.types import VersionId
+from tests.simulator.broadcast.schemes import planner_named
 
 ROUND_S = 2.0
 """As a learner has it by default."""
@@ -36,8 +37,8 @@ async def lead(options: argparse.Namespace) -> None:
         max_upload_mbit=options.max_upload,
     )
     network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)
-    scheme = None if options.scheme == "relay" else options.scheme
-    broadcast = BroadcastService(options.directory / "versions", network.key, network.station, scheme=scheme)
+    plan_of = planner_named(None if options.scheme == "relay" else options.scheme)
+    broadcast = BroadcastService(options.directory / "versions", network.key, network.station, plan_of=plan_of)
     await broadcast.open(layout_of(options.size_bytes))
 
     def status() -> dict[str, Any]:

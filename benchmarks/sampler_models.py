@@ -160,7 +160,7 @@ class Versions:
         write_staging(stream_tensors(self.model), self.staging)
         version = VersionId(incarnation=0, version=self.number)
         made = self.published.publish(self.staging, version, CHUNK_BYTES, self.pool)
-        held = self.store.begin(made.sealed_head, made.head, made.table_bytes, made.table)
+        held = self.store.begin(made)
         for index in range(len(held.chunks.spans)):
             if not held.chunks.has(index):
                 held.chunks.place(index)[:] = made.chunks.chunk(index)

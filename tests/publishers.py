@@ -64,7 +64,7 @@ def receiver_store(directory: Path, layout: Layout = MIXED_LAYOUT) -> VersionSto
 
 
 def begin(store: VersionStore, version: SignedVersion) -> HeldVersion:
-    return store.begin(version.sealed_head, version.head, version.table_bytes, version.table)
+    return store.begin(version)
 
 
 def hand_over(store: VersionStore, version: HeldVersion) -> HeldVersion:

@@ -1,17 +1,17 @@
 """How a node that is behind, new or damaged gets a version over HTTP: by stored deltas or by full regions.
 
-Deltas are the chunks of the versions in between, applied one after the other; they stay in the store and can be given
-to others. Full regions are encoded by a peer for this node alone and proven by the decoded digest of the signed table.
-The way that takes fewer bytes is chosen; the sizes of deltas stand in their tables. A version that deltas lead to may
-lack the base of a few regions (damage): those are fetched in full and the rest is applied. Pieces are fetched from
-several peers at once, several requests in flight; a peer that fails or lies is not asked again.
+Deltas are the chunks of the versions in between, applied one after the other; they stay in the store, so this node can
+give them to others. Full regions are encoded by a peer for this node alone and proven by the decoded digest of the
+signed table. The way that takes fewer bytes is chosen; tables state the sizes of deltas. If the base of a few regions
+is damaged, those are fetched in full and the rest is applied. Pieces come from several peers at once, with several
+requests in flight; a peer that fails or lies is not asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from swarm.broadcast.serving import Meter
 from swarm.broadcast.store.base_model import BaseModel, take_from_base
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
+from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import (
     DELTAS,
     HEAD_BYTES,
@@ -37,21 +38,21 @@ from swarm.net.wire import decode
 from swarm.types import VersionId
 
 REQUESTS_A_PEER = 4
-"""Under way at once to one peer: with pieces of 1 MiB that covers 300 ms at 100 Mbit/s, half of what a client opens."""
+"""Requests in flight to one peer: pieces of 1 MiB cover 300 ms at 100 Mbit/s. A client opens twice as many."""
 
 REQUESTS_IN_ALL = 16  # Pieces in memory at once: 64 MiB at most
 FETCH_S = 60.0  # Time limit for one piece: 4 MiB at 0.6 Mbit/s
 LATE_S = 2.0
 LATE_RATIO = 3.0
-"""A piece under way for longer than this, and three times as long as they take on average, is asked of another too."""
+"""A piece under way for longer than this, and than three times the average, is asked of another peer too."""
 
-GONE_IN_A_ROW = 4  # A peer that lacks so many pieces one after the other has moved on to another version
-BUSY_IN_A_ROW = 10  # A peer that asks for patience so often has none to give
+GONE_IN_A_ROW = 4  # A peer that lacks this many pieces in a row has moved on to another version
+BUSY_IN_A_ROW = 10  # A peer that is busy this often in a row is given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
-    """One GET. `take` gets the body, in a thread, and says whether it is what was signed."""
+    """One GET. `take` is called with the body in a thread and says whether it is what was signed."""
 
     path: str
     expected_bytes: int
@@ -60,11 +61,9 @@ class Piece:
 
 
 class Download:
-    """Pieces that are fetched from one set of peers, and then, if some are left, from another one."""
+    """Pieces to fetch from one set of peers, and what is left of them from another."""
 
-    def __init__(
-        self, pieces: Sequence[Piece], pool: Executor, *, meter: Callable[[int], Awaitable[None]] | None = None
-    ) -> None:
+    def __init__(self, pieces: Sequence[Piece], pool: Executor, *, meter: Meter | None = None) -> None:
         self.faults: Counter[str] = Counter()
         self.blamed: list[Peer] = []
         self.fetched_bytes = 0
@@ -78,18 +77,13 @@ class Download:
         self._news = asyncio.Event()
 
     @property
-    def complete(self) -> bool:
-        return not self._left
-
-    @property
     def left(self) -> int:
-        """Pieces that are still to come."""
         return len(self._left)
 
     async def run(self, peers: Sequence[Peer]) -> bool:
-        """True when every piece is taken; False when no peer is left that gives the rest."""
-        if not peers or self.complete:
-            return self.complete
+        """True once every piece is taken; False if no peer is left that gives the rest."""
+        if not peers:
+            return not self._left
         each = min(REQUESTS_A_PEER, max(1, REQUESTS_IN_ALL // len(peers)))
         tasks = [
             asyncio.create_task(self._work(state))
@@ -98,7 +92,7 @@ class Download:
         ]
         try:
             pending = set(tasks)
-            while pending and not self.complete:
+            while pending and self._left:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
@@ -106,7 +100,7 @@ class Download:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return self.complete
+        return not self._left
 
     async def _work(self, state: _PeerState) -> None:
         while not state.left and (piece := await self._next(state)) is not None:
@@ -120,7 +114,7 @@ class Download:
                 self.blamed.append(state.peer)
 
     async def _next(self, state: _PeerState) -> Piece | None:
-        """A piece that nobody was asked for, or one that is late; None when all are taken."""
+        """A piece that nobody was asked for yet, or one that is late; None once all are taken."""
         loop = asyncio.get_running_loop()
         while self._left and not state.left:
             while self._waiting:
@@ -152,7 +146,7 @@ class Download:
         self._news.set()
 
     async def _fetch(self, state: _PeerState, piece: Piece) -> str | None:
-        """Ask for a piece and take it; why the peer is to be left, or None."""
+        """Ask for a piece and take it. Returns why the peer is to be given up, or None."""
         loop = asyncio.get_running_loop()
         if self._meter is not None:
             await self._meter(piece.expected_bytes)
@@ -180,23 +174,19 @@ class Download:
         return None
 
 
+@dataclass(slots=True)
 class _PeerState:
-    """How one peer does in one download."""
+    peer: Peer
+    left: bool = False
+    gone: int = 0
+    busy: int = 0
 
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-        self.left = False
-        self.gone = 0
-        self.busy = 0
-
-
-FULL_RATIO = 0.68  # What the full encoding of 16-bit weights takes of their bytes: the measured figure for N(0, 0.02)
 
 CHUNKS_WORTH = 1.1
-"""Chunks may be a tenth more bytes than full regions: what came as chunks can be given on, and nobody encodes it."""
+"""Chunks may take a tenth more bytes than full regions: they can be given to others, and nobody has to encode them."""
 
-FRAMING_BYTES = 64  # A region's answer is its encoding with the codec's name before it
-MAX_DELTAS = 8  # Longest row of deltas: what peers keep is four versions and those in use
+FRAMING_BYTES = 64  # An answer with a region states the codec before the encoding
+MAX_DELTAS = 8  # Deltas applied in sequence: peers keep four versions and those in use
 
 
 @dataclass(slots=True, kw_only=True)
@@ -226,26 +216,18 @@ async def catch_up(
     The sources are asked in parallel, the learner only for what none of them gives. PeerUnreachable if nobody gives
     the rest: what came is kept, and the next call goes on from there. `meter` is awaited before each request.
     """
-    return await _CatchUp(store, weights, sources, learner, pool, meter).run(target, base)
+    return await _CatchUp(store, weights, list(sources), learner, pool, meter).run(target, base)
 
 
+@dataclass(slots=True)
 class _CatchUp:
-    def __init__(
-        self,
-        store: VersionStore,
-        weights: WeightMap,
-        sources: Sequence[Peer],
-        learner: Peer | None,
-        pool: Executor,
-        meter: Meter | None,
-    ) -> None:
-        self._store = store
-        self._weights = weights
-        self._sources = list(sources)
-        self._learner = learner
-        self._pool = pool
-        self._meter = meter
-        self._report = CaughtUp()
+    _store: VersionStore
+    _weights: WeightMap
+    _sources: list[Peer]
+    _learner: Peer | None
+    _pool: Executor
+    _meter: Meter | None
+    _report: CaughtUp = field(default_factory=CaughtUp)
 
     async def run(self, target: SignedVersion, base: BaseModel | None) -> CaughtUp:
         if self._weights.version == target.head.version:
@@ -260,7 +242,7 @@ class _CatchUp:
             try:
                 await self._take_deltas(row)
             except (PeerUnreachable, ProtocolError):
-                # Pruned by the others meanwhile, or damaged here: full regions need no base.
+                # The others pruned a version meanwhile, or one is damaged here: full regions need no base.
                 row = None
         if row is None:
             self._report.way = "regions"
@@ -272,7 +254,7 @@ class _CatchUp:
     # -- deltas ----------------------------------------------------------------------------------------------
 
     async def _deltas(self, target: SignedVersion, limit_bytes: int) -> list[SignedVersion] | None:
-        """The versions to apply in sequence, the oldest first; None if there is no such row under `limit_bytes`."""
+        """The versions to apply in sequence, the oldest first; None if that takes more than `limit_bytes`."""
         row = [target]
         cost = self._chunk_bytes(target)
         while needs_base(row[0].table) and row[0].head.base != self._weights.last_whole:
@@ -291,9 +273,7 @@ class _CatchUp:
 
     async def _take_deltas(self, row: list[SignedVersion]) -> None:
         for version in row:
-            held = await in_thread(
-                self._store.begin, version.sealed_head, version.head, version.table_bytes, version.table
-            )
+            held = await in_thread(self._store.begin, version)
             await self._fetch_chunks(held)
             if damaged := self._weights.missing_base(held):
                 await in_thread(self._weights.begin_fill, held)
@@ -383,7 +363,7 @@ class _CatchUp:
         return sum(self._full_region_bytes(version, index) for index in indices)
 
     def _full_region_bytes(self, version: SignedVersion, index: int) -> int:
-        """What a region of a version takes in full: told by its table, or estimated."""
+        """The full encoding's size, as the table states it or, for a delta, estimated."""
         entry = version.table.regions[index]
         if entry.codec not in DELTAS:
             return entry.encoded_bytes

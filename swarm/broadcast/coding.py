@@ -1,7 +1,7 @@
 """The threads that code, apply and hash whole versions: many seconds of work that may wait for the network.
 
-Who guarantees that no thread writes into a directory that is not its node's any more: `in_thread`, by which receivers
-call whatever reads or writes there, and whose caller does not end before the thread does.
+`in_thread` guarantees that no thread still writes into a directory after its node has left it: receivers call through
+it all that reads or writes there, and its caller does not end before the thread does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[..., T], *arguments: object, pool: Executor | None = None) -> T:
-    """What `call` returns in a thread. Whoever is cancelled meanwhile waits until it has ended: a thread cannot be
-    stopped, and it may be writing what somebody else is to open next. A second cancellation waits for nothing."""
+    """Run `call` in a thread. A caller that is cancelled meanwhile waits for the thread to end: it cannot be stopped,
+    and may be writing what somebody else opens next. A second cancellation does not wait."""
     future = asyncio.get_running_loop().run_in_executor(pool, partial(call, *arguments))
     try:
         return await asyncio.shield(future)

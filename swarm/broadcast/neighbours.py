@@ -1,4 +1,4 @@
-"""Whom a receiver is linked with, as the learner's rosters say, and whom it can ask for what it lacks."""
+"""The nodes that a receiver is linked with, by the learner's rosters, and those it can ask for what it lacks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from swarm.net.stream import LinkEnd, Stream
 from swarm.types import Address, NodeId
 
 LISTED_S = 2.0
-"""How long a version waits for the roster that says whether this node is a public: it comes before, but for faults."""
+"""How long a version waits for the roster that says whether this node is public; without faults it comes before."""
 
 DROPPED_S = 5.0
-"""Links to nodes that left the roster live on for so long: a learner that was restarted lists them again by then."""
+"""How long links to nodes that left the roster live on: a restarted learner lists them again by then."""
 
 FETCH_S = 60.0  # Time limit for the layout: 32 MiB at 4.5 Mbit/s
 SMALL_BYTES = 64 * 1024  # Objects that the learner is asked for first
@@ -81,12 +81,12 @@ class Neighbours:
         """Members of the roster in random order, or the publics that gossip knows while no learner has said who takes
         part."""
         members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
-        found = [(NodeId(m.node), m.addresses[0]) for m in members] or self._station.publics()
+        found = [(m.node, m.addresses[0]) for m in members] or self._station.publics()
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
     def learner(self) -> Peer | None:
-        """None while nobody has said where it is."""
+        """None while its address is unknown."""
         node, addresses = self._station.learner()
         return self._station.peer_at(node, addresses[0]) if addresses else None
 
@@ -112,4 +112,4 @@ class Neighbours:
     def _part(self) -> None:
         self._parting = None
         learner, _ = self._station.learner()
-        self.links.end_others({learner, *(NodeId(member.node) for member in self._roster.members)})
+        self.links.end_others({learner, *(member.node for member in self._roster.members)})

@@ -13,11 +13,9 @@ from typing import Annotated, Protocol
 import msgspec
 
 from swarm.net.wire import Message
-from swarm.types import Address, Id, NodeId
+from swarm.types import Address, NodeId
 
-MAX_INDICES = (
-    64  # Indices of one note: what one forwarder has under way at most, and what a receiver asks for at a time
-)
+MAX_INDICES = 64  # Of one note: the most chunks that a receiver asks for at a time
 MAX_BITMAP_BYTES = 512 * 1024  # One bit for each of the 4,000,000 chunks that a table may have
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=4_000_000)]
@@ -49,10 +47,10 @@ class Send:
 
 
 class Credit(Message, frozen=True, tag=1):
-    """A forwarder can take so many more fresh chunks, and as a public so many more to forward. `epoch` is the number of
-    recalls that it has heard of: credit of an older epoch is void. Every live child was sent the chunks `copied`, and
-    those `forwarded` that the forwarder had to forward. All in one note: when each had its own, the one starved the
-    other on a busy link, and the forwarding of chunks."""
+    """A forwarder can take `copies` more fresh chunks, and as a public `forwards` more to forward. `epoch` is the
+    number of recalls that it has heard: credit of an older epoch is void. It has sent every live child the chunks
+    `copied`, and those `forwarded` that it had to forward. All in one note: as separate notes one starved the other on
+    a busy link."""
 
     copies: Small
     forwards: Small
@@ -75,8 +73,8 @@ class Have(Message, frozen=True, tag=4):
 
 
 class Complete(Message, frozen=True, tag=5):
-    """The sender holds the whole version. Without `chunks`, which the learner alone is told, it came by it another way
-    than this transfer, and takes no part in it."""
+    """The sender holds the whole version. `chunks` is False, to the learner alone, if it came by the version another
+    way and takes no part in this transfer."""
 
     chunks: bool = True
 
@@ -88,7 +86,7 @@ class Want(Message, frozen=True, tag=6):
 
 
 class AllDealt(Message, frozen=True, tag=7):
-    """The seeder has nothing left to deal and nothing outstanding: what is still missing has to be asked for."""
+    """The seeder has dealt everything and nothing is outstanding: receivers ask for what they still lack."""
 
 
 class Behind(Message, frozen=True, tag=8):
@@ -143,6 +141,10 @@ def has_bit(bitmap: bytes | bytearray, index: int) -> bool:
     return index >> 3 < len(bitmap) and bool(bitmap[index >> 3] >> (index & 7) & 1)
 
 
+def set_bit(bitmap: bytearray, index: int) -> None:
+    bitmap[index >> 3] |= 1 << (index & 7)
+
+
 MAX_MEMBERS = 256
 """A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
 
@@ -151,16 +153,15 @@ ADDRESSES = 4  # Addresses of one member: IPv4 and IPv6, inside and outside
 MAX_STRIPES = 64  # Four times as many as the planner makes
 
 
-MaybeId = Annotated[str, msgspec.Meta(max_length=64)]
-
-
-Ids = Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+Node = Annotated[NodeId, msgspec.Meta(min_length=1, max_length=64)]
+Nodes = Annotated[tuple[Node, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+NO_NODE = NodeId("")  # As a parent: the learner, or nobody
 
 
 class Member(Message, frozen=True):
     """One receiver. Without addresses it is a leaf: it dials, and nobody can dial it."""
 
-    node: Id
+    node: Node
     addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=ADDRESSES)] = ()
 
     @property
@@ -175,10 +176,11 @@ class Roster(Message, frozen=True):
 
 
 class Routing(Message, frozen=True):
-    """One node's part in the trees of a version: by stripe its parent ("" is none) and its children; the pace."""
+    """One node's part in the trees of a version: by stripe its parent, or NO_NODE, and its children; the pace that is
+    planned for all, 0 if unknown."""
 
-    parents: Annotated[tuple[MaybeId, ...], msgspec.Meta(max_length=MAX_STRIPES)]
-    children: Annotated[tuple[Ids, ...], msgspec.Meta(max_length=MAX_STRIPES)]
+    parents: Annotated[tuple[Annotated[NodeId, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=MAX_STRIPES)]
+    children: Annotated[tuple[Nodes, ...], msgspec.Meta(max_length=MAX_STRIPES)]
     chunks_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
@@ -188,7 +190,7 @@ def whom_to_dial(me: NodeId, roster: Roster) -> dict[NodeId, tuple[Address, ...]
     if own is None:
         return {}
     return {
-        NodeId(member.node): member.addresses
+        member.node: member.addresses
         for member in roster.members
         if not member.is_leaf and member.node != me and (own.is_leaf or me < member.node)
     }

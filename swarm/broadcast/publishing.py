@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from swarm.broadcast.store.disk import disk_error, map_file, require_room
-from swarm.broadcast.store.store import HeldVersion, VersionStore
+from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
-from swarm.broadcast.version.codec import encode_region, tensor_sum
+from swarm.broadcast.version.codec import FULL_RATIO, encode_region, tensor_sum
 from swarm.broadcast.version.manifest import (
     ChunkTable,
     Head,
@@ -30,7 +28,6 @@ from swarm.types import VersionId
 
 REGIONS_IN_HAND = 8  # Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model
 SUM_PART_BYTES = 32 * 1024 * 1024  # An embedding of a gigabyte is summed by all threads
-FULL_RATIO = 0.68  # What the full encoding of bf16 weights takes of their bytes: the measured figure for N(0, 0.02)
 
 
 def content_of(table: ChunkTable) -> Digest:
@@ -39,7 +36,7 @@ def content_of(table: ChunkTable) -> Digest:
 
 
 def content_of_file(path: Path, layout: Layout) -> Digest:
-    """The same of staged weights."""
+    """The same digest, of staged weights."""
     weights = map_file(path, layout.total_bytes)
     return digest(b"".join(digest(_part(weights, region)) for region in regions_of(layout)))
 
@@ -78,7 +75,7 @@ class PublishedVersions:
         return held
 
     def republish(self, version: VersionId, chunk_bytes: int, pool: Executor) -> HeldVersion:
-        """The newest version's weights once more, as `version`."""
+        """Publish the newest version's weights again, as `version`."""
         same = map_file(self.weights.path, self._layout.total_bytes)
         held = self._encode(same, version, chunk_bytes, pool, full=False)
         self.weights.apply(held)
@@ -104,25 +101,33 @@ class PublishedVersions:
         return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
 
     def _write(self, path: Path, fresh: memoryview, chunk_bytes: int, pool: Executor, delta: bool) -> ChunkTable:
-        """Write all encodings to `path`; the table of what is there."""
+        """Write all encodings to `path`, end to end; the table of what is there."""
+        entries: list[RegionEntry] = []
+        digests: list[bytes] = []
+        open_chunk = bytearray()
         with path.open("wb") as file:
-            written = _ChunkWriter(file, chunk_bytes)
-            entries = [written.add(region) for region in self._encodings(fresh, delta, pool)]
-            digests = written.end()
+            for entry, encoded in self._encodings(fresh, delta, pool):
+                entries.append(entry)
+                file.write(encoded)
+                open_chunk += encoded
+                whole = len(open_chunk) // chunk_bytes * chunk_bytes
+                digests += [digest(open_chunk[at : at + chunk_bytes]) for at in range(0, whole, chunk_bytes)]
+                del open_chunk[:whole]
+        if open_chunk:
+            digests.append(digest(open_chunk))
         sums = tuple(_sum(fresh, span, pool) for span in tensor_spans(self._layout))
         return ChunkTable(
             regions=tuple(entries), chunk_bytes=chunk_bytes, chunk_digests=tuple(digests), tensor_sums=sums
         )
 
-    def _encodings(self, fresh: memoryview, delta: bool, pool: Executor) -> Iterator[_Encoded]:
+    def _encodings(self, fresh: memoryview, delta: bool, pool: Executor) -> Iterator[tuple[RegionEntry, bytes]]:
         weights = self.weights
 
-        def encode_one(index: int) -> _Encoded:
+        def encode_one(index: int) -> tuple[RegionEntry, bytes]:
             data = _part(fresh, weights.regions[index])
             base = weights.content(index) if delta else None
             codec, encoded = encode_region(data, weights.dtypes[index], base)
-            entry = RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(data))
-            return _Encoded(entry=entry, encoded=encoded)
+            return RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(data)), encoded
 
         for at in range(0, len(weights.regions), REGIONS_IN_HAND):
             yield from pool.map(encode_one, range(at, min(at + REGIONS_IN_HAND, len(weights.regions))))
@@ -139,44 +144,16 @@ class PublishedVersions:
             table_digest=digest(table_bytes),
             table_bytes=len(table_bytes),
         )
-        return self.store.add_whole(sign_head(head, self._key), head, table_bytes, table)
+        sealed_head = sign_head(head, self._key)
+        return self.store.add_whole(
+            SignedVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes)
+        )
 
     def _expected_bytes(self, base: HeldVersion | None) -> int:
-        """A delta is about as large as the last one was, and of the first one nothing is known."""
+        """A delta is assumed as large as the last one; of the first one nothing is known."""
         if base is not None:
             return base.table.encoded_bytes if base.head.base is not None else 0
         return int(FULL_RATIO * self._layout.total_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Encoded:
-    entry: RegionEntry
-    encoded: bytes
-
-
-class _ChunkWriter:
-    """Writes encodings end to end and notes the digest of every chunk that they fill."""
-
-    def __init__(self, file: BinaryIO, chunk_bytes: int) -> None:
-        self._file = file
-        self._chunk_bytes = chunk_bytes
-        self._open = bytearray()
-        self._digests: list[bytes] = []
-
-    def add(self, region: _Encoded) -> RegionEntry:
-        self._file.write(region.encoded)
-        self._open += region.encoded
-        whole = len(self._open) // self._chunk_bytes * self._chunk_bytes
-        for at in range(0, whole, self._chunk_bytes):
-            self._digests.append(digest(self._open[at : at + self._chunk_bytes]))
-        del self._open[:whole]
-        return region.entry
-
-    def end(self) -> list[bytes]:
-        if self._open:
-            self._digests.append(digest(self._open))
-        self._file.flush()
-        return self._digests
 
 
 def _sum(weights: memoryview, tensor: Span, pool: Executor) -> int:

@@ -13,13 +13,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from swarm.broadcast.catchup import catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import Routes, routes_in
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import Complete, Courier, Kind, Roster, Routing
@@ -57,24 +57,24 @@ from swarm.net.wire import decode
 from swarm.types import NodeId, VersionId
 
 MAX_ANNOUNCED = 4
-"""Heads without tables, the newest: whoever is further behind is brought up to date another way (catchup.py)."""
+"""Newest heads that wait for their tables. A node that is further behind catches up another way (catchup.py)."""
 
 TABLE_S = 2.0
-"""A table that is not complete so long after its head is asked for: a forwarder may have died with a part of it."""
+"""When to ask for a table that is still incomplete after its head: a forwarder may have died with a part of it."""
 
 
+@dataclass(slots=True)
 class Announced:
     """A head, and the parts of its table."""
 
-    def __init__(self, sealed: bytes, head: Head, timer: asyncio.TimerHandle) -> None:
-        self.sealed = sealed
-        self.head = head
-        self.parts = TableParts(head.table_bytes)
-        self.timer = timer
+    sealed: bytes
+    head: Head
+    parts: TableParts
+    timer: asyncio.TimerHandle
 
 
 class Announcements:
-    """`on_ready` gets each version once: when its table is here, or does not come by itself."""
+    """Heads that wait for their tables. `on_ready` gets each once: when the table is here, or after TABLE_S."""
 
     def __init__(self, on_ready: Callable[[Announced], None]) -> None:
         self._on_ready = on_ready
@@ -82,19 +82,19 @@ class Announcements:
         self._early = EarlyParts()
 
     def take_head(self, sealed: bytes, head: Head) -> None:
-        """A head that the learner signed, and the parts of its table that overtook it."""
+        """Take a head that the learner signed, and the parts of its table that overtook it."""
         version = head.version
         if version in self._waiting:
             return  # again over a new link
         timer = asyncio.get_running_loop().call_later(TABLE_S, self._finish, version)
-        self._waiting[version] = Announced(sealed, head, timer)
+        self._waiting[version] = Announced(sealed, head, TableParts(head.table_bytes), timer)
         while len(self._waiting) > MAX_ANNOUNCED:
             self._waiting.pop(min(self._waiting)).timer.cancel()
         for index, data, sender in self._early.take(version):
             self.take_part(version, index, data, sender)
 
     def take_part(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
-        """A part of a table from anybody who is linked; it may overtake the head."""
+        """Take a part of a table from any linked node; it may overtake the head."""
         announced = self._waiting.get(version)
         if announced is None:
             self._early.put(version, index, data, sender)
@@ -116,7 +116,7 @@ MAX_TIMES = 16  # Versions whose times `status` shows
 
 
 class Progress:
-    """Of the versions that a node takes part in, and of those that it comes to hold in another way."""
+    """What a node holds: of versions under way, and of those that it got another way."""
 
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
@@ -162,11 +162,11 @@ class Progress:
 
 
 MAX_WAITING = 16
-"""Announcements that wait to be opened; more are dropped, and the newest comes again with the next link."""
+"""Announcements that may wait to be opened. More are dropped; the newest comes again with the next link."""
 
 PATIENCE_S = 10.0
-"""A node that is behind waits so long for its peers to be up to date before it burdens the learner, and for a chunk of
-what is under way before it asks for it: a learner that was killed deals no more of what it had announced."""
+"""How long a node that is behind waits for its peers to be up to date before it burdens the learner, and for a chunk of
+what is under way before it asks for it: a killed learner deals no more of what it announced."""
 
 RETRY_S = 1.0  # Between two tries to catch up
 UNLINKED_S = 5.0  # A learner that has not been linked for this long announces nothing: gossip's head is acted on
@@ -204,7 +204,7 @@ class Receiver:
         )
         self._neighbours = Neighbours(station, self._transfers.open_link)
         self._announcements = Announcements(self._queue)
-        self._routes: dict[VersionId, Routes] = {}
+        self._routes: dict[VersionId, Routing] = {}
         self._announced: asyncio.Queue[Announced] = asyncio.Queue(maxsize=MAX_WAITING)
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
@@ -263,20 +263,16 @@ class Receiver:
             yield self.weights.current
 
     async def recheck(self) -> int:
-        """Look for regions of the map that are not what was written, and fetch them anew; how many."""
+        """Find regions of the map that are not what was written, and fetch them again. Returns how many."""
         async with self._steady:
             damaged = await in_thread(self.weights.recheck) if self.weights else 0
-        self._say(f"{damaged} regions of the weights on disk are damaged{' and are fetched anew' if damaged else ''}")
+        self._say(f"{damaged} regions of the weights on disk are damaged{': fetching them again' if damaged else ''}")
         self._news.set()
         return damaged
 
     @property
     def version(self) -> VersionId | None:
         return self.weights.version if self.weights else None
-
-    @property
-    def layout_digest(self) -> bytes:
-        return self.store.layout_digest if self.store else b""
 
     @property
     def uplink_bytes_per_s(self) -> float:
@@ -311,9 +307,8 @@ class Receiver:
             if self._is_news(head.version):
                 self._announcements.take_head(payload, head)
 
-    def _take_routes(self, version: VersionId, routing: Routing) -> None:
+    def _take_routes(self, version: VersionId, routes: Routing) -> None:
         """This node's place in the trees of a version, before or while it is under way."""
-        routes = routes_in(routing)
         if len(routes.parents) != len(routes.children):
             raise ProtocolError("routes have a parent and children for each stripe")
         self._routes[version] = routes
@@ -341,7 +336,7 @@ class Receiver:
             self._announced.put_nowait(announced)
 
     def _leave(self, node: NodeId) -> None:
-        self._say(f"node {node} sent wrong chunks again and again; having nothing to do with it for a while")
+        self._say(f"node {node} sent wrong chunks again and again; ignoring it for a while")
         self._neighbours.links.bar(node)
 
     async def _open_announced(self) -> None:
@@ -358,7 +353,7 @@ class Receiver:
                     self._announced.put_nowait(announced)
 
     async def _heed_gossip(self) -> None:
-        """While there is no learner to announce anything, take the newest head from gossip: its peers may have it."""
+        """While there is no learner to announce anything, take the newest head from gossip: peers may have it."""
         was_linked = True
         while True:
             await asyncio.sleep(UNLINKED_S)
@@ -375,7 +370,8 @@ class Receiver:
             return
         store = await self._with_layout(head)
         table_bytes, table = await self._table(announced, store)
-        held = await in_thread(store.begin, announced.sealed, head, table_bytes, table)
+        signed = SignedVersion(head=head, sealed_head=announced.sealed, table=table, table_bytes=table_bytes)
+        held = await in_thread(store.begin, signed)
         leaf = await self._neighbours.is_leaf_itself()
         from_base = await self._take_from_base(held)
         self._target = held
@@ -383,15 +379,16 @@ class Receiver:
         self._retire(held)
         if self.version == head.version:
             self._progress.note_time(head.version, "complete_s")
-        if self._is_within_reach(held) and not from_base:
+        # A version whose base neither is here nor comes could not be applied: its deltas are of no use to this node.
+        if (self._base_comes(head.base) or not needs_base(table)) and not from_base:
             self._transfers.open(held, self._courier(held, leaf=leaf))
             if held.chunks.complete:
                 self._progress.note_time(head.version, "complete_s")
         await self._tell()
 
     async def _take_from_base(self, held: HeldVersion) -> bool:
-        """Put what the local base model has of this node's first version. True if the rest, which is less than half, is
-        better asked for by regions than streamed; a node that others in the trees depend on is streamed all."""
+        """Take what the local base model has of this node's first version. True if the rest is less than half, and so
+        better fetched by regions than streamed; a node that others in the trees depend on has all of it streamed."""
         assert self.weights is not None
         if self._base is None or self.weights.last_whole is not None or self._transfers.active:
             return False
@@ -410,7 +407,7 @@ class Receiver:
         return Forwarder(learner, count, leaf=leaf, now=time.monotonic(), have=have)
 
     async def _table(self, announced: Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
-        """The table as it came in parts; if that is not the signed one, as the learner or a peer has it."""
+        """The table from its parts or, if they are not the signed one, from the learner or a peer."""
         head, layout = announced.head, store.layout
         assert layout is not None
         if (data := announced.parts.whole()) is not None:
@@ -443,13 +440,9 @@ class Receiver:
         self.weights = await in_thread(open_weights, self.store)
         return self.store
 
-    def _is_within_reach(self, held: HeldVersion) -> bool:
-        """Whether the version can be applied once it is here: else its deltas are of no use to this node."""
-        return self._base_comes(held.head.base) or not needs_base(held.table)
-
     def _retire(self, newer: HeldVersion) -> None:
-        """Take part no more in what the newer version makes needless: its elders that are complete, all but the last,
-        and those that are not, if it needs no base."""
+        """Leave the transfers that a newer version makes needless: complete ones but for the last and, if the newer
+        version needs no base, incomplete ones."""
         active = self._transfers.active
         elders = [v for v in active if v < newer.head.version]
         for version in elders:
@@ -460,7 +453,7 @@ class Receiver:
             self._transfers.close(min(active))
 
     def _tell_learner(self) -> None:
-        """What this node has, however it came: the learner waits for nobody who has a version."""
+        """Say what this node has, however it came: the learner waits for nobody who has a version."""
         if self.store is not None:
             self._progress.tell(self._station.learner()[0], self.store, self.version)
 
@@ -490,7 +483,7 @@ class Receiver:
             async with self._steady:
                 await in_thread(self.weights.apply, held, self._pool)
         except ProtocolError as fault:
-            self._say(f"version {held.head.version} cannot be applied, fetching it anew: {fault}")
+            self._say(f"version {held.head.version} cannot be applied, fetching it again: {fault}")
             self._transfers.close(held.head.version)
             return
         self._behind_since = None
@@ -498,7 +491,7 @@ class Receiver:
         await self._tell()
 
     def _next_to_apply(self) -> HeldVersion | None:
-        """The newest version that is here and can be made of the map."""
+        """The newest version that is here and that the map can become."""
         assert self.weights is not None
         for transfer in reversed(list(self._transfers.active.values())):
             held = transfer.held
@@ -516,7 +509,7 @@ class Receiver:
         return base is None or base == self.version or base in self._transfers.active
 
     async def _fetch_rest(self) -> None:
-        """Ask those who are up to date, and the learner once they have had time to become so."""
+        """Ask the peers that are up to date, and the learner after they have had time to become so."""
         assert self.weights is not None
         assert self.store is not None
         assert self._target is not None

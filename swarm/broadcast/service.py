@@ -15,10 +15,10 @@ from aiohttp import web
 
 from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, Routes, Scheme, routing_of
+from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning, PlanOf, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import ADDRESSES, Courier, Kind, Member, Roster
-from swarm.broadcast.publishing import FULL_RATIO, PublishedVersions
+from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.transfers import (
@@ -33,6 +33,7 @@ from swarm.broadcast.transfers import (
     forwarders_of,
     parts_of,
 )
+from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import Layout, needs_base
 from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION, Station
@@ -41,13 +42,14 @@ from swarm.net.stream import Frame, Incoming
 from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
 
-ROSTER_S = 0.25  # Who is linked, and who is public, is looked at so often; changes within this time go out together
+ROSTER_S = 0.25  # How often we look who is linked and who is public; changes within this time go out together
 MAX_SHOWN = 8  # Versions whose spreading `status` shows
 
 
 @dataclass(slots=True, kw_only=True)
 class Spreading:
-    """How one version spreads. Times in seconds since it was announced, by receiver; `sent_bytes` once it is over."""
+    """How one version spreads. `complete_s` are seconds since it was announced, by receiver; `sent_bytes` is set once
+    the transfer is over."""
 
     raw_bytes: int
     encoded_bytes: int
@@ -60,11 +62,11 @@ class Spreading:
 class BroadcastService:
     """The learner's side. `run` goes on for as long as receivers are served."""
 
-    def __init__(self, directory: Path, key: SigningKey, station: Station, *, scheme: Scheme | None = None) -> None:
+    def __init__(self, directory: Path, key: SigningKey, station: Station, *, plan_of: PlanOf = plan_of) -> None:
         self._directory = directory
         self._key = key
         self._station = station
-        self._planning = Planning(station.me, scheme)
+        self._planning = Planning(station.me, plan_of)
         self._pool = coding_pool()
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None
@@ -80,7 +82,7 @@ class BroadcastService:
         self._members: dict[NodeId, Member] = {}
         self._rosters: dict[NodeId, Roster] = {}
         self._told_plan: Plan | None = None
-        self._routes: dict[NodeId, Routes] = {}
+        self._routes: dict[NodeId, tuple[object, ...]] = {}
         self._stale: set[NodeId] = set()
         self._spreading: dict[VersionId, Spreading] = {}
         self._server = VersionServer(
@@ -92,8 +94,8 @@ class BroadcastService:
         self.newest: HeldVersion | None = None
 
     async def open(self, layout: Layout) -> None:
-        """The tensors and files of every version to come. What a former process published under the same directory and
-        key goes on being sent."""
+        """Set the layout of every version to come, and go on sending what a former process published under the same
+        directory and key."""
         self._layout = layout
         self._versions = await asyncio.to_thread(PublishedVersions, self._directory, self._key, layout)
         if (newest := self._versions.newest) is not None:
@@ -103,23 +105,23 @@ class BroadcastService:
         """Encode the staged weights and sign the head. The staging file must not change meanwhile; afterwards it holds
         other bytes."""
         assert self._versions is not None
-        # With too many versions under way a delta would only make the queue longer: begin anew, and drop the others.
+        # With too many versions under way a delta would only lengthen the queue: publish in full, and drop the others.
         late = sum(not self._is_delivered(version) for version in self._transfers.active)
         full = late >= MAX_ACTIVE - 1
         size = self._chunk_bytes(full=full)
         return await asyncio.to_thread(self._versions.publish, staging, version, size, self._pool, full=full)
 
     async def encode_again(self, version: VersionId) -> HeldVersion:
-        """The newest version's weights once more, as `version`."""
+        """Encode the newest version's weights again, as `version`."""
         assert self._versions is not None
         return await asyncio.to_thread(self._versions.republish, version, self._chunk_bytes(full=False), self._pool)
 
     def announce(self, held: HeldVersion) -> None:
-        """Deal what `encode` made. What has to be written down of it is written down before."""
+        """Deal what `encode` made. The caller has written down before what must survive a crash."""
         self._begin(held)
 
     async def run(self) -> None:
-        """Tell everybody who takes part, until cancelled."""
+        """Keep telling everybody who takes part, until cancelled."""
         try:
             while True:
                 self._follow_links()
@@ -135,7 +137,7 @@ class BroadcastService:
 
     @property
     def uplink_bytes_per_s(self) -> float:
-        """Of weights that were sent, in the best second, which is forgotten slowly; 0 is unknown."""
+        """The rate of sent weights in the best second, which is forgotten slowly; 0 is unknown."""
         return self._transfers.uplink_bytes_per_s
 
     def complete_s(self, node: NodeId, version: VersionId) -> float | None:
@@ -153,7 +155,7 @@ class BroadcastService:
 
     @property
     def version_bytes(self) -> int:
-        """What the newest version takes as it is sent; 0 before the first."""
+        """Encoded bytes of the newest version; 0 before the first."""
         return self.newest.table.encoded_bytes if self.newest is not None else 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -241,7 +243,7 @@ class BroadcastService:
             link.send(TABLE, held.head.version, held.table_bytes[span.start : span.start + span.nbytes], index=index)
 
     def _retire(self, newer: HeldVersion) -> None:
-        """Deal no more of the versions that everybody has, or that nobody needs now."""
+        """Stop dealing versions that everybody has, or that nobody needs any more."""
         for version in list(self._transfers.active):
             if self._is_delivered(version) or not needs_base(newer.table):
                 self._close(version)
@@ -259,7 +261,6 @@ class BroadcastService:
         return found is not None and all(node in found.complete_s for node in self._transfers.links)
 
     def _chunk_bytes(self, *, full: bool) -> int:
-        """As the planner asks, for about as many bytes as the last version had."""
         assert self._layout is not None
         expected = int(FULL_RATIO * self._layout.total_bytes)
         if self.newest is not None and not full:
@@ -316,10 +317,11 @@ class BroadcastService:
             return
         for node, link in self._transfers.links.items():
             routes = plan.routes_of(node)
-            if routes != self._routes.get(node) or node in self._stale:
-                self._routes[node] = routes
+            place = (routes.parents, routes.children)  # the pace changes with everybody's
+            if place != self._routes.get(node) or node in self._stale:
+                self._routes[node] = place
                 for version in versions:
-                    link.send(ROUTES, version, encode(routing_of(routes)))
+                    link.send(ROUTES, version, encode(routes))
         for transfer in self._transfers.active.values():
             if isinstance(transfer.courier, TreeCourier):
                 transfer.courier.set_routes(plan.routes_of(self._station.me), now=time.monotonic())

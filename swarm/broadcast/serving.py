@@ -1,4 +1,4 @@
-"""What a node gives out of its disk over HTTP: heads, objects, chunks, and full regions for whoever lacks them."""
+"""What a node serves from its disk over HTTP: heads, objects, chunks, and full regions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENCODINGS_AT_A_TIME = 2
 """Regions that are encoded for others at once: the rest of the codec's threads is for this node's own versions."""
 
 ENCODINGS_WAITING = 32
-"""Requests that wait for their encoding, each at most 12 ms behind the one before; more are asked to come back."""
+"""Requests that may wait for an encoding, each at most 12 ms behind the one before; others are told to come back."""
 
 Meter = Callable[[int], Awaitable[None]]
 """Waits until so many bytes may cross the line: the node's upload or download cap."""

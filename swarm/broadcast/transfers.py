@@ -24,7 +24,7 @@ import msgspec
 from swarm.broadcast.forest.planner import MAX_CHUNKS
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Send
 from swarm.broadcast.store.store import HeldVersion
-from swarm.broadcast.version.manifest import MAX_CHUNK_BYTES, TABLE_BYTES, Span
+from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, TABLE_BYTES, Span
 from swarm.errors import ProtocolError
 from swarm.net.stream import Frame, Outgoing, Stream
 from swarm.net.wire import digest, encode
@@ -35,12 +35,12 @@ MAX_PARTS = 32  # So that parts never fill the queue of a link
 PART_BYTES = TABLE_BYTES // MAX_PARTS  # Largest part, of the largest table
 
 EARLY_BYTES = 8 * 1024 * 1024
-"""Parts that wait for their heads: those of two usual versions, or of one with the largest table."""
+"""Room for parts that wait for their heads: two usual tables, or one of the largest."""
 
-ENTRY_BYTES = 1024  # What a part counts besides its bytes, so that there are no more than 8,192 of them
+ENTRY_BYTES = 1024  # What a part counts in addition to its bytes, so that there are at most 8,192 of them
 
 DIRECT_BYTES = 64 * 1024
-"""Tables that take no more than this for all receivers together are sent directly: a hop would only delay them."""
+"""Tables of at most this size for all receivers together are sent directly: a hop would only delay them."""
 
 
 def parts_of(table_bytes: int) -> list[Span]:
@@ -50,8 +50,8 @@ def parts_of(table_bytes: int) -> list[Span]:
 
 
 def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
-    """Which forwarder gets which part, so that all are through soonest. Uplinks in bytes a second; 0 is unknown, and
-    counts as the slowest that is known."""
+    """The forwarder of each part, chosen so that all are done soonest. Uplinks in bytes/s; an unknown one (0) counts as
+    the slowest known."""
     known = [rate for rate in uplinks.values() if rate > 0]
     least = min(known, default=1.0)
     load = dict.fromkeys(uplinks, 0)
@@ -86,21 +86,21 @@ class TableParts:
         return b"".join(self._parts[index] for index in range(len(self.spans)))
 
     def liars(self, table: bytes) -> list[NodeId]:
-        """Who sent parts that are not those of the right `table`."""
+        """The senders of parts that differ from the right `table`."""
         wrong = [i for i, data in self._parts.items() if data != _cut(table, self.spans[i])]
         return [self._senders[index] for index in wrong]
 
 
 class EarlyParts:
-    """Parts that overtook their heads, which nobody can prove yet: EARLY_BYTES of them at most. When there are more,
-    whoever sent most loses its oldest, so that a flood drives out itself."""
+    """Parts that overtook their heads, which nobody can prove yet: at most EARLY_BYTES. Beyond that the node that sent
+    most loses its oldest, so that a flood only drives out itself."""
 
     def __init__(self) -> None:
         self._sent: dict[NodeId, deque[tuple[VersionId, int, bytes]]] = {}
         self._nbytes: dict[NodeId, int] = {}
 
     def put(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
-        """Keep a part of whatever version `sender` says."""
+        """Keep a part of the version that `sender` names."""
         self._sent.setdefault(sender, deque()).append((version, index, data))
         self._nbytes[sender] = self._nbytes.get(sender, 0) + len(data) + ENTRY_BYTES
         while sum(self._nbytes.values()) > EARLY_BYTES:
@@ -110,7 +110,7 @@ class EarlyParts:
                 del self._sent[most], self._nbytes[most]
 
     def take(self, version: VersionId) -> list[tuple[int, bytes, NodeId]]:
-        """Hand out the parts of a version; those of its elders are forgotten."""
+        """Hand out the parts of a version, and forget those of older versions."""
         found = [
             (index, data, sender) for sender, parts in self._sent.items() for of, index, data in parts if of == version
         ]
@@ -131,15 +131,13 @@ def _cut(data: bytes, span: Span) -> bytes:
 NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
 """Types of frames, after those of links.py."""
 
-NOTE_BYTES = MAX_BITMAP_BYTES + 1024
-HEAD_FRAME_BYTES = 1024
 ROSTER_BYTES = 512 * 1024  # 256 members of 2 KiB: four addresses with names of the full length
 ROUTES_BYTES = 512 * 1024  # 255 children in each of 16 stripes, at 66 bytes, are 270 KB
 
 CAPS = {
-    NOTE: NOTE_BYTES,
+    NOTE: MAX_BITMAP_BYTES + 1024,
     CHUNK: MAX_CHUNK_BYTES,
-    HEAD: HEAD_FRAME_BYTES,
+    HEAD: HEAD_BYTES,
     TABLE: PART_BYTES,
     ROSTER: ROSTER_BYTES,
     ROUTES: ROUTES_BYTES,
@@ -151,8 +149,8 @@ MAX_FAULTS = 3  # Wrong chunks from one link before its node is left: one may be
 MAX_QUEUED = 256  # Frames of announcements and notes that wait on one link
 
 EARLY_BITMAP_BYTES = MAX_CHUNKS // 8
-"""So much is remembered of what a peer held that opened a version before this node did; more than MAX_CHUNKS are rare.
-Each link keeps that for the newest MAX_ACTIVE such versions: 32 KiB, and its other buffers are larger."""
+"""What is remembered of a bitmap that came before this node opened the version; more than MAX_CHUNKS are rare. A link
+keeps it for MAX_ACTIVE versions: 32 KiB, less than its other buffers."""
 
 _NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 KINDS = frozenset(int(kind) for kind in Kind)
@@ -175,7 +173,7 @@ class Transfer:
 class Transfers:
     """All links and all versions under way.
 
-    `leaf(node)` says whether a peer dials out only; `on_frame` gets announcements, `on_link` hears of new and lost
+    `is_leaf(node)` says whether a peer only dials out; `on_frame` gets announcements, `on_link` hears of new and lost
     links, `on_complete` of versions that are whole, `on_fault` of a node that sent wrong chunks too often.
     """
 
@@ -233,7 +231,7 @@ class Transfers:
     # -- versions --------------------------------------------------------------------------------------------
 
     def open(self, held: HeldVersion, courier: Courier) -> Transfer:
-        """Take part in a version, with everybody who opened it before."""
+        """Take part in a version, also with peers that opened it before."""
         transfer = Transfer(held=held, courier=courier)
         version = held.head.version
         self.active[version] = transfer
@@ -249,7 +247,7 @@ class Transfers:
         return transfer
 
     def close(self, version: VersionId) -> None:
-        """Take no part in a version any more."""
+        """Leave a transfer."""
         transfer = self.active.pop(version, None)
         if transfer is not None:
             for index, link in list(transfer.receiving.items()):
@@ -339,7 +337,7 @@ class Transfers:
         self.stir()
 
     def reject(self, link: Link, reason: str) -> None:
-        """A peer sent what it should not have: refused before it went any further."""
+        """Count something wrong that a peer sent and that went no further."""
         self.rejected[reason] += 1
         self.rejected_of[link.node] += 1
         link.faults += 1
@@ -365,7 +363,7 @@ class Link:
         self.send(NOTE, version, encode(note))
 
     def send(self, type_: int, version: VersionId, payload: bytes, *, kind: Kind = Kind.COPY, index: int = 0) -> None:
-        """Queue a frame ahead of all chunks. A link that takes none any more is ended instead of growing."""
+        """Queue a frame ahead of all chunks. If MAX_QUEUED wait already, the link is closed."""
         if len(self._queue) >= MAX_QUEUED:
             # Not at once: whoever sends to all links is going through them.
             full = ProtocolError("the link takes no frames")
@@ -381,8 +379,8 @@ class Link:
             del self._early[min(self._early)]
 
     def opened_before(self, version: VersionId) -> Have | Complete | None:
-        """What the peer held of a version that this node opens now, if it has opened it; it and its elders will not be
-        asked for again."""
+        """What the peer said it holds of a version that this node opens now. Call it once: it and older versions are
+        forgotten."""
         note = self._early.get(version)
         self._early = {later: early for later, early in self._early.items() if later > version}
         return note
@@ -398,7 +396,7 @@ class Link:
                 continue
             found = transfer.courier.next_for(self.node, now=now)
             while isinstance(found, Send) and not transfer.held.chunks.has(found.index):
-                # It was damaged on the disk since, and is being fetched anew; who lacks it will ask for it.
+                # It has been damaged on the disk since and is being fetched again; peers that lack it will ask.
                 transfer.courier.sent(self.node, found, now=now)
                 found = transfer.courier.next_for(self.node, now=now)
             if isinstance(found, Send):
@@ -504,7 +502,7 @@ class Link:
 
 
 def read_note(data: memoryview) -> Note:
-    """A note as it came; ProtocolError for anything else. It is capped already, and there are thousands a second."""
+    """Decode a note, which is capped already; ProtocolError for anything else. There are thousands a second."""
     try:
         return _NOTES.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import Scheme, bound_bytes_per_s
 from swarm.broadcast.notes import Kind, Send
 from swarm.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.__main__ import seeds_of
 from tests.simulator.broadcast.checkers import BroadcastBreach, BroadcastChecker
 from tests.simulator.broadcast.network import PACKET_OVERHEAD, NetworkShape
+from tests.simulator.broadcast.schemes import bound_bytes_per_s
 from tests.simulator.broadcast.seeds import MBIT, BroadcastPlan, hosts_of, run_plan
 from tests.simulator.broadcast.swarm import MAX_FAULTS, BroadcastSwarm, Host
 
@@ -31,7 +31,7 @@ def swarm_of(
     uplinks: list[float],
     *,
     learner_mbit: float = 50.0,
-    scheme: Scheme | None = None,
+    scheme: str | None = None,
     leaves: int = 0,
     size_mib: float = 16,
     shape: NetworkShape | None = None,
@@ -90,7 +90,7 @@ def test_seeds_are_a_number_or_a_range() -> None:
     ("scheme", "least", "most"),
     [("chain", 1.04, 1.09), ("forest", 1.04, 1.09), ("tree", 2.05, 2.2), ("star", 8.3, 8.5)],
 )
-def test_equal_links_give_what_the_namespaces_gave(scheme: Scheme, least: float, most: float) -> None:
+def test_equal_links_give_what_the_namespaces_gave(scheme: str, least: float, most: float) -> None:
     """anchors: chain 1.06 to 1.09, binary tree 2.16 to 2.33, star 8.38 on 8 hosts of 50 Mbit/s."""
     assert least <= ratio(*swarm_of([50.0] * 8, scheme=scheme)) <= most
 
@@ -141,7 +141,7 @@ def test_a_slow_child_holds_up_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["forest", "mesh"])
-def test_poison_is_refused_counted_and_fetched_elsewhere(scheme: Scheme) -> None:
+def test_poison_is_refused_counted_and_fetched_elsewhere(scheme: str) -> None:
     swarm, checker = swarm_of([50.0] * 8, scheme=scheme, size_mib=4)
     liar = swarm.members[NodeId("p3")]
     liar.lie_share = 1.0

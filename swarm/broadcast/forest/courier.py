@@ -1,15 +1,15 @@
-"""One node's part in trees: chain, binary tree, star and forest are this core with other routes.
+"""One node's part in trees, of a star or of a forest.
 
 Theory of operation. Chunk i is of stripe i mod K. A new chunk goes to the children of its stripe, through a queue for
 each link in index order; a link is asked for its next frame only when it can take one, so a slow child delays nobody
 but its own subtree. A child that joins, or comes back, says what it holds (Have) and is sent the rest. A child given to
 this node while the transfer runs is sent new chunks at once, and what else it may lack once it has said so.
 
-Pull is for what trees lose, and at the end for what a slow parent still has. A chunk is overdue if its stripe has no
-linked parent or has been silent while others went on, or if its parent has long sent a later one (so the chunk was
-lost, or refused as wrong). It is asked for (Want) from a peer known to hold it, else from a parent in another stripe,
-at last from the learner, and passed on to the children like any other. Pulls end by themselves when new routes come.
-Only a few links at a time are served what they asked for: a repair slows the trees of others down by that much.
+A node pulls what the trees lost, and at the end what a slow parent still has. A chunk is overdue if its stripe has no
+linked parent or has been silent while others went on, or if its parent sent a later one long ago (so the chunk was
+lost, or refused as wrong). The node asks (Want) a peer known to hold it, else a parent in another stripe, at last the
+learner, and passes the chunk on to its children like any other. Pulls end by themselves when new routes come. Only a
+few links at a time are served what they asked for, because a repair slows down the trees of others.
 
 Bounds: an index is in a link's queue once; what a peer asked for, and what is asked of it, is at most MAX_INDICES.
 """
@@ -22,36 +22,35 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 
-from swarm.broadcast.forest.planner import Routes
-from swarm.broadcast.notes import MAX_INDICES, Behind, Complete, Have, Kind, Note, Send, Want, has_bit
+from swarm.broadcast.notes import MAX_INDICES, Behind, Complete, Have, Kind, Note, Routing, Send, Want, has_bit, set_bit
 from swarm.types import NodeId
 
 TICK_S = 1.0  # How often what is overdue is looked for
 
 PATIENCE_TICKS = 3
-"""A chunk is missed when its parent sent a later one 3 s ago: the order is by index, and retransmission takes less."""
+"""A chunk is missed when its parent sent a later one 3 s ago: chunks go by index, and retransmission takes less."""
 
-ORPHAN_S = 1.0  # Without a linked parent a stripe is pulled after that time; a new plan mostly comes sooner
+ORPHAN_S = 1.0  # A stripe without a linked parent is pulled after this time; a new plan mostly comes sooner
 
 SILENT_S = 8.0
-"""A stripe whose parent is linked is pulled after that time: the parent, an orphan itself, has repaired by then."""
+"""A stripe whose parent is linked is pulled after this time: an orphaned parent has recovered by then."""
 
 SILENT_INTERVALS = 8  # And after that many times its mean interval between chunks, which is what a slow swarm needs
 
 END_SHARE = 0.03
-"""Others being whole for so much of the time that the transfer took is no accident of the last chunks: the parent of
-what is still missing is too slow."""
+"""If others have been whole for this share of the transfer's time, the parent of what is still missing is too slow: it
+is no accident of the last chunks."""
 
 BEHIND_S = 4.0
-"""A stripe that is so far behind the median stripe, and falls further behind, has a parent that cannot keep up."""
+"""A stripe this far behind the median stripe, and falling further behind, has a parent that cannot keep up."""
 
 BEHIND_SHARE = 0.5
-"""And comes at under half of the pace of the others. Where all uplinks are full a few percent are nobody's fault, and
+"""Its pace must also be under half of the others'. Where all uplinks are full a few percent are nobody's fault, and
 moving children about for that would cost more than it gains."""
 
-BEHIND_TICKS = 3  # Falling behind is measured over so many ticks; a new parent is given as many to show what it can
-ASK_S = 4.0  # An answer that has not come by then is asked for elsewhere
-TRIES = 2  # After so many peers in vain it is the learner that is asked
+BEHIND_TICKS = 3  # Ticks over which falling behind is measured; a new parent is given as many to catch up
+ASK_S = 4.0  # An unanswered ask goes to another peer after this time
+TRIES = 2  # Peers that are asked in vain before the learner is
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Ask:
 
 
 class Pulls:
-    """Progress by stripe, and asks under way: at most MAX_INDICES. `held` is the owner's bitmap, read only."""
+    """Progress by stripe, and at most MAX_INDICES asks under way. `held` is the owner's bitmap, which is only read."""
 
     def __init__(self, *, count: int, stripes: int, held: bytearray) -> None:
         self._count = count
@@ -84,7 +83,7 @@ class Pulls:
         self.asks: dict[int, Ask] = {}
 
     def begin(self, *, now: float) -> None:
-        """The first link is up: from now on silence means something."""
+        """The first link is up: silence counts from now on."""
         self._moved_at = [now if at is None else at for at in self._moved_at]
 
     def restart(self, stripe: int, *, now: float) -> None:
@@ -111,7 +110,7 @@ class Pulls:
         self.asks[index] = Ask(peer, now + ASK_S)
 
     def expired(self, *, now: float) -> list[int]:
-        """Asks that were in vain."""
+        """Asks that were not answered in time."""
         late = [index for index, ask in self.asks.items() if ask.until <= now]
         for index in late:
             self._tries[index] = self._tries.get(index, 0) + 1
@@ -122,14 +121,14 @@ class Pulls:
         return self._tries.get(index, 0) >= TRIES
 
     def forget(self) -> None:
-        """All is held."""
         self.asks.clear()
         self._tries.clear()
 
     def overdue(self, linked: Sequence[bool], *, now: float) -> list[int]:
-        """Missing, not asked for and late, in index order, at most MAX_INDICES. `linked`: which stripes' parents are.
+        """At most MAX_INDICES chunks that are missing, late and not asked for, in index order. `linked` says which
+        stripes have a linked parent.
 
-        To be called once a tick: it remembers how far each stripe was PATIENCE_TICKS ago.
+        Call it once a tick: it remembers how far each stripe was PATIENCE_TICKS ago.
         """
         lost = [self._is_lost(stripe, linked[stripe], now) for stripe in range(self._stripes)]
         end = self._count if all(lost) else self._reach + 1
@@ -141,7 +140,7 @@ class Pulls:
         return sorted(found)[:MAX_INDICES]
 
     def behind(self) -> list[int]:
-        """Stripes whose parents cannot keep up. To be called once a tick."""
+        """Stripes whose parents cannot keep up. Call it once a tick."""
         middle = sorted(self._seen)[self._stripes // 2]
         lags = [(middle - seen) / self._stripes * self._interval_s() for seen in self._seen]
         before = self._lags[0] if len(self._lags) == BEHIND_TICKS else None
@@ -157,8 +156,8 @@ class Pulls:
         ]
 
     def last_missing(self, *, whole_at: float | None, now: float) -> list[int]:
-        """Missing and not asked for, the last first, since somebody else is whole for long. The parents send the first
-        of them meanwhile."""
+        """Chunks that are missing and not asked for, if somebody else has been whole for long. The last come first,
+        because the parents send the first of them meanwhile."""
         if whole_at is None or not self._is_ending(whole_at, now):
             return []
         found: list[int] = []
@@ -201,25 +200,25 @@ class Pulls:
 ASKED_OF_ONE = 16  # Asked of one peer at a time: 1 MiB of 64 KiB chunks
 
 MAX_NOTES = 2
-"""Waiting for a link, beyond the last word on what is held: one that does not take them is asked for nothing more."""
+"""Notes that may wait for a link before it is asked for more; the newest note on what is held may come on top."""
 
 MAX_COPYING = 4  # Links that are served what they asked for at a time
 HAVE_EVERY_S = 1.0  # Bitmaps sent in answer to one peer's vain questions
 
 LEAD_ROUNDS = 4
-"""A link may be so many chunks of each stripe ahead of the others. Sockets share an uplink evenly, but a child in two
+"""Chunks of each stripe by which a link may be ahead of the others. Sockets share an uplink evenly, but a child in two
 stripes needs twice as much: without this some stripes were at 60 % of others, and all took 1.27 times as long."""
 
 WALK = 1.4
-"""Times the planned pace at which links go on that are held up by another. With 100 peers: 1.13 of the bound; waiting
-for half of the links 1.26, for all 1.98, and at less than the planned pace a stalled child holds up everybody."""
+"""Multiple of the planned pace at which links go on when another holds them up. With 100 peers this takes 1.13 of the
+bound; waiting for half of the links took 1.26, for all 1.98. Below the planned pace a stalled child holds up all."""
 
 BACKLOG_S = 2.0  # How long a new child's word about what it holds is waited for
 
 
 @dataclass(slots=True)
 class _Link:
-    """What is between this node and one peer. Bit i of `theirs`: it said so, it sent it, or it was sent chunk i."""
+    """The state of one link. Bit i of `theirs` is set if the peer says it has chunk i, sent it or was sent it."""
 
     leaf: bool
     theirs: bytearray
@@ -239,7 +238,7 @@ class TreeCourier:
     """A Courier for static routes. `held` is a bitmap as in Have; the learner holds everything."""
 
     def __init__(
-        self, *, count: int, learner: NodeId, routes: Routes, held: bytes = b"", whole: bool = False, random: Random
+        self, *, count: int, learner: NodeId, routes: Routing, held: bytes = b"", whole: bool = False, random: Random
     ) -> None:
         assert count >= 1
         self._count = count
@@ -269,42 +268,23 @@ class TreeCourier:
         self._whole_at: float | None = None
         self._complaints: dict[tuple[NodeId, int], None] = {}
 
-    @property
-    def held_count(self) -> int:
-        return self._count - self._missing
-
-    def within_caps(self) -> bool:
-        """I5, for checkers: every queue under the bound that its definition states."""
-        return len(self._pulls.asks) <= MAX_INDICES and all(
-            len(link.queue) <= self._count
-            and len(link.asked) <= MAX_INDICES
-            and len(link.wishes) <= MAX_INDICES
-            and link.pending <= ASKED_OF_ONE
-            and len(link.notes) <= MAX_NOTES + 1
-            for link in self._links.values()
-        )
-
     # -- routes and links ------------------------------------------------------------------------------------
 
-    def set_routes(self, routes: Routes, *, now: float) -> None:
-        """A new plan of as many stripes. New parents are told what is held; new children are sent what they lack."""
+    def set_routes(self, routes: Routing, *, now: float) -> None:
+        """Take a new plan of as many stripes. Tell new parents what is held, send new children what they lack."""
         assert len(routes.parents) == self.stripes
         old, self._routes = self._routes, routes
         for stripe in range(self.stripes):
             if routes.parents[stripe] != old.parents[stripe]:
                 self._pulls.restart(stripe, now=now)
-                self._greet_parent(routes.parents[stripe], now)
+                if (link := self._links.get(parent := routes.parents[stripe])) is not None:
+                    self._tell(parent, link, now)
             for child in old.children[stripe]:
                 if child not in routes.children[stripe]:
                     self._release(child, stripe)
             for child in routes.children[stripe]:
                 if child not in old.children[stripe]:
                     self._adopt(child, stripe, now)
-
-    def _greet_parent(self, parent: NodeId | None, now: float) -> None:
-        link = self._links.get(parent) if parent is not None else None
-        if parent is not None and link is not None:
-            self._tell(parent, link, now)
 
     def _release(self, child: NodeId, stripe: int) -> None:
         link = self._links.get(child)
@@ -367,7 +347,7 @@ class TreeCourier:
             return
         link = self._links.get(peer)
         if link is not None:
-            _set_bit(link.theirs, index)
+            set_bit(link.theirs, index)
         from_parent = kind is Kind.FRESH and self._routes.parents[index % self.stripes] == peer
         self._pulls.arrived(index, from_parent=from_parent, now=now)
         self._settle_ask(index)
@@ -381,7 +361,7 @@ class TreeCourier:
         self._arm(now)
 
     def _keep(self, index: int) -> None:
-        _set_bit(self._held, index)
+        set_bit(self._held, index)
         self._missing -= 1
 
     def _pass_on(self, index: int) -> None:
@@ -436,7 +416,7 @@ class TreeCourier:
             self._enqueue_stripe(peer, link, stripe)
 
     def _take_want(self, peer: NodeId, link: _Link, indices: tuple[int, ...], now: float) -> None:
-        """What is held is sent; what is not is sent when it comes, and the asker is told where things stand."""
+        """Send what is held now and the rest when it comes, and tell the asker what is held."""
         for index in indices:
             if index < self._count and index not in link.asked and index not in link.wishes:
                 if has_bit(self._held, index) and len(link.asked) < MAX_INDICES:
@@ -492,7 +472,7 @@ class TreeCourier:
         self._ahead.clear()
 
     def _walk(self) -> None:
-        """Some link stands still or is slow: the others go on at somewhat more than the planned pace."""
+        """Some link is slow or stands still: let the others go on at somewhat more than the planned pace."""
         step = max(LEAD_ROUNDS * self.stripes, int(WALK * self._routes.chunks_per_s * TICK_S))
         at_least = self._limit + step
         self._pace()
@@ -500,7 +480,7 @@ class TreeCourier:
 
     @staticmethod
     def _give(link: _Link, index: int, kind: Kind) -> Send:
-        _set_bit(link.theirs, index)
+        set_bit(link.theirs, index)
         return Send(index, kind)
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
@@ -553,7 +533,7 @@ class TreeCourier:
             link.pending -= 1
 
     def complaints(self) -> list[tuple[NodeId, int]]:
-        """Who falls behind in which stripe, heard since the last call: for the learner's planner (relief.py)."""
+        """Who fell behind in which stripe since the last call, for the learner's planner."""
         found = list(self._complaints)
         self._complaints.clear()
         return found
@@ -583,7 +563,7 @@ class TreeCourier:
             self._ready[peer] = None
 
     def _holder_of(self, index: int) -> NodeId | None:
-        """Whom to ask: a holder, else somebody who may become one; the learner last, but at once after TRIES."""
+        """Whom to ask: a holder, else a peer that may become one, the learner last; after TRIES the learner at once."""
         best: tuple[int, int, float] | None = None
         chosen = None
         exhausted = self._pulls.exhausted(index)
@@ -600,10 +580,6 @@ class TreeCourier:
             if best is None or score < best:
                 best, chosen = score, peer
         return chosen
-
-
-def _set_bit(bitmap: bytearray, index: int) -> None:
-    bitmap[index >> 3] |= 1 << (index & 7)
 
 
 def _full(count: int) -> bytearray:

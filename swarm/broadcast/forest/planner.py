@@ -1,19 +1,18 @@
 """Who sends a version to whom: the mesh for up to 32 peers, a forest of K stripes beyond that; chunk size and trees.
 
-Chunk i goes down the tree of stripe i mod K. Chain, binary tree and star are what others do; they are kept to be
-measured against. A death or a join changes the plan of few nodes: orphans go to the parents with the least load, and
-everything else stays where it is.
+Chunk i goes down the tree of stripe i mod K. A death or a join changes the plan of few nodes: orphans go to the parents
+with the least load, and everything else stays where it is.
 
 Theory of operation of the forest. With K stripes at rate R a child costs its parent R/K in one stripe, so a node with
 uplink u can have u*K/R children, counted over all stripes ("slots"). The slots that are needed are given one by one to
-the node whose load, slots over uplink, would be least: the highest rate that whole numbers allow. A leaf can be fed by
-a public or by the learner only, so those slots are given first; feeding the publics then falls to the leaves, whose
-uplinks nobody else can use, until all are loaded alike. A node's slots are put into as few stripes as its cap on one
+the node whose load, slots over uplink, would be least: the highest rate that whole numbers allow. Only a public or the
+learner can feed a leaf, so those slots are given first; the leaves, whose uplinks are good for nothing else, then feed
+the publics until all are loaded alike. A node's slots are put into as few stripes as its cap on one
 stripe allows. Each tree is grown from the learner, the shallowest free slot first, the peer with the most slots first;
 the counts match exactly, so it never gets stuck (the argument is at `_grow`).
 
-Relief: a node that falls behind says so (Behind), but below it everybody is behind, through no fault of their parents.
-So a complaint about a parent counts only if no ancestor in that stripe complains too, or did a short while ago.
+Relief: a node that falls behind says so (Behind). Everybody below it falls behind too, through no fault of their
+parents, so a complaint counts only if no ancestor in that stripe complains or did so a short while ago.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from heapq import heapify, heappop, heapreplace
 from statistics import median
 from typing import Literal
 
-from swarm.broadcast.notes import MAX_MEMBERS, Member, Roster, Routing
+from swarm.broadcast.notes import MAX_MEMBERS, NO_NODE, Member, Roster, Routing
 from swarm.broadcast.version.manifest import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from swarm.types import NodeId
 
 STRIPE_DEGREE = 16
 """Children of one peer in one stripe, where others can take the rest: a hop costs degree * chunk / uplink, and a death
-leaves so many subtrees behind. 16 reaches 4,096 peers in three hops."""
+orphans a subtree for each. 16 reaches 4,096 peers in three hops."""
 
-NEAR = 64  # Peers in line that are looked at for one that its parent does not feed yet
+NEAR = 64  # Waiting peers among which a parent looks for one that it does not feed yet
 Tree = dict[NodeId, NodeId]  # Parent of every peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerProfile:
-    """What a plan has to know of one node. An uplink of 0 is unknown: the planner takes the median of the others."""
+    """What a plan needs to know about a node. An uplink of 0 is unknown: the median of the others is assumed."""
 
     node: NodeId
     public: bool
@@ -53,7 +52,7 @@ def forest_of(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) 
     slots = _slots(learner, peers, stripes)
     degrees = _spread(learner, peers, slots, stripes)
     fed: dict[NodeId, set[NodeId]] = {node: set() for node in slots}
-    # Who comes last hangs below the slowest: somebody else in every stripe.
+    # The last peers hang below the slowest parents, so each stripe begins with another peer.
     starts = [stripe * len(peers) // stripes for stripe in range(stripes)]
     turned = [[*peers[start:], *peers[:start]] for start in starts]
     return tuple(_grow(learner.node, turned[stripe], degrees[stripe], fed) for stripe in range(stripes))
@@ -81,7 +80,7 @@ def _share(
     for _ in range(need):
         _, order, node = heap[0]
         slots[node] += 1
-        # The last child of a stripe is always the learner's or another's: a peer does not feed itself.
+        # A peer does not feed itself, so it cannot have all slots that the learner leaves.
         if node != learner.node and slots[node] >= all_slots - slots[learner.node]:
             heappop(heap)
         else:
@@ -91,8 +90,7 @@ def _share(
 def _spread(
     learner: PeerProfile, peers: Sequence[PeerProfile], slots: dict[NodeId, int], stripes: int
 ) -> list[dict[NodeId, int]]:
-    """Degrees by stripe. Every stripe gets len(peers) slots, and as many of them from publics and learner as any
-    other, give or take one."""
+    """Degrees by stripe. Every stripe gets len(peers) slots; those of publics and learner are spread evenly, to one."""
     degrees: list[dict[NodeId, int]] = [{} for _ in range(stripes)]
     publics = [peer for peer in peers if peer.public]
     of_publics = slots[learner.node] + sum(slots[peer.node] for peer in publics)
@@ -113,8 +111,8 @@ def _even(total: int, parts: int) -> list[int]:
 def _fill(
     peers: Sequence[PeerProfile], slots: dict[NodeId, int], quotas: list[int], degrees: list[dict[NodeId, int]]
 ) -> None:
-    """Cut each peer's slots into parts of at most STRIPE_DEGREE, for the stripes that need most; more in one stripe
-    only where the peer is in all that still need any."""
+    """Cut each peer's slots into parts of at most STRIPE_DEGREE, for the stripes that need most. A peer has more in one
+    stripe only if it is already in all that still need any."""
     for peer in sorted(peers, key=lambda one: -slots[one.node]):
         left = slots[peer.node]
         while left:
@@ -132,9 +130,9 @@ def _grow(
 ) -> Tree:
     """One tree, from the top. `fed` is whom each node feeds in some stripe.
 
-    Slots number as many as peers. Those of leaves are filled by publics only. Those of publics and learner number the
-    leaves plus `spare`, and take at most `spare` publics. Were there no free slot and a peer left, then all slots of
-    its kind would be filled and hence all peers of its kind placed, since peers that have slots go first.
+    There are as many slots as peers. Only publics fill the slots of leaves. Publics and learner have as many slots as
+    there are leaves plus `spare`, and at most `spare` of them go to publics. If no slot were free and a peer left, all
+    slots of its kind would be filled, and hence all peers of its kind placed, since peers with slots go first.
     """
     public = {peer.node: peer.public for peer in peers}
     ordered = sorted(public, key=lambda node: -degrees.get(node, 0))
@@ -164,8 +162,8 @@ def _next_kind(waiting: dict[bool, deque[NodeId]], degrees: dict[NodeId, int], s
 
 
 def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) -> NodeId:
-    """The next of those that wait that its parent does not feed yet, if one is near. Sockets share an uplink evenly: of
-    an uplink that is a little too slow, all that is missing would be missing to the few children in two stripes."""
+    """The next waiting peer, preferably one that this parent does not feed in another stripe. Sockets share an uplink
+    evenly, so the few children in two stripes would bear all that a slow uplink lacks."""
     has_slots = degrees.get(waiting[0], 0) > 0
     for place in range(min(NEAR, len(waiting))):
         node = waiting[place]
@@ -175,43 +173,31 @@ def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) 
     return waiting.popleft()
 
 
-Scheme = Literal["mesh", "forest", "chain", "tree", "star"]
+Scheme = Literal["mesh", "forest", "star"]
 
-MESH_PEERS = 32  # In a mesh of more, a chunk holds its forwarder for too long and connections number a thousand
+MESH_PEERS = 32  # In a larger mesh a chunk holds its forwarder for too long, and there are over a thousand connections
 
 STRIPES = 16
 """Slots of 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More would only lengthen hops."""
 
-MAX_CHUNKS = 65_536  # Chunks of one version that a plan aims at: digests of 2 MiB, bitmaps of 8 KiB
-PLANNED_CHUNK_BYTES = 1024 * 1024  # Largest chunk unless the version is larger than MAX_CHUNKS of them
+MAX_CHUNKS = 65_536  # Chunks that a plan allows a version: digests of 2 MiB, bitmaps of 8 KiB
+PLANNED_CHUNK_BYTES = 1024 * 1024  # Largest chunk, unless the version would need more than MAX_CHUNKS of them
 CHUNK_HOLD_S = 0.03  # How long one chunk may hold a typical forwarder of a mesh: N - 1 copies at its uplink
 FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of a forest has its first chunk
 DEPTH = 5  # Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
 ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Where nobody's uplink is known
-MIN_LEFT = 0.05  # Of an uplink, when all children leave it: it may have been a moment's stall
-MAX_REFUSED = 4096  # Pairs that do not work together, remembered by a plan: the oldest are forgotten
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routes:
-    """One node's part of a plan: for each stripe its parent (None: learner, or no part) and its children; the pace that
-    is planned for all, 0 if unknown."""
-
-    parents: tuple[NodeId | None, ...]
-    children: tuple[tuple[NodeId, ...], ...]
-    chunks_per_s: float = field(default=0.0, compare=False)
+MIN_LEFT = 0.05  # Share of its uplink that a parent keeps when all children leave it: it may only have stalled briefly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How one version travels. A mesh has no trees. `refused` are pairs (parent, child) that failed."""
+    """How one version travels. A mesh has no trees. `scheme` is a Scheme, or a name that a benchmark gives its own."""
 
-    scheme: Scheme
+    scheme: str
     chunk_bytes: int
     learner: PeerProfile
     peers: dict[NodeId, PeerProfile]
     trees: tuple[Tree, ...]
-    refused: tuple[tuple[NodeId, NodeId], ...] = ()
     _children: tuple[dict[NodeId, list[NodeId]], ...] = field(init=False, repr=False, compare=False)
     rate_bytes_per_s: float = field(init=False, compare=False)  # What the busiest uplink allows
 
@@ -219,11 +205,12 @@ class Plan:
         object.__setattr__(self, "_children", tuple(map(children_of, self.trees)))
         object.__setattr__(self, "rate_bytes_per_s", self._rate())
 
-    def routes_of(self, node: NodeId) -> Routes:
-        """What `node` has to do."""
-        return Routes(
-            parents=tuple(tree.get(node) for tree in self.trees),
-            children=tuple(tuple(children.get(node, ())) for children in self._children),
+    def routes_of(self, node: NodeId) -> Routing:
+        """What `node` has to do. A receiver has no links to more children than a roster names."""
+        most = None if node == self.learner.node else MAX_MEMBERS
+        return Routing(
+            parents=tuple(tree.get(node, NO_NODE) for tree in self.trees),
+            children=tuple(tuple(children.get(node, ())[:most]) for children in self._children),
             chunks_per_s=self.rate_bytes_per_s / self.chunk_bytes,
         )
 
@@ -239,7 +226,7 @@ class Plan:
 
 
 def children_of(tree: Tree) -> dict[NodeId, list[NodeId]]:
-    """The tree downwards. Children are in the order in which they were placed: those with most below them first."""
+    """The children of each parent, in the order in which they were placed: those with most below them first."""
     children: dict[NodeId, list[NodeId]] = {}
     for child, parent in tree.items():
         children.setdefault(parent, []).append(child)
@@ -255,46 +242,23 @@ def slots_of(trees: Iterable[Tree]) -> dict[NodeId, int]:
     return slots
 
 
-def bound_bytes_per_s(
-    learner_uplink: float, peers: Iterable[PeerProfile], *, slowest_downlink: float = float("inf")
-) -> float:
-    """The highest rate at which all peers can receive: design.md section 7, the bound of Kumar and Ross and a term for
-    leaves, which only publics and the learner can feed."""
-    everybody = list(peers)
-    uplinks = [peer.uplink_bytes_per_s for peer in everybody]
-    publics = [peer.uplink_bytes_per_s for peer in everybody if peer.public]
-    terms = [learner_uplink, slowest_downlink]
-    if everybody:
-        terms.append((learner_uplink + sum(uplinks)) / len(everybody))
-    if len(publics) < len(everybody):
-        terms.append((learner_uplink + sum(publics)) / (len(everybody) - len(publics)))
-    return min(terms)
-
-
 def plan_of(
-    learner: PeerProfile,
-    peers: Sequence[PeerProfile],
-    *,
-    encoded_bytes: int,
-    scheme: Scheme | None = None,
+    learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int, *, scheme: Scheme | None = None
 ) -> Plan:
     """A plan for a version of `encoded_bytes`; `scheme` None chooses mesh or forest."""
-    known = _with_uplinks([learner, *peers])
-    learner, peers = known[0], known[1:]
-    chosen = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
-    builders: dict[Scheme, Callable[[], tuple[Tree, ...]]] = {
-        "mesh": lambda: (),
-        "forest": lambda: forest_of(learner, peers, STRIPES),
-        "chain": lambda: (_narrow(learner.node, peers, 1),),
-        "tree": lambda: (_narrow(learner.node, peers, 2),),
-        "star": lambda: ({peer.node: learner.node for peer in peers},),
-    }
+    learner, *peers = _with_uplinks([learner, *peers])
+    scheme = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
+    trees: tuple[Tree, ...] = ()
+    if scheme == "forest":
+        trees = forest_of(learner, peers, STRIPES)
+    elif scheme == "star":
+        trees = ({peer.node: learner.node for peer in peers},)
     return Plan(
-        scheme=chosen,
-        chunk_bytes=chunk_bytes_of(chosen, peers, encoded_bytes),
+        scheme=scheme,
+        chunk_bytes=_chunk_bytes(scheme, peers, encoded_bytes),
         learner=learner,
         peers={peer.node: peer for peer in peers},
-        trees=builders[chosen](),
+        trees=trees,
     )
 
 
@@ -304,9 +268,9 @@ def _with_uplinks(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
     return [p if p.uplink_bytes_per_s > 0 else replace(p, uplink_bytes_per_s=middle) for p in profiles]
 
 
-def chunk_bytes_of(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
-    """A power of two: in a mesh so that a chunk holds a typical forwarder for CHUNK_HOLD_S, in trees so that filling
-    them takes FILL_SHARE of the transfer; not so small that the version has more than MAX_CHUNKS."""
+def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
+    """A power of two. In a mesh a chunk holds a typical forwarder for CHUNK_HOLD_S; in trees filling them takes
+    FILL_SHARE of the transfer. No version has more than MAX_CHUNKS of them, unless they are as large as allowed."""
     if scheme == "mesh" and peers:
         uplink = median(peer.uplink_bytes_per_s for peer in peers)
         wish = CHUNK_HOLD_S * uplink / max(1, len(peers) - 1)
@@ -322,49 +286,15 @@ def chunk_bytes_of(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: 
     return chunk_bytes
 
 
-def _narrow(learner: NodeId, peers: Sequence[PeerProfile], arity: int) -> Tree:
-    """A single tree of that arity, the fastest publics at the top. Leaves hang below publics and have no children, but
-    in a chain (arity 1), where a leaf stands between two publics. Leaves that find no place go to publics in turn."""
-    by_uplink = sorted(peers, key=lambda peer: -peer.uplink_bytes_per_s)
-    publics = [peer.node for peer in by_uplink if peer.public]
-    leaves = [peer.node for peer in by_uplink if not peer.public]
-    order = publics
-    if arity == 1:
-        order = [node for pair in zip(publics, leaves, strict=False) for node in pair]
-        order += publics[len(leaves) :]
-        leaves = leaves[len(publics) :]
-    ranks = [learner, *order]
-    tree = {node: ranks[at // arity] for at, node in enumerate(order)}
-    feeders = [learner, *publics]
-    slots = slots_of([tree])
-    free = [node for node in feeders for _ in range(arity - slots.get(node, 0))] if arity > 1 else []
-    for at, leaf in enumerate(leaves):
-        tree[leaf] = free[at] if at < len(free) else feeders[at % len(feeders)]
-    return tree
-
-
-def repaired(
-    plan: Plan,
-    *,
-    gone: Iterable[NodeId] = (),
-    joined: Iterable[PeerProfile] = (),
-    refused: Iterable[tuple[NodeId, NodeId]] = (),
-) -> Plan:
-    """`plan` without the peers `gone` and with those `joined`, no child of `refused` fed by the parent it refused. A
-    child whose parent stays keeps it."""
+def repaired(plan: Plan, *, gone: Iterable[NodeId] = (), joined: Iterable[PeerProfile] = ()) -> Plan:
+    """`plan` without the peers `gone` and with those `joined`. A child whose parent stays keeps it."""
     peers = dict(plan.peers)
     for node in gone:
         peers.pop(node, None)
     newcomers = [peer for peer in joined if peer.node != plan.learner.node and peer.node not in peers]
     profiles = _with_uplinks([plan.learner, *peers.values(), *newcomers])
     peers = {peer.node: peer for peer in profiles[1:]}
-    pairs = tuple(dict.fromkeys((*plan.refused, *refused)))[-MAX_REFUSED:]
-    return replace(
-        plan,
-        peers=peers,
-        trees=_Repair(plan.learner, peers, frozenset(pairs)).trees(plan.trees),
-        refused=pairs,
-    )
+    return replace(plan, peers=peers, trees=_Repair(plan.learner, peers).trees(plan.trees))
 
 
 def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
@@ -384,25 +314,21 @@ def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
     for node, count in lost.items():
         left = max(MIN_LEFT, 1 - count / slots[node])
         profiles[node] = replace(profiles[node], uplink_bytes_per_s=profiles[node].uplink_bytes_per_s * left)
-    repair = _Repair(plan.learner, profiles, frozenset(plan.refused))
-    return replace(plan, peers=profiles, trees=repair.trees(trees, late))
+    return replace(plan, peers=profiles, trees=_Repair(plan.learner, profiles).trees(trees, late))
 
 
 class _Repair:
     """New parents for orphans, by least load over all stripes."""
 
-    def __init__(
-        self, learner: PeerProfile, peers: dict[NodeId, PeerProfile], refused: frozenset[tuple[NodeId, NodeId]]
-    ) -> None:
+    def __init__(self, learner: PeerProfile, peers: dict[NodeId, PeerProfile]) -> None:
         self._learner = learner.node
         self._peers = peers
-        self._refused = refused
         self._uplinks = {learner.node: learner.uplink_bytes_per_s}
         self._uplinks.update((node, peer.uplink_bytes_per_s) for node, peer in peers.items())
         self._slots: dict[NodeId, int] = {}
 
     def trees(self, old: Sequence[Tree], late: Sequence[set[NodeId]] = ()) -> tuple[Tree, ...]:
-        """The trees, whole again. Nobody new is given to those who are `late` in the stripe."""
+        """The repaired trees. Peers that are `late` in a stripe get no new children in it."""
         kept = [{child: parent for child, parent in tree.items() if self._stays(parent, child)} for tree in old]
         self._slots = slots_of(kept)
         for stripe, tree in enumerate(kept):
@@ -410,11 +336,10 @@ class _Repair:
         return tuple(kept)
 
     def _stays(self, parent: NodeId, child: NodeId) -> bool:
-        alive = child in self._peers and parent in self._uplinks
-        return alive and (parent == self._learner or (parent, child) not in self._refused)
+        return child in self._peers and parent in self._uplinks
 
     def _attach_missing(self, tree: Tree, late: set[NodeId]) -> None:
-        """Orphans with children first: what hangs below them waits for them."""
+        # Orphans with children first: what hangs below them waits for them.
         children = children_of(tree)
         orphans = [node for node in self._peers if node not in tree]
         for orphan in sorted(orphans, key=lambda node: -len(children.get(node, ()))):
@@ -431,10 +356,7 @@ class _Repair:
         return (self._slots.get(node, 0) + 1) / self._uplinks[node]
 
     def _may_feed(self, parent: NodeId, child: NodeId) -> bool:
-        """The learner may feed everybody, as the last resort even one that refused it."""
-        if parent == self._learner:
-            return True
-        return (self._peers[parent].public or self._peers[child].public) and (parent, child) not in self._refused
+        return parent == self._learner or self._peers[parent].public or self._peers[child].public
 
     @staticmethod
     def _below(node: NodeId, children: dict[NodeId, list[NodeId]]) -> set[NodeId]:
@@ -447,17 +369,21 @@ class _Repair:
         return found
 
 
-ECHO_S = 6.0  # So long after a node fell behind those below it may still fall behind for the same reason
+ECHO_S = 6.0  # How long after a node fell behind those below it may still do so for the same reason
+
+
+PlanOf = Callable[[PeerProfile, Sequence[PeerProfile], int], Plan]
+"""A plan of the learner, the peers and the bytes of the encoded version, as `plan_of` makes it."""
 
 
 class Relief:
-    """The learner's memory of complaints: one time for each (node, stripe) of the last ECHO_S."""
+    """The learner's memory of the complaints of the last ECHO_S: when each (node, stripe) complained."""
 
     def __init__(self) -> None:
         self._heard: dict[tuple[NodeId, int], float] = {}
 
     def plan(self, plan: Plan, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> Plan:
-        """`plan`, changed for those who have a reason to complain."""
+        """`plan`, with new parents for those whose complaint is no echo of an ancestor's."""
         self._heard = {key: at for key, at in self._heard.items() if now - at < ECHO_S}
         new = [(node, stripe) for node, stripe in complaints if (node, stripe) not in self._heard]
         self._heard.update((key, now) for key in new)
@@ -472,28 +398,26 @@ class Relief:
         return above is not None
 
 
-RELIEF_S = 1.5  # Complaints are gathered for so long: those from further down a tree come later
+RELIEF_S = 1.5  # How long complaints are gathered: those from further down a tree come later
 
 
 class Planning:
-    """Plans for one learner. `scheme` None lets the planner choose: a mesh up to 32 receivers, beyond it a forest."""
+    """Plans for one learner, each begun by `plan_of`."""
 
-    def __init__(self, learner: NodeId, scheme: Scheme | None) -> None:
+    def __init__(self, learner: NodeId, plan_of: PlanOf = plan_of) -> None:
         self._learner = learner
-        self._scheme = scheme
+        self._plan_of = plan_of
         self._relief = Relief()
         self._relieved_at = 0.0
         self.plan: Plan | None = None
 
     def chunk_bytes(self, peers: Mapping[NodeId, PeerProfile], expected_bytes: int) -> int:
-        """What the chunks of a version should have that will take about so many bytes."""
-        scheme = self._scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
-        return chunk_bytes_of(scheme, list(peers.values()), expected_bytes)
+        """The chunk size for a version of about `expected_bytes`."""
+        return self._plan_of(self._profile(0.0), list(peers.values()), expected_bytes).chunk_bytes
 
     def begin(self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int) -> Plan:
         """The plan for a version that is about to be announced."""
-        learner = PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=uplink)
-        fresh = plan_of(learner, list(peers.values()), encoded_bytes=encoded_bytes, scheme=self._scheme)
+        fresh = self._plan_of(self._profile(uplink), list(peers.values()), encoded_bytes)
         if self.plan is None or self.plan.scheme != fresh.scheme:
             self.plan = fresh
         self.follow(peers)
@@ -522,6 +446,9 @@ class Planning:
         self.plan = self._relief.plan(plan, complaints, now=now)
         return self.plan is not plan
 
+    def _profile(self, uplink: float) -> PeerProfile:
+        return PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=uplink)
+
     def rosters(self, members: Mapping[NodeId, Member]) -> dict[NodeId, Roster]:
         """Whom each node is to be linked with: everybody in a small swarm, parents and children in a large one, nobody
         in a large one that has no plan yet. MAX_MEMBERS at most; a pair that does without its link complains."""
@@ -537,21 +464,3 @@ class Planning:
                 linked[parent][child] = None
                 linked[child][parent] = None
         return {node: Roster(members=tuple(members[other] for other in known)) for node, known in linked.items()}
-
-
-def routing_of(routes: Routes) -> Routing:
-    """Routes as they travel. Children beyond what a roster can name have no link to this node anyway."""
-    return Routing(
-        parents=tuple(parent or "" for parent in routes.parents),
-        children=tuple(children[:MAX_MEMBERS] for children in routes.children),
-        chunks_per_s=routes.chunks_per_s,
-    )
-
-
-def routes_in(routing: Routing) -> Routes:
-    """Routes as they came."""
-    return Routes(
-        parents=tuple(NodeId(parent) if parent else None for parent in routing.parents),
-        children=tuple(tuple(NodeId(child) for child in children) for children in routing.children),
-        chunks_per_s=routing.chunks_per_s,
-    )

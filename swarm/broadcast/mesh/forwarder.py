@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 from swarm.broadcast.notes import (
     MAX_INDICES,
@@ -28,26 +29,26 @@ from swarm.broadcast.notes import (
     Send,
     Want,
     has_bit,
+    set_bit,
 )
 from swarm.types import NodeId
 
 STARVED = 0.3  # Copies waiting per child when a chunk arrives, below which the forwarder could have had it sooner
 STANDING = 3.0
 STANDING_S = 0.03
-"""A queue that was never shorter than so many chunks, nor than takes so long to send, in the last interval only
-delays. It is looked at over time, not over arrivals: these come in bursts, and each burst makes a queue."""
+"""A queue that stayed above both of these (in chunks, and in seconds to send it) during the last interval only adds
+delay. It is measured over time, not at arrivals, because each burst of arrivals makes a queue."""
 
 LONGEST_S = 0.6
 """A window holds no more than a forwarder sends in this time: what waits longer cannot be dealt to a faster one."""
 
-
 ENDING_S = 1.0
 LAST_SHARE = 0.3
-"""Near the end a window shrinks to this share of the time that is left: all queues are to be empty at once."""
+"""Near the end a window shrinks to this share of the time left, so that all queues become empty at once."""
 
 
 class Window:
-    """`out` is what was granted and has not arrived. Sizes in chunks per child."""
+    """Chunks granted to a forwarder. `out` were granted and have not arrived. Sizes are in chunks per child."""
 
     def __init__(self, *, start: int, least: int, floor: int) -> None:
         self.size = start
@@ -57,14 +58,13 @@ class Window:
         self._shortest = math.inf
 
     def arrived(self, waiting: float, backlog: float | None = None) -> None:
-        """A chunk came while `waiting` copies of such chunks, and `backlog` of all, were queued per child."""
+        """A chunk came while `waiting` copies of this kind, and `backlog` of all kinds, were queued per child."""
         self.out = max(0, self.out - 1)
         if (waiting if backlog is None else backlog) < STARVED:
             self.size += 1
 
     def grant(self, waiting: float, rate: float, left_s: float = math.inf) -> int:
-        """How many more may come, with `rate` the chunks per second that each child is sent and `left_s` how long the
-        transfer will still take."""
+        """How many more chunks may come. `rate` is in chunks/s to each child, `left_s` the rest of the transfer."""
         self._shortest = min(self._shortest, waiting)
         self.size = min(self.size, max(self._floor, int(LONGEST_S * rate)))
         if left_s < ENDING_S:
@@ -74,7 +74,7 @@ class Window:
         return more
 
     def settle(self, rate: float) -> None:
-        """The end of an interval, every tick of the forwarder."""
+        """End an interval: once every tick of the forwarder."""
         if self._shortest > max(STANDING, STANDING_S * rate) and self._shortest < math.inf:
             self.size = max(self._least, self.size - 1)
         self._shortest = math.inf
@@ -85,49 +85,44 @@ Entry = tuple[int, Kind, Duty]  # One send that waits: the chunk, what the child
 STALLED_QUEUE = 8
 QUICK = 4.0
 DEAD_SHARE = 0.1
-"""One that gets under a tenth over a quarter of a second is stalled too: until it is set aside its queue holds up what
-the forwarder is dealt, and everybody with it."""
+"""A child that gets under a tenth over a quarter of a second is stalled too: until it is set aside, its queue holds up
+what the forwarder is dealt, and with that everybody."""
 
 STALLED_SHARE = 0.25
-"""A child that has more waiting and gets under a quarter of the average rate is stalled: a moving average of a second
-tells that from bad luck. A connection that only begins slowly gets more."""
+"""A child with a longer queue than STALLED_QUEUE that gets under a quarter of the average rate is stalled: a moving
+average of a second tells that from bad luck. A connection that only begins slowly gets more."""
 
 KEPT_UP_TICKS = 3
-"""A stalled child is offered half of the average rate; if it takes that for so many ticks it is stalled no more."""
+"""A stalled child is offered half of the average rate; once it has taken that for these ticks it is normal again."""
 
 
+@dataclass(slots=True, eq=False)
 class Child:
     """One link to another receiver."""
 
-    __slots__ = (
-        "arrivals", "asked", "busy", "complete", "deferred", "forwards", "has", "kept_up", "leaf", "notes", "offered",
-        "queue", "quick_rate", "rate", "sent", "stalled", "wanted",
-    )  # fmt: skip
-
-    def __init__(self, leaf: bool) -> None:
-        self.leaf = leaf
-        self.queue: deque[Entry] = deque()
-        self.deferred: deque[int] = deque()
-        self.wanted: deque[int] = deque()
-        self.notes: deque[Note] = deque()
-        self.busy: Duty | None = None
-        self.forwards = 0
-        self.stalled = False
-        self.offered = 0
-        self.kept_up = 0
-        self.arrivals = 0
-        self.asked = 0
-        self.complete = False
-        self.has = bytearray()
-        self.sent = 0
-        self.rate = 0.0
-        self.quick_rate = 0.0
+    leaf: bool
+    queue: deque[Entry] = field(default_factory=deque)
+    deferred: deque[int] = field(default_factory=deque)
+    wanted: deque[int] = field(default_factory=deque)
+    notes: deque[Note] = field(default_factory=deque)
+    busy: Duty | None = None
+    forwards: int = 0
+    stalled: bool = False
+    offered: int = 0
+    kept_up: int = 0
+    arrivals: int = 0
+    asked: int = 0
+    complete: bool = False
+    has: bytearray = field(default_factory=bytearray)
+    sent: int = 0
+    rate: float = 0.0
+    quick_rate: float = 0.0
 
     def holds(self, index: int) -> bool:
         return self.complete or has_bit(self.has, index)
 
     def put(self, entry: Entry) -> None:
-        """Queue a send. What the child has to forward goes before all copies: others wait for it."""
+        """Queue a send. Chunks that the child has to forward go before all copies, because others wait for them."""
         place = len(self.queue)
         if entry[1] is Kind.FORWARD:
             place = next((i for i, waiting in enumerate(self.queue) if waiting[1] is not Kind.FORWARD), place)
@@ -140,20 +135,20 @@ class Child:
         return entry
 
     def drop(self, recalled: Collection[int] | None = None) -> list[Entry]:
-        """Remove and return the sends of some chunks, or all."""
+        """Remove and return the sends of the chunks `recalled`, or all."""
         dropped = [entry for entry in self.queue if recalled is None or entry[0] in recalled]
         self.queue = deque(entry for entry in self.queue if recalled is not None and entry[0] not in recalled)
         self.forwards = sum(entry[2][2] for entry in self.queue)
         return dropped
 
     def note(self, index: int, nbytes: int) -> None:
-        """It has chunk `index` of a version whose bitmaps have `nbytes`."""
+        """Note that it has chunk `index` of a version whose bitmaps have `nbytes`."""
         if len(self.has) < nbytes:
             self.has.extend(bytes(nbytes - len(self.has)))
-        self.has[index >> 3] |= 1 << (index & 7)
+        set_bit(self.has, index)
 
     def measure(self, elapsed: float, weight: float) -> None:
-        """Two moving averages of what it was sent: of a second, with `weight`, and of a quarter."""
+        """Update two moving averages of what it was sent, over a second (with `weight`) and over a quarter of one."""
         rate, self.sent = self.sent / elapsed, 0
         self.rate += weight * (rate - self.rate)
         self.quick_rate += min(1.0, QUICK * weight) * (rate - self.quick_rate)
@@ -164,7 +159,7 @@ class Child:
         return slow and len(self.queue) > STALLED_QUEUE
 
     def offer(self, chunks: float) -> None:
-        """While it is stalled: so much it may take until the next tick. Called every tick."""
+        """Offer a stalled child what it may take until the next tick. Call it every tick."""
         self.kept_up = self.kept_up + 1 if self.offered <= 0 or not self.deferred else 0
         self.offered = math.ceil(chunks)
         if self.kept_up > KEPT_UP_TICKS:
@@ -175,22 +170,22 @@ TICK_S = 0.1  # How often rates are measured and missing chunks are looked for
 RATE_S = 1.0  # Rates are of the last second or so
 
 DEFERRED_EVERY = 2
-"""So many chunks to a child, one is of those that it missed: where the queue is never empty they would wait for the
-end, and everybody with them."""
+"""One in this many chunks to a child is one that it missed while stalled. Where the queue is never empty they would
+otherwise wait for the end, and everybody with them."""
 
 LONGEST_WINDOWS = 2
-"""A queue counts for so many windows at most. Else one link that TCP has slowed down after a loss would take all the
-room there is, and the forwarder would keep to its pace with all other links idle."""
+"""A child's queue counts as at most this many windows. Otherwise a link that TCP slowed down after a loss would take
+all the room, and the forwarder would go at that link's pace with all others idle."""
 
 QUIET_S = 2.0
-"""Without a chunk for so long, a receiver asks for what it lacks even if the seeder is silent: it may be dead."""
+"""A receiver that got no chunk for this long asks for what it lacks, because the seeder may be dead."""
 
 ASK_AGAIN_S = 1.0
-"""A chunk that was asked for and did not come is asked for elsewhere: longer than a round trip and a queue."""
+"""After this a chunk that did not come is asked for elsewhere: longer than a round trip and a queue."""
 
 
 class Forwarder:
-    """A Courier for one receiver. `have` is what a former life left, `leaf` whether this node dials out only."""
+    """A Courier for one receiver. `have` is the bitmap of chunks already held; a `leaf` only dials out."""
 
     def __init__(self, seeder: NodeId, count: int, *, leaf: bool, now: float, have: bytes = b"") -> None:
         self._seeder = seeder
@@ -211,8 +206,7 @@ class Forwarder:
         self._forwarded: dict[int, None] = {}
         self._done: tuple[list[int], list[int]] = ([], [])
         self._all_dealt = False
-        self._asked: dict[int, float] = {}
-        self._asked_of: dict[int, NodeId] = {}
+        self._asked: dict[int, tuple[NodeId, float]] = {}
         self._cursor = 0
         self._tries = 0
         self._arrived_at = now
@@ -234,7 +228,7 @@ class Forwarder:
             news = [Have(bitmap=bytes(self._have))]
         if peer == self._seeder:
             self._linked = True
-            # The other end counts anew.
+            # The other end starts counting from zero.
             self._epoch = 0
             self._copies.out = self._forwards.out = 0
             self._granted = [0, 0]
@@ -259,8 +253,7 @@ class Forwarder:
         self._leaf_children -= child.leaf
         self._unqueue(child)
         self._discharge(child.busy)
-        for index in [i for i, asked in self._asked_of.items() if asked == peer]:
-            del self._asked[index], self._asked_of[index]
+        self._asked = {index: ask for index, ask in self._asked.items() if ask[0] != peer}
         self._grant()
 
     # -- what comes ------------------------------------------------------------------------------------------
@@ -275,7 +268,7 @@ class Forwarder:
         elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
             self._forwards.arrived(self._forwards_waiting(), self._usual_backlog())
-            # Once: a leaf that sends it again must not have all leaves sent it again.
+            # Only once: a leaf that repeats it must not make us send it to all leaves again.
             self._queue(index, [] if index in self._forwarded else [(c, Kind.COPY) for c in leaves], forward=True)
             self._forwarded[index] = None
         if self._asked and len(self._asked) < MAX_INDICES // 2:
@@ -326,7 +319,7 @@ class Forwarder:
         return self._next_deferred(child)
 
     def _next_deferred(self, child: Child) -> Send | None:
-        """What a child missed while it was stalled: as much as it is offered, or if nobody else waits."""
+        """A chunk that a child missed while it was stalled: within what it is offered, or if nobody else waits."""
         while child.deferred and (not child.stalled or child.offered > 0 or not self._queued_copies):
             index = child.deferred.popleft()
             if not child.holds(index):
@@ -369,10 +362,9 @@ class Forwarder:
             child.arrivals += 1
             child.note(index, len(self._have))
         self._asked.pop(index, None)
-        self._asked_of.pop(index, None)
         if has_bit(self._have, index):
             return
-        self._have[index >> 3] |= 1 << (index & 7)
+        set_bit(self._have, index)
         self._missing -= 1
         self._new += 1
         if self._missing == 0:
@@ -443,7 +435,7 @@ class Forwarder:
     # -- credit ----------------------------------------------------------------------------------------------
 
     def _grant(self) -> None:
-        """Tell the seeder of room. Without children a chunk that arrives is done, so only the way here counts."""
+        """Grant the seeder credit. Without children a chunk is done on arrival, so only chunks on their way count."""
         if not self._linked:
             return
         children = max(1, len(self._children))
@@ -473,7 +465,7 @@ class Forwarder:
         )
 
     def _left_s(self) -> float:
-        """How long it takes until nothing is missing, as chunks came in the last second or so."""
+        """How long the rest takes at the pace at which chunks came in the last second or so."""
         return self._missing / self._arrival_rate if self._arrival_rate else math.inf
 
     def _backlog(self) -> float:
@@ -481,13 +473,13 @@ class Forwarder:
         return sum(min(most, len(child.queue)) for child in self._children.values()) / max(1, len(self._children))
 
     def _usual_backlog(self) -> float:
-        """Copies waiting per child whose link does not lag: those that do feed no other."""
+        """Copies waiting per child, without the children whose links lag."""
         most = LONGEST_WINDOWS * self._copies.size
         waiting = [len(c.queue) for c in self._children.values() if len(c.queue) <= most]
         return sum(waiting) / max(1, len(waiting))
 
     def _forwards_waiting(self) -> float:
-        """Forwards waiting per leaf; none goes to where it came from."""
+        """Forwards waiting per leaf that they go to: none goes back to the leaf it came from."""
         most = LONGEST_WINDOWS * self._forwards.size
         return sum(min(most, leaf.forwards) for leaf in self._leaves()) / max(1, self._leaf_children - 1)
 
@@ -510,7 +502,7 @@ class Forwarder:
         self._forwards.settle(self._rate / max(1, self._leaf_children - 1))
 
     def _defer_stalled(self, elapsed: float) -> None:
-        """Move the chunks of stalled children aside. If many look stalled, it is this node's own uplink: then none."""
+        """Set the chunks of stalled children aside, unless so many look stalled that it is this node's own uplink."""
         live = [child for child in self._children.values() if not child.stalled]
         fair = sum(child.rate for child in live) / max(1, len(live))
         for peer, child in self._children.items():
@@ -534,25 +526,24 @@ class Forwarder:
         child.busy = None
 
     def _ask(self, now: float) -> None:
-        """Want missing chunks of whoever has them, the seeder last."""
-        self._asked = {i: at for i, at in self._asked.items() if now - at < ASK_AGAIN_S}
-        self._asked_of = {i: peer for i, peer in self._asked_of.items() if i in self._asked}
+        """Ask those who have missing chunks for them, the seeder last."""
+        self._asked = {index: ask for index, ask in self._asked.items() if now - ask[1] < ASK_AGAIN_S}
         for peer, child in self._children.items():
-            child.asked = sum(asked == peer for asked in self._asked_of.values())
+            child.asked = sum(asked == peer for asked, _ in self._asked.values())
         wishes: dict[NodeId, list[int]] = {}
         self._tries += 1
         for index in self._next_missing(MAX_INDICES - len(self._asked)):
             if (asked := self._whom_to_ask(index)) is not None:
                 wishes.setdefault(asked, []).append(index)
-                self._asked[index], self._asked_of[index] = now, asked
+                self._asked[index] = asked, now
         for peer, indices in wishes.items():
             notes = self._to_seeder if peer == self._seeder else self._children[peer].notes
             notes.append(Want(indices=tuple(indices)))
             self._dirty[peer] = None
 
     def _whom_to_ask(self, index: int) -> NodeId | None:
-        """Of those who have it, who sent the most so far for what it is asked now; the seeder if nobody has it, and
-        now and then, because what others say may be wrong."""
+        """The holder that has sent most in proportion to what it is being asked for. The seeder if nobody has it, and
+        now and then, because what others claim may be wrong."""
         holders = [(c.asked + 1) / (c.arrivals + 1) for c in self._children.values() if c.holds(index)]
         if self._linked and (not holders or self._tries % 8 == 0):
             return self._seeder
@@ -564,8 +555,8 @@ class Forwarder:
         return None
 
     def _next_missing(self, room: int) -> list[int]:
-        """The next few that are missing and not asked for, going round, the last first: what others deferred comes
-        the first first."""
+        """The next few chunks that are missing and not asked for, from the last to the first and round again, because
+        what others deferred comes in ascending order."""
         found: list[int] = []
         for _ in range(self._count):
             if len(found) >= room:

@@ -9,6 +9,7 @@ is dealt again."""
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from statistics import median
 
 from swarm.broadcast.notes import (
@@ -31,81 +32,59 @@ UNSENT = 2  # Fresh chunks that wait on one link: the one being sent, and the ne
 OWN_QUEUE = 0.15  # The seeder sends a chunk itself only while its own copies queued per link are fewer
 LATENCY_WEIGHT = 0.3
 SPARE_S = 0.15
-"""Near the end a forwarder is passed over if its chunks take so much longer than the rest of the transfer will."""
+"""Near the end a forwarder is passed over if its chunks would take this much longer than the rest of the transfer."""
 
-STILL_S = 0.5  # A link with something to send that asks for nothing for so long is taken for one that stands still
+STILL_S = 0.5  # A link with something to send that asks for nothing for this long counts as standing still
 OVERDUE_S = 1.2
 OVERDUE_LATENCIES = 3.0
 LAST_S = 0.5
 IDLE_S = 1.0
-"""A forwarder that reported nothing for IDLE_S and holds a chunk for longer than OVERDUE_S, and than three times what
-its chunks took so far, stands still. At 0.6 s healthy forwarders were suspected, and it took 1.9 times the bound."""
+"""A forwarder stands still if it has reported nothing for IDLE_S and has held a chunk for longer than OVERDUE_S and
+three times its usual time. With 0.6 s healthy forwarders were suspected, and a version took 1.9 times the bound."""
 
-BARRED_S = 1.0  # It is dealt nothing for so long, and then begins anew
-MAX_CREDIT = 1024  # Chunks that one forwarder is believed to have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB
-RATE_DEALS = 256  # The rate of dealing is that of the last so many deals
+BARRED_S = 1.0  # How long a forwarder that stood still is dealt nothing
+MAX_CREDIT = 1024  # Most chunks that a forwarder can have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB
+RATE_DEALS = 256  # Deals over which the rate of dealing is measured
 
 
+@dataclass(slots=True, eq=False)
 class _Peer:
     """One receiver."""
 
-    __slots__ = (
-        "ahead",
-        "all_dealt",
-        "asked_at",
-        "barred_until",
-        "complete",
-        "copies",
-        "credit",
-        "epoch",
-        "forwarders",
-        "forwards",
-        "fresh",
-        "has",
-        "heard_at",
-        "latency",
-        "leaf",
-        "notes",
-        "service",
-        "to_forward",
-        "wanted",
-    )  # fmt: skip
-
-    def __init__(self, leaf: bool, now: float) -> None:
-        self.leaf = leaf
-        self.credit = 0
-        self.forwards = 0
-        self.epoch = 0
-        self.fresh: deque[Send] = deque()
-        self.copies: deque[int] = deque()
-        self.wanted: deque[int] = deque()
-        self.notes: deque[Note] = deque()
-        self.forwarders: dict[int, float] = {}
-        self.to_forward: dict[int, float] = {}
-        self.ahead: dict[int, int] = {}
-        self.latency: float | None = None
-        self.service: float | None = None
-        self.heard_at = now
-        self.asked_at = now
-        self.barred_until = 0.0
-        self.complete = False
-        self.all_dealt = False
-        self.has = b""
+    leaf: bool
+    heard_at: float
+    asked_at: float
+    credit: int = 0
+    forwards: int = 0
+    epoch: int = 0
+    fresh: deque[Send] = field(default_factory=deque)
+    copies: deque[int] = field(default_factory=deque)
+    wanted: deque[int] = field(default_factory=deque)
+    notes: deque[Note] = field(default_factory=deque)
+    to_copy: dict[int, float] = field(default_factory=dict)
+    to_forward: dict[int, float] = field(default_factory=dict)
+    ahead: dict[int, int] = field(default_factory=dict)
+    latency: float | None = None
+    service: float | None = None
+    barred_until: float = 0.0
+    complete: bool = False
+    all_dealt: bool = False
+    has: bytes = b""
 
     def holds(self, index: int) -> bool:
         return self.complete or has_bit(self.has, index)
 
     def expected(self) -> float:
-        """How long it will take over one more chunk, as it took over those before; 0 if it had none."""
-        return (self.service or 0.0) * (len(self.forwarders) + 1)
+        """How long one more chunk would take, going by those before; 0 if it had none."""
+        return (self.service or 0.0) * (len(self.to_copy) + 1)
 
     def oldest(self) -> float | None:
-        """When the chunk that it has had for longest was dealt."""
-        return min((*self.forwarders.values(), *self.to_forward.values()), default=None)
+        """When the oldest chunk that it still has was dealt."""
+        return min((*self.to_copy.values(), *self.to_forward.values()), default=None)
 
 
 class Seeder:
-    """A Courier for the learner. After a restart (`resumed`) what peers hold already is not dealt again."""
+    """A Courier for the learner. After a restart (`resumed`) it does not deal again what peers already hold."""
 
     def __init__(self, count: int, *, now: float, resumed: bool = False) -> None:
         self.complete = True
@@ -128,7 +107,7 @@ class Seeder:
     # -- links -----------------------------------------------------------------------------------------------
 
     def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
-        at = self._peers[peer] = _Peer(leaf, now)
+        at = self._peers[peer] = _Peer(leaf, now, now)
         at.copies.extend(self._relayed)
         self._dirty[peer] = None
         self._deal(now)
@@ -234,7 +213,7 @@ class Seeder:
             return self._give(publics, None, now) if publics else self._relay_itself(now)
         if leaves:
             return self._deal_to_leaf(leaves, late, now)
-        # If all that have credit are late, others have their last chunks in hand, and it ends soonest like that.
+        # If all that have credit are late, the others are sending their last chunks: to wait for them is fastest.
         return bool(able) and self._give(able, None, now)
 
     def _deal_to_leaf(self, able: list[NodeId], late: set[NodeId], now: float) -> bool:
@@ -259,15 +238,15 @@ class Seeder:
         at = self._peers[peer]
         index = self._pop()
         at.credit -= 1
-        if not at.forwarders and not at.to_forward:
+        if not at.to_copy and not at.to_forward:
             at.heard_at = now
-        at.forwarders[index] = now
-        at.ahead[index] = len(at.forwarders)
+        at.to_copy[index] = now
+        at.ahead[index] = len(at.to_copy)
         self._waiting_for[index] = 1
         if via is not None:
             forwarder = self._peers[via]
             forwarder.forwards -= 1
-            if not forwarder.forwarders and not forwarder.to_forward:
+            if not forwarder.to_copy and not forwarder.to_forward:
                 forwarder.heard_at = now
             forwarder.to_forward[index] = now
             self._waiting_for[index] = 2
@@ -290,7 +269,7 @@ class Seeder:
         return not at.leaf or any(not other.leaf for other in self._peers.values())
 
     def _own_links_idle(self, now: float) -> bool:
-        """Whether the uplink has room. A link that asked for nothing of late stands still, and says nothing of that."""
+        """Whether the uplink has room. A link that has asked for nothing lately stands still and does not count."""
         peers = [at for at in self._peers.values() if now - at.asked_at < STILL_S or not (at.fresh or at.copies)]
         return not any(at.fresh for at in peers) and sum(len(at.copies) for at in peers) < OWN_QUEUE * len(peers)
 
@@ -304,8 +283,8 @@ class Seeder:
         return {p for p, takes in expected.items() if takes > limit}
 
     def _shortest(self, able: list[NodeId]) -> NodeId:
-        """Of those with the shortest queue whoever was quickest so far: where the forwarders bind, forwarders have
-        credit to spare, and a chunk with a slow one would keep its forwarder waiting."""
+        """Of those with the shortest queue the one that was quickest so far: where publics that forward for leaves are
+        the bottleneck, all others have credit to spare, and a slow one would keep its forwarder waiting."""
         return min(able, key=lambda p: (len(self._peers[p].fresh), self._peers[p].expected()))
 
     def _peek(self) -> int:
@@ -318,7 +297,7 @@ class Seeder:
 
     def _note_done(self, at: _Peer, note: Credit, now: float) -> None:
         for index in note.copied:
-            if (dealt_at := at.forwarders.pop(index, None)) is not None:
+            if (dealt_at := at.to_copy.pop(index, None)) is not None:
                 before = at.latency if at.latency is not None else now - dealt_at
                 at.latency = before + LATENCY_WEIGHT * (now - dealt_at - before)
                 took = (now - dealt_at) / at.ahead.pop(index)
@@ -349,7 +328,7 @@ class Seeder:
                 self._forgive(send)
         at.fresh.clear()
         at.epoch += 1
-        recalled = [*at.forwarders, *at.to_forward]
+        recalled = [*at.to_copy, *at.to_forward]
         at.notes.extend(
             Recall(indices=tuple(recalled[i : i + MAX_INDICES]), epoch=at.epoch)
             for i in range(0, len(recalled), MAX_INDICES)
@@ -364,23 +343,23 @@ class Seeder:
         return now - oldest > limit and now - at.heard_at > IDLE_S
 
     def _is_waited_for(self, oldest: float, now: float) -> bool:
-        """Nothing is left to deal, and a forwarder holds a chunk for much longer than forwarders usually do."""
+        """Nothing is left to deal, and a forwarder has held a chunk for much longer than is usual."""
         if self._undealt or self._again:
             return False
         known = [at.latency for at in self._peers.values() if at.latency is not None]
         return now - oldest > max(LAST_S, OVERDUE_LATENCIES * median(known)) if known else False
 
     def _take_back(self, at: _Peer) -> None:
-        """Deal again what `at` was dealt, and expect nothing more of it. The copies that it waits for are kept."""
-        taken = {*at.forwarders, *at.to_forward}
-        at.forwarders.clear()
+        """Deal again what `at` was dealt, and expect nothing more from it. It still gets the copies it waits for."""
+        taken = {*at.to_copy, *at.to_forward}
+        at.to_copy.clear()
         at.ahead.clear()
         at.to_forward.clear()
         at.credit = at.forwards = 0
         at.fresh.clear()
         for other in self._peers.values():
             for index in taken:
-                other.forwarders.pop(index, None)
+                other.to_copy.pop(index, None)
                 other.ahead.pop(index, None)
                 other.to_forward.pop(index, None)
         self.repairs += len(taken)
@@ -389,13 +368,13 @@ class Seeder:
             self._again.append(index)
 
     def _forgive(self, send: Send) -> None:
-        """A leaf will not send this: its forwarder may take another instead."""
+        """A leaf will not send this chunk, so its forwarder may take another instead."""
         forwarder = self._peers.get(send.via) if send.via is not None else None
         if forwarder is not None and forwarder.to_forward.pop(send.index, None) is not None:
             forwarder.forwards += 1
 
     def _skip_held(self) -> None:
-        """After a restart of the seeder: what somebody holds already will be asked for by the others."""
+        """After a restart of the seeder: do not deal what somebody holds; the others will ask for it."""
         holders = [at for at in self._peers.values() if at.complete or at.has]
         if self._resumed and holders and self._undealt:
             self._undealt = deque(i for i in self._undealt if not any(at.holds(i) for at in holders))

@@ -89,7 +89,7 @@ class BaseModel:
 
 
 def take_from_base(base: BaseModel, weights: WeightMap, table: ChunkTable) -> int:
-    """Put the regions of the fill's target that the base model has; how many bytes that spares."""
+    """Put the regions of the fill's target that the base model has. Returns the bytes that this saves."""
     spared = 0
     tensors = tensor_spans(weights.layout)
     for index in weights.lacking(table):
@@ -101,7 +101,7 @@ def take_from_base(base: BaseModel, weights: WeightMap, table: ChunkTable) -> in
 
 
 def begin_from_base(base: BaseModel, weights: WeightMap, version: SignedVersion) -> int:
-    """Make as much of a version as the base model has; how many bytes are left. With none the map holds the version.
+    """Fill the map with what the base model has of a version. Returns the bytes left; at 0 the map holds the version.
     Blocking."""
     weights.begin_fill(version)
     take_from_base(base, weights, version.table)
@@ -138,7 +138,9 @@ def _read_header(path: Path) -> dict[str, _Place]:
             header = file.read(length)
         return _places(path, header, LENGTH_BYTES + length, size)
     except (OSError, ProtocolError, msgspec.DecodeError) as error:
-        raise UserError(f"{path} is no whole safetensors file ({error}): fetch it anew or leave --base out") from error
+        raise UserError(
+            f"{path} is no whole safetensors file ({error}): download it again or leave --base out"
+        ) from error
 
 
 def _places(path: Path, header: bytes, data_start: int, size: int) -> dict[str, _Place]:

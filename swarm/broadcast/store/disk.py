@@ -66,8 +66,8 @@ def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int, 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a small file: after a crash it is as it was, or holds `content` whole.
 
-    After a power cut it may be broken, which whoever reads it takes for none. Waiting for the disk took 0.1 s and more
-    while chunks were being written; others can give again what a receiver lost, and a learner that lost its last
+    After a power cut it may be broken, and readers treat it as missing. Waiting for the disk took 0.1 s and more while
+    chunks were being written; others can give again what a receiver lost, and a learner that lost its last
     version begins another incarnation with all of it.
     """
     partial = path.with_name(path.name + ".partial")

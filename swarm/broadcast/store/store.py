@@ -71,8 +71,8 @@ class ChunkFile:
     def place(self, index: int) -> memoryview:
         """Where chunk `index` is to be received, while it is not held.
 
-        One receiver at a time: a second one would overwrite what the first one has proven. Whoever has the chunk
-        already in memory calls `put`.
+        One receiver at a time: a second one would overwrite what the first one has proven. A caller that has the
+        chunk in memory uses `put`.
         """
         assert not self.has(index)
         return self._at(self.spans[index])
@@ -80,7 +80,7 @@ class ChunkFile:
     def accept(self, index: int) -> bool:
         """True, and held from now on, if what lies at the place of chunk `index` is what was signed.
 
-        If not it is held no more: somebody may have put the right one there while a wrong one was being received.
+        Otherwise it is no longer held: somebody may have put the right one there while a wrong one was being received.
         """
         with self._at(self.spans[index]) as received:
             if digest(received) != self._digests[index]:
@@ -110,12 +110,10 @@ class ChunkFile:
         return self._at(span).toreadonly()
 
     def recheck(self) -> int:
-        """Forget chunks that are no longer what was signed (a disk that fails, a second receiver); how many."""
+        """Forget chunks that are no longer what was signed (a failing disk, a second receiver). Returns how many."""
         bad = [i for i, span in enumerate(self.spans) if self.has(i) and digest(self._at(span)) != self._digests[i]]
-        with self._counting:
-            for index in bad:
-                self._have[index >> 3] &= ~(1 << (index & 7))
-            self.missing += len(bad)
+        for index in bad:
+            self._forget(index)
         return len(bad)
 
     def close(self) -> None:
@@ -151,15 +149,15 @@ def _mapped(path: Path, nbytes: int) -> memoryview:
 KEEP_VERSIONS = 4  # Versions that stay on disk in any case: a node that missed three publications goes on by deltas
 IN_USE_S = 30.0
 MAX_VERSIONS = 16
-"""A version that was asked for within half a minute stays too, up to so many: a slow node that began to fetch it
-would otherwise never come to the end of any."""
+"""A version that was asked for in the last IN_USE_S stays too, up to this many in all: otherwise a slow node would
+never finish fetching any."""
 
 MAP_FILES = "weights.*"  # The weight map lies beside the versions, and is of the same layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedVersion:
-    """What a version is, and the exact bytes that prove it."""
+    """A version's head and table, and the exact bytes that prove them."""
 
     head: Head
     sealed_head: bytes
@@ -178,7 +176,7 @@ class VersionStore:
     """The versions under `directory` that the owner of `learner_key` signed."""
 
     def __init__(self, directory: Path, learner_key: bytes) -> None:
-        """Load what a former process left, and drop what is damaged or of another swarm."""
+        """Load what a former process left; what is damaged or of another swarm is dropped."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.learner_key = learner_key
@@ -191,7 +189,7 @@ class VersionStore:
         self._load()
 
     def set_layout(self, layout_bytes: bytes, layout: Layout) -> None:
-        """The layout of every version to come. Another one than before removes the old versions and the map."""
+        """Set the layout of every version to come. A new one removes the old versions and the map."""
         if digest(layout_bytes) == self.layout_digest:
             return
         with self._changing:
@@ -202,16 +200,16 @@ class VersionStore:
             replace_file(self.directory / "layout", layout_bytes)
             self._know_layout(layout_bytes, layout)
 
-    def begin(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable) -> HeldVersion:
-        """Make room for a version whose head and table were opened; the one that is here if it is known."""
-        held = self._add(sealed_head, head, table_bytes, table, whole=False)
-        self.find(head.version)
+    def begin(self, version: SignedVersion) -> HeldVersion:
+        """Make room for a version; the one that is here if it is known."""
+        held = self._add(version, whole=False)
+        self.find(version.head.version)
         self.prune()
         return held
 
-    def add_whole(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable) -> HeldVersion:
+    def add_whole(self, version: SignedVersion) -> HeldVersion:
         """A version whose chunks the caller has just written to `chunks_path`, every one of them."""
-        held = self._add(sealed_head, head, table_bytes, table, whole=True)
+        held = self._add(version, whole=True)
         self.prune()
         return held
 
@@ -257,31 +255,34 @@ class VersionStore:
 
     # -- files -----------------------------------------------------------------------------------------------
 
-    def _add(
-        self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable, *, whole: bool
-    ) -> HeldVersion:
+    def _add(self, version: SignedVersion, *, whole: bool) -> HeldVersion:
+        head, name = version.head, str(version.head.version)
         assert head.layout_digest == self.layout_digest, "set_layout comes first"
         with self._changing:
             known = self._held.get(head.version)
             if known is not None and known.head == head:
                 return known
             if known is not None:
-                raise ProtocolError(f"the learner signed two different versions {head.version}")
-            chunks = self._write(sealed_head, head, table_bytes, table, whole)
-            held = HeldVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes, chunks=chunks)
+                raise ProtocolError(f"the learner signed two different versions {name}")
+            try:
+                held = self._hold(version, whole=whole)
+                replace_file(self.directory / f"{name}.table", version.table_bytes)
+                # Last: a version without a head does not exist.
+                replace_file(self.directory / f"{name}.head", version.sealed_head)
+            except DiskFull:
+                self._remove_files(name)
+                raise
             self._held[head.version] = held
             return held
 
-    def _write(self, sealed_head: bytes, head: Head, table_bytes: bytes, table: ChunkTable, whole: bool) -> ChunkFile:
-        name = str(head.version)
-        try:
-            chunks = ChunkFile(self.chunks_path(head.version), table, whole=whole)
-            replace_file(self.directory / f"{name}.table", table_bytes)
-            replace_file(self.directory / f"{name}.head", sealed_head)
-        except DiskFull:
-            self._remove_files(name)
-            raise
-        return chunks
+    def _hold(self, version: SignedVersion, *, whole: bool = False) -> HeldVersion:
+        return HeldVersion(
+            head=version.head,
+            sealed_head=version.sealed_head,
+            table=version.table,
+            table_bytes=version.table_bytes,
+            chunks=ChunkFile(self.chunks_path(version.head.version), version.table, whole=whole),
+        )
 
     def _load(self) -> None:
         path = self.directory / "layout"
@@ -310,10 +311,8 @@ class VersionStore:
             raise ProtocolError("this version is of another model")
         table_bytes = _read_capped(path.with_suffix(".table"), TABLE_BYTES)
         table = open_table(table_bytes, head, self.layout)
-        chunks = ChunkFile(self.chunks_path(head.version), table)
-        self._held[head.version] = HeldVersion(
-            head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes, chunks=chunks
-        )
+        version = SignedVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes)
+        self._held[head.version] = self._hold(version)
 
     def _know_layout(self, layout_bytes: bytes, layout: Layout) -> None:
         self.layout, self.layout_bytes, self.layout_digest = layout, layout_bytes, digest(layout_bytes)

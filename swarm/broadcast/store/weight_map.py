@@ -10,21 +10,19 @@ remembered of an apply that was cut off but its target and the regions that were
 
 An apply decodes a region beside the old bytes, checks the decoded digest, writes it to its redo slot and only then
 over the map. After a SIGKILL at any byte a region is therefore the target's (done), the base's (to do), or whole in
-the redo file. What is none of these (a power cut, a failing disk) counts as damaged and is fetched anew in full.
+the redo file. Any other content (a power cut, a failing disk) counts as damage and is fetched in full.
 
-Who keeps the map whole for its reader: its owner never runs two applies or fills, or one and an engine's copy, at the
-same time. `version` is None while regions of two versions may be mixed. Blocking; call from threads.
+The map's owner keeps it whole for readers: it never runs two applies or fills, or one and an engine's copy, at the same
+time. `version` is None while regions of two versions may be mixed. Blocking; call from threads.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from swarm.broadcast.store.disk import allocate, map_file, replace_file, write_at
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
@@ -37,7 +35,6 @@ from swarm.broadcast.version.manifest import (
     FullRegion,
     Head,
     Layout,
-    RegionEntry,
     Span,
     encoded_spans,
     open_head,
@@ -53,7 +50,6 @@ REGIONS_IN_HAND = 8  # Regions decoded at a time: 64 MiB at most with their enco
 REDO_HEADER_BYTES = 8  # Before a region in the redo file stands its index, little-endian
 RECORD_BYTES = TABLE_BYTES + 4096
 UNKNOWN = b""  # In place of the digest of a region that holds nothing of use
-T = TypeVar("T")
 
 
 class MapRecord(Message, frozen=True):
@@ -61,15 +57,6 @@ class MapRecord(Message, frozen=True):
 
     sealed_head: bytes
     table_bytes: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """One region to decode: its place in the map, and its encoding."""
-
-    index: int
-    entry: RegionEntry
-    encoded: Span
 
 
 class WeightMap:
@@ -98,7 +85,7 @@ class WeightMap:
 
     @property
     def unfinished(self) -> VersionId | None:
-        """The version that an apply or a fill was making of the map when it was cut off."""
+        """The version that an apply or a fill was writing when it was cut off."""
         return self._target.head.version if self._target else None
 
     @property
@@ -140,14 +127,14 @@ class WeightMap:
             )
         spans = encoded_spans(held.table)
         lacking = self.lacking(held.table)
-        jobs = [_Job(index=i, entry=held.table.regions[i], encoded=spans[i]) for i in lacking]
         self.begin_fill(held)
         redo = os.open(self._redo, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             allocate(redo, self._slot_bytes * REGIONS_IN_HAND, self._redo)
-            for window in _windows(jobs):
+            for at in range(0, len(lacking), REGIONS_IN_HAND):
                 # A slot is free again when all of its window have been written over the map.
-                _run_all(pool, [partial(self._apply_region, held, job, redo, n) for n, job in enumerate(window)])
+                window = enumerate(lacking[at : at + REGIONS_IN_HAND])
+                _run_all(pool, [partial(self._apply_region, held, i, spans[i], redo, slot) for slot, i in window])
         finally:
             os.close(redo)
         self.finish()
@@ -202,7 +189,7 @@ class WeightMap:
         self.finish()
 
     def recheck(self) -> int:
-        """Hash the map anew; how many regions are no longer what was written (a disk that fails, another process)."""
+        """Hash the map again. Returns how many regions are not what was written (a failing disk, another process)."""
         before = self._holds
         self._holds = [digest(self.content(i)) for i in range(len(self.regions))]
         self._settle()
@@ -244,18 +231,17 @@ class WeightMap:
             and self._holds[index] == base.table.regions[index].decoded_digest
         )
 
-    def _apply_region(self, held: HeldVersion, job: _Job, redo: int, slot: int) -> None:
-        span, codec = self.regions[job.index], job.entry.codec
-        base = self.content(job.index) if codec in DELTAS else None
-        encoded = held.chunks.encoded(job.encoded)
-        beside = decode_region(codec, encoded, span.nbytes, self.dtypes[job.index], base)
-        if digest(beside) != job.entry.decoded_digest:
+    def _apply_region(self, held: HeldVersion, index: int, encoded: Span, redo: int, slot: int) -> None:
+        span, entry = self.regions[index], held.table.regions[index]
+        base = self.content(index) if entry.codec in DELTAS else None
+        beside = decode_region(entry.codec, held.chunks.encoded(encoded), span.nbytes, self.dtypes[index], base)
+        if digest(beside) != entry.decoded_digest:
             raise ProtocolError(f"the region at {span.start} does not decode to what the learner signed")
         at = slot * self._slot_bytes
-        write_at(redo, job.index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
+        write_at(redo, index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
         write_at(redo, beside, at + REDO_HEADER_BYTES, self._redo)
         # Only now, that the redo file holds it whole, may the base be lost.
-        self._overwrite(job.index, beside, job.entry.decoded_digest)
+        self._overwrite(index, beside, entry.decoded_digest)
 
     def _overwrite(self, index: int, content: Buffer, holds: bytes) -> None:
         self._holds[index] = UNKNOWN
@@ -329,7 +315,7 @@ def open_weights(store: VersionStore, pool: Executor | None = None) -> WeightMap
 
 
 def _run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
-    """Run all calls to their ends, whatever becomes of them; then raise the first fault."""
+    """Run all calls to their end, even if some fail; then raise the first fault."""
     if pool is None:
         for call in calls:
             call()
@@ -342,8 +328,3 @@ def _run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
             pass  # the pool is being shut down; concurrent.futures.wait would wait for such a one for ever
     for future in futures:
         future.result()
-
-
-def _windows(items: list[T]) -> Iterator[list[T]]:
-    for at in range(0, len(items), REGIONS_IN_HAND):
-        yield items[at : at + REGIONS_IN_HAND]

@@ -36,6 +36,7 @@ ENTROPY_ONLY = zstandard.ZstdCompressionParameters(
 """Huffman codes and runs, hardly any search: chance matches among exponents cost more than they save, in size (66.3
 against 68.0 % for N(0, 0.02)) and in time (fourfold)."""
 
+FULL_RATIO = 0.68  # What the full encoding of 16-bit weights takes of their bytes, measured for N(0, 0.02)
 SEARCHING_LEVEL = 1  # For items that are not 16 bits wide: masks and tables repeat in ways that only a search finds
 ANY_RATIO = 1e9  # Zero weights compress without bound; the caller's exact size is the cap
 

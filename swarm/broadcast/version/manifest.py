@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from typing import Annotated, Literal
 
 import msgspec
@@ -42,17 +43,8 @@ Codec = Literal["raw", "full", "dense", "sparse"]
 Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # safetensors' names of dtypes
 
 ITEM_BYTES: dict[Dtype, int] = {
-    "BF16": 2,
-    "F16": 2,
-    "F32": 4,
-    "F64": 8,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
+    "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
 
 DELTAS: tuple[Codec, ...] = ("dense", "sparse")
 HEAD_CONTEXT = "head"
@@ -71,10 +63,7 @@ class TensorSpec(Message, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        items = 1
-        for extent in self.shape:
-            items *= extent
-        return items * ITEM_BYTES[self.dtype]
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 class ModelFile(Message, frozen=True):

@@ -10,12 +10,12 @@ What is true is in the books of the simulation, never in a courier.
 
 from __future__ import annotations
 
-from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import bound_bytes_per_s
-from swarm.broadcast.notes import MAX_BITMAP_BYTES, Note, Send
+from swarm.broadcast.forest.courier import ASKED_OF_ONE, MAX_NOTES, TreeCourier
+from swarm.broadcast.notes import MAX_BITMAP_BYTES, MAX_INDICES, Note, Send
 from swarm.errors import ProtocolError
 from swarm.net.wire import decode, encode
 from swarm.types import NodeId
+from tests.simulator.broadcast.schemes import bound_bytes_per_s
 from tests.simulator.broadcast.swarm import BroadcastSwarm, Member
 
 NOTE_CAP_BYTES = MAX_BITMAP_BYTES + 64
@@ -92,12 +92,24 @@ class BroadcastChecker:
 
     def _check_caps(self, member: Member) -> None:
         if isinstance(member.courier, TreeCourier):
-            if not member.courier.within_caps():
+            if not within_caps(member.courier):
                 self._breach(f"I5: a queue of {member.host.node} is over its cap")
-            if member.courier.held_count != self._swarm.count - member.missing:
-                self._breach(f"I2: {member.host.node} believes to hold {member.courier.held_count} chunks")
+            if member.courier._missing != member.missing:
+                self._breach(f"I2: {member.host.node} believes to lack {member.courier._missing} chunks")
         if self._swarm.network.over_window:
             self._breach("I5: more is unacknowledged on a connection than its window")
 
     def _breach(self, what: str) -> None:
         raise BroadcastBreach(f"{what} (at {self._swarm.world.now:.3f} s)\nreplay: {self._replay}")
+
+
+def within_caps(courier: TreeCourier) -> bool:
+    """I5: every queue under the bound that its definition states."""
+    return len(courier._pulls.asks) <= MAX_INDICES and all(
+        len(link.queue) <= courier._count
+        and len(link.asked) <= MAX_INDICES
+        and len(link.wishes) <= MAX_INDICES
+        and link.pending <= ASKED_OF_ONE
+        and len(link.notes) <= MAX_NOTES + 1
+        for link in courier._links.values()
+    )

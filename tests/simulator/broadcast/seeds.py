@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import MESH_PEERS, Scheme
+from swarm.broadcast.forest.planner import MESH_PEERS
 from swarm.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.broadcast.checkers import BroadcastChecker
@@ -46,7 +46,7 @@ class BroadcastPlan:
     learner_mbit: float
     chunks: int
     chunk_bytes: int
-    scheme: Scheme | None
+    scheme: str | None
     shape: NetworkShape
     detect_s: float
     death_share: float
@@ -61,7 +61,7 @@ class BroadcastPlan:
     def random(cls, seed: int) -> BroadcastPlan:
         draw = Random(f"broadcast {seed}")
         peers = draw.choice([1, 2, 5, 8, 16, 24, 32, 45])
-        schemes: list[Scheme | None] = [None, "forest", "forest", "chain", "tree", "star"]
+        schemes: list[str | None] = [None, "forest", "forest", "chain", "tree", "star"]
         if peers <= MESH_PEERS:
             schemes += ["mesh", "mesh", "mesh"]
         scheme = draw.choice(schemes)

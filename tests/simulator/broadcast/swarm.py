@@ -3,8 +3,9 @@
 Theory of operation. The simulation does what a node's shell does: it asks a courier for frames when a link can take
 one, hands it what arrived whole, drains `ready`, arms one timer. A frame may be poisoned by its sender; the receiver's
 digest refuses it, so it never reaches the courier, and after MAX_FAULTS of one sender the link is closed. A death is
-felt by those linked to the dead `detect_s` later. The learner then repairs the plan of a forest, as it does for joins
-and for links that were closed, and tells those whose routes changed. A new link takes a handshake.
+felt by those linked to the dead `detect_s` later. The learner then repairs the plan of a forest, as it does for joins,
+and tells those whose routes changed. It does not hear of links that were closed: what they carried is pulled. A new
+link takes a handshake.
 
 Bytes are in the books of the simulation, never in a courier: `Member.book` is what has truly arrived.
 """
@@ -17,13 +18,14 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Relief, Scheme, plan_of, repaired
+from swarm.broadcast.forest.planner import PeerProfile, Plan, Relief, repaired
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Behind, Courier, Have, Note, Recall, Send, Want
 from swarm.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.broadcast.network import BulkNetwork, NetworkShape
+from tests.simulator.broadcast.schemes import planner_named
 
 MAX_FAULTS = 3
 """Wrong chunks of one sender until its link is closed."""
@@ -98,7 +100,7 @@ class BroadcastSwarm:
         peers: Sequence[Host],
         *,
         size_bytes: int,
-        scheme: Scheme | None = None,
+        scheme: str | None = None,
         chunk_bytes: int | None = None,
         detect_s: float = 3.0,
     ) -> None:
@@ -107,7 +109,7 @@ class BroadcastSwarm:
         self.network: BulkNetwork[Frame] = BulkNetwork(world, shape, self)
         self.learner = learner
         profiles = [peer.profile for peer in peers]
-        plan = plan_of(learner.profile, profiles, encoded_bytes=size_bytes, scheme=scheme)
+        plan = planner_named(scheme)(learner.profile, profiles, size_bytes)
         self.plan: Plan = replace(plan, chunk_bytes=chunk_bytes or plan.chunk_bytes)
         self.chunk_bytes = self.plan.chunk_bytes
         self.size_bytes = size_bytes
@@ -160,7 +162,7 @@ class BroadcastSwarm:
         wanted: dict[tuple[NodeId, NodeId], None] = {}
         for node in of:
             routes = self.plan.routes_of(node)
-            others = [learner, *(parent for parent in routes.parents if parent is not None)]
+            others = [learner, *(parent for parent in routes.parents if parent)]
             others += [child for children in routes.children for child in children]
             if self.plan.scheme == "mesh":
                 others += self.members
@@ -222,7 +224,7 @@ class BroadcastSwarm:
 
     def _tell_changes(self, before: Plan) -> None:
         """Everybody whose routes changed hears of it one way later; new links are up after a handshake."""
-        changed = [node for node in self.members if self.plan.routes_of(node) != before.routes_of(node)]
+        changed = [node for node in self.members if _place(self.plan, node) != _place(before, node)]
         for node in changed:
             self.world.schedule(self.latency_s, f"routes {node}", lambda node=node: self._route(node))  # type: ignore[misc]
         self._link_later(changed)
@@ -310,7 +312,6 @@ class BroadcastSwarm:
         if member.faults[sender] >= MAX_FAULTS:
             self.closed_links |= {(node, sender), (sender, node)}
             self._unlink(sender, node)
-            self._replan(repaired(self.plan, refused=[(sender, node), (node, sender)]))
 
     def _drain(self, member: Member) -> None:
         courier = member.courier
@@ -358,6 +359,11 @@ class BroadcastSwarm:
 
         self.world.run_until(over)
         return self.delivered(not_for)
+
+
+def _place(plan: Plan, node: NodeId) -> tuple[object, ...]:
+    routes = plan.routes_of(node)
+    return routes.parents, routes.children
 
 
 def note_bytes(note: Note) -> int:

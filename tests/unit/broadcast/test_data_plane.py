@@ -15,7 +15,7 @@ import pytest
 from swarm.broadcast import neighbours
 from swarm.broadcast.catchup import Download, Piece
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.forest.planner import PeerProfile, Planning, Routes, Scheme, routing_of
+from swarm.broadcast.forest.planner import PeerProfile, Plan, Planning
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, Roster, Routing
 from swarm.broadcast.receiver import Receiver
@@ -44,6 +44,7 @@ from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
 from tests.publishers import Publisher, hand_over, receiver_store
+from tests.simulator.broadcast.schemes import planner_named
 from tests.unit.broadcast.store.test_base_model import save
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
@@ -95,10 +96,10 @@ def swarm_of(count: int, *, publics: int) -> tuple[dict[NodeId, PeerProfile], di
 
 @pytest.mark.parametrize("scheme", [None, "mesh", "star"])
 @pytest.mark.parametrize("planned", [False, True])
-def test_no_roster_is_larger_than_receivers_take(scheme: Scheme | None, planned: bool) -> None:
+def test_no_roster_is_larger_than_receivers_take(scheme: str | None, planned: bool) -> None:
     """One public with a fast uplink would be everybody's parent; whatever is left out is left out on both sides."""
     profiles, members = swarm_of(600, publics=1 if scheme is None else 600)
-    planning = Planning(NodeId("learner"), scheme)
+    planning = Planning(NodeId("learner"), planner_named(scheme))
     if planned:
         planning.begin(profiles, 1e6, 10**8, 10**6)
     rosters = planning.rosters(members)
@@ -107,19 +108,21 @@ def test_no_roster_is_larger_than_receivers_take(scheme: Scheme | None, planned:
         assert members[node] in roster.members
         assert all(members[node] in rosters[NodeId(other.node)].members for other in roster.members)
         if planned and planning.plan is not None:
-            routing = routing_of(planning.plan.routes_of(node))
-            decode(encode(routing), Routing, cap_bytes=ROUTES_BYTES)
+            decode(encode(planning.plan.routes_of(node)), Routing, cap_bytes=ROUTES_BYTES)
 
 
 def test_a_large_swarm_without_a_plan_needs_no_links() -> None:
     _, members = swarm_of(600, publics=600)
-    assert {len(roster.members) for roster in Planning(NodeId("learner"), None).rosters(members).values()} == {1}
+    assert {len(roster.members) for roster in Planning(NodeId("learner")).rosters(members).values()} == {1}
 
 
 def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame() -> None:
-    children = tuple(NodeId(f"{number:064x}") for number in range(2 * MAX_MEMBERS))
-    routes = Routes(parents=(None,) * 16, children=(children,) * 16)
-    routing = decode(encode(routing_of(routes)), Routing, cap_bytes=ROUTES_BYTES)
+    profiles, _ = swarm_of(2 * MAX_MEMBERS + 1, publics=2 * MAX_MEMBERS + 1)
+    hub, *others = profiles
+    learner = PeerProfile(node=NodeId("learner"), public=True, uplink_bytes_per_s=1e6)
+    tree = {hub: learner.node, **dict.fromkeys(others, hub)}
+    plan = Plan(scheme="forest", chunk_bytes=1 << 16, learner=learner, peers=profiles, trees=(tree,) * 16)
+    routing = decode(encode(plan.routes_of(hub)), Routing, cap_bytes=ROUTES_BYTES)
     assert {len(row) for row in routing.children} == {MAX_MEMBERS}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from swarm.broadcast.forest.courier import BEHIND_S, TICK_S, TreeCourier
-from swarm.broadcast.forest.planner import ECHO_S, PeerProfile, Plan, Relief, Routes, plan_of, relieved
-from swarm.broadcast.notes import Behind, Kind
+from swarm.broadcast.forest.planner import ECHO_S, PeerProfile, Plan, Relief, plan_of, relieved
+from swarm.broadcast.notes import NO_NODE, Behind, Kind, Routing
 from swarm.types import NodeId
 
 LEARNER, PARENT, A = (NodeId(name) for name in ("learner", "parent", "a"))
@@ -56,7 +56,7 @@ def test_whom_the_learner_feeds_stays_and_strangers_are_not_heard() -> None:
 
 
 def test_who_falls_behind_in_one_stripe_says_so_to_the_learner_who_keeps_it_for_the_planner() -> None:
-    routes = Routes(parents=(PARENT, A, A), children=((), (), ()))
+    routes = Routing(parents=(PARENT, A, A), children=((), (), ()), chunks_per_s=0.0)
     core = TreeCourier(count=3000, learner=LEARNER, routes=routes, random=Random(1))
     for peer in (LEARNER, PARENT, A):
         core.join(peer, leaf=False, now=0.0)
@@ -71,7 +71,7 @@ def test_who_falls_behind_in_one_stripe_says_so_to_the_learner_who_keeps_it_for_
         core.tick(now=now)
         said = [note for note in iter(lambda at=now: core.next_for(LEARNER, now=at), None) if isinstance(note, Behind)]  # type: ignore[misc]
     assert said == [Behind(stripes=(0,))]
-    whole = Routes(parents=(None,) * 3, children=((), (), ()))
+    whole = Routing(parents=(NO_NODE,) * 3, children=((), (), ()), chunks_per_s=0.0)
     learner = TreeCourier(count=3000, learner=LEARNER, routes=whole, whole=True, random=Random(1))
     learner.join(A, leaf=False, now=0.0)
     learner.heard(A, Behind(stripes=(0, 7)), now=0.0)

@@ -11,7 +11,7 @@ import pytest
 from swarm.broadcast.store import disk
 from swarm.broadcast.store import store as store_module
 from swarm.broadcast.store.disk import DiskFull
-from swarm.broadcast.store.store import IN_USE_S, KEEP_VERSIONS, MAX_VERSIONS, VersionStore
+from swarm.broadcast.store.store import IN_USE_S, KEEP_VERSIONS, MAX_VERSIONS, SignedVersion, VersionStore
 from swarm.broadcast.version.manifest import sign_head
 from swarm.errors import ProtocolError
 from swarm.net.wire import Digest, digest, encode
@@ -132,7 +132,7 @@ def test_another_version_under_the_same_name_is_refused(publisher: Publisher, tm
     table_bytes = encode(table)
     head = msgspec.structs.replace(version.head, table_digest=digest(table_bytes), table_bytes=len(table_bytes))
     with pytest.raises(ProtocolError, match="signed two different versions"):
-        store.begin(sign_head(head, KEY), head, table_bytes, table)
+        store.begin(SignedVersion(head=head, sealed_head=sign_head(head, KEY), table=table, table_bytes=table_bytes))
 
 
 def _truncate(path: Path) -> None:
