@@ -15,15 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
 from swarm.rollout.journal.index import Index, next_lineage
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
-from swarm.rollout.journal.reading import GroupRow, batch_rows, group_rows, rollout_rows
+from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, group_rows, rollout_rows
 from swarm.rollout.journal.segments import SegmentReader, segment_path, segments_of
-from swarm.rollout.journal.verify import Tally, check_batch, fate_faults, says_the_same
+from swarm.rollout.journal.verify import Report, check_batch, fate_faults, says_the_same
 
 NO_SEGMENT = -1  # Where the row of a lost payload points: to no file, as if it had been pruned
 
@@ -31,49 +31,14 @@ SPARSE = 1000
 """Numbers of groups beyond twice those that were read, and so many, are taken for damage: each gap is filled."""
 
 
-class _NodeRow(NamedTuple):
-    id: int
-    name: str
-
-
-class _RolloutRow(NamedTuple):
-    """As the table has it: the node by number."""
-
-    number: int
-    idx: int
-    node: int
-    oldest: int
-    tokens: int
-    finish: int
-    reward: float | None
-    exact: int | None
-    parts: bytes | None
-    segment: int
-    start: int
-    nbytes: int
-    digest: bytes
-
-
-class _BatchRow(NamedTuple):
-    step: int
-    max_staleness: int
-    lineage: bytes
-
-
-class _BoundRow(NamedTuple):
-    id: int
-    max_staleness: int
-    publish_every_steps: int
-
-
-TABLES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "nodes": (_NodeRow, ("id",)),
-    "groups": (GroupRow, ("number",)),
-    "rollouts": (_RolloutRow, ("number", "idx")),
-    "batches": (_BatchRow, ("step",)),
-    "bounds": (_BoundRow, ("id",)),
+TABLES: dict[str, tuple[dict[str, Any], int]] = {
+    "nodes": ({"id": int, "name": str}, 1),
+    "groups": (get_type_hints(GroupRow), 1),
+    "rollouts": ({**get_type_hints(RolloutRow, include_extras=True), "node": int}, 2),
+    "batches": ({"step": int, "max_staleness": int, "lineage": bytes}, 1),
+    "bounds": ({"id": int, "max_staleness": int, "publish_every_steps": int}, 1),
 }
-"""What is copied: the rows' types and their primary keys."""
+"""What is copied: the types of each table's columns, and how many of the first ones are its primary key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +69,14 @@ def salvage_journal(
         with _copy_of(run_dir, to / "damaged") as old:
             index.transact(lambda: lost.extend(_copy_rows(old, new)))
         index.transact(lambda: _mend_rows(new, group_size, max_staleness))
-        seen = _look_through(new, reader, Tally(groups_per_step, group_size))
+        seen = _look_through(new, reader, Report(groups_per_step, group_size))
         known = [step for step, lineage in checkpoints if step < len(seen.lineages) and seen.lineages[step] == lineage]
         step = max(known, default=0)
         # Before the checkpoint nothing is trained on again, so payloads may be gone, as those that were pruned are.
         batches = min((at for at in seen.without_payloads if at >= step), default=len(seen.lineages) - 1)
         lost += _lost_batches(new, batches)
         index.transact(lambda: _cut(new, batches))
-        index.transact(lambda: _let_go_of_lost(new, reader, batches, Tally(groups_per_step, group_size, batches)))
+        index.transact(lambda: _let_go_of_lost(new, reader, batches, Report(groups_per_step, group_size, batches)))
     return Salvaged(batches=batches, checkpoints=tuple(known), lost=tuple(lost))
 
 
@@ -141,21 +106,21 @@ def _copy_of(path: Path, scratch: Path) -> Iterator[sqlite3.Connection]:
 def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection) -> list[str]:
     """Copy what can be read; what was lost, in lines."""
     lost: list[str] = []
-    for table, (kind, key) in TABLES.items():
-        slots = ",".join("?" * len(kind._fields))
-        new.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({slots})", _readable_rows(old, table, kind, key, lost))
+    for table in TABLES:
+        slots = ",".join("?" * len(TABLES[table][0]))
+        new.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({slots})", _readable_rows(old, table, lost))
     return lost
 
 
-def _readable_rows(
-    old: sqlite3.Connection, table: str, kind: Any, key: Sequence[str], lost: list[str]
-) -> Iterator[tuple[Any, ...]]:
+def _readable_rows(old: sqlite3.Connection, table: str, lost: list[str]) -> Iterator[tuple[Any, ...]]:
     """From the first row as far as SQLite comes, and if that is not to the end, from the last one back."""
+    columns, keys = TABLES[table]
+    kind: Any = tuple[tuple(columns.values())]  # type: ignore[misc]
     odd = 0
     for order in ("ASC", "DESC"):
-        by = ", ".join(f"{column} {order}" for column in key)
+        by = ", ".join(f"{column} {order}" for column in list(columns)[:keys])
         try:
-            for row in old.execute(f"SELECT {', '.join(kind._fields)} FROM {table} NOT INDEXED ORDER BY {by}"):
+            for row in old.execute(f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED ORDER BY {by}"):
                 try:
                     yield msgspec.convert(row, kind)
                 except (msgspec.ValidationError, UnicodeError):
@@ -195,20 +160,20 @@ class _Seen(NamedTuple):
     without_payloads: list[int]
 
 
-def _look_through(new: sqlite3.Connection, reader: SegmentReader, tally: Tally) -> _Seen:
+def _look_through(new: sqlite3.Connection, reader: SegmentReader, report: Report) -> _Seen:
     seen = _Seen([b""], [])
     recorded = new.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
-    tally.batches = len(recorded)
+    report.batches = len(recorded)
     for place, (step, bound, lineage) in enumerate(recorded):
         if step != place:
             break
         groups = [(row, rollout_rows(new, row.number)) for row in batch_rows(new, step)]
         rollouts = [one for _, ones in groups for one in ones]
-        samples = check_batch(new, step, bound, tally)
-        faults = [fault for row, ones in groups for fault in fate_faults(row, ones, tally)]
+        samples = check_batch(new, step, bound, report)
+        faults = [fault for row, ones in groups for fault in fate_faults(row, ones, report)]
         payloads = [(one, reader.payload(one.place)) for one in rollouts]
         differ = any(payload is not None and not says_the_same(one, payload) for one, payload in payloads)
-        if tally.breaches or faults or differ or samples is None:
+        if report.breaches or faults or differ or samples is None:
             break
         if next_lineage(seen.lineages[-1], step, samples) != lineage:
             break
@@ -233,7 +198,7 @@ def _cut(new: sqlite3.Connection, batches: int) -> None:
     new.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (batches,))
 
 
-def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int, tally: Tally) -> None:
+def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int, report: Report) -> None:
     """Have every row that is left say what is true of its payload, and every group have one fate that is true."""
     for group in list(group_rows(new, "TRUE")):
         rollouts = rollout_rows(new, group.number)
@@ -244,7 +209,7 @@ def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int
             continue
         odd = [one.idx for one in rollouts if (held := payloads[one.idx]) is not None and not says_the_same(one, held)]
         if group.reason is not None:
-            if not odd and not list(fate_faults(group, rollouts, tally)):
+            if not odd and not list(fate_faults(group, rollouts, report)):
                 _set_segment(new, group.number, gone)
                 continue
             odd = list(payloads)
