@@ -15,18 +15,19 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
+from swarm.errors import EchoError
 from swarm.net.client import Crowded, Forbidden, binary, read_signed
-from swarm.net.sessions import AUTH_HEADER, Claim, ServerSessions
+from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
 from swarm.rollout.intake import TEXTS, Intake, IntakeLimits, Opened, Overloaded, is_small, open_submission
-from swarm.rollout.journal.entries import GroupDropped
+from swarm.rollout.journal.entries import Entry, GroupDropped
 from swarm.rollout.messages import (
     LEASE_CONTEXT,
     WHY_LENGTH,
@@ -40,7 +41,6 @@ from swarm.rollout.messages import (
     SubmissionReply,
 )
 from swarm.rollout.plane.effects import (
-    RECORDS,
     Effect,
     Evaluated,
     GenerationFailed,
@@ -54,15 +54,30 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.leases import MAX_NODES, Group
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
-from swarm.rollout.recording import COMMIT_S, FAULT_CHECK_S, Recorder, Recording
 from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
 from swarm.rollout.tally import SamplerStats, SamplerWatch, Tally, tell_accepted
-from swarm.types import Lease, NodeId, Prompt, RewardFailure, Score, Unscored, VersionId
+from swarm.types import NodeId, Prompt, RewardFailure, Score, Unscored, VersionId
 
 MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
 
-Emit = Callable[..., None]
+COMMIT_S = 8.0
+"""How long an answer waits for the journal. With the time that a body may take to come (http.BODY_LIMITS) it is less
+than the time limit of the sampler's call (client.CALL_S), so that the sampler hears why."""
+
+FAULT_CHECK_S = 1.0  # Between two looks whether the journal can write again: as often as it tries
+
+
+class Recorder(Protocol):
+    """Where records go (journal.Journal). `fault` says why nothing can be written at the moment; `pending_bytes` of
+    payloads wait to be written."""
+
+    fault: str
+    pending_bytes: int
+
+    async def write(self, entries: Sequence[Entry]) -> None: ...
+
+    def enqueue(self, entries: Sequence[Entry]) -> None: ...
 
 
 class RolloutService:
@@ -74,7 +89,7 @@ class RolloutService:
         *,
         key: SigningKey,
         sessions: ServerSessions,
-        emit: Emit,
+        emit: Callable[..., None],
         watch: SamplerWatch | None = None,
         prompts: PromptsAhead | None = None,
         limits: IntakeLimits | None = None,
@@ -90,7 +105,8 @@ class RolloutService:
         self._plane: RolloutPlane | None = None
         self._scoring: Scoring | None = None
         self.failures = RewardFailures(emit, reward_failure)
-        self._records: Recording | None = None
+        self._journal: Recorder | None = None
+        self._journal_error: EchoError | None = None
         self._intake = Intake(limits)
         self._commit_s = commit_s
         self._unpacking = asyncio.Lock()
@@ -106,7 +122,7 @@ class RolloutService:
         those of restoring the plane."""
         self._plane = plane
         self._scoring = Scoring(scorer, scored=self._scored)
-        self._records = Recording(journal, commit_s=self._commit_s)
+        self._journal = journal
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
@@ -137,7 +153,7 @@ class RolloutService:
         batch, effects = plane.take()
         self._perform(effects)
         # A full disk keeps the trainer waiting for as long as it is full.
-        await self._recording.committed()
+        await self._recorder.write(())
         self._chances.tell()
         return batch
 
@@ -209,7 +225,7 @@ class RolloutService:
         while self.samplers.get(node) is stats and stats.questions == question:
             seen = self._chances.count
             left = until - time.monotonic()
-            if self._recording.fault:
+            if self._recorder.fault:
                 # No group is opened that cannot be recorded. Nobody tells when that is over.
                 if left <= 0:
                     break
@@ -229,9 +245,10 @@ class RolloutService:
             holding = None
             self._perform(records)
             if isinstance(answer, Granted):
-                if not await self._recording.committed_soon():
+                if not await self._committed_soon():
                     return come_back(SLOW_COMMIT)
-                return binary(encode(LeaseReply(leases=tuple(self._seal(lease) for lease in answer.leases))))
+                leases = tuple(self._key.seal(LEASE_CONTEXT, encode(lease)) for lease in answer.leases)
+                return binary(encode(LeaseReply(leases=leases)))
             assert isinstance(answer, Refused)
             if answer.reason not in ("paced", "standby") or left <= 0:
                 return refuse(answer.reason, answer.retry_after_s, answer.detail)
@@ -263,28 +280,25 @@ class RolloutService:
         if self._plane is None or self._plane.newest is None:
             # Without a version the verdict would be that nobody can have this lease.
             return come_back("the learner is starting")
-        if self._recording.fault:
-            return come_back(self._recording.fault)
+        if self._recorder.fault:
+            return come_back(self._recorder.fault)
         claim = self._sessions.check_header(request.headers.get(AUTH_HEADER), now=time.monotonic())
         body = self._intake.admit(
             claim,
             request.content_length,
             holds=self._plane.leased.holds_any(claim.node),
-            journal_bytes=self._recording.pending_bytes,
+            journal_bytes=self._recorder.pending_bytes,
             now=time.monotonic(),
         )
         if isinstance(body, Overloaded):
-            return await self._put_off(claim, body)
+            self.tally.overloaded(claim.node)
+            # A sender that does not heed Retry-After is slowed down to what costs us little.
+            await asyncio.sleep(body.hold_s)
+            return too_much(body)
         try:
             return await self._take_in(request)
         finally:
             self._intake.done(body)
-
-    async def _put_off(self, claim: Claim, why: Overloaded) -> web.Response:
-        """Refuse a submission unread. Who does not heed Retry-After is slowed down to what costs us little."""
-        self.tally.overloaded(claim.node)
-        await asyncio.sleep(why.hold_s)
-        return too_much(why)
 
     async def _take_in(self, request: web.Request) -> web.Response:
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
@@ -293,7 +307,7 @@ class RolloutService:
         else:
             async with self._unpacking:
                 judged = self._judge(node, await asyncio.to_thread(self._open, body))
-        if not await self._recording.committed_soon():
+        if not await self._committed_soon():
             return come_back(SLOW_COMMIT)
         verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
         return binary(encode(SubmissionReply(verdicts=verdicts)))
@@ -341,9 +355,6 @@ class RolloutService:
             self._sessions.refused["other_node"] += 1
             raise Forbidden(f"this is signed by node {node} and speaks for {named[:64]}")
 
-    def _seal(self, lease: Lease) -> bytes:
-        return self._key.seal(LEASE_CONTEXT, encode(lease))
-
     def _perform(self, effects: Sequence[Effect]) -> None:
         wanted: list[ScoreWanted] = []
         records: list[Record] = []
@@ -369,15 +380,22 @@ class RolloutService:
                 case Evaluated():
                     if self._evaluated is not None and not self._evaluated.done():
                         self._evaluated.set_result(effect)
-                case _ if isinstance(effect, RECORDS):
+                case _ if isinstance(effect, Record):
                     records.append(effect)
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
         judged = [effect for effect in effects if isinstance(effect, Judged)]
         self.tally.judged(judged, now=time.monotonic())
-        self._tell_malformed([one for one in judged if one.verdict == "malformed"])
+        if malformed := [one for one in judged if one.verdict == "malformed"]:
+            # One event a submission: its sender decides how many rollouts it has.
+            first = malformed[0]
+            self._emit("rollouts_malformed", node=first.node, rollouts=len(malformed), first=first.detail)
         if records:
-            self._recording.enqueue(records)
+            try:
+                self._recorder.enqueue(records)
+            except EchoError as error:
+                self._journal_error = error
+                raise
             tell_accepted(self._watch, records)
         if wanted:
             assert self._scoring is not None
@@ -385,12 +403,6 @@ class RolloutService:
         if self._opened.leased.chances != self._told:
             self._told = self._opened.leased.chances
             self._chances.tell()
-
-    def _tell_malformed(self, judged: list[Judged]) -> None:
-        """One event a submission: its sender decides how many rollouts it has."""
-        if judged:
-            first = judged[0]
-            self._emit("rollouts_malformed", node=first.node, rollouts=len(judged), first=first.detail)
 
     def _scored(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored]) -> None:
         effects: list[Effect] = []
@@ -428,8 +440,7 @@ class RolloutService:
 
     @property
     def _broken(self) -> BaseException | None:
-        fault = self._scoring.fault if self._scoring else None
-        return fault or (self._records.broken if self._records else None)
+        return (self._scoring and self._scoring.fault) or self._journal_error
 
     @property
     def _opened(self) -> RolloutPlane:
@@ -437,9 +448,21 @@ class RolloutService:
         return self._plane
 
     @property
-    def _recording(self) -> Recording:
-        assert self._records is not None
-        return self._records
+    def _recorder(self) -> Recorder:
+        assert self._journal is not None
+        return self._journal
+
+    async def _committed_soon(self) -> bool:
+        """Whether everything so far is committed while the sampler still waits for its answer."""
+        try:
+            async with asyncio.timeout(self._commit_s):
+                await self._recorder.write(())
+        except TimeoutError:
+            return False
+        except EchoError as error:
+            self._journal_error = error
+            return False
+        return True
 
 
 def refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Response:

@@ -101,6 +101,4 @@ Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | Rollo
 """To be journaled, in this order. What a question, a submission or a batch recorded is committed before its answer is
 sent or its trainer called."""
 
-RECORDS = (GroupOpened, SamplesLeased, RolloutAccepted, RolloutReturned, RolloutScored, GroupDropped, BatchTaken)
-
 Effect = Granted | Refused | Judged | ScoreWanted | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated | Record

@@ -22,7 +22,6 @@ from swarm.rollout.journal.entries import (
     VersionPublished,
 )
 from swarm.rollout.plane.effects import (
-    RECORDS,
     Effect,
     Evaluated,
     GenerationFailed,
@@ -30,6 +29,7 @@ from swarm.rollout.plane.effects import (
     Judged,
     LeaseOverdue,
     NodeSilent,
+    Record,
     Refused,
     ScoreWanted,
 )
@@ -394,7 +394,7 @@ class Learner:
                     self._evaluated(effect)
                 case GenerationFailed() | LeaseOverdue():
                     pass
-                case _ if isinstance(effect, RECORDS):
+                case _ if isinstance(effect, Record):
                     self._disk.enqueue([effect])
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
