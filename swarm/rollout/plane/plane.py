@@ -44,7 +44,15 @@ from swarm.rollout.plane.effects import (
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import Group, LeaseTable, Share
 from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
-from swarm.rollout.plane.verdict import dropped, is_current, score_wanted, train_id, verdict_on, was_lowered
+from swarm.rollout.plane.verdict import (
+    dropped,
+    is_current,
+    malformation,
+    score_wanted,
+    train_id,
+    verdict_on,
+    was_lowered,
+)
 from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 
@@ -497,12 +505,11 @@ class RolloutPlane:
             lease,
             node,
             self._table.group(rollout.group_id),
+            fault=malformation(rollout, lease, vocab_size=self.rules.vocab_size) if fault is None else fault,
             opened=self._opened,
             newest=self.newest,
             next_batch=self.next_batch,
             max_staleness=self.max_staleness,
-            vocab_size=self.rules.vocab_size,
-            fault=fault,
         )
 
     def _failed(self, node: NodeId, group: Group, rollout: Rollout, *, now: float) -> list[Effect]:

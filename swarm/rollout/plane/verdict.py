@@ -23,29 +23,19 @@ def verdict_on(
     node: NodeId,
     group: Group | None,
     *,
+    fault: str,
     opened: int,
     newest: VersionId,
     next_batch: int,
     max_staleness: int,
-    vocab_size: int,
-    fault: str | None = None,
 ) -> tuple[Verdict, str]:
-    """What becomes of `rollout` by `node` under a lease whose seal was checked, and one line for its sampler.
+    """The verdict on `rollout` by `node` under a lease whose seal was checked, and one line for its sampler.
 
-    `group` is the one that the lease names, if it is open; `opened` is the number of the next group for training;
-    `fault` is what malformation said of it, if that was asked before.
+    `fault` is its malformation. `group` is the one that the lease names, if it is open; `opened` is the number of the
+    next group for training.
     """
-    verdict, detail = judge(
-        rollout,
-        lease,
-        newest=newest,
-        next_batch=next_batch,
-        max_staleness=max_staleness,
-        vocab_size=vocab_size,
-        fault=fault,
-    )
-    if verdict == "malformed":
-        return verdict, detail
+    if fault:
+        return "malformed", fault
     if group is None:
         known = lease.purpose == "eval" or int(lease.group_id.removeprefix("t")) < opened
         return ("duplicate", "this group is closed") if known else ("stale", "this learner forgot the group")
@@ -56,7 +46,15 @@ def verdict_on(
         return "duplicate", "this sample is answered"
     if rollout.finish == "failed" and (sample.node != node or not is_current(lease, rollout, group)):
         return "duplicate", "this failure is known, or this node does not hold the sample any more"
-    return verdict, detail
+    oldest = rollout.oldest
+    if oldest is None:
+        return "accepted", ""
+    if any(span.version > newest or span.version.version > newest.version for span in rollout.spans):
+        return "future", f"version {newest} is the newest"
+    if lease.purpose == "train" and not is_fresh(oldest, next_batch, max_staleness):
+        late = staleness(oldest, next_batch) - max_staleness
+        return "stale", f"version {oldest} is {late} step(s) past the bound of {max_staleness}"
+    return "accepted", ""
 
 
 def was_lowered(rollout: Rollout, group: Group | None, next_batch: int) -> bool:
@@ -94,36 +92,7 @@ def score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
 
 
 MIN_LOGPROB = -1e4  # Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do
-
-
 LOGPROB_SLACK = 1e-3  # A log-prob may exceed 0 by the rounding of a bf16 softmax
-
-
-def judge(
-    rollout: Rollout,
-    lease: Lease,
-    *,
-    newest: VersionId,
-    next_batch: int,
-    max_staleness: int,
-    vocab_size: int,
-    fault: str | None = None,
-) -> tuple[Verdict, str]:
-    """The verdict on a submitted rollout and one line for its sampler, before the table of leases is asked. `fault` is
-    its malformation if that is known."""
-    if fault is None:
-        fault = malformation(rollout, lease, vocab_size=vocab_size)
-    if fault:
-        return "malformed", fault
-    oldest = rollout.oldest
-    if oldest is None:
-        return "accepted", ""
-    if any(span.version > newest or span.version.version > newest.version for span in rollout.spans):
-        return "future", f"version {newest} is the newest"
-    if lease.purpose == "train" and not is_fresh(oldest, next_batch, max_staleness):
-        late = staleness(oldest, next_batch) - max_staleness
-        return "stale", f"version {oldest} is {late} step(s) past the bound of {max_staleness}"
-    return "accepted", ""
 
 
 def malformation(rollout: Rollout, lease: Lease, *, vocab_size: int) -> str:
