@@ -286,7 +286,7 @@ class RolloutService:
         body = self._intake.admit(
             claim,
             request.content_length,
-            holds=self._plane.leased.holds_any(claim.node),
+            holds=bool(self._plane.leased.held_by(claim.node)),
             journal_bytes=self._recorder.pending_bytes,
             now=time.monotonic(),
         )
@@ -324,7 +324,7 @@ class RolloutService:
         verdicts: list[Judged] = []
         useless = 0
         for one in opened.claimed:
-            leased = plane.leased.holds(node, one.rollout.group_id, one.rollout.index)
+            leased = (one.rollout.group_id, one.rollout.index) in plane.leased.held_by(node)
             judged, *more = plane.submit(node, one.lease, one.rollout, now=now, fault=one.fault)
             assert isinstance(judged, Judged)
             useless += not leased and judged.verdict != "accepted"

@@ -12,6 +12,7 @@ import pytest
 
 import swarm.rollout.plane.plane
 import swarm.rollout.plane.rules
+import swarm.rollout.plane.verdict
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RecordedRun
 from swarm.rollout.plane import leases
 from swarm.rollout.plane.effects import Effect, ScoreWanted
@@ -32,7 +33,7 @@ Breakage = Callable[[pytest.MonkeyPatch], None]
 def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
     def completed(plane: RolloutPlane, group: Group) -> list[Effect]:
         if group.purpose == "train":
-            plane._table.close(group)
+            plane.leased.close(group)
             plane._buffer.add(group)
             return []
         return honest(plane, group)
@@ -51,7 +52,7 @@ def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
 
 
 def _admission_ignores_freshness(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane.rules, "is_fresh", lambda *_: True)
+    patch.setattr(swarm.rollout.plane.verdict, "is_fresh", lambda *_: True)
 
 
 def _leases_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
@@ -121,8 +122,8 @@ def _groups_are_lost(patch: pytest.MonkeyPatch) -> None:
 def _fresh_groups_are_dropped(patch: pytest.MonkeyPatch) -> None:
     def expire(plane: RolloutPlane) -> list[Effect]:
         dropped: list[Effect] = []
-        for group in list(plane._table.groups())[:1]:
-            plane._table.close(group)
+        for group in list(plane.leased.groups())[:1]:
+            plane.leased.close(group)
             dropped = [plane._dropped(group, "stale")]
         return dropped
 

@@ -18,7 +18,7 @@ answers. One answer is accepted at a time. A group whose samples are all scored 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -176,8 +176,8 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def groups(self) -> Iterator[Group]:
-        return iter(self._groups.values())
+    def groups(self) -> ValuesView[Group]:
+        return self._groups.values()
 
     def group(self, group_id: str) -> Group | None:
         return self._groups.get(GroupId(group_id))
@@ -232,20 +232,10 @@ class LeaseTable:
         open_to_it = [group for group in self._unfilled.values() if group.min_version <= held]
         return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
 
-    def holds(self, node: NodeId, group_id: str, index: int) -> bool:
-        """Whether this sample is leased to `node` now."""
+    def held_by(self, node: NodeId) -> Collection[tuple[str, int]]:
+        """The samples that are leased to `node` now, by group and index."""
         state = self._nodes.get(node)
-        return state is not None and (group_id, index) in state.held
-
-    def holds_any(self, node: NodeId) -> bool:
-        """Whether `node` has samples in its hands."""
-        state = self._nodes.get(node)
-        return state is not None and bool(state.held)
-
-    def held_by(self, node: NodeId) -> int:
-        """How many samples `node` holds."""
-        state = self._nodes.get(node)
-        return 0 if state is None else len(state.held)
+        return () if state is None else state.held.keys()
 
     def room(self, node: NodeId) -> int:
         """How many more samples `node`, which was heard before, may hold."""
@@ -309,17 +299,17 @@ class LeaseTable:
 
     def release(self, node: NodeId, group_id: str, index: int) -> bool:
         """Put a sample that `node` holds back to waiting; False if it does not hold it."""
-        group = self.group(group_id)
-        if group is None or index >= len(group.samples) or group.samples[index].node != node:
+        if (group_id, index) not in self.held_by(node):
             return False
-        self._free(group, group.samples[index])
+        group = self._groups[GroupId(group_id)]
+        self._take_back(group, group.samples[index])
+        self.chances += 1
         return True
 
     def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
-        """Put back what `node` holds here and not in its own words: the grant was lost, or a former life had it."""
-        state = self._nodes[node]
-        for group_id, index in [name for name in state.held if name not in holding]:
-            self._free(self._groups[group_id], self._groups[group_id].samples[index])
+        """Put back what `node` does not name: the grant was lost on the way, or a former life of the node had it."""
+        for group_id, index in [name for name in self.held_by(node) if name not in holding]:
+            self.release(node, group_id, index)
 
     def hear(self, node: NodeId, *, now: float) -> bool:
         """Note a sign of life. False if the table of nodes is full."""
@@ -347,8 +337,7 @@ class LeaseTable:
 
     def forget(self, node: NodeId) -> int:
         """Drop a node and put its samples back to waiting; how many there were."""
-        state = self._nodes.pop(node, None)
-        if state is None:
+        if (state := self._nodes.pop(node, None)) is None:
             return 0
         for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
@@ -366,7 +355,7 @@ class LeaseTable:
         for node, state in self._nodes.items():
             overdue = tuple(name for name, due in state.held.items() if due <= now)
             for group_id, index in overdue:
-                self._free(self._groups[group_id], self._groups[group_id].samples[index])
+                self.release(node, group_id, index)
             if overdue:
                 state.most = 1
                 taken.append((node, overdue))
@@ -378,16 +367,9 @@ class LeaseTable:
         limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
         return min((*silences, *limits), default=None)
 
-    @property
-    def node_count(self) -> int:
-        return len(self._nodes)
-
-    def knows_only(self, nodes: Collection[NodeId]) -> bool:
-        """Whether nobody else was heard. Asked for each node on standby at every chance."""
-        return len(self._nodes) <= len(nodes) and all(node in nodes for node in self._nodes)
-
-    def nodes(self) -> Iterator[NodeId]:
-        return iter(self._nodes)
+    def nodes(self) -> KeysView[NodeId]:
+        """Nodes that were heard lately."""
+        return self._nodes.keys()
 
     def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
         """Whether `node` may have a sample that waits: not one that it failed lately while others have not."""
@@ -409,10 +391,6 @@ class LeaseTable:
         sample.node = node
         self._wait(group, -1)
         self._nodes[node].held[group.group_id, sample.spec.index] = due
-
-    def _free(self, group: Group, sample: Sample) -> None:
-        self._take_back(group, sample)
-        self.chances += 1
 
     def _take_back(self, group: Group, sample: Sample) -> None:
         if sample.node is not None:

@@ -326,15 +326,15 @@ def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> N
 
 def test_a_node_holds_what_it_was_leased_until_it_has_answered(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    assert not table.holds_any(ALICE)
+    assert not table.held_by(ALICE)
     table.claim(group, ALICE, 1, now=0.0)
-    assert table.holds_any(ALICE)
-    assert table.holds(ALICE, "t0", 0)
-    assert not table.holds(ALICE, "t0", 1)
-    assert not table.holds(BOB, "t0", 0)
-    assert not table.holds(NodeId("nobody"), "t0", 0)
+    assert table.held_by(ALICE)
+    assert ("t0", 0) in table.held_by(ALICE)
+    assert ("t0", 1) not in table.held_by(ALICE)
+    assert ("t0", 0) not in table.held_by(BOB)
+    assert ("t0", 0) not in table.held_by(NodeId("nobody"))
     table.answer(group, rollout(group_id="t0"), ALICE)
-    assert not table.holds_any(ALICE)
+    assert not table.held_by(ALICE)
 
 
 def test_there_is_a_chance_when_a_sample_goes_back_to_waiting(table: LeaseTable) -> None:

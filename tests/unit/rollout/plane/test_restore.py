@@ -141,7 +141,7 @@ def test_a_drop_tells_whose_rollouts_it_cost_and_by_what_it_was_judged(run: Run)
     run.answer(ALICE, [mine], 0, scored=False)
     run.answer(BOB, [yours], 0, scored=False)
     run.records.clear()
-    next(run.plane.leased.groups()).samples[0].redraws = MAX_REDRAWS
+    next(iter(run.plane.leased.groups())).samples[0].redraws = MAX_REDRAWS
     run.note(run.plane.unscorable("t0", 0))
     (dropped,) = run.records
     assert isinstance(dropped, GroupDropped)
