@@ -34,7 +34,7 @@ from swarm.rollout.journal.entries import (
     VersionPublished,
 )
 from swarm.rollout.journal.segments import Stored, no_room
-from swarm.types import NodeId, Score
+from swarm.types import NodeId
 
 SCHEMA_VERSION = 2  # Of the tables below, in the database's user_version
 
@@ -46,7 +46,6 @@ BUSY_S = 30.0
 
 KNOWN_NODES = 65_536  # Row numbers of nodes that are remembered
 MAX_ROWS = 256  # In one statement: of 12 columns, a tenth of the parameters that SQLite allows
-UNSCORED = (None, None, None)  # Reward, exactness and parts of a rollout that waits for them
 FINISHES = ("stop", "length", "failed")  # Their places are what the rows hold
 LINEAGE_STEP = struct.Struct("<q")
 LINEAGE_SAMPLE = struct.Struct("<qq16sd")  # Little-endian: number and index of 8 bytes, digest, reward as float64
@@ -196,10 +195,6 @@ class Index:
                 raise no_room(self._path.parent, WAL_PAGES * 4096) from error
             raise
 
-    def lineage(self, step: int) -> bytes:
-        """The digest of all batches before `step`; LookupError if they are not all recorded."""
-        return read_lineage(self.connection, step)
-
     def close(self) -> None:
         self.connection.close()
 
@@ -245,8 +240,17 @@ class Index:
         self._apply_kinds(some, places)
 
     def _apply_kinds(self, entries: Sequence[Entry], stored: Iterator[Stored]) -> None:
-        self._open_groups([e for e in entries if isinstance(e, GroupOpened)])
-        self._lease([e for e in entries if isinstance(e, SamplesLeased)])
+        self.connection.executemany(
+            "INSERT INTO groups(number, incarnation, version, max_staleness) VALUES (?, ?, ?, ?)",
+            [
+                (e.number, e.version.incarnation, e.version.version, e.max_staleness)
+                for e in entries
+                if isinstance(e, GroupOpened)
+            ],
+        )
+        leased = [e for e in entries if isinstance(e, SamplesLeased)]
+        rows = [(e.number, index, self._node(e.node)) for e in leased for index in e.indices]
+        self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
         self._accept([e for e in entries if isinstance(e, RolloutAccepted)], stored)
         self._score([e for e in entries if isinstance(e, RolloutScored)])
         self._drop([e for e in entries if isinstance(e, GroupDropped) and e.number is not None])
@@ -261,20 +265,22 @@ class Index:
                     (entry.max_staleness, entry.publish_every_steps),
                 )
 
-    def _open_groups(self, entries: Sequence[GroupOpened]) -> None:
-        self.connection.executemany(
-            "INSERT INTO groups(number, incarnation, version, max_staleness) VALUES (?, ?, ?, ?)",
-            [(e.number, e.version.incarnation, e.version.version, e.max_staleness) for e in entries],
-        )
-
-    def _lease(self, entries: Sequence[SamplesLeased]) -> None:
-        rows = [(e.number, index, self._node(e.node)) for e in entries for index in e.indices]
-        self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
-
     def _accept(self, entries: Sequence[RolloutAccepted], stored: Iterator[Stored]) -> None:
         rows = [
-            (e.number, r.index, self._node(e.node), r.oldest, r.length, FINISHES.index(r.finish), *UNSCORED, *place)
-            for e, r, place in zip(entries, (entry.rollout for entry in entries), stored, strict=False)
+            (
+                e.number,
+                r.index,
+                self._node(e.node),
+                r.oldest,
+                r.length,
+                FINISHES.index(r.finish),
+                None,
+                None,
+                None,
+                *place,
+            )
+            for e, place in zip(entries, stored, strict=False)
+            for r in [e.rollout]
         ]
         self._many("INSERT INTO rollouts VALUES {}", rows)
 
@@ -287,7 +293,10 @@ class Index:
         )
 
     def _score(self, entries: Sequence[RolloutScored]) -> None:
-        rows = [(e.score.reward, e.score.exact, _parts(e.score), e.number, e.index) for e in entries]
+        rows = [
+            (e.score.reward, e.score.exact, encode(e.score.parts) if e.score.parts else None, e.number, e.index)
+            for e in entries
+        ]
         changed = self._many(
             "UPDATE rollouts SET reward = column1, exact = column2, parts = column3 FROM (VALUES {}) "
             "WHERE rollouts.number = column4 AND rollouts.idx = column5",
@@ -307,7 +316,7 @@ class Index:
 
     def _take(self, taken: BatchTaken) -> None:
         try:
-            before = self.lineage(taken.step)
+            before = read_lineage(self.connection, taken.step)
         except LookupError as error:
             raise Contradiction(f"batch {taken.step} comes before the ones before it") from error
         self._each(
@@ -372,10 +381,6 @@ def read_meta(connection: sqlite3.Connection, name: str) -> int:
     """A number of the table `meta`."""
     row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return msgspec.convert(row, tuple[int])[0]
-
-
-def _parts(score: Score) -> bytes | None:
-    return encode(score.parts) if score.parts else None
 
 
 def read_lineage(connection: sqlite3.Connection, step: int) -> bytes:

@@ -87,10 +87,11 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._retry_s = retry_s
-        if segments_of(directory / SEGMENTS) and not _has_content(directory / DATABASE):
+        database = directory / DATABASE
+        if segments_of(directory / SEGMENTS) and not (database.is_file() and database.stat().st_size):
             # SQLite would take an empty file for a new database, and the run would begin again without a word.
             raise Damaged(directory, DATABASE, "it is empty or not there")
-        self._index = Index(directory / DATABASE, group_size=group_size)
+        self._index = Index(database, group_size=group_size)
         unsynced = [s for s in segments_of(directory / SEGMENTS) if s >= synced_batches(self._index.connection)]
         self._segments = SegmentWriter(directory / SEGMENTS, unsynced=unsynced)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -117,7 +118,8 @@ class Journal:
         if self._writer is not None:
             await asyncio.wait([self._writer])
         self._end(JournalFailed("the journal is closed"))
-        await self._in_thread(self._close)
+        await self._in_thread(self._segments.close)
+        await self._in_thread(self._index.close)
         self._thread.shutdown()
 
     def enqueue(self, entries: Sequence[Entry]) -> None:
@@ -314,14 +316,6 @@ class Journal:
 
     def _reader(self) -> SegmentReader:
         return SegmentReader(self._directory / SEGMENTS)
-
-    def _close(self) -> None:
-        self._segments.close()
-        self._index.close()
-
-
-def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
 
 
 def _payload_bytes(entry: Entry) -> int:

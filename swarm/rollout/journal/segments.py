@@ -143,7 +143,10 @@ class SegmentWriter:
         descriptor = self._descriptor(segment)
         at = self._before[segment] = self._ends[segment]
         self._unsynced.add(segment)
-        _write_at(descriptor, b"".join(parts), at)
+        left, end = memoryview(b"".join(parts)), at
+        while left:
+            written = os.pwrite(descriptor, left, end)
+            left, end = left[written:], end + written
         stored = []
         for part in parts:
             stored.append(Stored(segment, at, len(part), payload_digest(part)))
@@ -208,10 +211,3 @@ class SegmentReader:
             if descriptor is not None:
                 os.close(descriptor)
         self._open.clear()
-
-
-def _write_at(descriptor: int, data: bytes, start: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(descriptor, left, start)
-        left, start = left[written:], start + written
