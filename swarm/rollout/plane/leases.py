@@ -136,10 +136,10 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """What the table knows of one sampler: its rate, the samples that it holds and when each is overdue.
+    """What the table knows of one sampler. `held` says when each of its samples is overdue.
 
-    `tokens_per_s` is how fast one of its samples grows, by its own word; 0 while that is unknown. `most` is how many
-    samples it may hold: few before its first answer, and one after it kept some past their limit.
+    `tokens_per_s` is how fast one of its samples grows, as it says; 0 while that is unknown. `most` is how many samples
+    it may hold: few before its first answer, and one after it kept some past their limit.
     """
 
     heard_at: float
@@ -239,8 +239,7 @@ class LeaseTable:
 
     def room(self, node: NodeId) -> int:
         """How many more samples `node`, which was heard before, may hold."""
-        state = self._nodes[node]
-        return max(0, state.most - len(state.held))
+        return max(0, self._nodes[node].most - len(self._nodes[node].held))
 
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
         """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
@@ -311,15 +310,13 @@ class LeaseTable:
         for group_id, index in [name for name in self.held_by(node) if name not in holding]:
             self.release(node, group_id, index)
 
-    def hear(self, node: NodeId, *, now: float) -> bool:
-        """Note a sign of life. False if the table of nodes is full."""
-        state = self._nodes.get(node)
-        if state is not None:
-            state.heard_at = max(state.heard_at, now)
-            return True
-        if len(self._nodes) >= MAX_NODES:
+    def hear(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> bool:
+        """Note a sign of life, and the node's rate if it says one. False if the table of nodes is full."""
+        if node not in self._nodes and len(self._nodes) >= MAX_NODES:
             return False
-        self._nodes[node] = NodeState(heard_at=now)
+        state = self._nodes.setdefault(node, NodeState(heard_at=now))
+        state.heard_at = max(state.heard_at, now)
+        state.tokens_per_s = tokens_per_s or state.tokens_per_s
         return True
 
     def fail(self, node: NodeId, group: Group, index: int, *, now: float) -> bool:
@@ -330,10 +327,6 @@ class LeaseTable:
         sample.failed_by.add(node)
         self.release(node, group.group_id, index)
         return len(sample.failed_by) >= FAILED_BY or self._all_failed(sample)
-
-    def measured(self, node: NodeId, tokens_per_s: float) -> None:
-        """Note the rate of a node that was heard before."""
-        self._nodes[node].tokens_per_s = tokens_per_s
 
     def forget(self, node: NodeId) -> int:
         """Drop a node and put its samples back to waiting; how many there were."""
@@ -402,7 +395,7 @@ class LeaseTable:
             self._wait(group, 1)
 
     def _wait(self, group: Group, samples: int) -> None:
-        """So many samples of `group` more are waiting."""
+        """Count `samples` more of `group` that wait."""
         group.waiting += samples
         if group.waiting:
             self._unfilled[group.group_id] = group
@@ -410,7 +403,6 @@ class LeaseTable:
             self._unfilled.pop(group.group_id, None)
 
     def _age(self, group: Group, count: int) -> None:
-        """Count `group` in or out under its oldest version, as that is now."""
         if group.purpose != "train":
             return
         self._ages[group.oldest_version] += count

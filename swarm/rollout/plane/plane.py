@@ -40,28 +40,21 @@ from swarm.rollout.plane.effects import (
     LeaseOverdue,
     NodeSilent,
     Refused,
+    ScoreWanted,
 )
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import Group, LeaseTable, Share
 from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
-from swarm.rollout.plane.verdict import (
-    dropped,
-    is_current,
-    malformation,
-    score_wanted,
-    train_id,
-    verdict_on,
-    was_lowered,
-)
-from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
+from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
+from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 
 class Buffer:
-    """Ready groups. Who keeps it bounded: the pacing rule opens at most (S + 1) * B groups that are fresh."""
+    """Ready groups. The pacing rule keeps it bounded: it opens at most (S + 1) * B groups that are fresh."""
 
     def __init__(self, *, batch_groups: int) -> None:
         self._batch_groups = batch_groups
-        self._ready: list[Group] = []
+        self._ready: dict[GroupId, Group] = {}
         self._ages: Counter[int] = Counter()
 
     def __len__(self) -> int:
@@ -69,41 +62,39 @@ class Buffer:
 
     def add(self, group: Group) -> None:
         assert group.complete
-        self._ready.append(group)
+        self._ready[group.group_id] = group
         self._ages[group.oldest_version] += 1
 
     def by_deadline(self, max_staleness: int) -> Counter[int]:
         """How many ready groups there are, by deadline."""
         return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
 
-    def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Remove and return what may not be in batch `next_batch` or any later one."""
-        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
-        stale = [g for g in self._ready if not is_fresh(g.oldest_version, next_batch, max_staleness)]
-        self._keep(fresh)
-        return stale
-
     def count(self, next_batch: int, max_staleness: int) -> int:
         """How many ready groups may be in batch `next_batch`."""
         return sum(count for version, count in self._ages.items() if is_fresh(version, next_batch, max_staleness))
 
+    def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
+        """Remove and return what may not be in batch `next_batch` or any later one."""
+        ready = self._ready.values()
+        return self._remove([g for g in ready if not is_fresh(g.oldest_version, next_batch, max_staleness)])
+
     def first(self, next_batch: int, max_staleness: int) -> list[Group]:
         """The groups that batch `next_batch` would hold: the B fresh ones that are due earliest."""
-        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
+        fresh = [g for g in self._ready.values() if is_fresh(g.oldest_version, next_batch, max_staleness)]
         fresh.sort(key=lambda g: (g.deadline(max_staleness), g.order))
         return fresh[: self._batch_groups]
 
     def take(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Batch `next_batch`: B groups, earliest deadline first, each of which is fresh (I1 is guaranteed here)."""
+        """Remove and return batch `next_batch`: B groups, each of which is fresh (I1 is guaranteed here)."""
         batch = self.first(next_batch, max_staleness)
         assert len(batch) == self._batch_groups
-        taken = {g.group_id for g in batch}
-        self._keep([g for g in self._ready if g.group_id not in taken])
-        return batch
+        return self._remove(batch)
 
-    def _keep(self, groups: list[Group]) -> None:
-        self._ready = groups
-        self._ages = Counter(group.oldest_version for group in groups)
+    def _remove(self, groups: list[Group]) -> list[Group]:
+        for group in groups:
+            del self._ready[group.group_id]
+        self._ages = Counter(group.oldest_version for group in self._ready.values())
+        return groups
 
 
 @dataclass(slots=True, kw_only=True)
@@ -246,8 +237,7 @@ class RolloutPlane:
 
     def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> None:
         """A sign of life from a sampler, and its measured rate."""
-        if self.leased.hear(node, now=now) and tokens_per_s > 0:
-            self.leased.measured(node, tokens_per_s)
+        self.leased.hear(node, now=now, tokens_per_s=tokens_per_s)
 
     def submit(
         self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float, fault: str | None = None
@@ -263,7 +253,10 @@ class RolloutPlane:
             verdict=verdict,
             detail=detail,
             failed=failed,
-            bound_lowered=verdict == "stale" and was_lowered(rollout, group, self.next_batch),
+            bound_lowered=verdict == "stale"
+            and group is not None
+            and rollout.oldest is not None
+            and is_fresh(rollout.oldest, self.next_batch, group.bound),
         )
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
@@ -273,7 +266,7 @@ class RolloutPlane:
         if failed:
             return [judged, *self._failed(node, group, rollout, now=now)]
         self.leased.answer(group, rollout, node)
-        wanted = score_wanted(group, rollout, node)
+        wanted = _score_wanted(group, rollout, node)
         if group.purpose == "eval":
             return [judged, wanted]
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
@@ -449,7 +442,7 @@ class RolloutPlane:
 
     def _open(self, number: int, version: VersionId, bound: int) -> Group:
         return self.leased.open(
-            train_id(number),
+            GroupId(f"t{number}"),
             order=number,
             purpose="train",
             prompt=self._prompts(number),
@@ -466,7 +459,7 @@ class RolloutPlane:
             self.leased.answer(group, found.rollout, found.node)
             group.samples[found.rollout.index].score = found.score
             if found.score is None:
-                wanted.append(score_wanted(group, found.rollout, found.node))
+                wanted.append(_score_wanted(group, found.rollout, found.node))
         self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
 
@@ -520,7 +513,19 @@ class RolloutPlane:
         return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
-        return dropped(group, reason, next_batch=self.next_batch, max_staleness=self.max_staleness)
+        """The record of a group that is in no batch from n on."""
+        if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
+            reason = "bound_lowered"
+        return GroupDropped(
+            number=group.order if group.purpose == "train" else None,
+            group_id=group.group_id,
+            reason=reason,
+            rollouts=group.answered,
+            nodes=group.authors,
+            oldest=group.oldest_version,
+            next_batch=self.next_batch,
+            max_staleness=self.max_staleness,
+        )
 
     def _expire(self) -> list[Effect]:
         """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it and
@@ -534,3 +539,7 @@ class RolloutPlane:
             if spoilt or not group.leased:
                 effects += self._drop(group, "stale")
         return effects
+
+
+def _score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
+    return ScoreWanted(group_id=group.group_id, index=rollout.index, node=node, prompt=group.prompt, rollout=rollout)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 
-from swarm.rollout.journal.entries import GroupDropped
-from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.rules import is_fresh, staleness
-from swarm.types import GroupId, Lease, NodeId, Rollout, Verdict, VersionId
+from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
 
-
-def train_id(number: int) -> GroupId:
-    """The name of the `number`-th group for training."""
-    return GroupId(f"t{number}")
+MIN_LOGPROB = -1e4  # Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do
+LOGPROB_SLACK = 1e-3  # A log-prob may exceed 0 by the rounding of a bf16 softmax
 
 
 def verdict_on(
@@ -57,42 +53,11 @@ def verdict_on(
     return "accepted", ""
 
 
-def was_lowered(rollout: Rollout, group: Group | None, next_batch: int) -> bool:
-    """Whether a stale rollout would be fresh by the bound under which its group was opened."""
-    oldest = rollout.oldest
-    return group is not None and oldest is not None and is_fresh(oldest, next_batch, group.bound)
-
-
-def dropped(group: Group, reason: str, *, next_batch: int, max_staleness: int) -> GroupDropped:
-    """The record of a group that is in no batch from `next_batch` on; stale by a lowered bound alone is so called."""
-    if reason == "stale" and is_fresh(group.oldest_version, next_batch, group.bound):
-        reason = "bound_lowered"
-    return GroupDropped(
-        number=group.order if group.purpose == "train" else None,
-        group_id=group.group_id,
-        reason=reason,
-        rollouts=group.answered,
-        nodes=group.authors,
-        oldest=group.oldest_version,
-        next_batch=next_batch,
-        max_staleness=max_staleness,
-    )
-
-
 def is_current(lease: Lease, rollout: Rollout, group: Group) -> bool:
     """Whether the sample has not failed since this lease was given: an answer that comes twice must not touch the next
     one."""
     sample = group.samples[rollout.index]
     return any(spec.index == rollout.index and spec.attempt == sample.failures for spec in lease.samples)
-
-
-def score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
-    """That the accepted `rollout` of `node` be scored."""
-    return ScoreWanted(group_id=group.group_id, index=rollout.index, node=node, prompt=group.prompt, rollout=rollout)
-
-
-MIN_LOGPROB = -1e4  # Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do
-LOGPROB_SLACK = 1e-3  # A log-prob may exceed 0 by the rounding of a bf16 softmax
 
 
 def malformation(rollout: Rollout, lease: Lease, *, vocab_size: int) -> str:
