@@ -250,7 +250,7 @@ class RolloutService:
                 leases = tuple(self._key.seal(LEASE_CONTEXT, encode(lease)) for lease in answer.leases)
                 return binary(encode(LeaseReply(leases=leases)))
             assert isinstance(answer, Refused)
-            if answer.reason not in ("paced", "standby") or left <= 0:
+            if not answer.may_change or left <= 0:
                 return refuse(answer.reason, answer.retry_after_s, answer.detail)
             await self._chances.wait(seen, left)
         return refuse("paced", self._plane.rules.beat_s)

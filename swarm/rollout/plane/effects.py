@@ -26,11 +26,16 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """No lease now; `detail` tells a person why. The shell may hold the question open until the plane has changed."""
+    """No lease now; `detail` tells a person why."""
 
     reason: Refusal
     retry_after_s: float
     detail: str = ""
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the shell holds the question open and asks again when the plane has changed."""
+        return self.reason in ("paced", "standby")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,18 @@ def is_fresh(version: int, next_batch: int, max_staleness: int) -> bool:
     return staleness(version, next_batch) <= max_staleness
 
 
+def publication_period(every_steps: int, max_staleness: int) -> int:
+    """Learner steps between two publications. With a longer one the learner would wait for ever for rollouts that are
+    fresh enough."""
+    return min(every_steps, max_staleness + 1)
+
+
+def is_for_publication(step: int, newest: int, period: int, last_step: int) -> bool:
+    """Whether version `step` is published. It counts from the newest version, not from 0: after S was raised, and the
+    period with it, the next multiple could be further off than any rollout may be old."""
+    return step - newest >= period or step == last_step
+
+
 def may_open(
     new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, spare: int = 0
 ) -> bool:

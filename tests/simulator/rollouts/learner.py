@@ -34,6 +34,7 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
 )
 from swarm.rollout.plane.plane import RolloutPlane
+from swarm.rollout.plane.rules import is_for_publication, publication_period
 from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Rollout, Score, Verdict, VersionId
 from tests.simulator.network import Reply
@@ -118,7 +119,7 @@ class Learner:
             known = max(held, self._life.installed.get(node, held))
             *records, answer = self._plane.ask(node, known, capacity, said)
             said = None
-            if isinstance(answer, Refused) and answer.reason in ("paced", "standby") and not over:
+            if isinstance(answer, Refused) and answer.may_change and not over:
                 return False
             self._perform(records)
             self._send_answer(node, answer, reply)
@@ -205,7 +206,7 @@ class Learner:
 
         def arrived() -> None:
             if self._plane.open:
-                period = min(self._scenario.publish_every_steps, max_staleness + 1)
+                period = publication_period(self._scenario.publish_every_steps, max_staleness)
                 self._disk.enqueue([BoundSet(max_staleness=max_staleness, publish_every_steps=period)])
                 self._process.once_committed(lambda: apply(period))
 
@@ -249,7 +250,7 @@ class Learner:
         run = self._disk.ledger.run()
         life = self._life = Life(made=self._trainer.step)
         bound = self._scenario.max_staleness if run.bound is None else run.bound.max_staleness
-        life.period = min(self._scenario.publish_every_steps, bound + 1)
+        life.period = publication_period(self._scenario.publish_every_steps, bound)
         self._perform(self._plane.begin(self._new_plane(self._process.life, bound), self._disk.ledger, bound=bound))
         if run.published is not None:
             life.recorded, life.hurry = run.published.version.version, True
@@ -328,10 +329,9 @@ class Learner:
         self.figures.step(ages)
 
     def _publish_if_due(self) -> None:
-        """By the steps since the newest version, so that no change of the period can pass the bound over."""
         life = self._life
-        final = life.made == self._scenario.steps
-        due = life.hurry or final or life.recorded < 0 or life.made - life.recorded >= life.period
+        regular = is_for_publication(life.made, life.recorded, life.period, self._scenario.steps)
+        due = life.hurry or life.recorded < 0 or regular
         if not due or self._trainer.step != life.made or life.made == life.recorded:
             return
         life.hurry, life.recorded = False, life.made

@@ -14,7 +14,15 @@ import pytest
 from swarm.errors import ProtocolError
 from swarm.net.wire import decode, encode
 from swarm.rollout.plane.leases import LeaseTable
-from swarm.rollout.plane.rules import deadline, is_fresh, may_open, may_take, staleness
+from swarm.rollout.plane.rules import (
+    deadline,
+    is_for_publication,
+    is_fresh,
+    may_open,
+    may_take,
+    publication_period,
+    staleness,
+)
 from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, malformation, verdict_on
 from swarm.types import Lease, Rollout, SamplingRules, Span, VersionId
 from tests.builders import ALICE, STOP, VOCAB, failed_rollout, floats, ints, lease, open_group, rollout, v
@@ -297,3 +305,17 @@ def test_stop_strings_are_bounded(stop: tuple[str, ...]) -> None:
     rules = msgspec.structs.replace(lease().rules, stop=stop)
     with pytest.raises(ProtocolError):
         decode(encode(rules), SamplingRules, cap_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(("every", "bound", "period"), [(4, 0, 1), (4, 2, 3), (4, 3, 4), (4, 9, 4)])
+def test_versions_are_published_often_enough_for_the_bound(every: int, bound: int, period: int) -> None:
+    assert publication_period(every, bound) == period
+
+
+@pytest.mark.parametrize(
+    ("step", "newest", "due"), [(4, 2, False), (5, 2, True), (7, 2, True), (9, 8, False), (10, 9, True)]
+)
+def test_a_period_counts_from_the_newest_version_and_the_last_step_is_published(
+    step: int, newest: int, due: bool
+) -> None:
+    assert is_for_publication(step, newest, 3, 10) is due
