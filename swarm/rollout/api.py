@@ -1,12 +1,12 @@
-"""The learner's HTTP face of the rollout plane: performs the plane's effects, holds questions open.
+"""The learner's HTTP face of the rollout plane: it performs the plane's effects and holds questions open.
 
-An order that matters: what an answer rests on is committed to the journal before the answer is sent. So a sampler never
-holds a lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost.
-What is not committed in time is answered 503; handed in again it is a duplicate, of which the sampler hears once the
+The order matters: what an answer rests on is committed to the journal before the answer is sent. So a sampler never
+holds a lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost. An
+answer that is not committed in time is a 503; the sampler then hands in again, and hears of a duplicate once the
 original is committed.
 
-A submission is refused before its body is read where intake.py says so. Small ones are opened on the loop, large ones
-one after another in a thread; so beside the bodies themselves no more than one is unpacked at a time.
+Intake refuses submissions before their bodies are read. Small ones are opened on the event loop, large ones one at a
+time in a thread, so at most one is unpacked in memory.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Recorder(Protocol):
 
 
 class RolloutService:
-    """The plane on an event loop. `sessions` tell who asks, `scorer` computes rewards, `emit(kind, **fields)` writes an
-    event, `watch` is told of samplers, `prompts` are waited for. `absent` were there when a former life ended."""
+    """The plane on an event loop. `sessions` tell who asks, `emit(kind, **fields)` writes an event, `watch` hears of
+    samplers, `prompts` are waited for. `absent` are the samplers of when a former life of the learner ended."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class RolloutService:
         self.finished = False
 
     def open(self, plane: RolloutPlane, scorer: Scorer, journal: Recorder, effects: Sequence[Effect] = ()) -> None:
-        """Start answering from `plane`; before this every sampler is told that the learner is starting. `effects` are
-        those of restoring the plane."""
+        """Start to answer from `plane`; until then samplers hear that the learner is starting. `effects` come from
+        restoring the plane."""
         self._plane = plane
         self._scoring = Scoring(scorer, scored=self._scored)
         self._journal = journal
@@ -143,7 +143,7 @@ class RolloutService:
         self._chances.tell()
 
     async def next_batch(self) -> list[Group]:
-        """The next batch as soon as there is one; once this returns it is on record."""
+        """Wait for the next batch, which is on record when this returns."""
         plane = self._opened
         seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
@@ -158,20 +158,20 @@ class RolloutService:
         return batch
 
     async def set_bound(self, max_staleness: int) -> None:
-        """Another S, from the next batch on."""
+        """Set another S, from the next batch on."""
         self._perform(self._opened.set_bound(max_staleness))
         self._ready.tell()
         self._chances.tell()
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
-        """These wait from now on, and hear why; all others are active."""
+        """Keep these nodes in reserve from now on, and tell them why; all others are active."""
         others = nodes.keys() != self._opened.standby.keys()
         self._opened.set_standby({node: why[:WHY_LENGTH] for node, why in nodes.items()})
         if others:
             self._chances.tell()
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
-        """Held-out prompts answered by samplers that hold `version` or newer."""
+        """Have samplers that hold `version` or a newer one answer held-out prompts, and wait for the scores."""
         self._evaluated = asyncio.get_running_loop().create_future()
         self._opened.evaluate(version, prompts)
         self._chances.tell()
@@ -183,14 +183,14 @@ class RolloutService:
         self._chances.tell()
 
     async def farewell(self, patience_s: float) -> None:
-        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for. One that
-        was there when a former life ended may be in a long pause between two tries."""
+        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for. A sampler
+        from a former life of the learner may be in a long pause between two tries."""
         until = time.monotonic() + (max(patience_s, RETURN_S) if self._absent else patience_s)
         while (self.samplers or self._absent) and (left := until - time.monotonic()) > 0:
             await self._chances.wait(self._chances.count, left)
 
     async def watch_silence(self) -> None:
-        """Take the samples of silent nodes, for ever. Raises what scoring in the background raised."""
+        """Take samples from silent nodes until cancelled. Raises what scoring or recording in the background raised."""
         while (fault := self._broken) is None:
             due = self._plane.deadline() if self._plane else None
             await asyncio.sleep(1.0 if due is None else min(1.0, max(0.05, due - time.monotonic())))
@@ -221,12 +221,12 @@ class RolloutService:
         question = stats.questions
         until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
         holding: set[tuple[str, int]] | None = {(group.group_id, i) for group in ask.holding for i in group.indices}
-        # A node that left, fell silent or asked anew does not hear this answer: leases in it would be lost.
+        # A node that left, fell silent or asked again does not hear this answer: leases in it would be lost.
         while self.samplers.get(node) is stats and stats.questions == question:
             seen = self._chances.count
             left = until - time.monotonic()
             if self._recorder.fault:
-                # No group is opened that cannot be recorded. Nobody tells when that is over.
+                # No group is opened that cannot be recorded. Nothing tells us when that is over, so look again.
                 if left <= 0:
                     break
                 self._plane.beat(node, now=time.monotonic())
@@ -316,7 +316,7 @@ class RolloutService:
         return open_submission(body, self._key.public_bytes, self._opened.rules.vocab_size)
 
     def _judge(self, node: NodeId, opened: Opened) -> list[Judged]:
-        """The verdicts on a submission of `node`, with all that follows from them."""
+        """Judge a submission of `node`, and perform what follows."""
         self._check_sender(node, opened.node)
         self._hear(node)
         plane, now = self._opened, time.monotonic()
@@ -428,9 +428,9 @@ class RolloutService:
         return stats
 
     def _is_ahead(self, version: VersionId) -> bool:
-        """Whether a sampler holds a version of another life of this learner than the one that it sees now: this one
-        has published nothing yet, or has still to learn of that life and go past it. Samplers keep their weights on
-        disk, and a learner restored from a copy may repeat an incarnation, so its number alone says nothing."""
+        """Whether a sampler holds a version of another life of this learner: this life has published nothing yet, or
+        has still to learn of that one and pass it. Samplers keep weights on disk, and a learner restored from a copy
+        may repeat an incarnation, so its number alone says nothing."""
         newest = self._opened.newest
         return newest is None or version > newest
 
@@ -466,16 +466,15 @@ class RolloutService:
 
 
 def refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Response:
-    """No leases, and why."""
     return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s, detail=detail)))
 
 
 def come_back(why: str) -> web.Response:
-    """503: the same is to be sent again in a second."""
+    """503: send the same again in a second."""
     return web.Response(status=503, text=why, headers={"Retry-After": "1"})
 
 
 def too_much(why: Overloaded) -> web.Response:
-    """429: the same is to be sent again after a while."""
+    """429: send the same again after a while."""
     text = f"overloaded: {TEXTS[why.reason]}"
     return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(why.retry_after_s))})

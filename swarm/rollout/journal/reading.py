@@ -1,4 +1,4 @@
-"""What a journal holds, read back. Blocking."""
+"""Reads a journal back. Blocking."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class RolloutRow(NamedTuple):
 
     @property
     def score(self) -> Score | None:
-        """None while the reward is not there."""
         if self.reward is None:
             return None
         parts = {} if self.parts is None else msgspec.msgpack.decode(self.parts, type=Parts)
@@ -64,18 +63,17 @@ class GroupRow(NamedTuple):
 
 
 def count_batches(connection: sqlite3.Connection) -> int:
-    """The batches that are recorded: the number of the next one."""
+    """How many batches are recorded; the next one has this number."""
     (newest,) = connection.execute("SELECT max(step) FROM batches").fetchone()
     return 0 if newest is None else int(newest) + 1
 
 
 def synced_batches(connection: sqlite3.Connection) -> int:
-    """The batches that were recorded when the journal was last synced."""
+    """How many batches were recorded when the journal was last synced."""
     return read_meta(connection, "synced")
 
 
 def group_rows(connection: sqlite3.Connection, where: str, *values: int, order: str = "number") -> Iterator[GroupRow]:
-    """The groups of a condition."""
     rows = connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY {order}", values)
     # Checked: SQLite has no checksums, so a damaged page may hold rows of any types.
     return (msgspec.convert(row, GroupRow) for row in rows)
@@ -98,12 +96,11 @@ def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow
 
 
 def decode_payload(payload: bytes) -> Rollout:
-    """The rollout of a payload whose digest was right."""
     return _ROLLOUT.decode(payload)
 
 
 def read_run(connection: sqlite3.Connection, reader: SegmentReader) -> tuple[RecordedRun, list[tuple[int, int]]]:
-    """Where the run stands, and number and index of the waiting rollouts whose payloads are lost."""
+    """Where the run stands, and the waiting rollouts (number and index) whose payloads are lost."""
     groups: list[RecordedGroup] = []
     lost: list[tuple[int, int]] = []
     for row in list(group_rows(connection, WAITING)):
@@ -151,7 +148,7 @@ def has_whole_batch(connection: sqlite3.Connection, reader: SegmentReader, step:
 def _read_group(
     connection: sqlite3.Connection, row: GroupRow, reader: SegmentReader
 ) -> tuple[RecordedGroup, list[tuple[int, int]]]:
-    """A group, and number and index of those of its rollouts whose payloads are lost."""
+    """A group, and its rollouts (number and index) whose payloads are lost."""
     found, lost = [], []
     for one in rollout_rows(connection, row.number):
         if (payload := reader.payload(one.place)) is None:

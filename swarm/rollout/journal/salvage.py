@@ -1,10 +1,10 @@
-"""What can be read of a damaged journal, as another journal in which everything holds together. Blocking.
+"""Writes what can be read of a damaged journal as another one in which everything holds together. Blocking.
 
-Rows are copied as far as SQLite reaches them from either end of each table. The new journal then ends before the first
-batch that is not whole: a row that is missing or changed (the lineage tells), or, from the checkpoint on that the run
-goes on from, a payload. What came after is as if it had not been, as after a power cut: its groups wait, with those of
-their answers that are there and whose weights can be made again. Versions and leases are not copied, so that the run
-goes on under another incarnation, newer for samplers than all that was lost, and leases its samples again.
+Rows are copied as far as SQLite reaches them from either end of each table. The new journal ends before the first batch
+that lacks a row or has a changed one (the lineage tells), or lacks a payload after the checkpoint that the run
+goes on from. Later batches are undone, as after a power cut: their groups wait, with those answers that are there and
+whose weights can be made again. Versions and leases are not copied, so the run goes on under another incarnation, newer
+for samplers than all that was lost, and leases its samples again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, grou
 from swarm.rollout.journal.segments import SegmentReader, segment_path, segments_of
 from swarm.rollout.journal.verify import Report, check_batch, fate_faults, says_the_same
 
-NO_SEGMENT = -1  # Where the row of a lost payload points: to no file, as if it had been pruned
+NO_SEGMENT = -1  # The row of a lost payload names no file, as if it had been pruned
 
 SPARSE = 1000
-"""Numbers of groups beyond twice those that were read, and so many, are taken for damage: each gap is filled."""
+"""A number of a group beyond twice those that were read, plus this, is taken for damage, since each gap is filled."""
 
 
 TABLES: dict[str, tuple[dict[str, Any], int]] = {
@@ -43,8 +43,7 @@ TABLES: dict[str, tuple[dict[str, Any], int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvaged:
-    """How many batches the new journal holds, the steps of the checkpoints that fit them, and what was lost, in
-    lines."""
+    """Batches that the new journal holds, the steps of the checkpoints that fit them, and lines on what is lost."""
 
     batches: int
     checkpoints: tuple[int, ...]
@@ -60,8 +59,8 @@ def salvage_journal(
     max_staleness: int,
     checkpoints: Sequence[tuple[int, bytes]],
 ) -> Salvaged:
-    """Write a journal to the directory `to`, of what the one in `run_dir` has. `checkpoints`: step and lineage of each
-    whole one. Nothing in `run_dir` is changed."""
+    """Write a journal to the directory `to` from the one in `run_dir`, which stays as it is. `checkpoints`: step and
+    lineage of each whole one."""
     lost = _copy_segments(run_dir / SEGMENTS, to / SEGMENTS)
     with closing(Index(to / DATABASE, group_size=group_size)) as index, SegmentReader(to / SEGMENTS) as reader:
         new = index.connection
@@ -72,7 +71,7 @@ def salvage_journal(
         seen = _look_through(new, reader, Report(groups_per_step, group_size))
         known = [step for step, lineage in checkpoints if step < len(seen.lineages) and seen.lineages[step] == lineage]
         step = max(known, default=0)
-        # Before the checkpoint nothing is trained on again, so payloads may be gone, as those that were pruned are.
+        # Nothing before the checkpoint is trained on again, so its payloads may be gone, as if pruned.
         batches = min((at for at in seen.without_payloads if at >= step), default=len(seen.lineages) - 1)
         lost += _lost_batches(new, batches)
         index.transact(lambda: _cut(new, batches))
@@ -93,7 +92,7 @@ def _copy_segments(source: Path, to: Path) -> list[str]:
 
 @contextmanager
 def _copy_of(path: Path, scratch: Path) -> Iterator[sqlite3.Connection]:
-    """A copy of the database, empty if it is gone: SQLite writes beside one that it reads, and nothing is changed."""
+    """A copy of the database, empty if it is gone: SQLite writes next to a database that it reads."""
     scratch.mkdir()
     for name in (DATABASE, DATABASE + "-wal"):
         if (path / name).is_file():
@@ -104,7 +103,7 @@ def _copy_of(path: Path, scratch: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection) -> list[str]:
-    """Copy what can be read; what was lost, in lines."""
+    """Copy what can be read, and return lines on what was lost."""
     lost: list[str] = []
     for table in TABLES:
         slots = ",".join("?" * len(TABLES[table][0]))
@@ -113,7 +112,7 @@ def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection) -> list[str]:
 
 
 def _readable_rows(old: sqlite3.Connection, table: str, lost: list[str]) -> Iterator[tuple[Any, ...]]:
-    """From the first row as far as SQLite comes, and if that is not to the end, from the last one back."""
+    """Read from the first row as far as SQLite comes, and if that is not the end, from the last row back."""
     columns, keys = TABLES[table]
     kind: Any = tuple[tuple(columns.values())]  # type: ignore[misc]
     odd = 0
@@ -131,12 +130,12 @@ def _readable_rows(old: sqlite3.Connection, table: str, lost: list[str]) -> Iter
         else:
             break
     if odd:
-        lost.append(f"rows of {table} in {DATABASE} that hold what no such row holds: {odd}")
+        lost.append(f"rows of {table} in {DATABASE} with values that no such row has: {odd}")
 
 
 def _mend_rows(new: sqlite3.Connection, group_size: int, max_staleness: int) -> None:
-    """Give every rollout a node and a group, and groups all numbers from 0 on: a group that was lost is as good as one
-    that was opened and not answered."""
+    """Give every rollout a node and a group, and fill gaps in the groups' numbers: a lost group is as good as one that
+    was opened and not answered."""
     (count,) = new.execute("SELECT count(*) FROM groups").fetchone()
     new.execute("DELETE FROM groups WHERE number < 0 OR number > ?", (2 * count + SPARSE,))
     (last,) = new.execute("SELECT coalesce(max(number), -1) FROM groups").fetchone()
@@ -148,13 +147,12 @@ def _mend_rows(new: sqlite3.Connection, group_size: int, max_staleness: int) -> 
         "DELETE FROM rollouts WHERE number NOT IN (SELECT number FROM groups) OR idx NOT BETWEEN 0 AND ?",
         (group_size - 1,),
     )
-    # Whose a rollout is matters to nobody who trains on it.
+    # Training does not depend on a rollout's author.
     new.execute("INSERT OR IGNORE INTO nodes SELECT DISTINCT node, printf('%032x', node) FROM rollouts")
 
 
 class _Seen(NamedTuple):
-    """The lineages of all batches before the first that does not hold together, the empty one first, and those of the
-    batches that lack a payload."""
+    """Lineages up to the first batch that is not whole, the empty one first, and batches without a payload."""
 
     lineages: list[bytes]
     without_payloads: list[int]
@@ -199,7 +197,7 @@ def _cut(new: sqlite3.Connection, batches: int) -> None:
 
 
 def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int, report: Report) -> None:
-    """Have every row that is left say what is true of its payload, and every group have one fate that is true."""
+    """Make every row agree with its payload, and give every group one fate that is true."""
     for group in list(group_rows(new, "TRUE")):
         rollouts = rollout_rows(new, group.number)
         payloads = {one.idx: reader.payload(one.place) for one in rollouts}
@@ -213,7 +211,7 @@ def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int
                 _set_segment(new, group.number, gone)
                 continue
             odd = list(payloads)
-        # It waits: what was drawn with weights that were lost could be in no batch before these are there again.
+        # The group waits. What was drawn with lost weights could be in no batch before these are made again.
         future = [one.idx for one in rollouts if one.oldest > batches or one.oldest < group.version]
         _draw_again(new, group.number, {*gone, *odd, *future}, batches, answered=len(rollouts))
 
@@ -224,7 +222,7 @@ def _set_segment(new: sqlite3.Connection, number: int, gone: Sequence[int]) -> N
 
 
 def _draw_again(new: sqlite3.Connection, number: int, samples: set[int], batches: int, *, answered: int) -> None:
-    """Make a group wait without the answers to `samples`; one without any is opened at the version that comes next."""
+    """Make a group wait without the answers to `samples`; without any it is opened for the next version."""
     new.executemany("DELETE FROM rollouts WHERE number = ? AND idx = ?", [(number, idx) for idx in samples])
     version = "min(version, ?)" if len(samples) < answered else "?"
     new.execute(

@@ -1,9 +1,7 @@
 """Checks a run from its journal alone: I1 and I3 of the design, the lineage, and the payloads that are still there.
 
-Nothing is taken from the program that wrote the rows but their meaning: each property is computed again. The database
-is only read, and may be one whose learner was killed or is at work (then it is seen as of one moment).
-
-What this cannot see: whether a payload file that is not there was pruned or lost, since pruning leaves no trace.
+Each property is computed again from the rows. The database is only read, as of one moment; its learner may be at work,
+or may have been killed. Pruning leaves no trace, so this cannot tell whether a missing payload file was pruned or lost.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ from swarm.rollout.journal.reading import (
 from swarm.rollout.journal.segments import SegmentReader
 from swarm.rollout.plane.rules import is_fresh
 
-MAX_BREACHES = 100  # Lines kept: a run with more is no better understood by them
-STALE_REASONS = ("stale", "bound_lowered")  # Why a group may be dropped that claim something about its age
+MAX_BREACHES = 100  # More lines would not explain a run any better
+STALE_REASONS = ("stale", "bound_lowered")  # Reasons for a drop that claim something about the group's age
 
 
 @dataclass(slots=True)
 class Report:
-    """What was counted, and each breach as one line. `payloads` were read and are right, `pruned` are not there,
-    `damaged` are there and wrong; a damaged one is a breach only in a batch, elsewhere it counts as not accepted."""
+    """Counts, and a line for each breach. `payloads` are right, `pruned` are missing, `damaged` are wrong;
+    a damaged one is a breach only in a batch, elsewhere it counts as not accepted."""
 
     groups_per_step: int
     group_size: int
@@ -99,7 +97,7 @@ def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, report:
 
 
 def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], report: Report) -> Iterator[str]:
-    """What in the rows of one group cannot be true; `report` knows the batches and the size of groups."""
+    """What cannot be true in the rows of one group; `report` knows the batches and the size of groups."""
     if row.step is not None and row.reason is not None:
         yield f"is in batch {row.step} and was dropped as {row.reason} (I3)"
     if (row.step is None) != (row.place is None):
@@ -150,7 +148,6 @@ def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], reader: Segme
 
 
 def says_the_same(row: RolloutRow, payload: bytes) -> bool:
-    """Whether row and payload are of one rollout."""
     try:
         rollout = decode_payload(payload)
     except msgspec.DecodeError:
@@ -160,7 +157,7 @@ def says_the_same(row: RolloutRow, payload: bytes) -> bool:
 
 
 def _check_lineage(connection: sqlite3.Connection, report: Report, checkpoints: Sequence[tuple[int, bytes]]) -> None:
-    """I1 of each batch, and that rows, batches and checkpoints tell one and the same story."""
+    """I1 of each batch, and that rows, batches and checkpoints agree."""
     lineages = [b""]
     batches = connection.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
     for place, (step, bound, recorded) in enumerate(msgspec.convert(batches, list[tuple[int, int, bytes]])):
