@@ -53,6 +53,7 @@ from swarm.rollout.journal.journal import Journal
 from swarm.rollout.plane.effects import ScoreWanted
 from swarm.rollout.plane.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
+from swarm.rollout.plane.rules import publication_period
 from swarm.settings import LeadConfig
 from swarm.tasks.scoring import Completion, RewardPool
 from swarm.types import SamplingRules, Score, Unscored
@@ -310,7 +311,9 @@ class LearnerNode:
         wanted = self._config.max_staleness
         if self._keep_bound and self._recorded.bound is not None:
             wanted = self._recorded.bound.max_staleness
-        bound = BoundSet(max_staleness=wanted, publish_every_steps=min(self._config.publish_every_steps, wanted + 1))
+        bound = BoundSet(
+            max_staleness=wanted, publish_every_steps=publication_period(self._config.publish_every_steps, wanted)
+        )
         await self._journal.write([bound])
         if (was := self._recorded.bound) is not None and was.max_staleness != wanted:
             self._log.event("bound_set", was=was.max_staleness, step=self._training.step, **asdict(bound))

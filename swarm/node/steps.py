@@ -26,7 +26,7 @@ from swarm.rollout.journal.journal import Journal
 from swarm.rollout.plane.effects import Evaluated
 from swarm.rollout.plane.heldout import held_out_figures
 from swarm.rollout.plane.leases import Group
-from swarm.rollout.plane.rules import staleness
+from swarm.rollout.plane.rules import is_for_publication, publication_period, staleness
 from swarm.settings import LeadConfig
 from swarm.types import Prompt
 
@@ -200,8 +200,7 @@ class Steps:
         if not 0 <= max_staleness <= MAX_BOUND:
             raise UserError(f"max-staleness {max_staleness} is not from 0 to {MAX_BOUND}")
         before = self.bound.max_staleness
-        # S below the period - 1 would wait for ever for rollouts fresh enough.
-        period = min(self._config.publish_every_steps, max_staleness + 1)
+        period = publication_period(self._config.publish_every_steps, max_staleness)
         bound = BoundSet(max_staleness=max_staleness, publish_every_steps=period)
         await self._journal.write([bound])
         # From here on all of it at once: who asked may give up at any await.
@@ -306,11 +305,8 @@ class Steps:
     # -- after a step ----------------------------------------------------------------------------------------
 
     def _is_for_publication(self) -> bool:
-        # Counted from the newest version, not from 0: after S was raised, and the period with it, the next multiple
-        # could be further off than any rollout may be old.
-        since = self.step - self._publication.newest.version
-        regular = since >= self.bound.publish_every_steps or self.step == self._config.steps
-        return regular or self._publication.due.is_set()
+        newest, period = self._publication.newest.version, self.bound.publish_every_steps
+        return is_for_publication(self.step, newest, period, self._config.steps) or self._publication.due.is_set()
 
     async def _begin_publication(self) -> asyncio.Task[None]:
         await self._training.stage()

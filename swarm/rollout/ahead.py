@@ -1,9 +1,7 @@
-"""Training prompts made ahead, in a thread: one may take a second to make, and a batch of them must not keep the event
-loop from beats and chunks.
+"""Training prompts are made ahead in a thread: one may take a second, and a batch must not block the event loop.
 
-Groups are opened in the order of their numbers (rollout/plane/plane.py), so what is made ahead are the next numbers. A
-question is answered once the prompts that its answer may open are there (`has`); so what is leased does not depend on
-how fast they are made.
+Groups are opened in the order of their numbers, so the next numbers are made ahead. A question for leases is answered
+once the prompts that its answer may open are made (`has`); so what is leased does not depend on how fast they are made.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from swarm.process import in_thread
 from swarm.rollout.changes import Changes
 from swarm.types import Prompt
 
-AT_ONCE_S = 0.1  # Prompts that are made in one go: some thousands of most tasks, one of a slow one
+AT_ONCE_S = 0.1  # Time for prompts in one call of the thread: thousands of most tasks, one of a slow task
 
 
 class PromptsAhead:
-    """`make(number)` in a thread, up to `most` numbers ahead of the next that is asked for, which is `first`."""
+    """Calls `make(number)` in a thread, up to `most` numbers ahead. The first number that is asked for is `first`."""
 
     def __init__(self, make: Callable[[int], Prompt], *, first: int, most: int) -> None:
         self._make = make
@@ -35,12 +33,12 @@ class PromptsAhead:
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
-        """From now on prompts can be made."""
+        """Let `run` begin."""
         self._begun.set()
 
     def __call__(self, number: int) -> Prompt:
-        """Training prompt `number`. Blocks for a former one, which any thread may ask for, and for one that was not
-        waited for."""
+        """Training prompt `number`: the next one, or a former one, which any thread may ask for. Blocks while it is
+        made, if it was not made ahead."""
         if number < self._next:
             return self._one(number)
         assert number == self._next
@@ -50,15 +48,15 @@ class PromptsAhead:
         return prompt
 
     def has(self, count: int) -> bool:
-        """Whether the next `count` prompts are made, or `most`."""
+        """Whether the next `count` prompts are made, or as many as are made ahead."""
         return len(self._made) >= min(count, self._most)
 
     async def wait(self, timeout_s: float) -> None:
-        """Until some more are made, or for so long."""
+        """Return when more are made, or after `timeout_s`."""
         await self._changes.wait(self._changes.count, timeout_s)
 
     async def run(self) -> None:
-        """Make prompts, for ever. Raises what making one raises."""
+        """Make prompts until cancelled. Raises what `make` raises."""
         await self._begun.wait()
         while True:
             seen = self._changes.count
@@ -67,7 +65,7 @@ class PromptsAhead:
                 continue
             begin = self._next + len(self._made)
             made = await in_thread(partial(self._some, begin, room))
-            # Some may have been made by who could not wait.
+            # Callers that did not wait may have made some of these meanwhile.
             self._made.extend(made[self._next + len(self._made) - begin :])
             self._changes.tell()
 
@@ -79,6 +77,6 @@ class PromptsAhead:
         return made
 
     def _one(self, number: int) -> Prompt:
-        # A task need not bear two calls at a time.
+        # A task may not stand two calls at a time.
         with self._lock:
             return self._make(number)

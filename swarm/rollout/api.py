@@ -1,12 +1,12 @@
-"""The learner's HTTP face of the rollout plane: performs the plane's effects, holds questions open.
+"""The learner's HTTP face of the rollout plane: it performs the plane's effects and holds questions open.
 
-An order that matters: what an answer rests on is committed to the journal before the answer is sent. So a sampler never
-holds a lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost.
-What is not committed in time is answered 503; handed in again it is a duplicate, of which the sampler hears once the
+The order matters: what an answer rests on is committed to the journal before the answer is sent. So a sampler never
+holds a lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost. An
+answer that is not committed in time is a 503; the sampler then hands in again, and hears of a duplicate once the
 original is committed.
 
-A submission is refused before its body is read where intake.py says so. Small ones are opened on the loop, large ones
-one after another in a thread; so beside the bodies themselves no more than one is unpacked at a time.
+Intake refuses submissions before their bodies are read. Small ones are opened on the event loop, large ones one at a
+time in a thread, so at most one is unpacked in memory.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
+from swarm.errors import EchoError
 from swarm.net.client import Crowded, Forbidden, binary, read_signed
-from swarm.net.sessions import AUTH_HEADER, Claim, ServerSessions
+from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
 from swarm.rollout.intake import TEXTS, Intake, IntakeLimits, Opened, Overloaded, is_small, open_submission
-from swarm.rollout.journal.entries import GroupDropped
+from swarm.rollout.journal.entries import Entry, GroupDropped
 from swarm.rollout.messages import (
     LEASE_CONTEXT,
     WHY_LENGTH,
@@ -40,7 +41,6 @@ from swarm.rollout.messages import (
     SubmissionReply,
 )
 from swarm.rollout.plane.effects import (
-    RECORDS,
     Effect,
     Evaluated,
     GenerationFailed,
@@ -54,27 +54,42 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.leases import MAX_NODES, Group
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
-from swarm.rollout.recording import COMMIT_S, FAULT_CHECK_S, Recorder, Recording
 from swarm.rollout.scoring import RewardFailures, Scorer, Scoring
 from swarm.rollout.tally import SamplerStats, SamplerWatch, Tally, tell_accepted
-from swarm.types import Lease, NodeId, Prompt, RewardFailure, Score, Unscored, VersionId
+from swarm.types import NodeId, Prompt, RewardFailure, Score, Unscored, VersionId
 
 MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
 
-Emit = Callable[..., None]
+COMMIT_S = 8.0
+"""How long an answer waits for the journal. With the time that a body may take to come (http.BODY_LIMITS) it is less
+than the time limit of the sampler's call (client.CALL_S), so that the sampler hears why."""
+
+FAULT_CHECK_S = 1.0  # Between two looks whether the journal can write again: as often as it tries
+
+
+class Recorder(Protocol):
+    """Where records go (journal.Journal). `fault` says why nothing can be written at the moment; `pending_bytes` of
+    payloads wait to be written."""
+
+    fault: str
+    pending_bytes: int
+
+    async def write(self, entries: Sequence[Entry]) -> None: ...
+
+    def enqueue(self, entries: Sequence[Entry]) -> None: ...
 
 
 class RolloutService:
-    """The plane on an event loop. `sessions` tell who asks, `scorer` computes rewards, `emit(kind, **fields)` writes an
-    event, `watch` is told of samplers, `prompts` are waited for. `absent` were there when a former life ended."""
+    """The plane on an event loop. `sessions` tell who asks, `emit(kind, **fields)` writes an event, `watch` hears of
+    samplers, `prompts` are waited for. `absent` are the samplers of when a former life of the learner ended."""
 
     def __init__(
         self,
         *,
         key: SigningKey,
         sessions: ServerSessions,
-        emit: Emit,
+        emit: Callable[..., None],
         watch: SamplerWatch | None = None,
         prompts: PromptsAhead | None = None,
         limits: IntakeLimits | None = None,
@@ -90,7 +105,8 @@ class RolloutService:
         self._plane: RolloutPlane | None = None
         self._scoring: Scoring | None = None
         self.failures = RewardFailures(emit, reward_failure)
-        self._records: Recording | None = None
+        self._journal: Recorder | None = None
+        self._journal_error: EchoError | None = None
         self._intake = Intake(limits)
         self._commit_s = commit_s
         self._unpacking = asyncio.Lock()
@@ -102,11 +118,11 @@ class RolloutService:
         self.finished = False
 
     def open(self, plane: RolloutPlane, scorer: Scorer, journal: Recorder, effects: Sequence[Effect] = ()) -> None:
-        """Start answering from `plane`; before this every sampler is told that the learner is starting. `effects` are
-        those of restoring the plane."""
+        """Start to answer from `plane`; until then samplers hear that the learner is starting. `effects` come from
+        restoring the plane."""
         self._plane = plane
         self._scoring = Scoring(scorer, scored=self._scored)
-        self._records = Recording(journal, commit_s=self._commit_s)
+        self._journal = journal
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
@@ -127,7 +143,7 @@ class RolloutService:
         self._chances.tell()
 
     async def next_batch(self) -> list[Group]:
-        """The next batch as soon as there is one; once this returns it is on record."""
+        """Wait for the next batch, which is on record when this returns."""
         plane = self._opened
         seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
@@ -137,25 +153,25 @@ class RolloutService:
         batch, effects = plane.take()
         self._perform(effects)
         # A full disk keeps the trainer waiting for as long as it is full.
-        await self._recording.committed()
+        await self._recorder.write(())
         self._chances.tell()
         return batch
 
     async def set_bound(self, max_staleness: int) -> None:
-        """Another S, from the next batch on."""
+        """Set another S, from the next batch on."""
         self._perform(self._opened.set_bound(max_staleness))
         self._ready.tell()
         self._chances.tell()
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
-        """These wait from now on, and hear why; all others are active."""
+        """Keep these nodes in reserve from now on, and tell them why; all others are active."""
         others = nodes.keys() != self._opened.standby.keys()
         self._opened.set_standby({node: why[:WHY_LENGTH] for node, why in nodes.items()})
         if others:
             self._chances.tell()
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
-        """Held-out prompts answered by samplers that hold `version` or newer."""
+        """Have samplers that hold `version` or a newer one answer held-out prompts, and wait for the scores."""
         self._evaluated = asyncio.get_running_loop().create_future()
         self._opened.evaluate(version, prompts)
         self._chances.tell()
@@ -167,14 +183,14 @@ class RolloutService:
         self._chances.tell()
 
     async def farewell(self, patience_s: float) -> None:
-        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for. One that
-        was there when a former life ended may be in a long pause between two tries."""
+        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for. A sampler
+        from a former life of the learner may be in a long pause between two tries."""
         until = time.monotonic() + (max(patience_s, RETURN_S) if self._absent else patience_s)
         while (self.samplers or self._absent) and (left := until - time.monotonic()) > 0:
             await self._chances.wait(self._chances.count, left)
 
     async def watch_silence(self) -> None:
-        """Take the samples of silent nodes, for ever. Raises what scoring in the background raised."""
+        """Take samples from silent nodes until cancelled. Raises what scoring or recording in the background raised."""
         while (fault := self._broken) is None:
             due = self._plane.deadline() if self._plane else None
             await asyncio.sleep(1.0 if due is None else min(1.0, max(0.05, due - time.monotonic())))
@@ -205,12 +221,12 @@ class RolloutService:
         question = stats.questions
         until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
         holding: set[tuple[str, int]] | None = {(group.group_id, i) for group in ask.holding for i in group.indices}
-        # A node that left, fell silent or asked anew does not hear this answer: leases in it would be lost.
+        # A node that left, fell silent or asked again does not hear this answer: leases in it would be lost.
         while self.samplers.get(node) is stats and stats.questions == question:
             seen = self._chances.count
             left = until - time.monotonic()
-            if self._recording.fault:
-                # No group is opened that cannot be recorded. Nobody tells when that is over.
+            if self._recorder.fault:
+                # No group is opened that cannot be recorded. Nothing tells us when that is over, so look again.
                 if left <= 0:
                     break
                 self._plane.beat(node, now=time.monotonic())
@@ -229,11 +245,12 @@ class RolloutService:
             holding = None
             self._perform(records)
             if isinstance(answer, Granted):
-                if not await self._recording.committed_soon():
+                if not await self._committed_soon():
                     return come_back(SLOW_COMMIT)
-                return binary(encode(LeaseReply(leases=tuple(self._seal(lease) for lease in answer.leases))))
+                leases = tuple(self._key.seal(LEASE_CONTEXT, encode(lease)) for lease in answer.leases)
+                return binary(encode(LeaseReply(leases=leases)))
             assert isinstance(answer, Refused)
-            if answer.reason not in ("paced", "standby") or left <= 0:
+            if not answer.may_change or left <= 0:
                 return refuse(answer.reason, answer.retry_after_s, answer.detail)
             await self._chances.wait(seen, left)
         return refuse("paced", self._plane.rules.beat_s)
@@ -263,28 +280,25 @@ class RolloutService:
         if self._plane is None or self._plane.newest is None:
             # Without a version the verdict would be that nobody can have this lease.
             return come_back("the learner is starting")
-        if self._recording.fault:
-            return come_back(self._recording.fault)
+        if self._recorder.fault:
+            return come_back(self._recorder.fault)
         claim = self._sessions.check_header(request.headers.get(AUTH_HEADER), now=time.monotonic())
         body = self._intake.admit(
             claim,
             request.content_length,
-            holds=self._plane.leased.holds_any(claim.node),
-            journal_bytes=self._recording.pending_bytes,
+            holds=bool(self._plane.leased.held_by(claim.node)),
+            journal_bytes=self._recorder.pending_bytes,
             now=time.monotonic(),
         )
         if isinstance(body, Overloaded):
-            return await self._put_off(claim, body)
+            self.tally.overloaded(claim.node)
+            # A sender that does not heed Retry-After is slowed down to what costs us little.
+            await asyncio.sleep(body.hold_s)
+            return too_much(body)
         try:
             return await self._take_in(request)
         finally:
             self._intake.done(body)
-
-    async def _put_off(self, claim: Claim, why: Overloaded) -> web.Response:
-        """Refuse a submission unread. Who does not heed Retry-After is slowed down to what costs us little."""
-        self.tally.overloaded(claim.node)
-        await asyncio.sleep(why.hold_s)
-        return too_much(why)
 
     async def _take_in(self, request: web.Request) -> web.Response:
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
@@ -293,7 +307,7 @@ class RolloutService:
         else:
             async with self._unpacking:
                 judged = self._judge(node, await asyncio.to_thread(self._open, body))
-        if not await self._recording.committed_soon():
+        if not await self._committed_soon():
             return come_back(SLOW_COMMIT)
         verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
         return binary(encode(SubmissionReply(verdicts=verdicts)))
@@ -302,7 +316,7 @@ class RolloutService:
         return open_submission(body, self._key.public_bytes, self._opened.rules.vocab_size)
 
     def _judge(self, node: NodeId, opened: Opened) -> list[Judged]:
-        """The verdicts on a submission of `node`, with all that follows from them."""
+        """Judge a submission of `node`, and perform what follows."""
         self._check_sender(node, opened.node)
         self._hear(node)
         plane, now = self._opened, time.monotonic()
@@ -310,7 +324,7 @@ class RolloutService:
         verdicts: list[Judged] = []
         useless = 0
         for one in opened.claimed:
-            leased = plane.leased.holds(node, one.rollout.group_id, one.rollout.index)
+            leased = (one.rollout.group_id, one.rollout.index) in plane.leased.held_by(node)
             judged, *more = plane.submit(node, one.lease, one.rollout, now=now, fault=one.fault)
             assert isinstance(judged, Judged)
             useless += not leased and judged.verdict != "accepted"
@@ -341,9 +355,6 @@ class RolloutService:
             self._sessions.refused["other_node"] += 1
             raise Forbidden(f"this is signed by node {node} and speaks for {named[:64]}")
 
-    def _seal(self, lease: Lease) -> bytes:
-        return self._key.seal(LEASE_CONTEXT, encode(lease))
-
     def _perform(self, effects: Sequence[Effect]) -> None:
         wanted: list[ScoreWanted] = []
         records: list[Record] = []
@@ -369,15 +380,22 @@ class RolloutService:
                 case Evaluated():
                     if self._evaluated is not None and not self._evaluated.done():
                         self._evaluated.set_result(effect)
-                case _ if isinstance(effect, RECORDS):
+                case _ if isinstance(effect, Record):
                     records.append(effect)
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
         judged = [effect for effect in effects if isinstance(effect, Judged)]
         self.tally.judged(judged, now=time.monotonic())
-        self._tell_malformed([one for one in judged if one.verdict == "malformed"])
+        if malformed := [one for one in judged if one.verdict == "malformed"]:
+            # One event a submission: its sender decides how many rollouts it has.
+            first = malformed[0]
+            self._emit("rollouts_malformed", node=first.node, rollouts=len(malformed), first=first.detail)
         if records:
-            self._recording.enqueue(records)
+            try:
+                self._recorder.enqueue(records)
+            except EchoError as error:
+                self._journal_error = error
+                raise
             tell_accepted(self._watch, records)
         if wanted:
             assert self._scoring is not None
@@ -385,12 +403,6 @@ class RolloutService:
         if self._opened.leased.chances != self._told:
             self._told = self._opened.leased.chances
             self._chances.tell()
-
-    def _tell_malformed(self, judged: list[Judged]) -> None:
-        """One event a submission: its sender decides how many rollouts it has."""
-        if judged:
-            first = judged[0]
-            self._emit("rollouts_malformed", node=first.node, rollouts=len(judged), first=first.detail)
 
     def _scored(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored]) -> None:
         effects: list[Effect] = []
@@ -416,9 +428,9 @@ class RolloutService:
         return stats
 
     def _is_ahead(self, version: VersionId) -> bool:
-        """Whether a sampler holds a version of another life of this learner than the one that it sees now: this one
-        has published nothing yet, or has still to learn of that life and go past it. Samplers keep their weights on
-        disk, and a learner restored from a copy may repeat an incarnation, so its number alone says nothing."""
+        """Whether a sampler holds a version of another life of this learner: this life has published nothing yet, or
+        has still to learn of that one and pass it. Samplers keep weights on disk, and a learner restored from a copy
+        may repeat an incarnation, so its number alone says nothing."""
         newest = self._opened.newest
         return newest is None or version > newest
 
@@ -428,8 +440,7 @@ class RolloutService:
 
     @property
     def _broken(self) -> BaseException | None:
-        fault = self._scoring.fault if self._scoring else None
-        return fault or (self._records.broken if self._records else None)
+        return (self._scoring and self._scoring.fault) or self._journal_error
 
     @property
     def _opened(self) -> RolloutPlane:
@@ -437,22 +448,33 @@ class RolloutService:
         return self._plane
 
     @property
-    def _recording(self) -> Recording:
-        assert self._records is not None
-        return self._records
+    def _recorder(self) -> Recorder:
+        assert self._journal is not None
+        return self._journal
+
+    async def _committed_soon(self) -> bool:
+        """Whether everything so far is committed while the sampler still waits for its answer."""
+        try:
+            async with asyncio.timeout(self._commit_s):
+                await self._recorder.write(())
+        except TimeoutError:
+            return False
+        except EchoError as error:
+            self._journal_error = error
+            return False
+        return True
 
 
 def refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Response:
-    """No leases, and why."""
     return binary(encode(LeaseReply(refusal=reason, retry_after_s=retry_after_s, detail=detail)))
 
 
 def come_back(why: str) -> web.Response:
-    """503: the same is to be sent again in a second."""
+    """503: send the same again in a second."""
     return web.Response(status=503, text=why, headers={"Retry-After": "1"})
 
 
 def too_much(why: Overloaded) -> web.Response:
-    """429: the same is to be sent again after a while."""
+    """429: send the same again after a while."""
     text = f"overloaded: {TEXTS[why.reason]}"
     return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(why.retry_after_s))})

@@ -1,4 +1,4 @@
-"""A sampler's calls to the learner: ask for leases, beat, submit, hand back."""
+"""A sampler's calls to the learner: it asks for leases, beats, hands in rollouts and hands back samples."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SUBMIT_PATH = "/v1/rollouts"
 CALL_S = 30.0  # Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s
 
 PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES
-"""Unpacked size of one submission: whatever it compresses to, it is no bomb, and it fits the body's cap."""
+"""Unpacked size of one submission: it fits the body's cap, and is no bomb however well it compresses."""
 
 ROLLOUT_OVERHEAD_BYTES = 400  # What a rollout takes besides its tokens: ids, a few spans, a reason
 
 SLOW_PAUSE_S = 3.0
-"""Pause after a submission that came too slowly: what held it up (weights that are relayed, lost segments) may pass.
-With the 2 s and more that the learner waited, a dead line costs it a dozen tries a minute."""
+"""Pause after a submission that was too slow: what held it up (weights under way, lost packets) may pass. With the 2 s
+and more that the learner waits, a dead line costs it a dozen tries a minute."""
 
 VERDICTS_BYTES = 1024 * 1024  # 4,096 verdicts with a line each
 SampleName = tuple[str, int]  # Group id and index of one sample
@@ -148,9 +148,9 @@ class RolloutClient:
     ) -> list[RolloutVerdict]:
         """Hand in rollouts. Idempotent: what was accepted before is answered as a duplicate.
 
-        What a slow line does not carry is sent again in smaller portions, down to one rollout, until it gets through.
-        `on_refused` hears how many rollouts a portion had that the learner does not take, and why; the others are
-        handed in all the same. Without it the first refusal is raised.
+        What a slow line does not carry is sent again in smaller portions, down to one rollout. `on_refused` hears the
+        number of rollouts in a portion that the learner refuses, and why; the others are handed in all the same.
+        Without it the first refusal is raised.
         """
         verdicts: list[RolloutVerdict] = []
         waiting = deque(portions(answers, self._portion_bytes))
@@ -169,12 +169,12 @@ class RolloutClient:
                 on_refused(sum(len(answer.rollouts) for answer in waiting[0]), fault)
             waiting.popleft()
         if not slow:
-            # By a quarter: a line that stays slow is tried with too much once in four batches, not at every one.
+            # Grow by a quarter: a line that stays slow is overtaxed once in four batches, not at every one.
             self._portion_bytes = min(PORTION_BYTES, self._portion_bytes * 5 // 4)
         return verdicts
 
     async def _send_less(self, portion: Sequence[Answer], why: SlowLine) -> None:
-        """Half of `portion` from now on."""
+        """Send half the size of `portion` from now on."""
         if self._portion_bytes == PORTION_BYTES:
             self._say(f"{why}; rollouts are sent again, fewer at once")
         self._portion_bytes = sum(_size_bytes(answer.lease, one) for answer in portion for one in answer.rollouts) // 2
@@ -192,7 +192,7 @@ class RolloutClient:
         await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
 
     def open_lease(self, token: bytes) -> SealedLease:
-        """A lease of this learner for this node, whose time runs from now; ProtocolError if it is another one's."""
+        """A lease of this learner for this node, whose time starts now; ProtocolError if it is of or for another."""
         body = unseal(LEASE_CONTEXT, token, self._learner_key, cap_bytes=LEASE_TOKEN_BYTES)
         lease = decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
         if lease.node != self._node:
@@ -201,7 +201,7 @@ class RolloutClient:
 
 
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
-    """Sample names, short: the group's id once, and the indices."""
+    """The names with each group's id only once."""
     return tuple(
         HeldSamples(group_id=group_id, indices=tuple(index for _, index in names))
         for group_id, names in groupby(sorted(samples), key=lambda name: name[0])

@@ -1,24 +1,22 @@
-"""Which submissions are let in, from their headers alone, before a body is read; and rollouts from a body that was.
+"""Decides from the headers alone which submissions are read, and opens the bodies of those.
 
 Theory of operation. A submission is *in hand* from its admission until it is answered; its body counts with the size
 that its headers state. Over a bound it is refused unread, with the seconds after which to come back:
 
-    journal     too much waits to be written: nobody's rollouts can be acknowledged for a while
-    bodies      too many, or too many bytes, are in hand: in all, or of senders that hold no lease
+    journal     too much waits to be written, so no rollouts can be acknowledged for a while
+    bodies      too many submissions or bytes are in hand, in total or of senders that hold no lease
     own_bodies  this session has two in hand: samplers hand in one after another, and a retry may overtake one
-    useless     this node has handed in too much that nobody asked it for
+    useless     this node has handed in too much that it was not asked for
 
-A flood is paid for by its sender. A rollout is useful if it was accepted, or if its sample was leased to its sender
-when it came (stale, failed and malformed ones included: the lease is then over). Every other one, a duplicate or an
-invention, is paid from the node's own purse: `spare_rollouts`, filled again by `spare_per_s`. The sizes of bodies are
-not known in advance, so one submission may overdraw a purse; until it is filled again, nothing more is taken from its
-node. What a node can do beyond its leases costs the learner a known share of a core.
+A flood is paid for by its sender. A rollout is useful if it is accepted, or if its sample was leased to its sender when
+it came, even if it is stale, failed or malformed (the lease then ends). Every other rollout is paid from the node's own
+purse of `spare_rollouts`, which refills by `spare_per_s`. One submission may overdraw it, since bodies are opened late;
+until it has refilled, nothing more is taken from that node. So a node beyond its leases costs a known share of a core.
 
-No node can throttle another. A purse is charged only for bytes that a node's signature was checked over. Bodies in hand
-are counted by session, whose id the server told to its node alone; over plain HTTP anybody on the line sees it too, and
-could as well cut the line. A session opened with a recorded OpenSession cannot prove itself: like nodes that hold no
-lease (keys cost nothing, leases do), all such sessions share a quarter of the places. So nodes that work always find
-the rest.
+No node can throttle another. A purse is charged only for bytes under the node's checked signature. Bodies in hand are
+counted by session, whose id only its node was told; over plain HTTP others on the line see it, but they could as well
+cut the line. Sessions opened with a recorded OpenSession cannot prove themselves: they and nodes without a lease (keys
+cost nothing, leases do) share a quarter of the places, so nodes at work always find the rest.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ from swarm.rollout.plane.verdict import malformation
 from swarm.types import Lease, NodeId, Rollout
 
 INLINE_BYTES = 256 * 1024
-"""Unpacked, up to this a submission is opened on the event loop: 50 rollouts of 512 tokens, 3 ms. Handing it to a
-thread and back takes 0.3 ms of a busy core; larger ones would hold the loop up for longer than that."""
+"""Largest unpacked size of a submission that is opened on the event loop: 50 rollouts of 512 tokens, in 3 ms. A thread
+takes 0.3 ms of a busy core for the way there and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +65,17 @@ class Opened:
 
 
 def is_small(body: bytes) -> bool:
-    """Whether opening it takes no time worth a thread. ProtocolError if it is no body at all."""
+    """Whether it is opened without a thread. ProtocolError if it states no size."""
     return stated_size(body) <= INLINE_BYTES
 
 
 def open_submission(body: bytes, learner_key: bytes, vocab_size: int) -> Opened:
-    """Unpack, decode and check all that needs no knowledge of the run. ProtocolError if it is no submission."""
+    """Unpack, decode and check what can be checked without knowing the run. ProtocolError if it is no submission."""
     content = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
     submission = decode(content, Submission, cap_bytes=ROLLOUT_UNPACKED_BYTES)
     if sum(len(item.rollouts) for item in submission.items) > MAX_SUBMITTED:
         raise TooLarge(f"a submission of more than {MAX_SUBMITTED} rollouts")
-    # A lease that is named again is not checked again: that takes ten times as long as judging a rollout.
+    # Each lease is checked once: that takes ten times as long as judging a rollout.
     leases = {token: open_lease(token, learner_key) for token in {item.lease for item in submission.items}}
     claimed = tuple(
         Claimed(
@@ -105,39 +103,38 @@ class IntakeLimits:
     """The bounds, each with its reason."""
 
     bodies: int = 256
-    """In hand at once. At 200 submissions a second that is more than a second of work: whoever comes then had better
-    come back than wait."""
+    """In hand at once. At 200 submissions a second this is more than a second of work: a later one had better come
+    back than wait."""
 
     body_bytes: int = 8 * ROLLOUT_BODY_BYTES
     """In hand at once: eight of the largest, or all 256 of groups of 50 rollouts."""
 
-    guest_share: float = 0.25  # Of both, for those who hold no lease: samplers back from an outage, and whoever else
+    guest_share: float = 0.25  # Of both, for nodes that hold no lease, such as samplers back from an outage
 
     bodies_of_session: int = 2
     """A sampler hands in one after another. The second is for a retry that comes before we know that its connection
     is lost."""
 
     spare_rollouts: int = 2048
-    """Rollouts that a node may hand in for nothing: what was under way when its line broke, and once more; each may be
-    1,024."""
+    """Rollouts that a node may hand in unasked: twice what may have been under way when its line broke, 1,024."""
 
     spare_per_s: float = 32.0
-    """And each second after that: such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core."""
+    """Such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core."""
 
     journal_bytes: int = 64 * 1024 * 1024
-    """Payloads that wait for the journal: a second of a slow disk, and no more memory than that."""
+    """Payloads that wait for the journal: a second of a slow disk, in memory."""
 
-    retry_after_s: float = 1.0  # When the learner is full it works off what it has in about that time
-    most_retry_after_s: float = 60.0  # A purse may be far overdrawn, but whoever comes too early is refused again
+    retry_after_s: float = 1.0  # A full learner works off what it has in about this time
+    most_retry_after_s: float = 60.0  # A purse may be far overdrawn, but a node that comes too early is refused again
 
     hold_s: float = 1.0
-    """How long the answer to one who is refused for what it does itself is held back: it was to wait as long anyway.
-    With its eight connections a node that does not heed Retry-After comes eight times a second, at 0.5 ms each."""
+    """How long a refusal for the node's own doing is held back; it has to wait that long anyway. With its eight
+    connections a node that ignores Retry-After then comes eight times a second, at 0.5 ms each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A submission in hand: whose session, how large, and whether by one that holds no lease."""
+    """A submission in hand. `guest`: its sender holds no lease, or its session is not proven."""
 
     session: bytes
     nbytes: int
@@ -146,7 +143,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overloaded:
-    """Say so after `hold_s`: come back after `retry_after_s`."""
+    """A refusal, to be sent after `hold_s`."""
 
     reason: Reason
     retry_after_s: float
@@ -159,11 +156,11 @@ TEXTS: Mapping[Reason, str] = {
     "own_bodies": "you have two submissions under way: hand them in one after another",
     "useless": "you hand in far more than you were leased",
 }
-"""For the person at the sampler."""
+"""What the person at the sampler reads."""
 
 
 class Intake:
-    """Admits submissions. `refused` counts by reason. `now` is monotonic seconds."""
+    """Admits submissions. `now` is monotonic seconds."""
 
     def __init__(self, limits: IntakeLimits | None = None) -> None:
         self._limits = limits or IntakeLimits()
@@ -174,7 +171,7 @@ class Intake:
         self.refused: Counter[str] = Counter()
 
     def counts(self) -> dict[str, Any]:
-        """For `status`: what is in hand, and what was refused by reason, in submissions."""
+        """Figures for `status`."""
         return {
             "submissions_in_hand": sum(self._bodies.values()),
             "submission_bytes_in_hand": sum(self._bytes.values()),
@@ -184,12 +181,12 @@ class Intake:
     def admit(
         self, claim: Claim, nbytes: int | None, *, holds: bool, journal_bytes: int, now: float
     ) -> Body | Overloaded:
-        """Take a submission in hand, or refuse it. `nbytes`: what its headers state, None if they do not; `holds`: the
-        node that is claimed has samples leased; `journal_bytes` wait to be written."""
+        """Take a submission in hand, or refuse it. `nbytes` is what its headers state, None if nothing. `holds`: the
+        claimed node has samples leased. `journal_bytes` wait to be written."""
         limits = self._limits
         body = Body(
             session=claim.session,
-            # One that states more than the cap is refused by whoever reads it, with a better reason.
+            # A body over the cap is refused when it is read, with a better reason.
             nbytes=ROLLOUT_BODY_BYTES if nbytes is None else min(nbytes, ROLLOUT_BODY_BYTES),
             guest=not (holds and claim.proven),
         )
@@ -209,7 +206,7 @@ class Intake:
         self._count(body, -1)
 
     def charge(self, node: NodeId, useless: int, *, now: float) -> None:
-        """`node`, proven, has handed in so many rollouts that nobody asked it for."""
+        """Charge `node`, whose signature was checked, for rollouts that it was not asked for."""
         if not useless:
             return
         self._purses[node] = (self._purse(node, now) - useless, now)
@@ -218,7 +215,7 @@ class Intake:
             self._purses.popitem(last=False)
 
     def _fits(self, body: Body) -> bool:
-        """Guests are bounded by their share besides, so that what they leave free is there for the others."""
+        """Guests have to fit their share too, so that the rest stays free for others."""
         limits = self._limits
         if body.guest and (
             self._bodies[True] >= limits.guest_share * limits.bodies

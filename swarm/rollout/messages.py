@@ -42,9 +42,9 @@ class HeldSamples(Message, frozen=True):
 class LeaseRequest(Message, frozen=True):
     """`held` is what the sampler's engine has installed, `capacity` how many samples it takes on now.
 
-    `holding` is all that it has in its hands. What the learner believes it to hold besides was lost on the way, or
+    `holding` is all that it has in its hands. Anything else that the learner thinks it holds was lost on the way, or
     belonged to a former life of the node, and is put back. `at_once` of the samples can begin at once, in places of an
-    engine that refills each by itself; 0: all of them if the node holds nothing, else none.
+    engine that refills each by itself; 0 means all of them if the node holds nothing, else none.
     """
 
     node: Id
@@ -65,12 +65,11 @@ class LeaseReply(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """What a sampler is and costs, by its own word: nothing that matters for the result rests on it.
+    """What a sampler says that it is and costs; the result does not rest on it.
 
-    Its engine draws `samples_at_once`, which begin and end together if it works in `lockstep`, and gets
-    `full_rollouts_per_s` done with all of these places filled, as far as it was measured. Prices are in the swarm's
-    currency, traffic by 1e9 bytes. For rates 0 is unknown. `sent_bytes` and
-    `received_bytes` are of weights, since its process began.
+    Its engine draws `samples_at_once`, which begin and end together if it works in `lockstep`, and was measured to make
+    `full_rollouts_per_s` with all places filled. Prices are in the swarm's currency, of traffic for 1e9 bytes. A
+    rate of 0 is unknown. `sent_bytes` and `received_bytes` count weights since its process began.
     """
 
     device_class: Annotated[str, msgspec.Meta(max_length=DEVICE_CLASS_LENGTH)] = ""
@@ -89,8 +88,8 @@ class Offer(Message, frozen=True):
 class Beat(Message, frozen=True):
     """A sign of life: `installed` is the engine's version, `samples` how many samples are in its hands.
 
-    `tokens_per_s` is how fast one sample grows while a batch runs, as measured; 0 while it is unknown. The time limits
-    of this node's leases follow from it.
+    `tokens_per_s` is the measured rate of one sample in a running batch, 0 while unknown. The time limits of this
+    node's leases follow from it.
     """
 
     node: Id

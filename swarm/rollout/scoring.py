@@ -1,13 +1,12 @@
-"""Rewards in the background: one task a group, whose outcomes go back to the plane; and what follows from failures.
+"""Rewards are computed in the background, one task a group, and their outcomes go back to the plane.
 
-The rule. A rollout whose reward raises, hangs, ends its process or is no finite number is a failure, whatever became of
-its neighbours. The user says what becomes of it (`reward_failure`). "zero": it gets 0 and counts in its group, so that
-what is trained on is what the policy drew. "redraw": the plane has its sample drawn again (plane.unscorable), or drops
-its group; so answers on which the reward fails are missing from the data. "stop": the first one ends the run.
+A reward fails if it raises, hangs, ends its process or is not a finite number. The user's `reward_failure` says what
+follows. "zero": the rollout gets 0 and counts in its group, so the data are what the policy drew. "redraw": the plane
+has the sample drawn again or drops its group (plane.unscorable), so the data lack answers on which the reward fails.
+"stop": the first failure ends the run.
 
-In any case a reward that does nothing but fail ends the run, since volunteers work for nothing: MAX_IN_A_ROW failures
-without one score between them. What one node alone sends says little of the reward, once that has given a score: then
-MAX_OF_ONE.
+A reward that does nothing but fail always ends the run, or volunteers would work for nothing: after MAX_IN_A_ROW
+failures without a score between them, or MAX_OF_ONE if the reward has worked before and all of them are of one node.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from swarm.rollout.plane.heldout import WRONG
 from swarm.types import NodeId, RewardFailure, Score, Unscored
 
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
-"""Gives the outcomes of the first few, one at least."""
+"""Returns the outcomes of the first few, at least of one."""
 
-MAX_IN_A_ROW = 64  # Even of a reward that fails for four completions of five, so many in a row are one in 1.6 million
+MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this with a chance of one in 1.6 million
 
 MAX_OF_ONE = 512
-"""Of one node, which may be broken, or want the run to end: twice what it may hold before its first answer."""
+"""One node may be broken, or may want the run to end. Twice what it may hold before its first answer."""
 
 EVENT_EVERY_S = 10.0
-"""Between two events of failures, each of which says how many it stands for: a broken reward fails in hundreds."""
+"""Between two events of failures, each of which says how many it stands for: a broken reward fails by the hundred."""
 
 REASON_LENGTH = 400
 
 
 class Scoring:
-    """Calls `scorer`; `scored(wanted, outcomes)` hears what came of it, for rollouts of one group at a time.
+    """Calls `scorer`, and `scored(wanted, outcomes)` with the outcomes for rollouts of one group.
 
-    `fault` is what scoring raised that is not the reward's (a full disk, say), and must end the run.
+    `fault` is an error of scoring that is not the reward's (a full disk, say); it must end the run.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Scoring:
         self.fault: BaseException | None = None
 
     def begin(self, wanted: Sequence[ScoreWanted]) -> None:
-        """Have these scored; those of one group stand together."""
+        """Begin to score these; those of one group stand together."""
         for _, group in groupby(wanted, key=lambda asked: asked.group_id):
             task = asyncio.create_task(self._score(list(group)))
             self._tasks.add(task)
@@ -70,8 +69,8 @@ class Scoring:
 
 
 class RewardFailures:
-    """Failures of the reward: what the plane is told of them, and what `emit` is. `in_a_row`: since the last score, of
-    `_authors`. `now` in seconds."""
+    """Decides what follows from failed rewards, and emits events of them. `in_a_row` counts those since the last score,
+    `reason` is the last one's. `now` in seconds."""
 
     def __init__(self, emit: Callable[..., None], failure: RewardFailure) -> None:
         self._emit = emit
@@ -83,12 +82,11 @@ class RewardFailures:
         self._since = Counter[bool]()
         self.in_a_row = 0
         self.reason = ""
-        """Of the last failure."""
 
     def settle(
         self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored], *, now: float
     ) -> list[Score | Unscored]:
-        """The outcomes as the plane is to take them. UserError if they end the run."""
+        """The outcomes that the plane gets. UserError if they end the run."""
         for asked, outcome in zip(wanted, outcomes, strict=True):
             self._since[isinstance(outcome, Unscored)] += 1
             if isinstance(outcome, Unscored):
@@ -103,7 +101,7 @@ class RewardFailures:
         return [WRONG if self._failure == "zero" and isinstance(one, Unscored) else one for one in outcomes]
 
     def take_share(self) -> float:
-        """Of the completions since this was last asked, those whose reward failed."""
+        """The share of completions since the last call whose reward failed."""
         share = self._since[True] / (self._since.total() or 1)
         self._since.clear()
         return share

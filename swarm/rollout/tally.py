@@ -1,4 +1,4 @@
-"""What the learner has seen of its samplers: counted for `status`, and told to those parts of the node that ask."""
+"""What the learner has seen of its samplers: counts for `status`, and news for other parts of the node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SamplerStats:
 
 
 class Tally:
-    """Verdicts and drops, in all and by node. Times are monotonic seconds."""
+    """Verdicts and drops, in total and by node. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.samplers: dict[NodeId, SamplerStats] = {}
@@ -59,58 +59,56 @@ class Tally:
             self.samplers[node].verdicts["overloaded"] += 1
 
     def drop(self, dropped: GroupDropped) -> None:
-        """Count accepted rollouts that were dropped, with whoever made them: MAX_NODES of these at most."""
+        """Count accepted rollouts that were dropped, by author; at most MAX_NODES authors are remembered."""
         self.dropped[dropped.reason] += dropped.rollouts
         for node, count in dropped.nodes.items():
             if node in self._dropped_of or len(self._dropped_of) < MAX_NODES:
                 self._dropped_of.setdefault(node, Counter())[dropped.reason] += count
 
     def dropped_of(self, node: NodeId) -> tuple[DroppedRollouts, ...]:
-        """What became of the accepted rollouts of `node` that were not trained on."""
+        """Why accepted rollouts of `node` were not trained on, and how many for each reason."""
         counts = self._dropped_of.get(node, Counter())
         return tuple(DroppedRollouts(reason=reason, rollouts=count) for reason, count in sorted(counts.items()))
 
     def rollouts_per_s(self, *, now: float) -> float:
-        """Accepted rollouts per second, lately."""
+        """Accepted rollouts per second in the last RATE_WINDOW_S."""
         while self._accepted and now - self._accepted[0][0] > RATE_WINDOW_S:
             self._accepted.popleft()
         if not self._accepted:
             return 0.0
-        # Young runs have not filled the window yet; a second is the least that gives a rate.
+        # A young run has not filled the window yet; less than a second gives no rate.
         window_s = max(1.0, min(RATE_WINDOW_S, now - self._began_at))
         return sum(count for _, count in self._accepted) / window_s
 
     def status(self, *, now: float, standby: Mapping[NodeId, str]) -> dict[str, Any]:
-        """`standby`: who waits in reserve, and why."""
+        """Figures for `status`. `standby`: the nodes kept in reserve, and why."""
         return {
             "rollouts_per_s": round(self.rollouts_per_s(now=now), 1),
             "verdicts": dict(self.verdicts),
             "rollouts_dropped": dict(self.dropped),
             "samplers": [
-                {**self._sampler(node, stats, now), "standby": standby.get(node, "")}
+                {
+                    "node": node,
+                    "installed": str(stats.installed) if stats.installed else None,
+                    "samples": stats.samples,
+                    "rollouts_per_s": round(stats.rollouts_per_s, 1),
+                    "silent_s": round(now - stats.heard_at, 1),
+                    "device_class": stats.offer.device_class if stats.offer else "",
+                    "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
+                    "verdicts": dict(stats.verdicts),
+                    "dropped": dict(self._dropped_of.get(node, {})),
+                    "standby": standby.get(node, ""),
+                }
                 for node, stats in self.samplers.items()
             ],
         }
 
-    def _sampler(self, node: NodeId, stats: SamplerStats, now: float) -> dict[str, Any]:
-        return {
-            "node": node,
-            "installed": str(stats.installed) if stats.installed else None,
-            "samples": stats.samples,
-            "rollouts_per_s": round(stats.rollouts_per_s, 1),
-            "silent_s": round(now - stats.heard_at, 1),
-            "device_class": stats.offer.device_class if stats.offer else "",
-            "cost_per_hour": stats.offer.cost_per_hour if stats.offer else 0.0,
-            "verdicts": dict(stats.verdicts),
-            "dropped": dict(self._dropped_of.get(node, {})),
-        }
-
 
 class SamplerWatch:
-    """Called on the event loop, so each call returns at once. All of them do nothing here."""
+    """Hears of samplers, on the event loop, so each call returns at once. Here every call does nothing."""
 
     def offered(self, node: NodeId, offer: Offer) -> None:
-        """What a sampler says that it is and costs, with every beat."""
+        """Called at every beat, with what the sampler says that it is and costs."""
 
     def installed(self, node: NodeId, version: VersionId) -> None:
         """A sampler's engine holds `version`."""
@@ -123,7 +121,7 @@ class SamplerWatch:
 
 
 def tell_accepted(watch: SamplerWatch, records: Sequence[object]) -> None:
-    """Of the accepted rollouts among `records`, by node."""
+    """Tell `watch` of the accepted rollouts among `records`, by node."""
     lengths: dict[NodeId, list[int]] = {}
     for one in records:
         if isinstance(one, RolloutAccepted):

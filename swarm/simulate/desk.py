@@ -123,7 +123,7 @@ class Desk:
 
     def leave(self, node: NodeId) -> None:
         """`node` says that it goes; what it held is for others."""
-        self.counts.lost += self.plane.leased.held_by(node)
+        self.counts.lost += len(self.plane.leased.held_by(node))
         self.plane.leave(node)
 
     # -- the learner -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from swarm.net.wire import Digest
 from swarm.rollout.journal.entries import BoundSet, VersionPublished
-from swarm.rollout.plane.effects import RECORDS, Effect, Granted, ScoreWanted
+from swarm.rollout.plane.effects import Effect, Granted, Record, ScoreWanted
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Score, VersionId
 from tests.builders import RULES, SWARM, VOCAB, failed_rollout, prompt, rollout, v
@@ -76,7 +76,7 @@ class PlaneMachine(RuleBasedStateMachine):
         self.perform(self.plane.begin(plane, self.ledger, bound=self.bound))
 
     def perform(self, effects: list[Effect]) -> None:
-        self.ledger.read([effect for effect in effects if isinstance(effect, RECORDS)])
+        self.ledger.read([effect for effect in effects if isinstance(effect, Record)])
         self.wanted += [effect for effect in effects if isinstance(effect, ScoreWanted)]
 
     def holding(self, node: NodeId) -> frozenset[tuple[str, int]]:

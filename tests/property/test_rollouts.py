@@ -92,7 +92,7 @@ def test_with_every_group_ready_pacing_keeps_the_bound_without_any_drop(
         if may_open(due, buffer.by_deadline(bound), next_batch, batch_groups):
             buffer.add(ready_group(version, opened))
             opened += 1
-        if take and buffer.can_take(next_batch, bound):
+        if take and buffer.count(next_batch, bound) >= batch_groups:
             assert len(buffer.take(next_batch, bound)) == batch_groups
             next_batch += 1
             assert buffer.expire(next_batch, bound) == []
@@ -160,7 +160,7 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def agrees_with_the_model(self) -> None:
         assert len(self.buffer) == len(self.model)
-        assert self.buffer.can_take(self.next_batch, self.bound) is (len(self.fresh()) >= self.BATCH)
+        assert self.buffer.count(self.next_batch, self.bound) == len(self.fresh())
         assert self.buffer.by_deadline(self.bound) == Counter(one.version + self.bound for one in self.model)
         first = self.buffer.first(self.next_batch, self.bound)
         assert [Ready(group.oldest_version, group.order) for group in first] == self.fresh()[: self.BATCH]

@@ -7,14 +7,16 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import swarm.rollout.plane.plane
 import swarm.rollout.plane.rules
+import swarm.rollout.plane.verdict
 from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RecordedRun
 from swarm.rollout.plane import leases
-from swarm.rollout.plane.effects import Effect, ScoreWanted
+from swarm.rollout.plane.effects import Effect, Judged, ScoreWanted
 from swarm.rollout.plane.leases import Group, LeaseTable, Sample
 from swarm.rollout.plane.plane import Buffer, RolloutPlane
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
@@ -32,7 +34,7 @@ Breakage = Callable[[pytest.MonkeyPatch], None]
 def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
     def completed(plane: RolloutPlane, group: Group) -> list[Effect]:
         if group.purpose == "train":
-            plane._table.close(group)
+            plane.leased.close(group)
             plane._buffer.add(group)
             return []
         return honest(plane, group)
@@ -51,7 +53,7 @@ def _batches_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
 
 
 def _admission_ignores_freshness(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane.rules, "is_fresh", lambda *_: True)
+    patch.setattr(swarm.rollout.plane.verdict, "is_fresh", lambda *_: True)
 
 
 def _leases_ignore_freshness(patch: pytest.MonkeyPatch) -> None:
@@ -72,8 +74,10 @@ def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:
     def take(buffer: Buffer, next_batch: int, max_staleness: int) -> list[Group]:
         batch = taken(buffer, next_batch, max_staleness)
         if buffer._ready:
-            last = max(range(len(buffer._ready)), key=lambda i: buffer._ready[i].oldest_version)
-            batch[0], buffer._ready[last] = buffer._ready[last], batch[0]
+            last = max(buffer._ready.values(), key=lambda group: group.oldest_version)
+            del buffer._ready[last.group_id]
+            buffer._ready[batch[0].group_id] = batch[0]
+            batch[0] = last
         return batch
 
     patch.setattr(Buffer, "take", take)
@@ -108,7 +112,7 @@ def _batches_stay_in_the_buffer(patch: pytest.MonkeyPatch) -> None:
 
     def take(buffer: Buffer, next_batch: int, max_staleness: int) -> list[Group]:
         batch = taken(buffer, next_batch, max_staleness)
-        buffer._ready += batch
+        buffer._ready |= {group.group_id: group for group in batch}
         return batch
 
     patch.setattr(Buffer, "take", take)
@@ -121,8 +125,8 @@ def _groups_are_lost(patch: pytest.MonkeyPatch) -> None:
 def _fresh_groups_are_dropped(patch: pytest.MonkeyPatch) -> None:
     def expire(plane: RolloutPlane) -> list[Effect]:
         dropped: list[Effect] = []
-        for group in list(plane._table.groups())[:1]:
-            plane._table.close(group)
+        for group in list(plane.leased.groups())[:1]:
+            plane.leased.close(group)
             dropped = [plane._dropped(group, "stale")]
         return dropped
 
@@ -239,7 +243,14 @@ def _batches_are_held_too_long(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_lowered_bound_goes_unsaid(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(swarm.rollout.plane.plane, "was_lowered", lambda *_: False)
+    honest = RolloutPlane.submit
+
+    def submit(plane: RolloutPlane, *args: Any, **rest: Any) -> list[Effect]:
+        judged, *more = honest(plane, *args, **rest)
+        assert isinstance(judged, Judged)
+        return [dataclasses.replace(judged, bound_lowered=False), *more]
+
+    patch.setattr(RolloutPlane, "submit", submit)
 
 
 def _every_drop_is_blamed_on_the_user(patch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from swarm.errors import UserError
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
@@ -26,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """Rollouts in the file, and those left out: their payloads were pruned, or are damaged."""
+    """How many rollouts are in the file, and how many were left out because their payload is pruned or damaged."""
 
     rollouts: int
     left_out: int
@@ -63,7 +65,7 @@ def _rows(
     prompt: Callable[[int], Prompt],
     decode_text: Callable[[Sequence[int]], str],
 ) -> Iterator[Row]:
-    """One row for each payload that is there; `counts` how many are and are not."""
+    """A row for each payload that is there. `counts` says how many are there (True) and how many are not."""
     for group in group_rows(connection, "TRUE"):
         question = prompt(group.number)
         for one in rollout_rows(connection, group.number):
@@ -91,15 +93,7 @@ def _row(
         "token_ids": tokens,
         "logprobs": array("f", rollout.logprobs).tolist(),
         "loss_mask": list(rollout.loss_mask),
-        "spans": [
-            {
-                "incarnation": span.version.incarnation,
-                "version": span.version.version,
-                "start": span.start,
-                "end": span.end,
-            }
-            for span in rollout.spans
-        ],
+        "spans": [{**structs.asdict(span.version), "start": span.start, "end": span.end} for span in rollout.spans],
         "staleness": None if group.step is None else group.step - row.oldest,
         "reward": row.reward,
         "exact": None if row.exact is None else bool(row.exact),

@@ -1,8 +1,8 @@
-"""The rows of the journal: an SQLite database in which each rollout, group, batch and version has one small row.
+"""The rows of the journal: an SQLite database with one small row for each rollout, group, batch and version.
 
-Primary keys make it impossible to accept a sample twice or to train on a group twice; what contradicts the rows is a
-Contradiction, and its whole transaction is rolled back. Rows stay for ever, payloads do not. Blocking; the writing
-half belongs to the journal's thread.
+Primary keys make it impossible to accept a sample twice or to train on a group twice; an entry that contradicts the
+rows raises Contradiction, and its whole transaction is rolled back. Rows stay for ever, payloads do not. Blocking; the
+writing half belongs to the journal's thread.
 
 The lineage is a digest of all batches in order: h_0 is empty and h_{t+1} = BLAKE3(h_t, t, and for each sample of
 batch t in order its number, index, payload's digest and reward), packed as LINEAGE_STEP and LINEAGE_SAMPLE say.
@@ -34,7 +34,7 @@ from swarm.rollout.journal.entries import (
     VersionPublished,
 )
 from swarm.rollout.journal.segments import Stored, no_room
-from swarm.types import NodeId, Score
+from swarm.types import NodeId
 
 SCHEMA_VERSION = 2  # Of the tables below, in the database's user_version
 
@@ -42,11 +42,10 @@ WAL_PAGES = 4096
 """Pages of 4 kB in the write-ahead log before it is worked into the database: 16 MiB, a hundred transactions."""
 
 BUSY_S = 30.0
-"""Longest wait for another process that reads: `verify` holds no lock that a writer would have to wait for."""
+"""Longest wait for another process; readers such as `verify` hold no lock that a writer waits for."""
 
-KNOWN_NODES = 65_536  # Row numbers of nodes that are remembered
+KNOWN_NODES = 65_536  # Row numbers of nodes that are kept in memory
 MAX_ROWS = 256  # In one statement: of 12 columns, a tenth of the parameters that SQLite allows
-UNSCORED = (None, None, None)  # Reward, exactness and parts of a rollout that waits for them
 FINISHES = ("stop", "length", "failed")  # Their places are what the rows hold
 LINEAGE_STEP = struct.Struct("<q")
 LINEAGE_SAMPLE = struct.Struct("<qq16sd")  # Little-endian: number and index of 8 bytes, digest, reward as float64
@@ -57,7 +56,7 @@ ROOM_ERRORS = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_IOERR_TRUNCATE,
 )
-"""How SQLite says that a file could not grow: only of ENOSPC does it make SQLITE_FULL, not of a quota."""
+"""SQLite's errors for a file that could not grow: ENOSPC becomes SQLITE_FULL, a quota does not."""
 
 NOT_DAMAGE = (
     sqlite3.SQLITE_BUSY,
@@ -67,7 +66,7 @@ NOT_DAMAGE = (
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_FULL,
 )
-"""Errors of a database that may be whole: somebody else uses it, or it may not be used."""
+"""Errors that say nothing against the database: another process uses it, or access is denied."""
 
 SCHEMA = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -103,7 +102,7 @@ WAITING = "step IS NULL AND reason IS NULL"  # Of groups: open or ready
 
 
 class Contradiction(EchoError):
-    """What is to be recorded cannot be, after what was recorded before: a fault of the program."""
+    """An entry contradicts what was recorded before: a fault of the program."""
 
 
 def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, bytes, float]]) -> bytes:
@@ -114,9 +113,9 @@ def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, byt
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database for reading only, as of one moment, also while a learner writes it or after one was killed.
+    """Open the database to read, as of one moment; a learner may be writing it, or may have been killed.
 
-    Damaged if what is read in the block is not what a journal holds.
+    Damaged if what the block reads is not what a journal holds.
     """
     if not path.is_file() or not path.stat().st_size:
         raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
@@ -130,7 +129,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def telling_damage(path: Path) -> Iterator[None]:
-    """Damaged for what SQLite, or a row's own types, cannot make sense of."""
+    """Raise Damaged for what SQLite, or the types of rows, cannot make sense of."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -177,7 +176,7 @@ class Index:
     def apply(self, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
         """Record the entries in one transaction; `stored` are the places of the payloads of those with a rollout.
 
-        They are taken kind by kind: within one transaction nobody sees the order, and no kind refers to a later one.
+        Entries are applied kind by kind: nobody sees the order within a transaction, and no kind refers to a later one.
         NoRoom or Contradiction leaves everything as it was.
         """
         self.transact(lambda: self._apply(entries, stored))
@@ -195,10 +194,6 @@ class Index:
             if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in ROOM_ERRORS:
                 raise no_room(self._path.parent, WAL_PAGES * 4096) from error
             raise
-
-    def lineage(self, step: int) -> bytes:
-        """The digest of all batches before `step`; LookupError if they are not all recorded."""
-        return read_lineage(self.connection, step)
 
     def close(self) -> None:
         self.connection.close()
@@ -236,7 +231,7 @@ class Index:
         places, some = iter(stored), list[Entry]()
         for entry in entries:
             if isinstance(entry, RolloutReturned):
-                # The one kind whose order tells: the sample may be answered again behind it.
+                # The one kind whose order matters: the sample may be answered again after it.
                 self._apply_kinds(some, places)
                 self._return(entry)
                 some = []
@@ -245,8 +240,17 @@ class Index:
         self._apply_kinds(some, places)
 
     def _apply_kinds(self, entries: Sequence[Entry], stored: Iterator[Stored]) -> None:
-        self._open_groups([e for e in entries if isinstance(e, GroupOpened)])
-        self._lease([e for e in entries if isinstance(e, SamplesLeased)])
+        self.connection.executemany(
+            "INSERT INTO groups(number, incarnation, version, max_staleness) VALUES (?, ?, ?, ?)",
+            [
+                (e.number, e.version.incarnation, e.version.version, e.max_staleness)
+                for e in entries
+                if isinstance(e, GroupOpened)
+            ],
+        )
+        leased = [e for e in entries if isinstance(e, SamplesLeased)]
+        rows = [(e.number, index, self._node(e.node)) for e in leased for index in e.indices]
+        self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
         self._accept([e for e in entries if isinstance(e, RolloutAccepted)], stored)
         self._score([e for e in entries if isinstance(e, RolloutScored)])
         self._drop([e for e in entries if isinstance(e, GroupDropped) and e.number is not None])
@@ -261,20 +265,22 @@ class Index:
                     (entry.max_staleness, entry.publish_every_steps),
                 )
 
-    def _open_groups(self, entries: Sequence[GroupOpened]) -> None:
-        self.connection.executemany(
-            "INSERT INTO groups(number, incarnation, version, max_staleness) VALUES (?, ?, ?, ?)",
-            [(e.number, e.version.incarnation, e.version.version, e.max_staleness) for e in entries],
-        )
-
-    def _lease(self, entries: Sequence[SamplesLeased]) -> None:
-        rows = [(e.number, index, self._node(e.node)) for e in entries for index in e.indices]
-        self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
-
     def _accept(self, entries: Sequence[RolloutAccepted], stored: Iterator[Stored]) -> None:
         rows = [
-            (e.number, r.index, self._node(e.node), r.oldest, r.length, FINISHES.index(r.finish), *UNSCORED, *place)
-            for e, r, place in zip(entries, (entry.rollout for entry in entries), stored, strict=False)
+            (
+                e.number,
+                r.index,
+                self._node(e.node),
+                r.oldest,
+                r.length,
+                FINISHES.index(r.finish),
+                None,
+                None,
+                None,
+                *place,
+            )
+            for e, place in zip(entries, stored, strict=False)
+            for r in [e.rollout]
         ]
         self._many("INSERT INTO rollouts VALUES {}", rows)
 
@@ -287,7 +293,10 @@ class Index:
         )
 
     def _score(self, entries: Sequence[RolloutScored]) -> None:
-        rows = [(e.score.reward, e.score.exact, _parts(e.score), e.number, e.index) for e in entries]
+        rows = [
+            (e.score.reward, e.score.exact, encode(e.score.parts) if e.score.parts else None, e.number, e.index)
+            for e in entries
+        ]
         changed = self._many(
             "UPDATE rollouts SET reward = column1, exact = column2, parts = column3 FROM (VALUES {}) "
             "WHERE rollouts.number = column4 AND rollouts.idx = column5",
@@ -307,7 +316,7 @@ class Index:
 
     def _take(self, taken: BatchTaken) -> None:
         try:
-            before = self.lineage(taken.step)
+            before = read_lineage(self.connection, taken.step)
         except LookupError as error:
             raise Contradiction(f"batch {taken.step} comes before the ones before it") from error
         self._each(
@@ -337,11 +346,11 @@ class Index:
         self.connection.executemany("DELETE FROM leases WHERE number = ?", [(number,) for number in numbers])
 
     def _many(self, sql: str, rows: Sequence[tuple[object, ...]]) -> int:
-        """Run a statement with `rows` as its VALUES, in powers of two so that few statements are prepared; how many
-        rows it changed.
+        """Run a statement with `rows` as its VALUES, in powers of two so that few statements are prepared. Returns how
+        many rows it changed.
 
-        Python lets go of its lock for each step of SQLite and then waits for the event loop to give it back, up to
-        5 ms when that is busy; executemany would do so for each row.
+        Python releases its lock for each step of SQLite and waits up to 5 ms to get it back from a busy event loop;
+        executemany would do so for each row.
         """
         changed, start = 0, 0
         while start < len(rows):
@@ -353,7 +362,7 @@ class Index:
         return changed
 
     def _each(self, sql: str, rows: Sequence[tuple[object, ...]], fault: str) -> None:
-        """Run a statement that has to change one row for each of `rows`."""
+        """Run a statement for each of `rows`; Contradiction unless each changes one row."""
         if rows and self.connection.executemany(sql, rows).rowcount != len(rows):
             raise Contradiction(f"the journal refuses what it is told: {fault}")
 
@@ -369,13 +378,8 @@ class Index:
 
 
 def read_meta(connection: sqlite3.Connection, name: str) -> int:
-    """A number of the table `meta`."""
     row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return msgspec.convert(row, tuple[int])[0]
-
-
-def _parts(score: Score) -> bytes | None:
-    return encode(score.parts) if score.parts else None
 
 
 def read_lineage(connection: sqlite3.Connection, step: int) -> bytes:

@@ -1,20 +1,20 @@
-"""The learner's journal: a redo log in SQLite (WAL), with payloads in segment files. A thin shell around one thread.
+"""The learner's journal: a redo log in SQLite (WAL), with payloads in segment files, written by one thread.
 
-Theory of operation. Entries queue in the order in which the plane returned them. All that is queued when the writing
-thread is free becomes one transaction: payloads are appended to their segments first, then rows that name them are
-committed. `write` returns when its entries are committed; so a verdict is sent, a batch handed to the trainer and a
-version announced only after they are recorded.
+Theory of operation. Entries queue in the order in which the plane returned them. When the writing thread is free, all
+that is queued becomes one transaction: payloads are appended to their segments first, then the rows that name them are
+committed. `write` returns when its entries are committed; so a verdict is sent, a batch trained on and a version
+announced only after they are recorded.
 
-What survives. A transaction is in the page cache when `write` returns (PRAGMA synchronous = NORMAL: no fsync a
-transaction), so no kill of any process loses what `write` returned for. A power cut may lose what was acknowledged
-since the last `sync`, and nothing else: SQLite finds the longest whole prefix of transactions, and a payload whose
-digest does not match its row counts as not accepted. It is never a mix: a group that waits loses the sample, which is
-leased again; a batch with such a payload was taken after the last sync, and `load` undoes it with all later ones, as if
-the cut had been before them. Nothing is trained on twice for it (I3): the checkpoint that holds the batches before c is
-begun only after they were synced, so a batch that is undone or lost is in no checkpoint, and training goes on from one.
+What survives. A transaction is in the page cache when `write` returns (PRAGMA synchronous = NORMAL: no fsync for each),
+so killing a process loses nothing that was acknowledged. A power cut may lose what was acknowledged since the last
+`sync`, and nothing else: SQLite finds the longest whole prefix of transactions, and a payload whose digest does not
+match its row counts as not accepted. A waiting group loses such a sample, which is leased again. A batch with such a
+payload was taken after the last sync, and `load` undoes it and all later ones, as if the power had failed before them.
+Nothing is trained on twice (I3): a checkpoint is begun only after its batches were synced, so a batch that is undone is
+in no checkpoint, and training goes on from one.
 
 Disk full: the transaction is rolled back, the segments are cut to where they were, `fault` says what to do, and the
-same entries are tried again each second. Nothing is lost or reordered; who waits, waits. Any other error is final.
+same entries are tried again each second. Nothing is lost or reordered; callers wait. Any other error is final.
 """
 
 from __future__ import annotations
@@ -64,33 +64,34 @@ DATABASE = "journal.db"
 SEGMENTS = "rollouts"
 TRANSACTION_ENTRIES = 4096
 TRANSACTION_BYTES = 32 * 1024 * 1024
-"""Most that one transaction takes: about 0.1 s of work, so that one who waits does not wait for all."""
+"""Bounds of one transaction, about 0.1 s of work, so that a caller does not wait for everything that is queued."""
 
 ROW_BYTES = 256  # Room that an entry may need in database and log together, besides its payload
 
 PRUNED_AT_ONCE = 64
-"""Segments that one call of `prune` deletes: 2 ms each were measured, in which nothing else is written."""
+"""Segments that one call of `prune` deletes, each in 2 ms (measured) in which nothing else is written."""
 
 RETRY_S = 1.0  # Between tries while the disk is full
 T = TypeVar("T")
 
 
 class JournalFailed(EchoError):
-    """The journal cannot be written any more; nothing that was not acknowledged may be relied on."""
+    """The journal cannot be written any more. What was not acknowledged may be lost."""
 
 
 class Journal:
-    """The journal of the run in `directory`, which is created if need be. UserError for one of another schema or size
-    of groups. Only one at a time may have it open."""
+    """The journal of the run in `directory`, which is created if necessary and may be open only once. UserError if it
+    has another schema or size of groups."""
 
     def __init__(self, directory: Path, *, group_size: int, retry_s: float = RETRY_S) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._retry_s = retry_s
-        if segments_of(directory / SEGMENTS) and not _has_content(directory / DATABASE):
+        database = directory / DATABASE
+        if segments_of(directory / SEGMENTS) and not (database.is_file() and database.stat().st_size):
             # SQLite would take an empty file for a new database, and the run would begin again without a word.
             raise Damaged(directory, DATABASE, "it is empty or not there")
-        self._index = Index(directory / DATABASE, group_size=group_size)
+        self._index = Index(database, group_size=group_size)
         unsynced = [s for s in segments_of(directory / SEGMENTS) if s >= synced_batches(self._index.connection)]
         self._segments = SegmentWriter(directory / SEGMENTS, unsynced=unsynced)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -111,17 +112,18 @@ class Journal:
         self._writer.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Write what is queued, unless the disk is full, and close. Who still waits then gets JournalFailed."""
+        """Write what is queued, unless the disk is full, and close. Callers that still wait get JournalFailed."""
         self._closing.set()
         self._wake.set()
         if self._writer is not None:
             await asyncio.wait([self._writer])
         self._end(JournalFailed("the journal is closed"))
-        await self._in_thread(self._close)
+        await self._in_thread(self._segments.close)
+        await self._in_thread(self._index.close)
         self._thread.shutdown()
 
     def enqueue(self, entries: Sequence[Entry]) -> None:
-        """Have the entries written, after all that were queued before. JournalFailed if it can write no more."""
+        """Queue entries to be written. JournalFailed if nothing can be written any more."""
         if self._failed is not None:
             raise JournalFailed(f"the journal cannot be written: {self._failed}") from self._failed
         self._queue.extend(entries)
@@ -139,14 +141,14 @@ class Journal:
         await written
 
     async def sync(self) -> None:
-        """Return when everything that was queued would survive a power cut. Before a checkpoint is begun."""
+        """Return when everything that was queued survives a power cut. Called before a checkpoint is begun."""
         await self.write(())
         await self._retried(self._sync)
 
     async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> int:
-        """Delete segments that nobody needs any more; how many (a long list takes several calls).
+        """Delete segments that are no longer needed, and return how many; a long list takes several calls.
 
-        Needed by: a group that waits, a batch from `oldest_step` (of the oldest checkpoint that is kept) on, and one of
+        A segment is needed for a group that waits, a batch from `oldest_step` (of the oldest checkpoint) on, or one of
         the last `keep_rollouts` batches; None keeps all.
         """
         if keep_rollouts is None:
@@ -156,7 +158,7 @@ class Journal:
     # -- reading, blocking: call these in a thread -----------------------------------------------------------
 
     def load(self) -> RecordedRun:
-        """Where the run stood, before anything is written to it again. What a power cut left half is undone here.
+        """Where the run stood. Called before anything is written again; undoes what a power cut left half done.
         Damaged if the database is not whole."""
         with telling_damage(self._directory / DATABASE):
             return self._thread.submit(self._load).result()
@@ -167,7 +169,7 @@ class Journal:
             return read_batch(found, reader, step)
 
     def published(self, version: int) -> VersionPublished | None:
-        """What was last recorded under a version's number, in whatever incarnation."""
+        """What was last recorded under a version's number, in any incarnation."""
         with reading(self._directory / DATABASE) as found:
             return read_version(found, version)
 
@@ -206,7 +208,7 @@ class Journal:
                     waiter.set_result(None)
 
     def _next_entries(self) -> list[Entry]:
-        """What goes into the next transaction: at least one entry of those that are queued."""
+        """The queued entries for the next transaction: at least one if there is any."""
         entries: list[Entry] = []
         nbytes = 0
         for entry in islice(self._queue, TRANSACTION_ENTRIES):
@@ -217,7 +219,7 @@ class Journal:
         return entries
 
     async def _retried(self, work: Callable[[], None]) -> None:
-        """Do `work` in the thread, again and again while the disk is full."""
+        """Do `work` in the thread, and repeat it while the disk is full."""
         while True:
             try:
                 await self._in_thread(work)
@@ -314,14 +316,6 @@ class Journal:
 
     def _reader(self) -> SegmentReader:
         return SegmentReader(self._directory / SEGMENTS)
-
-    def _close(self) -> None:
-        self._segments.close()
-        self._index.close()
-
-
-def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
 
 
 def _payload_bytes(entry: Entry) -> int:

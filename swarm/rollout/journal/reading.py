@@ -1,4 +1,4 @@
-"""What a journal holds, read back. Blocking."""
+"""Reads a journal back. Blocking."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class RolloutRow(NamedTuple):
 
     @property
     def score(self) -> Score | None:
-        """None while the reward is not there."""
         if self.reward is None:
             return None
         parts = {} if self.parts is None else msgspec.msgpack.decode(self.parts, type=Parts)
@@ -64,18 +63,17 @@ class GroupRow(NamedTuple):
 
 
 def count_batches(connection: sqlite3.Connection) -> int:
-    """The batches that are recorded: the number of the next one."""
+    """How many batches are recorded; the next one has this number."""
     (newest,) = connection.execute("SELECT max(step) FROM batches").fetchone()
     return 0 if newest is None else int(newest) + 1
 
 
 def synced_batches(connection: sqlite3.Connection) -> int:
-    """The batches that were recorded when the journal was last synced."""
+    """How many batches were recorded when the journal was last synced."""
     return read_meta(connection, "synced")
 
 
 def group_rows(connection: sqlite3.Connection, where: str, *values: int, order: str = "number") -> Iterator[GroupRow]:
-    """The groups of a condition."""
     rows = connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY {order}", values)
     # Checked: SQLite has no checksums, so a damaged page may hold rows of any types.
     return (msgspec.convert(row, GroupRow) for row in rows)
@@ -98,20 +96,11 @@ def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow
 
 
 def decode_payload(payload: bytes) -> Rollout:
-    """The rollout of a payload whose digest was right."""
     return _ROLLOUT.decode(payload)
 
 
-def read_rollout(row: RolloutRow, reader: SegmentReader) -> RecordedRollout | None:
-    """A rollout with its payload; None if that is not there or not as it was."""
-    payload = reader.payload(row.place)
-    if payload is None:
-        return None
-    return RecordedRollout(node=NodeId(row.node), rollout=decode_payload(payload), score=row.score)
-
-
 def read_run(connection: sqlite3.Connection, reader: SegmentReader) -> tuple[RecordedRun, list[tuple[int, int]]]:
-    """Where the run stands, and number and index of the waiting rollouts whose payloads are lost."""
+    """Where the run stands, and the waiting rollouts (number and index) whose payloads are lost."""
     groups: list[RecordedGroup] = []
     lost: list[tuple[int, int]] = []
     for row in list(group_rows(connection, WAITING)):
@@ -119,12 +108,15 @@ def read_run(connection: sqlite3.Connection, reader: SegmentReader) -> tuple[Rec
         groups.append(group)
         lost += missing
     (last,) = connection.execute("SELECT max(number) FROM groups").fetchone()
+    bound = connection.execute(
+        "SELECT max_staleness, publish_every_steps FROM bounds ORDER BY id DESC LIMIT 1"
+    ).fetchone()
     run = RecordedRun(
         next_batch=count_batches(connection),
         opened=0 if last is None else last + 1,
         groups=tuple(groups),
-        published=_version(connection, "ORDER BY incarnation DESC, version DESC"),
-        bound=_bound(connection),
+        published=read_version(connection),
+        bound=None if bound is None else BoundSet(max_staleness=bound[0], publish_every_steps=bound[1]),
     )
     return run, lost
 
@@ -153,17 +145,16 @@ def has_whole_batch(connection: sqlite3.Connection, reader: SegmentReader, step:
     return all(reader.payload(Stored._make(row)) is not None for row in rows)
 
 
-def read_version(connection: sqlite3.Connection, version: int) -> VersionPublished | None:
-    """What was last published under a version's number."""
-    return _version(connection, "WHERE version = ? ORDER BY incarnation DESC", version)
-
-
 def _read_group(
     connection: sqlite3.Connection, row: GroupRow, reader: SegmentReader
 ) -> tuple[RecordedGroup, list[tuple[int, int]]]:
-    """A group, and number and index of those of its rollouts whose payloads are lost."""
-    rows = rollout_rows(connection, row.number)
-    found = [read_rollout(one, reader) for one in rows]
+    """A group, and its rollouts (number and index) whose payloads are lost."""
+    found, lost = [], []
+    for one in rollout_rows(connection, row.number):
+        if (payload := reader.payload(one.place)) is None:
+            lost.append((row.number, one.idx))
+        else:
+            found.append(RecordedRollout(node=NodeId(one.node), rollout=decode_payload(payload), score=one.score))
     holders = connection.execute(
         "SELECT l.idx, n.name FROM leases l JOIN nodes n ON n.id = l.node WHERE l.number = ? ORDER BY l.idx",
         (row.number,),
@@ -172,21 +163,19 @@ def _read_group(
         number=row.number,
         version=VersionId(incarnation=row.incarnation, version=row.version),
         max_staleness=row.max_staleness,
-        rollouts=tuple(one for one in found if one is not None),
+        rollouts=tuple(found),
         holders={index: NodeId(name) for index, name in holders},
     )
-    return group, [(row.number, one.idx) for one, read in zip(rows, found, strict=True) if read is None]
+    return group, lost
 
 
-def _version(connection: sqlite3.Connection, which: str, *values: int) -> VersionPublished | None:
-    row = connection.execute(f"SELECT incarnation, version, content FROM versions {which} LIMIT 1", values).fetchone()
+def read_version(connection: sqlite3.Connection, version: int | None = None) -> VersionPublished | None:
+    """What was last published, under a version's number or at all."""
+    row = connection.execute(
+        "SELECT incarnation, version, content FROM versions WHERE ?1 IS NULL OR version = ?1 "
+        "ORDER BY incarnation DESC, version DESC LIMIT 1",
+        (version,),
+    ).fetchone()
     if row is None:
         return None
     return VersionPublished(version=VersionId(incarnation=row[0], version=row[1]), content=Digest(bytes(row[2])))
-
-
-def _bound(connection: sqlite3.Connection) -> BoundSet | None:
-    row = connection.execute(
-        "SELECT max_staleness, publish_every_steps FROM bounds ORDER BY id DESC LIMIT 1"
-    ).fetchone()
-    return None if row is None else BoundSet(max_staleness=row[0], publish_every_steps=row[1])

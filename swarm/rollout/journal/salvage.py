@@ -1,10 +1,10 @@
-"""What can be read of a damaged journal, as another journal in which everything holds together. Blocking.
+"""Writes what can be read of a damaged journal as another one in which everything holds together. Blocking.
 
-Rows are copied as far as SQLite reaches them from either end of each table. The new journal then ends before the first
-batch that is not whole: a row that is missing or changed (the lineage tells), or, from the checkpoint on that the run
-goes on from, a payload. What came after is as if it had not been, as after a power cut: its groups wait, with those of
-their answers that are there and whose weights can be made again. Versions and leases are not copied, so that the run
-goes on under another incarnation, newer for samplers than all that was lost, and leases its samples again.
+Rows are copied as far as SQLite reaches them from either end of each table. The new journal ends before the first batch
+that lacks a row or has a changed one (the lineage tells), or lacks a payload after the checkpoint that the run
+goes on from. Later batches are undone, as after a power cut: their groups wait, with those answers that are there and
+whose weights can be made again. Versions and leases are not copied, so the run goes on under another incarnation, newer
+for samplers than all that was lost, and leases its samples again.
 """
 
 from __future__ import annotations
@@ -15,71 +15,35 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
 from swarm.rollout.journal.index import Index, next_lineage
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
-from swarm.rollout.journal.reading import GroupRow, batch_rows, group_rows, rollout_rows
+from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, group_rows, rollout_rows
 from swarm.rollout.journal.segments import SegmentReader, segment_path, segments_of
-from swarm.rollout.journal.verify import Tally, check_batch, fate_faults, says_the_same
+from swarm.rollout.journal.verify import Report, check_batch, fate_faults, says_the_same
 
-NO_SEGMENT = -1  # Where the row of a lost payload points: to no file, as if it had been pruned
+NO_SEGMENT = -1  # The row of a lost payload names no file, as if it had been pruned
 
 SPARSE = 1000
-"""Numbers of groups beyond twice those that were read, and so many, are taken for damage: each gap is filled."""
+"""A number of a group beyond twice those that were read, plus this, is taken for damage, since each gap is filled."""
 
 
-class _NodeRow(NamedTuple):
-    id: int
-    name: str
-
-
-class _RolloutRow(NamedTuple):
-    """As the table has it: the node by number."""
-
-    number: int
-    idx: int
-    node: int
-    oldest: int
-    tokens: int
-    finish: int
-    reward: float | None
-    exact: int | None
-    parts: bytes | None
-    segment: int
-    start: int
-    nbytes: int
-    digest: bytes
-
-
-class _BatchRow(NamedTuple):
-    step: int
-    max_staleness: int
-    lineage: bytes
-
-
-class _BoundRow(NamedTuple):
-    id: int
-    max_staleness: int
-    publish_every_steps: int
-
-
-TABLES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "nodes": (_NodeRow, ("id",)),
-    "groups": (GroupRow, ("number",)),
-    "rollouts": (_RolloutRow, ("number", "idx")),
-    "batches": (_BatchRow, ("step",)),
-    "bounds": (_BoundRow, ("id",)),
+TABLES: dict[str, tuple[dict[str, Any], int]] = {
+    "nodes": ({"id": int, "name": str}, 1),
+    "groups": (get_type_hints(GroupRow), 1),
+    "rollouts": ({**get_type_hints(RolloutRow, include_extras=True), "node": int}, 2),
+    "batches": ({"step": int, "max_staleness": int, "lineage": bytes}, 1),
+    "bounds": ({"id": int, "max_staleness": int, "publish_every_steps": int}, 1),
 }
-"""What is copied: the rows' types and their primary keys."""
+"""What is copied: the types of each table's columns, and how many of the first ones are its primary key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvaged:
-    """How many batches the new journal holds, the steps of the checkpoints that fit them, and what was lost, in
-    lines."""
+    """Batches that the new journal holds, the steps of the checkpoints that fit them, and lines on what is lost."""
 
     batches: int
     checkpoints: tuple[int, ...]
@@ -95,8 +59,8 @@ def salvage_journal(
     max_staleness: int,
     checkpoints: Sequence[tuple[int, bytes]],
 ) -> Salvaged:
-    """Write a journal to the directory `to`, of what the one in `run_dir` has. `checkpoints`: step and lineage of each
-    whole one. Nothing in `run_dir` is changed."""
+    """Write a journal to the directory `to` from the one in `run_dir`, which stays as it is. `checkpoints`: step and
+    lineage of each whole one."""
     lost = _copy_segments(run_dir / SEGMENTS, to / SEGMENTS)
     with closing(Index(to / DATABASE, group_size=group_size)) as index, SegmentReader(to / SEGMENTS) as reader:
         new = index.connection
@@ -104,14 +68,14 @@ def salvage_journal(
         with _copy_of(run_dir, to / "damaged") as old:
             index.transact(lambda: lost.extend(_copy_rows(old, new)))
         index.transact(lambda: _mend_rows(new, group_size, max_staleness))
-        seen = _look_through(new, reader, Tally(groups_per_step, group_size))
+        seen = _look_through(new, reader, Report(groups_per_step, group_size))
         known = [step for step, lineage in checkpoints if step < len(seen.lineages) and seen.lineages[step] == lineage]
         step = max(known, default=0)
-        # Before the checkpoint nothing is trained on again, so payloads may be gone, as those that were pruned are.
+        # Nothing before the checkpoint is trained on again, so its payloads may be gone, as if pruned.
         batches = min((at for at in seen.without_payloads if at >= step), default=len(seen.lineages) - 1)
         lost += _lost_batches(new, batches)
         index.transact(lambda: _cut(new, batches))
-        index.transact(lambda: _let_go_of_lost(new, reader, batches, Tally(groups_per_step, group_size, batches)))
+        index.transact(lambda: _let_go_of_lost(new, reader, batches, Report(groups_per_step, group_size, batches)))
     return Salvaged(batches=batches, checkpoints=tuple(known), lost=tuple(lost))
 
 
@@ -128,7 +92,7 @@ def _copy_segments(source: Path, to: Path) -> list[str]:
 
 @contextmanager
 def _copy_of(path: Path, scratch: Path) -> Iterator[sqlite3.Connection]:
-    """A copy of the database, empty if it is gone: SQLite writes beside one that it reads, and nothing is changed."""
+    """A copy of the database, empty if it is gone: SQLite writes next to a database that it reads."""
     scratch.mkdir()
     for name in (DATABASE, DATABASE + "-wal"):
         if (path / name).is_file():
@@ -139,23 +103,23 @@ def _copy_of(path: Path, scratch: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection) -> list[str]:
-    """Copy what can be read; what was lost, in lines."""
+    """Copy what can be read, and return lines on what was lost."""
     lost: list[str] = []
-    for table, (kind, key) in TABLES.items():
-        slots = ",".join("?" * len(kind._fields))
-        new.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({slots})", _readable_rows(old, table, kind, key, lost))
+    for table in TABLES:
+        slots = ",".join("?" * len(TABLES[table][0]))
+        new.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({slots})", _readable_rows(old, table, lost))
     return lost
 
 
-def _readable_rows(
-    old: sqlite3.Connection, table: str, kind: Any, key: Sequence[str], lost: list[str]
-) -> Iterator[tuple[Any, ...]]:
-    """From the first row as far as SQLite comes, and if that is not to the end, from the last one back."""
+def _readable_rows(old: sqlite3.Connection, table: str, lost: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Read from the first row as far as SQLite comes, and if that is not the end, from the last row back."""
+    columns, keys = TABLES[table]
+    kind: Any = tuple[tuple(columns.values())]  # type: ignore[misc]
     odd = 0
     for order in ("ASC", "DESC"):
-        by = ", ".join(f"{column} {order}" for column in key)
+        by = ", ".join(f"{column} {order}" for column in list(columns)[:keys])
         try:
-            for row in old.execute(f"SELECT {', '.join(kind._fields)} FROM {table} NOT INDEXED ORDER BY {by}"):
+            for row in old.execute(f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED ORDER BY {by}"):
                 try:
                     yield msgspec.convert(row, kind)
                 except (msgspec.ValidationError, UnicodeError):
@@ -166,12 +130,12 @@ def _readable_rows(
         else:
             break
     if odd:
-        lost.append(f"rows of {table} in {DATABASE} that hold what no such row holds: {odd}")
+        lost.append(f"rows of {table} in {DATABASE} with values that no such row has: {odd}")
 
 
 def _mend_rows(new: sqlite3.Connection, group_size: int, max_staleness: int) -> None:
-    """Give every rollout a node and a group, and groups all numbers from 0 on: a group that was lost is as good as one
-    that was opened and not answered."""
+    """Give every rollout a node and a group, and fill gaps in the groups' numbers: a lost group is as good as one that
+    was opened and not answered."""
     (count,) = new.execute("SELECT count(*) FROM groups").fetchone()
     new.execute("DELETE FROM groups WHERE number < 0 OR number > ?", (2 * count + SPARSE,))
     (last,) = new.execute("SELECT coalesce(max(number), -1) FROM groups").fetchone()
@@ -183,32 +147,31 @@ def _mend_rows(new: sqlite3.Connection, group_size: int, max_staleness: int) -> 
         "DELETE FROM rollouts WHERE number NOT IN (SELECT number FROM groups) OR idx NOT BETWEEN 0 AND ?",
         (group_size - 1,),
     )
-    # Whose a rollout is matters to nobody who trains on it.
+    # Training does not depend on a rollout's author.
     new.execute("INSERT OR IGNORE INTO nodes SELECT DISTINCT node, printf('%032x', node) FROM rollouts")
 
 
 class _Seen(NamedTuple):
-    """The lineages of all batches before the first that does not hold together, the empty one first, and those of the
-    batches that lack a payload."""
+    """Lineages up to the first batch that is not whole, the empty one first, and batches without a payload."""
 
     lineages: list[bytes]
     without_payloads: list[int]
 
 
-def _look_through(new: sqlite3.Connection, reader: SegmentReader, tally: Tally) -> _Seen:
+def _look_through(new: sqlite3.Connection, reader: SegmentReader, report: Report) -> _Seen:
     seen = _Seen([b""], [])
     recorded = new.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
-    tally.batches = len(recorded)
+    report.batches = len(recorded)
     for place, (step, bound, lineage) in enumerate(recorded):
         if step != place:
             break
         groups = [(row, rollout_rows(new, row.number)) for row in batch_rows(new, step)]
         rollouts = [one for _, ones in groups for one in ones]
-        samples = check_batch(new, step, bound, tally)
-        faults = [fault for row, ones in groups for fault in fate_faults(row, ones, tally)]
+        samples = check_batch(new, step, bound, report)
+        faults = [fault for row, ones in groups for fault in fate_faults(row, ones, report)]
         payloads = [(one, reader.payload(one.place)) for one in rollouts]
         differ = any(payload is not None and not says_the_same(one, payload) for one, payload in payloads)
-        if tally.breaches or faults or differ or samples is None:
+        if report.breaches or faults or differ or samples is None:
             break
         if next_lineage(seen.lineages[-1], step, samples) != lineage:
             break
@@ -233,8 +196,8 @@ def _cut(new: sqlite3.Connection, batches: int) -> None:
     new.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (batches,))
 
 
-def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int, tally: Tally) -> None:
-    """Have every row that is left say what is true of its payload, and every group have one fate that is true."""
+def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int, report: Report) -> None:
+    """Make every row agree with its payload, and give every group one fate that is true."""
     for group in list(group_rows(new, "TRUE")):
         rollouts = rollout_rows(new, group.number)
         payloads = {one.idx: reader.payload(one.place) for one in rollouts}
@@ -244,11 +207,11 @@ def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int
             continue
         odd = [one.idx for one in rollouts if (held := payloads[one.idx]) is not None and not says_the_same(one, held)]
         if group.reason is not None:
-            if not odd and not list(fate_faults(group, rollouts, tally)):
+            if not odd and not list(fate_faults(group, rollouts, report)):
                 _set_segment(new, group.number, gone)
                 continue
             odd = list(payloads)
-        # It waits: what was drawn with weights that were lost could be in no batch before these are there again.
+        # The group waits. What was drawn with lost weights could be in no batch before these are made again.
         future = [one.idx for one in rollouts if one.oldest > batches or one.oldest < group.version]
         _draw_again(new, group.number, {*gone, *odd, *future}, batches, answered=len(rollouts))
 
@@ -259,7 +222,7 @@ def _set_segment(new: sqlite3.Connection, number: int, gone: Sequence[int]) -> N
 
 
 def _draw_again(new: sqlite3.Connection, number: int, samples: set[int], batches: int, *, answered: int) -> None:
-    """Make a group wait without the answers to `samples`; one without any is opened at the version that comes next."""
+    """Make a group wait without the answers to `samples`; without any it is opened for the next version."""
     new.executemany("DELETE FROM rollouts WHERE number = ? AND idx = ?", [(number, idx) for idx in samples])
     version = "min(version, ?)" if len(samples) < answered else "?"
     new.execute(

@@ -1,8 +1,8 @@
-"""Payload files of the journal: one a batch, named by the batch that was to be taken next when its rollouts came.
+"""Payload files of the journal. A segment is named by the batch that was next when its rollouts came.
 
-A payload is an encoded Rollout; its index row names segment, offset, size and digest, so a segment needs no structure
-of its own, and bytes that no row names do no harm. A file is only ever appended to, from its end as it is found.
-Blocking; the writing half belongs to the journal's thread.
+A payload is an encoded Rollout. Its row names segment, offset, size and digest, so a segment has no structure of its
+own, and bytes that no row names do no harm. Files are only appended to. Blocking; the writing half belongs to the
+journal's thread.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import NamedTuple, Self
 from swarm.errors import EchoError
 from swarm.net.wire import digest
 
-DIGEST_BYTES = 16  # Of BLAKE3, kept in each row: half of a whole one, and still nothing that chance or a disk could hit
+DIGEST_BYTES = 16  # Of BLAKE3, kept in each row: half of it is still more than chance or a disk could match
 
 SPARE_BYTES = 16 * 1024 * 1024
-"""Left free on the disk: the write-ahead log can then be worked into the database. A quarter of what the broadcast
-leaves, so that versions pause before the journal does."""
+"""Left free on the disk, so that the write-ahead log can be worked into the database. A quarter of what the broadcast
+leaves free, so that versions pause before the journal does."""
 
 MAX_OPEN = 16  # Segment files held open: answers go to one or two, and a batch is read from S + 1 or so
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a write that go away when somebody makes room: a full disk, a quota, `ulimit -f`."""
+"""Errors of a write that room would cure: a full disk, a quota, `ulimit -f`."""
 
 SUFFIX = ".rollouts"
 
@@ -36,8 +36,6 @@ class NoRoom(EchoError):
 
 
 class Stored(NamedTuple):
-    """Where a payload lies."""
-
     segment: int
     offset: int
     nbytes: int
@@ -49,7 +47,6 @@ def segment_path(directory: Path, segment: int) -> Path:
 
 
 def segments_of(directory: Path) -> list[int]:
-    """The segments that are there, in order."""
     return sorted(int(path.stem) for path in directory.glob("*" + SUFFIX) if path.stem.isdecimal())
 
 
@@ -73,7 +70,7 @@ def require_room(directory: Path, nbytes: int) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Have a file's content, or a directory's names, survive a power cut."""
+    """Make a file's content, or a directory's names, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -93,9 +90,9 @@ class SegmentWriter:
         self._before: dict[int, int] = {}
 
     def append(self, payloads: Mapping[int, Sequence[bytes]]) -> dict[int, list[Stored]]:
-        """Append the payloads of each segment, one write each; NoRoom if they do not all fit, and then none is there.
+        """Append the payloads of each segment, with one write each; NoRoom, and none is kept, if they do not all fit.
 
-        `undo` takes all of it back, until the next call.
+        Until the next call `undo` takes them back.
         """
         self._before = {}
         stored = {}
@@ -119,7 +116,7 @@ class SegmentWriter:
         self._before = {}
 
     def sync(self) -> None:
-        """Have everything that was appended survive a power cut."""
+        """Make everything that was appended survive a power cut."""
         for segment in sorted(self._unsynced):
             if segment in self._open:
                 os.fsync(self._open[segment])
@@ -129,7 +126,6 @@ class SegmentWriter:
         sync_path(self._directory)
 
     def remove(self, segments: Sequence[int]) -> None:
-        """Delete whole segments."""
         for segment in segments:
             self._close(segment)
             self._unsynced.discard(segment)
@@ -143,7 +139,10 @@ class SegmentWriter:
         descriptor = self._descriptor(segment)
         at = self._before[segment] = self._ends[segment]
         self._unsynced.add(segment)
-        _write_at(descriptor, b"".join(parts), at)
+        left, end = memoryview(b"".join(parts)), at
+        while left:
+            written = os.pwrite(descriptor, left, end)
+            left, end = left[written:], end + written
         stored = []
         for part in parts:
             stored.append(Stored(segment, at, len(part), payload_digest(part)))
@@ -169,7 +168,7 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Reads payloads back; a context manager."""
+    """Reads payloads back. A context manager."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -186,7 +185,7 @@ class SegmentReader:
         return self._descriptor(segment) is not None
 
     def payload(self, place: Stored) -> bytes | None:
-        """The payload; None if it is not there or not as it was."""
+        """The payload; None if it is lost or damaged."""
         descriptor = self._descriptor(place.segment)
         if descriptor is None:
             return None
@@ -208,10 +207,3 @@ class SegmentReader:
             if descriptor is not None:
                 os.close(descriptor)
         self._open.clear()
-
-
-def _write_at(descriptor: int, data: bytes, start: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(descriptor, left, start)
-        left, start = left[written:], start + written

@@ -1,9 +1,7 @@
 """Checks a run from its journal alone: I1 and I3 of the design, the lineage, and the payloads that are still there.
 
-Nothing is taken from the program that wrote the rows but their meaning: each property is computed again. The database
-is only read, and may be one whose learner was killed or is at work (then it is seen as of one moment).
-
-What this cannot see: whether a payload file that is not there was pruned or lost, since pruning leaves no trace.
+Each property is computed again from the rows. The database is only read, as of one moment; its learner may be at work,
+or may have been killed. Pruning leaves no trace, so this cannot tell whether a missing payload file was pruned or lost.
 """
 
 from __future__ import annotations
@@ -29,30 +27,14 @@ from swarm.rollout.journal.reading import (
 from swarm.rollout.journal.segments import SegmentReader
 from swarm.rollout.plane.rules import is_fresh
 
-MAX_BREACHES = 100  # Lines kept: a run with more is no better understood by them
-STALE_REASONS = ("stale", "bound_lowered")  # Why a group may be dropped that claim something about its age
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What was counted, and each breach as one line. `payloads` were read and are right, `pruned` are not there,
-    `damaged` are there and wrong; a damaged one is a breach only in a batch, elsewhere it counts as not accepted."""
-
-    batches: int
-    groups: int
-    accepted: int
-    trained: int
-    dropped: int
-    waiting: int
-    payloads: int
-    pruned: int
-    damaged: int
-    breaches: tuple[str, ...]
+MAX_BREACHES = 100  # More lines would not explain a run any better
+STALE_REASONS = ("stale", "bound_lowered")  # Reasons for a drop that claim something about the group's age
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a pass over the groups adds up."""
+class Report:
+    """Counts, and a line for each breach. `payloads` are right, `pruned` are missing, `damaged` are wrong;
+    a damaged one is a breach only in a batch, elsewhere it counts as not accepted."""
 
     groups_per_step: int
     group_size: int
@@ -81,68 +63,53 @@ def verify_run(
     """
     with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
         check_pages(found)
-        tally = Tally(groups_per_step, group_size, count_batches(found))
-        _check_groups(found, reader, tally)
-        _check_lineage(found, tally, checkpoints)
-    return Report(
-        batches=tally.batches,
-        groups=tally.groups,
-        accepted=tally.accepted,
-        trained=tally.trained,
-        dropped=tally.dropped,
-        waiting=tally.waiting,
-        payloads=tally.payloads,
-        pruned=tally.pruned,
-        damaged=tally.damaged,
-        breaches=tuple(tally.breaches),
-    )
+        report = Report(groups_per_step, group_size, count_batches(found))
+        _check_groups(found, reader, report)
+        _check_lineage(found, report, checkpoints)
+    return report
 
 
-def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, tally: Tally) -> None:
+def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, report: Report) -> None:
     """I3: each group has one fate, which is true; each accepted rollout belongs to one group."""
     for row in group_rows(connection, "TRUE"):
-        if row.number != tally.groups:
-            tally.breach(f"group {tally.groups} is not recorded, but a later one is")
-            tally.groups = row.number
-        tally.groups += 1
+        if row.number != report.groups:
+            report.breach(f"group {report.groups} is not recorded, but a later one is")
+            report.groups = row.number
+        report.groups += 1
         rollouts = rollout_rows(connection, row.number)
-        _count(row, rollouts, tally)
-        for line in fate_faults(row, rollouts, tally):
-            tally.breach(f"group {row.number} {line}")
-        _check_payloads(row, rollouts, reader, tally)
+        report.accepted += len(rollouts)
+        if row.step is not None:
+            report.trained += len(rollouts)
+        elif row.reason is not None:
+            report.dropped += len(rollouts)
+        else:
+            report.waiting += len(rollouts)
+        for line in fate_faults(row, rollouts, report):
+            report.breach(f"group {row.number} {line}")
+        _check_payloads(row, rollouts, reader, report)
     (accepted,) = connection.execute("SELECT count(*) FROM rollouts").fetchone()
-    if accepted != tally.accepted:
-        tally.breach(
-            f"{accepted} rollouts were accepted, but {tally.trained} trained on, {tally.dropped} dropped and "
-            f"{tally.waiting} waiting (I3)"
+    if accepted != report.accepted:
+        report.breach(
+            f"{accepted} rollouts were accepted, but {report.trained} trained on, {report.dropped} dropped and "
+            f"{report.waiting} waiting (I3)"
         )
-    tally.accepted = accepted
+    report.accepted = accepted
 
 
-def _count(row: GroupRow, rollouts: Sequence[RolloutRow], tally: Tally) -> None:
-    tally.accepted += len(rollouts)
-    if row.step is not None:
-        tally.trained += len(rollouts)
-    elif row.reason is not None:
-        tally.dropped += len(rollouts)
-    else:
-        tally.waiting += len(rollouts)
-
-
-def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], tally: Tally) -> Iterator[str]:
-    """What in the rows of one group cannot be true; `tally` knows the batches and the size of groups."""
+def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], report: Report) -> Iterator[str]:
+    """What cannot be true in the rows of one group; `report` knows the batches and the size of groups."""
     if row.step is not None and row.reason is not None:
         yield f"is in batch {row.step} and was dropped as {row.reason} (I3)"
     if (row.step is None) != (row.place is None):
         yield "has a batch or a place in one, and not both"
     if any(one.idx != place for place, one in enumerate(rollouts)) and row.step is not None:
         yield f"of batch {row.step} lacks a sample"
-    if row.step is not None and row.step >= tally.batches:
+    if row.step is not None and row.step >= report.batches:
         yield f"is in batch {row.step}, which is not recorded"
     if row.reason is not None and row.step is None:
-        yield from _drop_faults(row, [one.oldest for one in rollouts], tally.group_size)
-    if len(rollouts) > tally.group_size:
-        yield f"has {len(rollouts)} rollouts, more than its {tally.group_size} samples (I3)"
+        yield from _drop_faults(row, [one.oldest for one in rollouts], report.group_size)
+    if len(rollouts) > report.group_size:
+        yield f"has {len(rollouts)} rollouts, more than its {report.group_size} samples (I3)"
     if any(one.oldest < row.version for one in rollouts):
         yield f"has a rollout older than the version {row.version} that it was opened for"
 
@@ -163,25 +130,24 @@ def _drop_faults(row: GroupRow, oldest: Sequence[int], group_size: int) -> Itera
         )
 
 
-def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], reader: SegmentReader, tally: Tally) -> None:
+def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], reader: SegmentReader, report: Report) -> None:
     for one in rollouts:
         payload = reader.payload(one.place)
         waits = row.step is None and row.reason is None
         if payload is None and not waits and not reader.has(one.segment):
-            tally.pruned += 1
+            report.pruned += 1
             continue
         if payload is None:
-            tally.damaged += 1
+            report.damaged += 1
             if row.step is not None:
-                tally.breach(f"the payload of t{one.number}/{one.idx} of batch {row.step} is damaged")
+                report.breach(f"the payload of t{one.number}/{one.idx} of batch {row.step} is damaged")
             continue
-        tally.payloads += 1
+        report.payloads += 1
         if not says_the_same(one, payload):
-            tally.breach(f"the row of t{one.number}/{one.idx} says something else than its payload")
+            report.breach(f"the row of t{one.number}/{one.idx} says something else than its payload")
 
 
 def says_the_same(row: RolloutRow, payload: bytes) -> bool:
-    """Whether row and payload are of one rollout."""
     try:
         rollout = decode_payload(payload)
     except msgspec.DecodeError:
@@ -190,41 +156,41 @@ def says_the_same(row: RolloutRow, payload: bytes) -> bool:
     return said == (f"t{row.number}", row.idx, row.oldest, row.tokens)
 
 
-def _check_lineage(connection: sqlite3.Connection, tally: Tally, checkpoints: Sequence[tuple[int, bytes]]) -> None:
-    """I1 of each batch, and that rows, batches and checkpoints tell one and the same story."""
+def _check_lineage(connection: sqlite3.Connection, report: Report, checkpoints: Sequence[tuple[int, bytes]]) -> None:
+    """I1 of each batch, and that rows, batches and checkpoints agree."""
     lineages = [b""]
     batches = connection.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
     for place, (step, bound, recorded) in enumerate(msgspec.convert(batches, list[tuple[int, int, bytes]])):
         if step != place:
-            tally.breach(f"batch {place} is not recorded, but batch {step} is")
+            report.breach(f"batch {place} is not recorded, but batch {step} is")
             break
-        samples = check_batch(connection, step, bound, tally)
+        samples = check_batch(connection, step, bound, report)
         lineages.append(next_lineage(lineages[-1], step, samples) if samples is not None else recorded)
         if lineages[-1] != recorded:
-            tally.breach(f"the lineage after batch {step} is not the recorded one: its rows were changed")
+            report.breach(f"the lineage after batch {step} is not the recorded one: its rows were changed")
             lineages[-1] = recorded
     for step, lineage in checkpoints:
         if step >= len(lineages):
-            tally.breach(f"a checkpoint holds {step} batches, the journal {len(lineages) - 1}")
+            report.breach(f"a checkpoint holds {step} batches, the journal {len(lineages) - 1}")
         elif lineages[step] != lineage:
-            tally.breach(f"the checkpoint of step {step} was trained on other batches than the journal has")
+            report.breach(f"the checkpoint of step {step} was trained on other batches than the journal has")
 
 
 def check_batch(
-    connection: sqlite3.Connection, step: int, bound: int, tally: Tally
+    connection: sqlite3.Connection, step: int, bound: int, report: Report
 ) -> list[tuple[int, int, bytes, float]] | None:
     """The samples of a batch in order for its lineage; None if one has no reward."""
     groups = batch_rows(connection, step)
-    if [row.place for row in groups] != list(range(tally.groups_per_step)):
-        tally.breach(f"batch {step} has {len(groups)} groups instead of {tally.groups_per_step}, or not in one order")
+    if [row.place for row in groups] != list(range(report.groups_per_step)):
+        report.breach(f"batch {step} has {len(groups)} groups instead of {report.groups_per_step}, or not in one order")
     rollouts = [rollout_rows(connection, row.number) for row in groups]
     for row, ones in zip(groups, rollouts, strict=True):
-        if len(ones) != tally.group_size:
-            tally.breach(f"group {row.number} of batch {step} has {len(ones)} rollouts instead of {tally.group_size}")
+        if len(ones) != report.group_size:
+            report.breach(f"group {row.number} of batch {step} has {len(ones)} rollouts instead of {report.group_size}")
         late = [one.oldest for one in ones if not is_fresh(one.oldest, step, bound)]
         if late:
-            tally.breach(f"batch {step} trains on version {min(late)} in group {row.number}: over {bound} old (I1)")
+            report.breach(f"batch {step} trains on version {min(late)} in group {row.number}: over {bound} old (I1)")
     if any(one.reward is None for ones in rollouts for one in ones):
-        tally.breach(f"batch {step} has a rollout without a reward")
+        report.breach(f"batch {step} has a rollout without a reward")
         return None
     return [(one.number, one.idx, one.digest, one.reward or 0.0) for ones in rollouts for one in ones]

@@ -26,11 +26,16 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """No lease now; `detail` tells a person why. The shell may hold the question open until the plane has changed."""
+    """No lease now; `detail` tells a person why."""
 
     reason: Refusal
     retry_after_s: float
     detail: str = ""
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the shell holds the question open and asks again when the plane has changed."""
+        return self.reason in ("paced", "standby")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +105,5 @@ class Evaluated:
 Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
 """To be journaled, in this order. What a question, a submission or a batch recorded is committed before its answer is
 sent or its trainer called."""
-
-RECORDS = (GroupOpened, SamplesLeased, RolloutAccepted, RolloutReturned, RolloutScored, GroupDropped, BatchTaken)
 
 Effect = Granted | Refused | Judged | ScoreWanted | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated | Record

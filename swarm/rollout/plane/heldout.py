@@ -1,14 +1,14 @@
-"""A round of held-out prompts: which ones are answered, the scores once all are, and how little it takes from training.
+"""A round of held-out prompts: which are out, their scores, and how little the round takes from training.
 
-One round at a time. While one is open, of `EVERY` samples that are leased at most one is held-out as long as there is
-training work for who asks; a burst of an `EVERY`-th of a batch goes first, so that a small round ends soon. A node that
-has places free and finds no training work for them may fill all of them. So a round adds 1 / (EVERY - 1) at most to the
-samples that are drawn for a batch, and once as many at its beginning, however many prompts and samples it has. At S = 0
-training goes first and a round has what is left (RolloutPlane): samplers wait there while the learner trains.
+There is one round at a time. While it is open and there is training work for the node that asks, at most one of `EVERY`
+leased samples is held-out, after a burst of an `EVERY`-th of a batch with which small rounds end soon. A node with free
+places and no training work for them may fill all of them. So a round, however large, adds at most 1 / (EVERY - 1) to
+the samples drawn for a batch, and the burst once. At S = 0 training goes first and a round gets what is left
+(RolloutPlane): samplers wait there while the learner trains.
 
-It must not take more time than samples. An engine that draws a batch at once is as long over two as over sixteen, so a
-few held-out ones are no batch of their own while there is another to come (`RolloutPlane._fill`); and who is about to
-install weights that it can train with is given none.
+A round must not cost more time than its samples. An engine that draws a batch at once takes as long over two samples as
+over sixteen, so a few held-out ones make no batch of their own while another is to come (`RolloutPlane._fill`), and a
+node that is about to install weights that it can train with gets none.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 WRONG = Score(reward=0.0, exact=False)
 """A held-out prompt that cannot be answered counts as wrong: the share must not rise by dropping."""
 
-EVERY = 8  # One of so many leased samples may be held-out: 14 % more samples for a batch at most while a round is open
+EVERY = 8  # At most one leased sample of these is held-out: up to 14 % more samples for a batch while a round is open
 
 
 class HeldOutRound:
-    """One round at a time. `life` keeps the names of rounds apart that different lives of a learner began; every prompt
-    is answered by `samples` samples, under `rules` or, if it is one alone, greedily. `batch_samples`: of a batch."""
+    """One round at a time. `life` keeps apart the names of rounds of different lives of a learner. Every prompt is
+    answered by `samples` samples under `rules`, a single one greedily. A batch has `batch_samples`."""
 
     def __init__(self, life: int, rules: SamplingRules, *, samples: int, batch_samples: int) -> None:
         self._life = life
@@ -71,12 +71,12 @@ class HeldOutRound:
         return max(0, self._burst + (self._leased + capacity) // EVERY - self._leased_here)
 
     def leased(self, samples: int, here: int) -> None:
-        """So many samples were leased, `here` of them of this round."""
+        """Count samples that were leased, `here` of them of this round."""
         self._leased += samples
         self._leased_here += here
 
     def scored(self, group_id: GroupId, scores: Sequence[Score] | None) -> list[Evaluated]:
-        """Enter the scores of a prompt, None for one that was dropped; the round's end if that was the last."""
+        """Enter the scores of a prompt, None if it was dropped. Returns the round's outcome after the last one."""
         if group_id not in self._scores:
             return []
         self._scores[group_id] = tuple(scores) if scores is not None else (WRONG,) * self._samples
@@ -88,7 +88,7 @@ class HeldOutRound:
 
 
 def held_out_figures(scores: Sequence[Sequence[Score]]) -> dict[str, float]:
-    """What a round shows, `scores` being those of the k samples of each prompt.
+    """The figures of a round from the scores of the k samples of each prompt.
 
     `pass_at_1` is the share of samples that are right, `pass_at_k` that of prompts with any right one: the unbiased
     estimators of arXiv 2107.03374, equation 1, for n = k samples. `exact_match` is pass_at_1 under the name that a

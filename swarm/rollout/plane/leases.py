@@ -4,21 +4,21 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
 *answered* (its rollout was accepted and is being scored) or *scored*:
 
     waiting -> leased       grant
-    leased  -> waiting      the node released it, failed it, was silent for three beats, or says that it has it not
+    leased  -> waiting      the node released or failed it, was silent for three beats, or does not name it any more
     leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
     answered -> scored      its reward arrived
-    answered -> waiting     its reward failed: it is drawn anew, from another seed
+    answered -> waiting     its reward failed: it is drawn again, from another seed
 
-A sample keeps its id over all of this, and its seed but for the last. Nothing takes it from a node that is at work on
-it within its limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest
-sampler answers within the limit, if only to say that it failed; a lease past it belongs to one that beats and never
-answers. One answer is accepted at a time. A group whose samples are all scored is complete and leaves the table.
+A sample keeps its id, and its seed but for the last case. It is never taken from a node that works on it within its
+limit: to lease a slow sample twice and take the first answer would favour short answers. An honest sampler answers
+within the limit, if only to say that it failed; only a node that beats and never answers passes it. One answer is
+accepted at a time. A group whose samples are all scored is complete and leaves the table.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -33,32 +33,30 @@ LEASE_SLACK_S = 60.0
 """Added to a lease's time limit on this side: the sampler counts from receipt and has to hand its answer in."""
 
 LIMIT_FACTOR = 8.0
-"""A lease's time limit over the time that its longest completion takes at the sampler's measured rate: a batch that is
-shared with others, a swap of weights, and an engine that slows down eightfold all fit. To fail a sample because it is
-long would favour short answers."""
+"""A lease's time limit, in times that its longest completion takes at the sampler's measured rate. This leaves room for
+a shared batch, a swap of weights, or an engine that slows down; to fail long samples would favour short answers."""
 
 SLOWEST_TOKENS_PER_S = 2.0
-"""What a sampler whose rate is not known yet is taken for, and the slowest that any limit is derived from: below it a
-claim would only keep samples from others."""
+"""Rate that is assumed of a sampler until it is known, and the slowest that a limit follows from: a node that claims
+less would only keep samples from others."""
 
 MIN_LIMIT_S = 30.0
-"""Shortest time limit of a lease: what a small model draws in a moment may wait behind a batch and an install."""
+"""Shortest time limit of a lease: a short completion may wait behind a batch and an install."""
 
 MAX_HELD = 8192
 """Samples that one node may hold: twice what it may ask for at once, since it asks one batch ahead of its engine."""
 
 UNPROVEN_HELD = 256
-"""Samples that a node may hold before its first accepted answer: keys cost nothing, and whoever takes leases without
-answering keeps them from others for a while. Two batches of an ordinary engine."""
+"""Samples that a node may hold before its first accepted answer, two batches of an ordinary engine: keys cost nothing,
+and a node that never answers keeps its leases from others for a while."""
 
-RETRY_S = 60.0  # A sample that a node failed is offered to others for so long, unless all have failed it
+RETRY_S = 60.0  # A sample that a node failed is kept for others this long, unless all have failed it
 
 FAILED_BY = 3
-"""Different nodes that have failed a sample, or all there are, before its group is given up: one alone may be broken,
-or lie."""
+"""Different nodes (or all there are) that must fail a sample before its group is given up: one may lie."""
 
 MAX_REDRAWS = 2
-"""Times that a sample is drawn anew because its answer could not be scored. By the third answer it is the prompt."""
+"""Times that a sample is drawn again because its answer could not be scored. By the third answer it is the prompt."""
 
 MAX_NODES = 4096  # Samplers that the table remembers; the same bound as the table of publics
 
@@ -115,17 +113,16 @@ class Group:
 
     @property
     def leased(self) -> int:
-        """Samples that some node works on."""
         return sum(sample.node is not None for sample in self.samples)
 
     @property
     def authors(self) -> Counter[NodeId]:
-        """How many rollouts of whom it holds."""
+        """How many of its rollouts each node made."""
         return Counter(sample.author for sample in self.samples if sample.author is not None)
 
     @property
     def mean_tokens(self) -> float:
-        """Mean length of what is answered; 0 while nothing is. What foretells the length of the rest."""
+        """Mean length of its answers, 0 without any: a forecast of the rest."""
         lengths = [sample.rollout.length for sample in self.samples if sample.rollout is not None]
         return sum(lengths) / len(lengths) if lengths else 0.0
 
@@ -136,10 +133,10 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """What the table knows of one sampler: its rate, the samples that it holds and when each is overdue.
+    """What the table knows of one sampler. `held` says when each of its samples is overdue.
 
-    `tokens_per_s` is how fast one of its samples grows, by its own word; 0 while that is unknown. `most` is how many
-    samples it may hold: few before its first answer, and one after it kept some past their limit.
+    `tokens_per_s` is how fast one of its samples grows, as it says; 0 while that is unknown. `most` is how many samples
+    it may hold: few before its first answer, and one after it kept some past their limit.
     """
 
     heard_at: float
@@ -169,15 +166,14 @@ class LeaseTable:
         self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
         self.chances = 0
-        """Rises whenever something happened here after which a node that got nothing may get something: a sample went
-        back to waiting, a node has nothing left in its hands, a group was dropped, or one turned out to be due later
-        than was thought."""
+        """Rises when a node that got nothing may now get something: a sample went back to waiting, a node has nothing
+        left in its hands, a group was dropped, or one turned out to be due later."""
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def groups(self) -> Iterator[Group]:
-        return iter(self._groups.values())
+    def groups(self) -> ValuesView[Group]:
+        return self._groups.values()
 
     def group(self, group_id: str) -> Group | None:
         return self._groups.get(GroupId(group_id))
@@ -227,30 +223,19 @@ class LeaseTable:
         return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
 
     def claimable(self, held: VersionId) -> list[Group]:
-        """Groups with waiting samples that a node holding `held` may fill: held-out prompts, then the oldest; among
-        those of one version the ones whose answers are long so far."""
+        """Groups with waiting samples that a node holding `held` may fill: held-out prompts first, then the oldest
+        version, then the longest answers so far."""
         open_to_it = [group for group in self._unfilled.values() if group.min_version <= held]
         return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
 
-    def holds(self, node: NodeId, group_id: str, index: int) -> bool:
-        """Whether this sample is leased to `node` now."""
+    def held_by(self, node: NodeId) -> Collection[tuple[str, int]]:
+        """The samples that are leased to `node` now, by group and index."""
         state = self._nodes.get(node)
-        return state is not None and (group_id, index) in state.held
-
-    def holds_any(self, node: NodeId) -> bool:
-        """Whether `node` has samples in its hands."""
-        state = self._nodes.get(node)
-        return state is not None and bool(state.held)
-
-    def held_by(self, node: NodeId) -> int:
-        """How many samples `node` holds."""
-        state = self._nodes.get(node)
-        return 0 if state is None else len(state.held)
+        return () if state is None else state.held.keys()
 
     def room(self, node: NodeId) -> int:
         """How many more samples `node`, which was heard before, may hold."""
-        state = self._nodes[node]
-        return max(0, state.most - len(state.held))
+        return max(0, self._nodes[node].most - len(self._nodes[node].held))
 
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
         """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
@@ -262,7 +247,7 @@ class LeaseTable:
         return Share(group=group, specs=specs, time_limit_s=limit_s)
 
     def restore(self, group: Group, holders: Mapping[int, NodeId], *, heard_at: float) -> None:
-        """Lease the samples of a group of a former life again to whom they were leased then. `heard_at`: see hear."""
+        """Lease the samples of a group of a former life to the nodes that had them, as if heard at `heard_at`."""
         for index, node in holders.items():
             if group.samples[index].waiting and self.hear(node, now=heard_at):
                 limit_s = self._longest_s(group.rules.max_new_tokens)
@@ -287,7 +272,7 @@ class LeaseTable:
         return True
 
     def retract(self, group: Group, index: int) -> bool:
-        """Have a sample whose answer cannot be scored drawn anew; False if that was done often enough."""
+        """Have a sample whose answer cannot be scored drawn again; False if that was done often enough."""
         sample = group.samples[index]
         assert sample.rollout is not None
         assert sample.score is None
@@ -309,27 +294,25 @@ class LeaseTable:
 
     def release(self, node: NodeId, group_id: str, index: int) -> bool:
         """Put a sample that `node` holds back to waiting; False if it does not hold it."""
-        group = self.group(group_id)
-        if group is None or index >= len(group.samples) or group.samples[index].node != node:
+        if (group_id, index) not in self.held_by(node):
             return False
-        self._free(group, group.samples[index])
+        group = self._groups[GroupId(group_id)]
+        self._take_back(group, group.samples[index])
+        self.chances += 1
         return True
 
     def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
-        """Put back what `node` holds here and not in its own words: the grant was lost, or a former life had it."""
-        state = self._nodes[node]
-        for group_id, index in [name for name in state.held if name not in holding]:
-            self._free(self._groups[group_id], self._groups[group_id].samples[index])
+        """Put back what `node` does not name: the grant was lost on the way, or a former life of the node had it."""
+        for group_id, index in [name for name in self.held_by(node) if name not in holding]:
+            self.release(node, group_id, index)
 
-    def hear(self, node: NodeId, *, now: float) -> bool:
-        """Note a sign of life. False if the table of nodes is full."""
-        state = self._nodes.get(node)
-        if state is not None:
-            state.heard_at = max(state.heard_at, now)
-            return True
-        if len(self._nodes) >= MAX_NODES:
+    def hear(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> bool:
+        """Note a sign of life, and the node's rate if it says one. False if the table of nodes is full."""
+        if node not in self._nodes and len(self._nodes) >= MAX_NODES:
             return False
-        self._nodes[node] = NodeState(heard_at=now)
+        state = self._nodes.setdefault(node, NodeState(heard_at=now))
+        state.heard_at = max(state.heard_at, now)
+        state.tokens_per_s = tokens_per_s or state.tokens_per_s
         return True
 
     def fail(self, node: NodeId, group: Group, index: int, *, now: float) -> bool:
@@ -341,14 +324,9 @@ class LeaseTable:
         self.release(node, group.group_id, index)
         return len(sample.failed_by) >= FAILED_BY or self._all_failed(sample)
 
-    def measured(self, node: NodeId, tokens_per_s: float) -> None:
-        """Note the rate of a node that was heard before."""
-        self._nodes[node].tokens_per_s = tokens_per_s
-
     def forget(self, node: NodeId) -> int:
         """Drop a node and put its samples back to waiting; how many there were."""
-        state = self._nodes.pop(node, None)
-        if state is None:
+        if (state := self._nodes.pop(node, None)) is None:
             return 0
         for group_id, index in state.held:
             self._groups[group_id].samples[index].node = None
@@ -366,7 +344,7 @@ class LeaseTable:
         for node, state in self._nodes.items():
             overdue = tuple(name for name, due in state.held.items() if due <= now)
             for group_id, index in overdue:
-                self._free(self._groups[group_id], self._groups[group_id].samples[index])
+                self.release(node, group_id, index)
             if overdue:
                 state.most = 1
                 taken.append((node, overdue))
@@ -378,16 +356,9 @@ class LeaseTable:
         limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
         return min((*silences, *limits), default=None)
 
-    @property
-    def node_count(self) -> int:
-        return len(self._nodes)
-
-    def knows_only(self, nodes: Collection[NodeId]) -> bool:
-        """Whether nobody else was heard. Asked for each node on standby at every chance."""
-        return len(self._nodes) <= len(nodes) and all(node in nodes for node in self._nodes)
-
-    def nodes(self) -> Iterator[NodeId]:
-        return iter(self._nodes)
+    def nodes(self) -> KeysView[NodeId]:
+        """Nodes that were heard lately."""
+        return self._nodes.keys()
 
     def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
         """Whether `node` may have a sample that waits: not one that it failed lately while others have not."""
@@ -397,12 +368,11 @@ class LeaseTable:
         return all(node in sample.failed_by for node in self._nodes)
 
     def _limit_s(self, node: NodeId, max_new_tokens: int) -> float:
-        """The time limit of a lease for `node`: what the longest completion takes at its rate, LIMIT_FACTOR times."""
         rate, most_s = self._nodes[node].tokens_per_s, self._longest_s(max_new_tokens)
         return most_s if rate <= 0 else min(most_s, max(MIN_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
 
     def _longest_s(self, max_new_tokens: int) -> float:
-        """Longest time limit that anybody gets. It grows with the completion: to cut what is long would be a bias."""
+        """Longest time limit of any lease. It grows with the completion: to cut off long ones would be a bias."""
         return max(self._most_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
 
     def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
@@ -410,21 +380,17 @@ class LeaseTable:
         self._wait(group, -1)
         self._nodes[node].held[group.group_id, sample.spec.index] = due
 
-    def _free(self, group: Group, sample: Sample) -> None:
-        self._take_back(group, sample)
-        self.chances += 1
-
     def _take_back(self, group: Group, sample: Sample) -> None:
         if sample.node is not None:
             held = self._nodes[sample.node].held
             held.pop((group.group_id, sample.spec.index), None)
-            # Who has nothing left in its hands may be given what one that asks ahead is not.
+            # A node with nothing left in its hands may be given what one that asks ahead is not.
             self.chances += not held
             sample.node = None
             self._wait(group, 1)
 
     def _wait(self, group: Group, samples: int) -> None:
-        """So many samples of `group` more are waiting."""
+        """Count `samples` more of `group` that wait."""
         group.waiting += samples
         if group.waiting:
             self._unfilled[group.group_id] = group
@@ -432,7 +398,6 @@ class LeaseTable:
             self._unfilled.pop(group.group_id, None)
 
     def _age(self, group: Group, count: int) -> None:
-        """Count `group` in or out under its oldest version, as that is now."""
         if group.purpose != "train":
             return
         self._ages[group.oldest_version] += count

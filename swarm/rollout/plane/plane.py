@@ -40,20 +40,21 @@ from swarm.rollout.plane.effects import (
     LeaseOverdue,
     NodeSilent,
     Refused,
+    ScoreWanted,
 )
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
 from swarm.rollout.plane.leases import Group, LeaseTable, Share
 from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
-from swarm.rollout.plane.verdict import dropped, is_current, score_wanted, train_id, verdict_on, was_lowered
-from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
+from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
+from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
 
 
 class Buffer:
-    """Ready groups. Who keeps it bounded: the pacing rule opens at most (S + 1) * B groups that are fresh."""
+    """Ready groups. The pacing rule keeps it bounded: it opens at most (S + 1) * B groups that are fresh."""
 
     def __init__(self, *, batch_groups: int) -> None:
         self._batch_groups = batch_groups
-        self._ready: list[Group] = []
+        self._ready: dict[GroupId, Group] = {}
         self._ages: Counter[int] = Counter()
 
     def __len__(self) -> int:
@@ -61,50 +62,44 @@ class Buffer:
 
     def add(self, group: Group) -> None:
         assert group.complete
-        self._ready.append(group)
+        self._ready[group.group_id] = group
         self._ages[group.oldest_version] += 1
 
     def by_deadline(self, max_staleness: int) -> Counter[int]:
         """How many ready groups there are, by deadline."""
         return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
 
-    def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Remove and return what may not be in batch `next_batch` or any later one."""
-        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
-        stale = [g for g in self._ready if not is_fresh(g.oldest_version, next_batch, max_staleness)]
-        self._keep(fresh)
-        return stale
-
     def count(self, next_batch: int, max_staleness: int) -> int:
         """How many ready groups may be in batch `next_batch`."""
         return sum(count for version, count in self._ages.items() if is_fresh(version, next_batch, max_staleness))
 
-    def can_take(self, next_batch: int, max_staleness: int) -> bool:
-        """True if a whole batch is ready."""
-        return self.count(next_batch, max_staleness) >= self._batch_groups
+    def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
+        """Remove and return what may not be in batch `next_batch` or any later one."""
+        ready = self._ready.values()
+        return self._remove([g for g in ready if not is_fresh(g.oldest_version, next_batch, max_staleness)])
 
     def first(self, next_batch: int, max_staleness: int) -> list[Group]:
         """The groups that batch `next_batch` would hold: the B fresh ones that are due earliest."""
-        fresh = [g for g in self._ready if is_fresh(g.oldest_version, next_batch, max_staleness)]
+        fresh = [g for g in self._ready.values() if is_fresh(g.oldest_version, next_batch, max_staleness)]
         fresh.sort(key=lambda g: (g.deadline(max_staleness), g.order))
         return fresh[: self._batch_groups]
 
     def take(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Batch `next_batch`: B groups, earliest deadline first, each of which is fresh (I1 is guaranteed here)."""
+        """Remove and return batch `next_batch`: B groups, each of which is fresh (I1 is guaranteed here)."""
         batch = self.first(next_batch, max_staleness)
         assert len(batch) == self._batch_groups
-        taken = {g.group_id for g in batch}
-        self._keep([g for g in self._ready if g.group_id not in taken])
-        return batch
+        return self._remove(batch)
 
-    def _keep(self, groups: list[Group]) -> None:
-        self._ready = groups
-        self._ages = Counter(group.oldest_version for group in groups)
+    def _remove(self, groups: list[Group]) -> list[Group]:
+        for group in groups:
+            del self._ready[group.group_id]
+        self._ages = Counter(group.oldest_version for group in self._ready.values())
+        return groups
 
 
 @dataclass(slots=True, kw_only=True)
-class Claim:
-    """What `node` is granted so far. `capacity` more samples it can take on, `at_once` of them can begin at once."""
+class Grant:
+    """What `node` is given so far. It can take on `capacity` more samples, `at_once` of which can begin at once."""
 
     table: LeaseTable
     node: NodeId
@@ -120,11 +115,10 @@ class Claim:
 
     @property
     def held_out(self) -> int:
-        """How many of the samples answer held-out prompts."""
         return sum(len(share.specs) for share in self.shares if share.group.purpose == "eval")
 
     def take(self, group: Group, most: int) -> int:
-        """Lease up to `most` waiting samples of `group`; how many there were."""
+        """Lease up to `most` waiting samples of `group`; returns how many there were."""
         share = self.table.claim(group, self.node, min(most, self.capacity), now=self.now)
         count = len(share.specs)
         if count:
@@ -137,7 +131,6 @@ class Claim:
         return count
 
     def take_of(self, groups: Iterable[Group], most: int) -> None:
-        """Lease up to `most` samples of `groups`, in their order."""
         for group in groups:
             if min(most, self.capacity) <= 0:
                 break
@@ -182,7 +175,8 @@ class RolloutPlane:
         self.next_batch = 0
         self.newest: VersionId | None = None
         self._prompts = prompts
-        self._table = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s)
+        self.leased = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s)
+        """Who holds what; others only read it."""
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
         self._round = HeldOutRound(
@@ -194,16 +188,13 @@ class RolloutPlane:
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}
-        """Who is leased nothing, and why."""
+        """The nodes that are leased nothing, and why."""
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
-        """Go on where the records of a former life left off: open groups count as leased. Before anything else."""
+        """Go on where the records of a former life end; open groups count as leased. Called before anything else."""
         assert self._opened == 0
         self.next_batch, self._opened = run.next_batch, run.opened
-        effects: list[Effect] = []
-        for recorded in run.groups:
-            effects += self._restore_group(recorded, now=now)
-        return effects + self._expire()
+        return [effect for group in run.groups for effect in self._restore_group(group, now=now)] + self._expire()
 
     # -- what samplers do ------------------------------------------------------------------------------------
 
@@ -226,10 +217,10 @@ class RolloutPlane:
         is put back, or an answer that was lost would stay leased for as long as the sampler lives. None on later tries
         of a question that was held open, when the list may be outdated; `now` is when the question arrived.
         """
-        if not self._table.hear(node, now=now):
+        if not self.leased.hear(node, now=now):
             return [Refused(reason="draining", retry_after_s=60.0)]
         if holding is not None:
-            self._table.keep(node, holding)
+            self.leased.keep(node, holding)
         if self._ending == "finished" or (self._ending and not self._round.open):
             return [Refused(reason=self._ending, retry_after_s=self.rules.beat_s)]
         if self.newest is None:
@@ -246,20 +237,14 @@ class RolloutPlane:
 
     def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> None:
         """A sign of life from a sampler, and its measured rate."""
-        if self._table.hear(node, now=now) and tokens_per_s > 0:
-            self._table.measured(node, tokens_per_s)
-
-    @property
-    def leased(self) -> LeaseTable:
-        """Who holds what. To be read alone."""
-        return self._table
+        self.leased.hear(node, now=now, tokens_per_s=tokens_per_s)
 
     def submit(
         self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float, fault: str | None = None
     ) -> list[Effect]:
         """An answer under a lease whose seal was checked. `fault`: its malformation, if that was asked before."""
-        self._table.hear(node, now=now)
-        group = self._table.group(rollout.group_id)
+        self.leased.hear(node, now=now)
+        group = self.leased.group(rollout.group_id)
         verdict, detail = self._judge(node, lease, rollout, fault)
         failed = rollout.finish == "failed"
         judged = Judged(
@@ -268,17 +253,20 @@ class RolloutPlane:
             verdict=verdict,
             detail=detail,
             failed=failed,
-            bound_lowered=verdict == "stale" and was_lowered(rollout, group, self.next_batch),
+            bound_lowered=verdict == "stale"
+            and group is not None
+            and rollout.oldest is not None
+            and is_fresh(rollout.oldest, self.next_batch, group.bound),
         )
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
-                self._table.release(node, rollout.group_id, rollout.index)
+                self.leased.release(node, rollout.group_id, rollout.index)
             return [judged]
         assert group is not None
         if failed:
             return [judged, *self._failed(node, group, rollout, now=now)]
-        self._table.answer(group, rollout, node)
-        wanted = score_wanted(group, rollout, node)
+        self.leased.answer(group, rollout, node)
+        wanted = _score_wanted(group, rollout, node)
         if group.purpose == "eval":
             return [judged, wanted]
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout, next_batch=self.next_batch)
@@ -286,34 +274,34 @@ class RolloutPlane:
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
         """A sampler hands a sample back."""
-        self._table.hear(node, now=now)
-        self._table.release(node, group_id, index)
+        self.leased.hear(node, now=now)
+        self.leased.release(node, group_id, index)
 
     def leave(self, node: NodeId) -> None:
         """A sampler goes; whatever it still holds is put back."""
-        self._table.forget(node)
+        self.leased.forget(node)
 
     def tick(self, *, now: float) -> list[Effect]:
         """Take the samples of nodes that missed three beats, and those that are past their time limit."""
         return [
-            *(NodeSilent(node=node, samples=self._table.forget(node)) for node in self._table.silent(now=now)),
-            *(LeaseOverdue(node=node, samples=names) for node, names in self._table.take_overdue(now=now)),
+            *(NodeSilent(node=node, samples=self.leased.forget(node)) for node in self.leased.silent(now=now)),
+            *(LeaseOverdue(node=node, samples=names) for node, names in self.leased.take_overdue(now=now)),
         ]
 
     def deadline(self) -> float | None:
         """When `tick` has something to do if nothing is heard before."""
-        return self._table.next_due()
+        return self.leased.next_due()
 
     # -- what the learner does -------------------------------------------------------------------------------
 
     def published(self, version: VersionId) -> None:
-        """`version` can be fetched by samplers from now on."""
+        """From now on samplers can fetch `version`."""
         assert self.newest is None or version > self.newest
         self.newest = version
 
     def scored(self, group_id: str, index: int, score: Score) -> list[Effect]:
-        """The reward of an accepted rollout."""
-        group = self._table.group(group_id)
+        """Take the reward of an accepted rollout."""
+        group = self.leased.group(group_id)
         if group is None:
             return []
         group.samples[index].score = score
@@ -323,19 +311,19 @@ class RolloutPlane:
         return effects + self._completed(group) if group.complete else effects
 
     def unscorable(self, group_id: str, index: int) -> list[Effect]:
-        """A reward failed: the sample is drawn anew, or the group dropped where that did not help or would come too
-        late. A held-out one is wrong."""
-        if (group := self._table.group(group_id)) is None:
+        """A reward failed: the sample is drawn again, or its group is dropped if that did not help or comes too late. A
+        held-out sample counts as wrong."""
+        if (group := self.leased.group(group_id)) is None:
             return []
         if group.purpose == "eval":
             return self.scored(group_id, index, WRONG)
-        if self._fresh(group.min_version.version) and self._table.retract(group, index):
+        if self._fresh(group.min_version.version) and self.leased.retract(group, index):
             return [RolloutReturned(number=group.order, index=index)]
         return self._drop(group, "reward_failed")
 
     def can_take(self, *, now: float) -> bool:
-        """True if batch `next_batch` is ready, and nothing that was asked for would become stale by taking it now; a
-        batch that would leave something behind waits `hold_s`."""
+        """True if batch `next_batch` is ready, and taking it now makes no sample stale that somebody works on; a batch
+        that would do so waits `hold_s`."""
         if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
             return False
         if not self._pacing.holds:
@@ -349,7 +337,7 @@ class RolloutPlane:
         return self._pacing.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
-        """Batch `next_batch`, which must be there, and the record of it; what can be in no later one is dropped."""
+        """Take batch `next_batch`, which must be ready, and drop what can be in no later one."""
         batch = self._buffer.take(self.next_batch, self.max_staleness)
         assert all(is_fresh(g.oldest_version, self.next_batch, self.max_staleness) for g in batch)
         numbers = tuple(group.order for group in batch)
@@ -364,16 +352,15 @@ class RolloutPlane:
         return self._expire()
 
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
-        """Have samplers that hold `version` or a newer one answer held-out prompts. One round at a time."""
-        self._round.begin(self._table, version, prompts, bound=self.max_staleness)
+        """Begin a round: samplers that hold `version` or a newer one answer held-out prompts."""
+        self._round.begin(self.leased, version, prompts, bound=self.max_staleness)
 
     @property
     def evaluating(self) -> bool:
-        """True while a round of held-out prompts is out."""
         return self._round.open
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
-        """Lease nothing to these from now on, and say why. What they hold they finish."""
+        """Lease nothing to these nodes from now on, and tell them why. They finish what they hold."""
         self.standby = nodes
 
     def end(self, reason: Refusal) -> None:
@@ -381,12 +368,12 @@ class RolloutPlane:
         self._ending = reason
 
     def counts(self) -> dict[str, int]:
-        """Sizes for `status`: open groups, ready groups, leased samples, known nodes."""
+        """Figures for `status`."""
         return {
-            "groups_open": len(self._table),
+            "groups_open": len(self.leased),
             "groups_ready": len(self._buffer),
-            "samples_leased": sum(group.leased for group in self._table.groups()),
-            "nodes": self._table.node_count,
+            "samples_leased": sum(group.leased for group in self.leased.groups()),
+            "nodes": len(self.leased.nodes()),
         }
 
     # -- decisions -------------------------------------------------------------------------------------------
@@ -397,65 +384,65 @@ class RolloutPlane:
     def _claim(
         self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float
     ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
-        room = min(capacity, self._table.room(node))
-        at_once = min(room, at_once or (0 if self._table.holds_any(node) else room))
-        claim = Claim(table=self._table, node=node, now=now, capacity=room, at_once=at_once)
-        # On standby held-out prompts alone, and only where nobody else is there to answer them.
-        if node not in self.standby or (self._round.open and self._table.knows_only(self.standby)):
-            self._fill(claim, held)
-        self._round.leased(claim.samples, claim.held_out)
-        return claim.shares, claim.records
+        room = min(capacity, self.leased.room(node))
+        at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
+        grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
+        # A node on standby gets held-out prompts alone, and only if nobody else is there to answer them.
+        if node not in self.standby or (self._round.open and self.leased.nodes() <= self.standby.keys()):
+            self._fill(grant, held)
+        self._round.leased(grant.samples, grant.held_out)
+        return grant.shares, grant.records
 
-    def _fill(self, claim: Claim, held: VersionId) -> None:
-        """Training beside as many held-out prompts as there may be, then what places are still free for."""
-        claimable = self._table.claimable(held)
+    def _fill(self, grant: Grant, held: VersionId) -> None:
+        """Grant training beside as many held-out prompts as are allowed, then fill free places with more of these."""
+        claimable = self.leased.claimable(held)
         held_out = [group for group in claimable if group.purpose == "eval"]
-        if self._ending or claim.node in self.standby:
-            claim.take_of(held_out, claim.capacity)
+        if self._ending or grant.node in self.standby:
+            grant.take_of(held_out, grant.capacity)
             return
         if not self._fresh(held.version):
             return  # It is about to install what it can train with; nothing may keep it from that.
         begun = [group for group in claimable if group.purpose == "train"]
         if self.max_staleness == 0:
-            # One kind alone, so that a run can be had again: with the padding the last bits of log-probs depend on
-            # what is drawn beside a sample, which must not depend on when a round began.
-            self._train(claim, held, begun)
-            if not claim.samples:
-                claim.take_of(held_out, claim.at_once)
+            # Only one kind at a time, so that a run can be repeated: through padding, the last bits of log-probs depend
+            # on what is drawn beside a sample, and that must not depend on when a round began.
+            self._train(grant, held, begun)
+            if not grant.samples:
+                grant.take_of(held_out, grant.at_once)
             return
-        allowed = min(claim.capacity, self._round.allowance(claim.capacity), sum(group.waiting for group in held_out))
-        claim.capacity -= allowed
-        self._train(claim, held, begun)
-        claim.capacity += allowed
-        # A few alone, asked for ahead, would be an engine's whole next batch and take it as long as a full one.
-        if claim.samples or allowed == claim.capacity:
-            claim.take_of(held_out, allowed)
-        claim.take_of(held_out, claim.at_once)
+        allowed = min(grant.capacity, self._round.allowance(grant.capacity), sum(group.waiting for group in held_out))
+        grant.capacity -= allowed
+        self._train(grant, held, begun)
+        grant.capacity += allowed
+        # A few held-out samples, asked for ahead, would be an engine's whole next batch and take as long as a full one.
+        if grant.samples or allowed == grant.capacity:
+            grant.take_of(held_out, allowed)
+        grant.take_of(held_out, grant.at_once)
 
-    def _train(self, claim: Claim, held: VersionId, begun: Sequence[Group]) -> None:
-        """What was begun, then new groups as far as pacing allows."""
+    def _train(self, grant: Grant, held: VersionId, begun: Sequence[Group]) -> None:
+        """Grant groups that have begun, then new ones as far as pacing allows."""
         for group in begun:
-            if claim.capacity == 0:
+            if grant.capacity == 0:
                 return
             if self._fresh(group.oldest_version):
-                if claim.at_once == 0:
-                    return  # What was begun waits for a node that can go on with it at once.
-                claim.take(group, claim.at_once)
+                if grant.at_once == 0:
+                    return  # A group that has begun waits for a node that can go on with it at once.
+                grant.take(group, grant.at_once)
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
-        while claim.capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=claim.at_once == 0):
+        while grant.capacity > 0 and self._pacing.may_open(due, by_deadline, self.next_batch, ahead=grant.at_once == 0):
             by_deadline[due] += 1
-            claim.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
-            claim.take(self._open(self._opened, held, self.max_staleness), claim.capacity)
+            grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
+            grant.take(self._open(self._opened, held, self.max_staleness), grant.capacity)
             self._opened += 1
 
     def _by_deadline(self) -> Counter[int]:
         """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
-        return self._buffer.by_deadline(self.max_staleness) + self._table.by_deadline(self.max_staleness)
+        return self._buffer.by_deadline(self.max_staleness) + self.leased.by_deadline(self.max_staleness)
 
     def _open(self, number: int, version: VersionId, bound: int) -> Group:
-        return self._table.open(
-            train_id(number),
+        return self.leased.open(
+            GroupId(f"t{number}"),
             order=number,
             purpose="train",
             prompt=self._prompts(number),
@@ -469,11 +456,11 @@ class RolloutPlane:
         group = self._open(recorded.number, recorded.version, recorded.max_staleness)
         wanted: list[Effect] = []
         for found in recorded.rollouts:
-            self._table.answer(group, found.rollout, found.node)
+            self.leased.answer(group, found.rollout, found.node)
             group.samples[found.rollout.index].score = found.score
             if found.score is None:
-                wanted.append(score_wanted(group, found.rollout, found.node))
-        self._table.restore(group, recorded.holders, heard_at=now + RETURN_S)
+                wanted.append(_score_wanted(group, found.rollout, found.node))
+        self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
 
     def _lease(self, share: Share, node: NodeId) -> Lease:
@@ -496,17 +483,16 @@ class RolloutPlane:
             rollout,
             lease,
             node,
-            self._table.group(rollout.group_id),
+            self.leased.group(rollout.group_id),
+            fault=malformation(rollout, lease, vocab_size=self.rules.vocab_size) if fault is None else fault,
             opened=self._opened,
             newest=self.newest,
             next_batch=self.next_batch,
             max_staleness=self.max_staleness,
-            vocab_size=self.rules.vocab_size,
-            fault=fault,
         )
 
     def _failed(self, node: NodeId, group: Group, rollout: Rollout, *, now: float) -> list[Effect]:
-        hopeless = self._table.fail(node, group, rollout.index, now=now)
+        hopeless = self.leased.fail(node, group, rollout.index, now=now)
         sample = group.samples[rollout.index]
         failed = GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=rollout.reason)
         if sample.failures < MAX_FAILURES or not hopeless:
@@ -514,7 +500,7 @@ class RolloutPlane:
         return [failed, *self._drop(group, "generation_failed")]
 
     def _completed(self, group: Group) -> list[Effect]:
-        self._table.close(group)
+        self.leased.close(group)
         if group.purpose == "eval":
             return [*self._round.scored(group.group_id, [s.score for s in group.samples if s.score])]
         if self._fresh(group.oldest_version):
@@ -523,21 +509,37 @@ class RolloutPlane:
         return [self._dropped(group, "stale")]
 
     def _drop(self, group: Group, reason: str) -> list[Effect]:
-        self._table.close(group)
+        self.leased.close(group)
         return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
-        return dropped(group, reason, next_batch=self.next_batch, max_staleness=self.max_staleness)
+        """The record of a group that is in no batch from n on."""
+        if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
+            reason = "bound_lowered"
+        return GroupDropped(
+            number=group.order if group.purpose == "train" else None,
+            group_id=group.group_id,
+            reason=reason,
+            rollouts=group.answered,
+            nodes=group.authors,
+            oldest=group.oldest_version,
+            next_batch=self.next_batch,
+            max_staleness=self.max_staleness,
+        )
 
     def _expire(self) -> list[Effect]:
-        """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it
-        and its answers are fresh: they may have switched to a newer version before they began."""
+        """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it and
+        its answers are fresh: they may have installed a newer version before they began."""
         stale = self._buffer.expire(self.next_batch, self.max_staleness)
         effects: list[Effect] = [self._dropped(group, "stale") for group in stale]
-        for group in list(self._table.groups()):
+        for group in list(self.leased.groups()):
             if group.purpose != "train" or self._fresh(group.oldest_version):
                 continue
             spoilt = group.oldest_answer is not None and not self._fresh(group.oldest_answer)
             if spoilt or not group.leased:
                 effects += self._drop(group, "stale")
         return effects
+
+
+def _score_wanted(group: Group, rollout: Rollout, node: NodeId) -> ScoreWanted:
+    return ScoreWanted(group_id=group.group_id, index=rollout.index, node=node, prompt=group.prompt, rollout=rollout)

@@ -1,17 +1,17 @@
 """Which rollouts may be trained on, and how many groups may be open: the staleness bound (I1) and its pacing.
 
-Words. Step t takes batch t and makes version t + 1 from version t. `next_batch` (n) is the index of the next batch
-to take: t while the learner waits for batch t, t + 1 while step t runs. A group whose oldest token was drawn by
-version v has the deadline v + S: batch v + S is the last one that may hold it.
+Terms. Step t takes batch t and makes version t + 1 from version t. `next_batch` (n) is the index of the next batch to
+take: t while the learner waits for batch t, t + 1 while step t runs. A group whose oldest token was drawn by version v
+has the deadline v + S: batch v + S is the last one that may hold it.
 
-`is_fresh` is the only place where the bound is decided. It is asked when a rollout is submitted (a courtesy to its
-sampler) and again when a batch is taken (the guarantee, I1).
+`is_fresh` alone decides the bound. It is asked when a rollout is submitted (a courtesy to its sampler) and again when a
+batch is taken (the guarantee, I1).
 
-Pacing keeps two things beyond the formula. A node that asks ahead, with samples still in its hands, gets none of the
-last B places before a deadline: what is leased to it waits behind its present work, while another node could begin at
-once. And where whole batches never wait (`hold_s` 0), `spare` groups more than can be trained are opened if the learner
-has lately had to wait for the last, long answers of a batch in which every place was given away. If more than those
-were missing, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
+Pacing adds two things to the formula. A node that asks ahead, with samples still in its hands, gets none of the last B
+places before a deadline: its samples would wait behind its present work, while another node could begin at once. And
+where whole batches never wait (`hold_s` 0), `spare` groups more than can be trained are opened if the learner has
+lately waited for the last, long answers of a batch whose places were all given away. If more groups than these were
+missing, the fleet is too slow or S too small (S = 0 always), and spare groups would only crowd out long answers.
 """
 
 from __future__ import annotations
@@ -36,6 +36,18 @@ def is_fresh(version: int, next_batch: int, max_staleness: int) -> bool:
     return staleness(version, next_batch) <= max_staleness
 
 
+def publication_period(every_steps: int, max_staleness: int) -> int:
+    """Learner steps between two publications. With a longer one the learner would wait for ever for rollouts that are
+    fresh enough."""
+    return min(every_steps, max_staleness + 1)
+
+
+def is_for_publication(step: int, newest: int, period: int, last_step: int) -> bool:
+    """Whether version `step` is published. It counts from the newest version, not from 0: after S was raised, and the
+    period with it, the next multiple could be further off than any rollout may be old."""
+    return step - newest >= period or step == last_step
+
+
 def may_open(
     new_deadline: int, by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, spare: int = 0
 ) -> bool:
@@ -43,8 +55,8 @@ def may_open(
 
     `by_deadline` counts the groups that are leased or ready, by deadline. With the new group, for every d from its own
     deadline on, the groups with deadlines n..d must number at most (d - n + 1) * B, so that earliest deadline first can
-    train all; `spare` (pacing.Pacing) is added to that number. Earlier d are not asked: if too many are due there
-    already, keeping this one back would not help them.
+    train all; `spare` (see Pacing) is added to that number. Earlier d are not asked: if too many are due by then,
+    keeping this one back would not help them.
     """
     if new_deadline < next_batch:
         return False
@@ -58,20 +70,19 @@ def may_open(
 
 
 def may_take(others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, batch_groups: int) -> bool:
-    """Can batch n be taken without leaving more behind than must be? Counts of groups by deadline: those in `batch`,
-    and all `others` that are leased or ready.
+    """Can batch n be taken without leaving behind more groups than necessary? Groups are counted by deadline: those in
+    `batch`, and all `others` that are leased or ready.
 
-    For every d >= n at most (d - n) * B others may be due by d: so many can be trained after batch n and by d. Where
-    more than these cannot be trained whatever the batch holds (S was lowered, or leases passed their deadlines),
-    waiting would not help them; then as few are left behind as if all were ready and the B due earliest were taken.
+    For every d >= n at most (d - n) * B others may be due by d: this many can be trained after batch n and by d. Where
+    more are due (S was lowered, or leases passed their deadlines), waiting would not help them; then no more may be
+    left behind than if all were ready and the B due earliest were taken.
     """
     everything = Counter(others) + Counter(batch)
     return _excess(others, next_batch, batch_groups, taken=1) <= _excess(everything, next_batch, batch_groups, taken=0)
 
 
 def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, *, taken: int) -> int:
-    """How many of the groups due from n on can be in none of the batches from n + taken on, if those due earliest go
-    first."""
+    """How many of the groups due from n on fit none of the batches from n + taken on, earliest deadline first."""
     total = excess = 0
     for d in range(next_batch, max(by_deadline, default=next_batch) + 1):
         total += by_deadline.get(d, 0)
@@ -80,17 +91,17 @@ def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, 
 
 
 SPARE_SHARE = 1 / 8
-"""Most spare groups, and most that were missing for any, of a batch: in simulation (benchmarks.staleness) the learner
-then waits less than 1 % of the time wherever a fleet can be fast enough."""
+"""Largest share of a batch that is spare, and largest share missing for which any is: with it the learner waits less
+than 1 % of the time in simulation (benchmarks.staleness), wherever a fleet can be fast enough."""
 
 SPARE_GAIN = 0.5
-"""Spare groups for each one that was missing when the learner began to wait; half, since others end meanwhile."""
+"""Spare groups for each one that was missing when the learner began to wait: half, since others end meanwhile."""
 
 SPARE_KEPT = 0.95  # What is left of `spare` after a batch for which the learner did not wait: 20 batches of memory
 
 
 class Pacing:
-    """`hold_s`: see PlaneRules. Times are monotonic seconds."""
+    """Decides when groups are opened and batches taken. `hold_s`: see PlaneRules. Times are monotonic seconds."""
 
     def __init__(self, *, batch_groups: int, hold_s: float) -> None:
         self._batch_groups = batch_groups
@@ -100,7 +111,7 @@ class Pacing:
         self._spare = 0.0
 
     def may_open(self, due: int, by_deadline: Mapping[int, int], next_batch: int, *, ahead: bool) -> bool:
-        """May one more group that is due at `due` be opened for a node, which asks `ahead` of its engine or not?"""
+        """May one more group with deadline `due` be opened for a node that asks `ahead` of its engine, or does not?"""
         spare = -self._batch_groups if ahead else int(self._spare)
         return may_open(due, by_deadline, next_batch, self._batch_groups, spare)
 
@@ -118,7 +129,7 @@ class Pacing:
         return False
 
     def may_take(self, others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, *, now: float) -> bool:
-        """Whether a whole `batch` is taken, which would leave `others` behind; both by deadline."""
+        """Whether a whole `batch` may be taken, leaving `others` behind; both are counted by deadline."""
         if not self.holds or may_take(others, batch, next_batch, self._batch_groups):
             return True
         self._ready_at = now if self._ready_at is None else self._ready_at
@@ -131,7 +142,7 @@ class Pacing:
         return self._ready_at + self._hold_s
 
     def taken(self) -> None:
-        """A batch was taken; what was missing of it when it was first asked for decides how many are to spare."""
+        """A batch was taken. How many groups it lacked when first asked for decides how many are spare."""
         most = SPARE_SHARE * self._batch_groups
         if 0 < self._missing <= most and not self.holds:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)

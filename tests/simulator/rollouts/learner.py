@@ -12,6 +12,7 @@ in the plane; what is on disk is all that the next one knows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarm.net.wire import Digest
@@ -22,7 +23,6 @@ from swarm.rollout.journal.entries import (
     VersionPublished,
 )
 from swarm.rollout.plane.effects import (
-    RECORDS,
     Effect,
     Evaluated,
     GenerationFailed,
@@ -30,10 +30,12 @@ from swarm.rollout.plane.effects import (
     Judged,
     LeaseOverdue,
     NodeSilent,
+    Record,
     Refused,
     ScoreWanted,
 )
 from swarm.rollout.plane.plane import RolloutPlane
+from swarm.rollout.plane.rules import is_for_publication, publication_period
 from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Rollout, Score, Verdict, VersionId
 from tests.simulator.network import Reply
@@ -42,7 +44,6 @@ from tests.simulator.rollouts.checkers import WatchedPlane
 from tests.simulator.rollouts.disk import Disk
 from tests.simulator.rollouts.figures import Figures
 from tests.simulator.rollouts.ledger import ScoredRollout
-from tests.simulator.rollouts.life import Held, Life
 from tests.simulator.rollouts.lineage import Lineage
 from tests.simulator.rollouts.process import Process
 from tests.simulator.rollouts.scenario import Death, Scenario
@@ -61,6 +62,38 @@ STARTING_S = 1.0
 """A learner that is not yet ready asks to come back after so long, as rollout/api.py does."""
 
 A = TypeVar("A")
+Held = Callable[[bool], bool]
+"""Tries to answer a held question; the argument says that its time is over. True once it is answered."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """What one life of the node has in memory besides the plane.
+
+    `held` are open questions, with who would be leased to. `made` counts the steps that the trainer has ended,
+    `recorded` is the newest version whose publication is enqueued, `hurry` says that one is to be published at once.
+    """
+
+    held: dict[int, tuple[NodeId | None, Held]] = field(default_factory=dict)
+    installed: dict[NodeId, VersionId] = field(default_factory=dict)
+    made: int = 0
+    recorded: int = -1
+    period: int = 1
+    hurry: bool = False
+    training: bool = False
+    waiting_since: float | None = None
+    held_until: float | None = None
+
+    def note_install(self, node: NodeId, version: VersionId) -> bool:
+        """Whether it is news that `node` holds `version`."""
+        known = self.installed.get(node)
+        self.installed[node] = version
+        return version != known
+
+    def forget(self, node: NodeId) -> None:
+        """It goes, and its open questions with it: they would bring it back."""
+        self.held = {number: held for number, held in self.held.items() if held[0] != node}
+        self.installed.pop(node, None)
 
 
 class Learner:
@@ -118,7 +151,7 @@ class Learner:
             known = max(held, self._life.installed.get(node, held))
             *records, answer = self._plane.ask(node, known, capacity, said)
             said = None
-            if isinstance(answer, Refused) and answer.reason in ("paced", "standby") and not over:
+            if isinstance(answer, Refused) and answer.may_change and not over:
                 return False
             self._perform(records)
             self._send_answer(node, answer, reply)
@@ -205,7 +238,7 @@ class Learner:
 
         def arrived() -> None:
             if self._plane.open:
-                period = min(self._scenario.publish_every_steps, max_staleness + 1)
+                period = publication_period(self._scenario.publish_every_steps, max_staleness)
                 self._disk.enqueue([BoundSet(max_staleness=max_staleness, publish_every_steps=period)])
                 self._process.once_committed(lambda: apply(period))
 
@@ -249,7 +282,7 @@ class Learner:
         run = self._disk.ledger.run()
         life = self._life = Life(made=self._trainer.step)
         bound = self._scenario.max_staleness if run.bound is None else run.bound.max_staleness
-        life.period = min(self._scenario.publish_every_steps, bound + 1)
+        life.period = publication_period(self._scenario.publish_every_steps, bound)
         self._perform(self._plane.begin(self._new_plane(self._process.life, bound), self._disk.ledger, bound=bound))
         if run.published is not None:
             life.recorded, life.hurry = run.published.version.version, True
@@ -328,10 +361,9 @@ class Learner:
         self.figures.step(ages)
 
     def _publish_if_due(self) -> None:
-        """By the steps since the newest version, so that no change of the period can pass the bound over."""
         life = self._life
-        final = life.made == self._scenario.steps
-        due = life.hurry or final or life.recorded < 0 or life.made - life.recorded >= life.period
+        regular = is_for_publication(life.made, life.recorded, life.period, self._scenario.steps)
+        due = life.hurry or life.recorded < 0 or regular
         if not due or self._trainer.step != life.made or life.made == life.recorded:
             return
         life.hurry, life.recorded = False, life.made
@@ -394,7 +426,7 @@ class Learner:
                     self._evaluated(effect)
                 case GenerationFailed() | LeaseOverdue():
                     pass
-                case _ if isinstance(effect, RECORDS):
+                case _ if isinstance(effect, Record):
                     self._disk.enqueue([effect])
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")

@@ -22,7 +22,7 @@ def test_what_the_benchmark_records_is_a_run_without_a_breach(tmp_path: Path) ->
     assert asyncio.run(speed)["rollouts"] == 4 * 4 * BATCH_GROUPS
     for name, batches in (("size", 2), ("speed", 4)):
         report = verify_run(tmp_path / name, groups_per_step=BATCH_GROUPS, group_size=4)
-        assert report.breaches == ()
+        assert report.breaches == []
         assert report.trained == batches * 4 * BATCH_GROUPS
 
 

@@ -316,7 +316,7 @@ def salvaged(run_dir: Path) -> tuple[Path, int, int, str]:
     new = run_dir.parent / "new"
     done = salvage(run_dir, new)
     report = verify_run(new, groups_per_step=GROUPS, group_size=SIZE)
-    assert report.breaches == ()
+    assert report.breaches == []
     assert report.batches == done.batches
     return new, done.batches, done.step, "\n".join(done.lost)
 

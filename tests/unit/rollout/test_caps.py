@@ -25,7 +25,7 @@ from swarm.net.wire import (
 from swarm.rollout import api
 from swarm.rollout.client import Answer
 from swarm.rollout.intake import INLINE_BYTES, IntakeLimits, Opened, open_submission
-from swarm.rollout.messages import LeasedRollouts, Submission
+from swarm.rollout.messages import LEASE_CONTEXT, LeasedRollouts, Submission
 from swarm.types import Rollout
 from tests.builders import STOP, VOCAB, floats, ints, rollout, v
 from tests.learner_face import ALICE, BOB, Learner, leases_for, serving
@@ -164,7 +164,7 @@ async def test_what_no_sampler_means_is_malformed_and_nothing_of_it_is_recorded(
 async def test_a_lease_that_another_learner_sealed_is_refused(learner: Learner) -> None:
     (one,) = await leases_for(learner, ALICE, 1)
     forged = structs.replace(one.lease, rules=structs.replace(one.lease.rules, max_new_tokens=10_000))
-    token = Learner().service._seal(forged)
+    token = Learner().service._key.seal(LEASE_CONTEXT, encode(forged))
     item = LeasedRollouts(lease=token, rollouts=(rollout(),))
     assert "not by the key" in await answer_to(learner, compress(encode(Submission(node=ALICE, items=(item,)))))
 

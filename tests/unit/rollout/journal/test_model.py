@@ -243,7 +243,7 @@ class JournalBesideModel(RuleBasedStateMachine):
             assert {one.rollout.index for one in group.rollouts} == set(range(SIZE))
         checkpoints = list(enumerate(self.lineages))
         report = verify_run(self.directory, groups_per_step=1, group_size=SIZE, checkpoints=checkpoints)
-        assert report.breaches == ()
+        assert report.breaches == []
         assert report.trained == SIZE * len(self.batches)
 
     def same(self, found: RecordedGroup, model: ModelGroup) -> None:

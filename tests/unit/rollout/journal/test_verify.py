@@ -55,6 +55,8 @@ def change(directory: Path, *statements: str) -> None:
 
 def test_a_run_that_went_well_has_no_breach(tmp_path: Path, lineages: list[bytes]) -> None:
     assert verified(tmp_path, [(2, lineages[2]), (4, lineages[4]), (0, b"")]) == Report(
+        groups_per_step=GROUPS,
+        group_size=SIZE,
         batches=STEPS,
         groups=12,
         accepted=2 * 2 * STEPS + 2 + 2 + 2 + 1,
@@ -64,7 +66,7 @@ def test_a_run_that_went_well_has_no_breach(tmp_path: Path, lineages: list[bytes
         payloads=23,
         pruned=0,
         damaged=0,
-        breaches=(),
+        breaches=[],
     )
 
 
@@ -124,14 +126,14 @@ def test_two_groups_that_changed_places_are_found(tmp_path: Path, lineages: list
     places = {2: 5, 3: 1}
     change(tmp_path, *(f"UPDATE groups SET place = {place} WHERE number = {n}" for n, place in places.items()))
     change(tmp_path, "UPDATE groups SET place = 0 WHERE number = 2")
-    assert verified(tmp_path).breaches == ("the lineage after batch 1 is not the recorded one: its rows were changed",)
+    assert verified(tmp_path).breaches == ["the lineage after batch 1 is not the recorded one: its rows were changed"]
 
 
 def test_a_checkpoint_of_another_story_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
-    assert verified(tmp_path, [(2, lineages[3]), (3, lineages[3]), (5, b"later")]).breaches == (
+    assert verified(tmp_path, [(2, lineages[3]), (3, lineages[3]), (5, b"later")]).breaches == [
         "the checkpoint of step 2 was trained on other batches than the journal has",
         "a checkpoint holds 5 batches, the journal 4",
-    )
+    ]
 
 
 async def test_a_group_that_lacks_answers_may_be_dropped_for_the_version_that_it_was_opened_for(tmp_path: Path) -> None:
@@ -139,9 +141,9 @@ async def test_a_group_that_lacks_answers_may_be_dropped_for_the_version_that_it
     async with opened(tmp_path) as journal:
         await journal.write([opening, *group(0, version=2)[2:3], dropped(0, oldest=0, next_batch=3)])
         await journal.write([*group(1, version=2), dropped(1, oldest=2, next_batch=5)])
-    assert verified(tmp_path).breaches == ()
+    assert verified(tmp_path).breaches == []
     change(tmp_path, "UPDATE groups SET dropped_oldest = 1, dropped_at = 9, version = 1 WHERE number = 1")
-    assert verified(tmp_path).breaches == ("group 1 was dropped as stale for version 1, of which it has no token (I3)",)
+    assert verified(tmp_path).breaches == ["group 1 was dropped as stale for version 1, of which it has no token (I3)"]
 
 
 def test_another_size_than_the_run_had_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
@@ -153,17 +155,17 @@ def test_another_size_than_the_run_had_is_found(tmp_path: Path, lineages: list[b
 def test_a_damaged_payload_is_a_breach_only_where_it_was_trained_on(tmp_path: Path, lineages: list[bytes]) -> None:
     damage(tmp_path, 10, 0)
     damage(tmp_path, 8, 0)
-    assert verified(tmp_path).breaches == ()
+    assert verified(tmp_path).breaches == []
     assert verified(tmp_path).damaged == 2
     damage(tmp_path, 5, 1)
-    assert verified(tmp_path).breaches == ("the payload of t5/1 of batch 2 is damaged",)
+    assert verified(tmp_path).breaches == ["the payload of t5/1 of batch 2 is damaged"]
 
 
 def test_pruned_payloads_are_counted_and_no_breach(tmp_path: Path, lineages: list[bytes]) -> None:
     assert segments(tmp_path) == [0, 1, 2, 3, 4]
     (tmp_path / SEGMENTS / "00000001.rollouts").unlink()
     report = verified(tmp_path, [(4, lineages[4])])
-    assert (report.payloads, report.pruned, report.damaged, report.breaches) == (19, 4, 0, ())
+    assert (report.payloads, report.pruned, report.damaged, report.breaches) == (19, 4, 0, [])
 
 
 def test_a_payload_that_is_no_rollout_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
@@ -174,7 +176,7 @@ def test_a_payload_that_is_no_rollout_is_found(tmp_path: Path, lineages: list[by
             "UPDATE rollouts SET segment = 77, start = 0, nbytes = ?, digest = ? WHERE number = 10 AND idx = 0",
             (len(other), payload_digest(other)),
         )
-    assert verified(tmp_path).breaches == ("the row of t10/0 says something else than its payload",)
+    assert verified(tmp_path).breaches == ["the row of t10/0 says something else than its payload"]
 
 
 def test_the_lines_are_bounded(tmp_path: Path, lineages: list[bytes]) -> None:
@@ -187,7 +189,7 @@ def test_a_run_whose_learner_was_killed_is_read_with_what_is_still_in_the_log(tm
     said = kill_after(tmp_path, 20)
     assert (tmp_path / (DATABASE + "-wal")).stat().st_size > 0
     report = verify_run(tmp_path, groups_per_step=1, group_size=SIZE)
-    assert report.breaches == ()
+    assert report.breaches == []
     assert report.batches in (said + 1, said + 2)
 
 

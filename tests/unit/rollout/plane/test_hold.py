@@ -79,7 +79,7 @@ def test_an_unlimited_hold_ends_when_the_group_is_given_up() -> None:
     ((given, answer),) = answers([one_left_behind(plane)], 0)
     plane.submit(ALICE, given, answer, now=0.0)
     assert not plane.can_take(now=0.0)
-    next(plane.leased.groups()).samples[0].redraws = MAX_REDRAWS
+    next(iter(plane.leased.groups())).samples[0].redraws = MAX_REDRAWS
     plane.unscorable("t0", 0)
     assert plane.can_take(now=0.0)
 

@@ -239,7 +239,7 @@ def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(tab
 def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
     table: LeaseTable, tokens_per_s: float, limit_s: float
 ) -> None:
-    table.measured(ALICE, tokens_per_s)
+    table.hear(ALICE, now=0.0, tokens_per_s=tokens_per_s)
     group = open_group(table, 0, size=2)
     assert table.claim(group, ALICE, 1, now=5.0).time_limit_s == pytest.approx(limit_s)
     assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S - 0.1) == []
@@ -258,7 +258,7 @@ def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
 )
 def test_a_long_completion_at_a_slow_rate_is_not_cut(table: LeaseTable, tokens_per_s: float, limit_s: float) -> None:
     """To fail it would favour short answers; to believe any rate would keep samples from others for ever."""
-    table.measured(ALICE, tokens_per_s)
+    table.hear(ALICE, now=0.0, tokens_per_s=tokens_per_s)
     group = open_group(table, 0)
     group.rules = structs.replace(group.rules, max_new_tokens=131_072)
     assert table.claim(group, ALICE, 1, now=0.0).time_limit_s == limit_s
@@ -326,15 +326,15 @@ def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> N
 
 def test_a_node_holds_what_it_was_leased_until_it_has_answered(table: LeaseTable) -> None:
     group = open_group(table, 0)
-    assert not table.holds_any(ALICE)
+    assert not table.held_by(ALICE)
     table.claim(group, ALICE, 1, now=0.0)
-    assert table.holds_any(ALICE)
-    assert table.holds(ALICE, "t0", 0)
-    assert not table.holds(ALICE, "t0", 1)
-    assert not table.holds(BOB, "t0", 0)
-    assert not table.holds(NodeId("nobody"), "t0", 0)
+    assert table.held_by(ALICE)
+    assert ("t0", 0) in table.held_by(ALICE)
+    assert ("t0", 1) not in table.held_by(ALICE)
+    assert ("t0", 0) not in table.held_by(BOB)
+    assert ("t0", 0) not in table.held_by(NodeId("nobody"))
     table.answer(group, rollout(group_id="t0"), ALICE)
-    assert not table.holds_any(ALICE)
+    assert not table.held_by(ALICE)
 
 
 def test_there_is_a_chance_when_a_sample_goes_back_to_waiting(table: LeaseTable) -> None:

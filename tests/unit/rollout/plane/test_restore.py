@@ -17,7 +17,7 @@ from swarm.rollout.journal.entries import (
     RolloutScored,
     SamplesLeased,
 )
-from swarm.rollout.plane.effects import RECORDS, Effect, Granted, NodeSilent, Record, ScoreWanted
+from swarm.rollout.plane.effects import Effect, Granted, NodeSilent, Record, ScoreWanted
 from swarm.rollout.plane.leases import LEASE_SLACK_S, MAX_REDRAWS, MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.types import GroupId, Lease, NodeId, Score
@@ -40,7 +40,7 @@ class Run:
     records: list[Record] = field(default_factory=list)
 
     def note(self, effects: Sequence[Effect]) -> list[Effect]:
-        records = [effect for effect in effects if isinstance(effect, RECORDS)]
+        records = [effect for effect in effects if isinstance(effect, Record)]
         self.records += records
         self.ledger.read(records)
         return list(effects)
@@ -141,7 +141,7 @@ def test_a_drop_tells_whose_rollouts_it_cost_and_by_what_it_was_judged(run: Run)
     run.answer(ALICE, [mine], 0, scored=False)
     run.answer(BOB, [yours], 0, scored=False)
     run.records.clear()
-    next(run.plane.leased.groups()).samples[0].redraws = MAX_REDRAWS
+    next(iter(run.plane.leased.groups())).samples[0].redraws = MAX_REDRAWS
     run.note(run.plane.unscorable("t0", 0))
     (dropped,) = run.records
     assert isinstance(dropped, GroupDropped)

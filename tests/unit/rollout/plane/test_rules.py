@@ -13,10 +13,19 @@ import pytest
 
 from swarm.errors import ProtocolError
 from swarm.net.wire import decode, encode
-from swarm.rollout.plane.rules import deadline, is_fresh, may_open, may_take, staleness
-from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, judge, malformation
-from swarm.types import Lease, Rollout, SamplingRules, Span
-from tests.builders import STOP, VOCAB, failed_rollout, floats, ints, lease, rollout, v
+from swarm.rollout.plane.leases import LeaseTable
+from swarm.rollout.plane.rules import (
+    deadline,
+    is_for_publication,
+    is_fresh,
+    may_open,
+    may_take,
+    publication_period,
+    staleness,
+)
+from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, malformation, verdict_on
+from swarm.types import Lease, Rollout, SamplingRules, Span, VersionId
+from tests.builders import ALICE, STOP, VOCAB, failed_rollout, floats, ints, lease, open_group, rollout, v
 
 
 @pytest.mark.parametrize(
@@ -129,8 +138,31 @@ def test_a_batch_is_held_while_waiting_helps_what_it_would_leave_behind(
     assert may_take(others, batch, 5, 2) is may
 
 
-def verdict(answer: Rollout, given: Lease, *, newest: int = 3, next_batch: int = 3, bound: int = 2) -> tuple[str, str]:
-    return judge(answer, given, newest=v(newest), next_batch=next_batch, max_staleness=bound, vocab_size=VOCAB)
+def verdict(
+    answer: Rollout,
+    given: Lease,
+    *,
+    newest: VersionId | None = None,
+    next_batch: int = 3,
+    bound: int = 2,
+    fault: str | None = None,
+) -> tuple[str, str]:
+    """The verdict on an answer of Alice's, who was leased both samples of the group."""
+    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=600.0)
+    group = open_group(table, 0, purpose=given.purpose)
+    table.hear(ALICE, now=0.0)
+    table.claim(group, ALICE, 2, now=0.0)
+    return verdict_on(
+        answer,
+        given,
+        ALICE,
+        group,
+        fault=malformation(answer, given, vocab_size=VOCAB) if fault is None else fault,
+        opened=1,
+        newest=newest or v(3),
+        next_batch=next_batch,
+        max_staleness=bound,
+    )
 
 
 def test_an_answer_within_the_bound_is_accepted() -> None:
@@ -153,10 +185,7 @@ def test_age_counts_versions_whatever_their_incarnation() -> None:
     mixed = (Span(version=v(10), start=0, end=2), Span(version=v(5, incarnation=1), start=2, end=4))
     assert rollout(spans=mixed).oldest == 5
     made_up = rollout(version=11)
-    assert (
-        judge(made_up, lease(), newest=v(10, incarnation=1), next_batch=10, max_staleness=2, vocab_size=VOCAB)[0]
-        == "future"
-    )
+    assert verdict(made_up, lease(), newest=v(10, incarnation=1), next_batch=10)[0] == "future"
 
 
 def test_an_answer_by_an_unpublished_version_is_of_the_future() -> None:
@@ -255,13 +284,9 @@ def test_an_answer_of_full_length_and_the_last_word_of_the_vocabulary_passes() -
 def test_a_fault_that_was_found_before_is_not_looked_for_again() -> None:
     """What took its time is done in another thread."""
     good = rollout()
-
-    def judged(answer: Rollout, fault: str | None) -> tuple[str, str]:
-        return judge(answer, lease(), newest=v(0), next_batch=0, max_staleness=0, vocab_size=VOCAB, fault=fault)
-
-    assert judged(good, "too short") == ("malformed", "too short")
-    assert judged(rollout(tokens=(99,)), "") == ("accepted", "")
-    assert judged(rollout(tokens=(99,)), None)[0] == "malformed"
+    assert verdict(good, lease(), fault="too short") == ("malformed", "too short")
+    assert verdict(rollout(tokens=(99,)), lease(), bound=3, fault="") == ("accepted", "")
+    assert verdict(rollout(tokens=(99,)), lease())[0] == "malformed"
 
 
 def test_where_stop_strings_are_asked_for_any_token_may_have_completed_one() -> None:
@@ -280,3 +305,17 @@ def test_stop_strings_are_bounded(stop: tuple[str, ...]) -> None:
     rules = msgspec.structs.replace(lease().rules, stop=stop)
     with pytest.raises(ProtocolError):
         decode(encode(rules), SamplingRules, cap_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(("every", "bound", "period"), [(4, 0, 1), (4, 2, 3), (4, 3, 4), (4, 9, 4)])
+def test_versions_are_published_often_enough_for_the_bound(every: int, bound: int, period: int) -> None:
+    assert publication_period(every, bound) == period
+
+
+@pytest.mark.parametrize(
+    ("step", "newest", "due"), [(4, 2, False), (5, 2, True), (7, 2, True), (9, 8, False), (10, 9, True)]
+)
+def test_a_period_counts_from_the_newest_version_and_the_last_step_is_published(
+    step: int, newest: int, due: bool
+) -> None:
+    assert is_for_publication(step, newest, 3, 10) is due
