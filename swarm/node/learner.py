@@ -4,7 +4,6 @@ run or for one that goes on after a crash."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from swarm.node.provisioning import LearnerParts, Provisioning
 from swarm.node.publication import ROOM_S, InstallTracker, Publication
 from swarm.node.rundir import (
     LOGS,
+    SUMMARY,
     Origin,
     begin_again,
     create_run_directory,
@@ -41,7 +41,7 @@ from swarm.node.rundir import (
     locked,
     note_life,
     remove_run_directory,
-    write_summary,
+    write_json,
 )
 from swarm.node.steps import Steps
 from swarm.node.training import Training
@@ -302,7 +302,7 @@ class LearnerNode:
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
         # Last: a learner that is killed before has to be resumed, or its samplers would wait for ever.
-        write_summary(self._run_dir, summary)
+        write_json(self._run_dir / SUMMARY, summary)
         return reached
 
     async def _bound(self) -> BoundSet:
@@ -422,10 +422,7 @@ class LearnerNode:
     def _write_address(self) -> None:
         """Where this node listens, for programs: those that start samplers need not wait for the model."""
         network = self._network
-        # Renamed into place: whoever waits for the file must never read half of it.
-        partial = self._run_dir / "node.json.partial"
-        partial.write_text(json.dumps({"url": network.address.url, "join": network.join_line()}) + "\n")
-        partial.rename(self._run_dir / "node.json")
+        write_json(self._run_dir / "node.json", {"url": network.address.url, "join": network.join_line()})
         swarm = network.status()["swarm"]
         self._say(f"learner of swarm {swarm} at {network.address.url}, run directory {self._run_dir}")
 

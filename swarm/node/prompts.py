@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer
 
 from swarm.errors import Damaged, UserError
 from swarm.learner.messages import Prepared
+from swarm.node.rundir import write_json
 from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
@@ -280,7 +280,7 @@ def prepare_prompts(
     prompts = open_prompts(config, task, files_dir, record, say)
     prompts.check_lengths()
     held_out = prompts.held_out(config.eval_prompts)
-    write_record(run_dir, record)
+    write_json(run_dir / RECORD, msgspec.to_builtins(record))
     return prompts, held_out
 
 
@@ -295,12 +295,6 @@ def read_record(run_dir: Path) -> Record | None:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(run_dir, RECORD, error) from error
-
-
-def write_record(run_dir: Path, record: Record) -> None:
-    partial = run_dir / (RECORD + ".partial")
-    partial.write_text(json.dumps(msgspec.to_builtins(record), indent=2) + "\n")
-    partial.replace(run_dir / RECORD)
 
 
 def check_data(run_dir: Path, task: Task) -> None:

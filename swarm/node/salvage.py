@@ -7,12 +7,10 @@ kept if their digests are right, lines of figures if they are lines, the journal
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from swarm.net.tls import load_or_create_tls, write_privately
 from swarm.node.best import ABOUT, NAME
 from swarm.node.identity import load_or_create_key
 from swarm.node.prompts import RECORD, open_tokenizer, read_record
-from swarm.node.rundir import BASE, ENVIRONMENT, LOCK, ORIGIN, read_values, resumed_config, write_config
+from swarm.node.rundir import BASE, ENVIRONMENT, ORIGIN, locked, read_values, resumed_config, write_config
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.salvage import salvage_journal
 from swarm.rollout.journal.segments import sync_path
@@ -50,7 +48,8 @@ def salvage(run_dir: Path, to: Path) -> Salvage:
         raise UserError(f"{to} is not a new directory outside of {run_dir}: name another one with --salvage")
     partial = to.with_name(to.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
-    with _not_led(run_dir):
+    # What a learner writes meanwhile would be taken for damage.
+    with locked(run_dir, only_read=True):
         try:
             partial.mkdir(parents=True)
             require_room(partial, _size(run_dir), to.name)
@@ -82,23 +81,6 @@ def salvage(run_dir: Path, to: Path) -> Salvage:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return done
-
-
-@contextmanager
-def _not_led(run_dir: Path) -> Iterator[None]:
-    """UserError if a learner leads the run: what it writes meanwhile would be taken for damage."""
-    path = run_dir / LOCK
-    if not path.is_file():
-        yield
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise UserError(f"a learner leads the run in {run_dir}: stop it first") from error
-    finally:
-        os.close(descriptor)
 
 
 def _size(run_dir: Path) -> int:
