@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from swarm.errors import first_fault
 from swarm.gossip.reachability import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
-from swarm.node.bootstrap import PREFIX, Greeting, read_bootstrap, read_join_line
+from swarm.node.bootstrap import Greeting, read_bootstraps
 from swarm.node.identity import StateDirectory
 from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
@@ -31,8 +31,8 @@ R = TypeVar("R")
 
 def join_settings(config: JoinConfig) -> NetworkSettings:
     """Listen on this machine alone if all bootstraps are here, else on every interface."""
-    hosts = hosts_of(config.bootstrap)
-    local = all(is_loopback(host) for host in hosts)
+    named, _ = read_bootstraps(config.bootstrap)
+    local = all(is_loopback(bootstrap.host) for bootstrap in named)
     # A relay's port is opened in a router once; a sampler needs none.
     port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
     return NetworkSettings(
@@ -60,7 +60,7 @@ def lead_settings(config: LeadConfig) -> NetworkSettings:
         round_s=config.round_s,
     )
     advertised(settings, config.port or DEFAULT_PORT, b"")
-    hosts_of(config.bootstrap)
+    read_bootstraps(config.bootstrap)
     return settings
 
 
@@ -85,17 +85,6 @@ def weights_directory(state_dir: Path, swarm: str) -> Path:
             shutil.rmtree(old)
     directory.mkdir(parents=True, exist_ok=True)
     return directory
-
-
-def hosts_of(bootstraps: Sequence[str]) -> list[str]:
-    """Every host that bootstraps name. UserError for a text that is not a bootstrap."""
-    hosts: list[str] = []
-    for text in bootstraps:
-        if text.startswith(PREFIX):
-            hosts += [address.host for address in read_join_line(text).addresses]
-        else:
-            hosts.append(read_bootstrap(text).host)
-    return hosts
 
 
 class DataPlane:
