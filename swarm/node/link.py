@@ -1,4 +1,4 @@
-"""A sampler's line to the learner: found with patience, lost with a word, never given up, followed when it moves."""
+"""A sampler's calls to the learner: repeated until they get through, wherever the learner is by then."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from swarm.node.bootstrap import Hello, say_hello
 from swarm.node.network import NodeNetwork
 from swarm.rollout.client import SUBMIT_PATH
 
-BACK_OFF_LEAST_S = 1.0
-BACK_OFF_MOST_S = 30.0
-"""Between two tries: a restarted learner is found within half a minute, a dead one costs two calls a minute."""
+MAX_BACK_OFF_S = 30.0  # Pause between two tries: a restarted learner is found soon, a dead one costs two calls a minute
 
 MISLED_TRIES = 10
-"""Looks in a row, some minutes together, at bootstraps of another swarm than the join line's while the learner is not
-to be found: more than when joining, since a learner that moves may come back elsewhere, and gossip then knows."""
+"""Looks in a row, some minutes together, at bootstraps that belong to another swarm while the learner is away. More
+than when joining: a learner that moves may come back elsewhere, and then gossip knows."""
 
 R = TypeVar("R")
 
@@ -31,11 +29,9 @@ class SwarmChanged(EchoError):
 
 
 class LearnerLink:
-    """A Peer whose calls are repeated until they get through, wherever the learner is by then.
-
-    A submission that the line is too slow for is not: SlowLine goes to RolloutClient, which sends less at once.
-    `say` hears of each outage once, `on_busy` of the path of each call that a busy learner put off.
-    """
+    """A Peer that repeats its calls, except a submission that the line is too slow for: SlowLine goes to RolloutClient,
+    which sends less at once. `say` hears of each outage once; `on_busy` gets the path of each call that a busy learner
+    put off."""
 
     def __init__(
         self, network: NodeNetwork, say: Callable[[str], None], *, on_busy: Callable[[str], None] = lambda path: None
@@ -48,7 +44,7 @@ class LearnerLink:
 
     async def find(self) -> Hello:
         """The learner's own hello, however long it takes."""
-        return await self._patiently(self._learners_hello, _is_outage)
+        return await self._patiently(self._learners_hello)
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
         return await self._call(path, lambda peer: peer.get(path, cap_bytes=cap_bytes, timeout_s=timeout_s))
@@ -63,7 +59,7 @@ class LearnerLink:
             try:
                 return await attempt(self._peer())
             except Unauthorized as error:
-                # A new session was refused too: most likely another learner has taken this one's place.
+                # A new session was refused too: another learner has probably taken this one's place.
                 raise PeerUnreachable(str(error)) from error
             except OtherProtocol as error:
                 raise UserError(str(error)) from error
@@ -71,7 +67,7 @@ class LearnerLink:
                 self._on_busy(path)
                 raise
 
-        return await self._patiently(once, _is_outage_of_submission if path == SUBMIT_PATH else _is_outage)
+        return await self._patiently(once, but=SlowLine if path == SUBMIT_PATH else ())
 
     async def _learners_hello(self) -> Hello:
         node, _ = self._network.learner()
@@ -92,12 +88,12 @@ class LearnerLink:
             raise PeerUnreachable("nobody has said yet where the learner is")
         return self._network.peers.at(node, addresses[self._tries % len(addresses)])
 
-    async def _patiently(self, once: Callable[[], Awaitable[R]], is_outage: Callable[[BaseException], bool]) -> R:
+    async def _patiently(self, once: Callable[[], Awaitable[R]], but: type[SlowLine] | tuple[()] = ()) -> R:
         retrying = AsyncRetrying(
-            retry=retry_if_exception(is_outage),
+            retry=retry_if_exception(lambda error: isinstance(error, PeerUnreachable) and not isinstance(error, but)),
             wait=_wait_s,
             before_sleep=self._before_sleep,
-            # Gossip may know sooner than we ask that the learner is somewhere else.
+            # Cut short by news: gossip may know first that the learner has moved.
             sleep=self._network.gossip.news,
         )
 
@@ -111,7 +107,7 @@ class LearnerLink:
         return result
 
     async def _before_sleep(self, state: RetryCallState) -> None:
-        """Say so once, try another address the next time, and ask a bootstrap what has become of the learner."""
+        """Tell the user once, try another address next time, and ask a bootstrap where the learner is."""
         error = state.outcome.exception() if state.outcome else None
         if not isinstance(error, PeerUnreachable) or isinstance(error, Busy):
             return
@@ -127,15 +123,7 @@ class LearnerLink:
             raise UserError(self._network.misled_why)
 
 
-def _is_outage(error: BaseException) -> bool:
-    return isinstance(error, PeerUnreachable)
-
-
-def _is_outage_of_submission(error: BaseException) -> bool:
-    return _is_outage(error) and not isinstance(error, SlowLine)
-
-
-_back_off = wait_random_exponential(multiplier=BACK_OFF_LEAST_S, max=BACK_OFF_MOST_S)
+_back_off = wait_random_exponential(multiplier=1.0, max=MAX_BACK_OFF_S)
 
 
 def _wait_s(state: RetryCallState) -> float:
