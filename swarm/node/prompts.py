@@ -58,8 +58,8 @@ class Progress:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`data_digest` as the task has it; prompts over `most_tokens` are left out; templates that ask for the date get the
-    time when the run `began`. A completion that ended by itself has one of `stop_token_ids` at its end."""
+    """`data_digest` as the task has it; prompts over `most_tokens` are left out; templates that ask for the date get
+    the time when the run `began`. A completion that ended by itself has one of `stop_token_ids` at its end."""
 
     data_digest: str
     most_tokens: int
@@ -109,7 +109,7 @@ class Prompts:
         return prompts
 
     def encode(self, prompt: Prompt) -> Prompt:
-        """`prompt` with its token ids. The tokenizer adds a BOS to plain text, the template to a chat, if they have one."""
+        """`prompt` with its token ids. Plain text gets a BOS if the tokenizer says so, a chat if its template does."""
         encoded = self._tokenizer.encode(self.text(prompt), add_special_tokens=self._template is None)
         return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
 
