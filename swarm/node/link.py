@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from random import SystemRandom
 from typing import TypeVar
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
 from swarm.net.client import Busy, OtherProtocol, Peer, SlowLine
@@ -41,6 +40,7 @@ class LearnerLink:
         self._on_busy = on_busy
         self._lost_at: float | None = None
         self._tries = 0
+        self._random = SystemRandom()
 
     async def find(self) -> Hello:
         """The learner's own hello, however long it takes."""
@@ -89,44 +89,38 @@ class LearnerLink:
         return self._network.peers.at(node, addresses[self._tries % len(addresses)])
 
     async def _patiently(self, once: Callable[[], Awaitable[R]], but: type[SlowLine] | tuple[()] = ()) -> R:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, PeerUnreachable) and not isinstance(error, but)),
-            wait=_wait_s,
-            before_sleep=self._before_sleep,
-            # Cut short by news: gossip may know first that the learner has moved.
-            sleep=self._network.gossip.news,
-        )
+        """Call `once`, again after each PeerUnreachable except `but`."""
+        failures = 0
+        while True:
+            try:
+                result = await once()
+            except PeerUnreachable as error:
+                if isinstance(error, but):
+                    raise
+                failures += 1
+                # Random exponential back-off, or what a busy learner asked for.
+                pause_s = max(0.2, self._random.uniform(0.0, min(MAX_BACK_OFF_S, 2.0 ** min(failures - 1, 9))))
+                if isinstance(error, Busy):
+                    pause_s = error.retry_after_s
+                else:
+                    await self._note_outage(error, failures)
+                # Cut short by news: gossip may know first that the learner has moved.
+                await self._network.gossip.news(pause_s)
+                continue
+            if self._lost_at is not None:
+                self._say(f"the learner answers again after {time.monotonic() - self._lost_at:.0f} s")
+                self._lost_at = None
+            return result
 
-        async def attempt() -> R:
-            return await once()
-
-        result: R = await retrying(attempt)
-        if self._lost_at is not None:
-            self._say(f"the learner answers again after {time.monotonic() - self._lost_at:.0f} s")
-            self._lost_at = None
-        return result
-
-    async def _before_sleep(self, state: RetryCallState) -> None:
+    async def _note_outage(self, error: PeerUnreachable, failures: int) -> None:
         """Tell the user once, try another address next time, and ask a bootstrap where the learner is."""
-        error = state.outcome.exception() if state.outcome else None
-        if not isinstance(error, PeerUnreachable) or isinstance(error, Busy):
-            return
         if self._lost_at is None:
             self._lost_at = time.monotonic()
             self._say(f"{error}; trying again until it answers (Ctrl-C to give up)")
         self._tries += 1
-        if state.attempt_number > 1:
+        if failures > 1:
             await self._network.look_again()
         if (other := self._network.other_swarm) is not None:
             raise SwarmChanged(f"the bootstrap now leads to another swarm, {other}")
         if self._network.misled >= MISLED_TRIES:
             raise UserError(self._network.misled_why)
-
-
-_back_off = wait_random_exponential(multiplier=1.0, max=MAX_BACK_OFF_S)
-
-
-def _wait_s(state: RetryCallState) -> float:
-    """Random exponential back-off, or what a busy learner asked for."""
-    error = state.outcome.exception() if state.outcome else None
-    return error.retry_after_s if isinstance(error, Busy) else max(0.2, float(_back_off(state)))

@@ -202,8 +202,7 @@ class Publication:
                 continue
             self._say("others know a later run of this learner: publishing under the next incarnation")
             async with self._publishing:
-                version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
-                await self._announce(await self._with_room(lambda: self._broadcast.encode_again(version)))
+                await self._announce(await self._with_room(self._encode_again))
 
     def diverged(self) -> None:
         """Called when what was published cannot be made again."""
@@ -219,6 +218,10 @@ class Publication:
             if self._training.staged_step != version.version:
                 return None
             return await self._broadcast.encode(self._training.staging, version)
+
+    async def _encode_again(self) -> HeldVersion:
+        version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
+        return await self._broadcast.encode_again(version)
 
     async def _announce(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version
