@@ -36,8 +36,8 @@ FAILED_SHARE = 0.01  # Of the completions of a step: rarer failures bias little
 GROUPS_READ, SAMPLES_READ = 16, 4  # Up to 64 completions are decoded to find causes: shares are good to some percent
 TOKENS_READ = 1024  # Of each end of a completion
 EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100  # Of a text that is shown, half of them from its end
-MOST_COMPLETIONS = 0.5  # A share of completions that explains why nothing is learned
-SOME_COMPLETIONS = 0.1  # More than chance, for completions that hold the wanted answer and are not right
+EXPLAINING_SHARE = 0.5  # Of the completions: enough of them to explain why nothing is learned
+TELLING_SHARE = 0.1  # Of the completions: more hold the wanted answer and are not right than chance would give
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,12 +125,12 @@ def likely_causes(groups: Sequence[Sequence[Answer]], longest: int) -> list[str]
     if answers and all(one.exact for one in answers):
         return ["all of them are solved: these prompts have nothing left to teach"]
     found = []
-    if (cut := sum(one.truncated for one in answers) / count) >= MOST_COMPLETIONS:
+    if (cut := sum(one.truncated for one in answers) / count) >= EXPLAINING_SHARE:
         found.append(
             f"{cut:.0%} end at the limit of {longest} tokens: raise --max-new-tokens, or ask for short answers"
         )
     empty = sum(not without_thoughts(one.completion).strip() for one in answers) / count
-    if empty >= MOST_COMPLETIONS:
+    if empty >= EXPLAINING_SHARE:
         found.append(
             f"{empty:.0%} say nothing, or nothing after their thoughts: look at the prompt, its chat template and "
             "`stop`"
@@ -140,7 +140,7 @@ def likely_causes(groups: Sequence[Sequence[Answer]], longest: int) -> list[str]
     names = dict.fromkeys(name for one in answers for name in one.parts)
     if len(names) > 1 and (zero := [name for name in names if not any(one.parts.get(name) for one in answers)]):
         found.append(f"0 for all of them: {', '.join(zero)}; say in the prompt which form is wanted (--system-prompt)")
-    if (holds := sum(_holds_wanted(one) for one in answers) / count) >= SOME_COMPLETIONS:
+    if (holds := sum(_holds_wanted(one) for one in answers) / count) >= TELLING_SHARE:
         found.append(
             f"{holds:.0%} hold the wanted answer and are not right: the reward wants another form; look at "
             f"`echo-node tasks try`, another of the rewards {', '.join(CORRECTNESS)}, or lenient = true"

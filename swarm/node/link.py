@@ -85,7 +85,7 @@ class LearnerLink:
         """The learner where it was last heard of; its other addresses in turn while that fails."""
         node, addresses = self._network.learner()
         if not addresses:
-            raise PeerUnreachable("nobody has said yet where the learner is")
+            raise PeerUnreachable("the learner's address is not known yet")
         return self._network.peers.at(node, addresses[self._tries % len(addresses)])
 
     async def _patiently(self, once: Callable[[], Awaitable[R]], but: type[SlowLine] | tuple[()] = ()) -> R:

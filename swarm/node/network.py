@@ -191,7 +191,7 @@ class NodeNetwork:
         """What a learner publishes under. A learner that resumes a run sets it before it enters the swarm."""
         local = is_loopback(settings.host)
         use_tls = not local if settings.tls is None else settings.tls
-        # On one machine all addresses are local, and nobody else can name any.
+        # If all nodes are on one machine, all addresses are local and no stranger can name one.
         hosts = self.bootstraps.hosts
         inferred = (local and settings.advertise is None) or (bool(hosts) and all(map(is_loopback, hosts)))
         self._lan = inferred if settings.lan is None else settings.lan
@@ -441,7 +441,7 @@ class NodeNetwork:
         return self.key.seal(DIAL_BACK_CONTEXT, encode(knock))
 
     async def _knock(self, node: NodeId, address: Address) -> bool:
-        """Call a node back: whoever answers there must hold the node's key."""
+        """Call a node back: the one that answers must hold the node's key."""
         nonce = secrets.token_bytes(16)
         try:
             async with PeerClient(address) as peer:

@@ -121,7 +121,7 @@ class SamplerNode(JoiningNode):
         return False
 
     async def _pause(self, fault: BaseException) -> None:
-        """Wait, with the reason in the status: whatever breaks an engine five times will break it again."""
+        """Wait, with the reason in the status: what broke five engines will probably break the next."""
         self._say(f"paused for {PAUSE_S / 60:g} minutes after {MAX_FAULTS} faults in a row, the last: {fault}")
         self._status.state = f"paused: {fault}"
         await unless_stopped(self._stop, asyncio.sleep(PAUSE_S))

@@ -194,7 +194,7 @@ class Steps:
         period = min(self._config.publish_every_steps, max_staleness + 1)
         bound = BoundSet(max_staleness=max_staleness, publish_every_steps=period)
         await self._journal.write([bound])
-        # First of all, together: whoever asked may give up at any await.
+        # Changed at once, before anything else: the caller may give up at any await.
         self.bound = bound
         if max_staleness < before:
             self._publication.due.set()
@@ -231,7 +231,7 @@ class Steps:
             return None
         began = time.monotonic()
         batch = asyncio.create_task(self._rollouts.next_batch())
-        enough = asyncio.create_task(self._enough())
+        enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
         try:
             while not batch.done():
                 due = asyncio.create_task(self._publication.due.wait())
@@ -263,19 +263,10 @@ class Steps:
     def _is_enough(self) -> bool:
         return self._provisioning.spent.is_set() or self._stop.is_set()
 
-    async def _enough(self) -> None:
-        """Wait until the money is spent or the user stops the run."""
-        waits = [asyncio.create_task(event.wait()) for event in (self._provisioning.spent, self._stop)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
     async def _patiently(self, task: asyncio.Task[None]) -> None:
         """Wait for `task`, which samplers have to finish, until the money is spent or the user stops the run. Tell the
         user if it takes long."""
-        enough = asyncio.create_task(self._enough())
+        enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
         try:
             while not (task.done() or enough.done()):
                 happened, _ = await asyncio.wait({task, enough}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
