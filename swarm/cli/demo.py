@@ -28,31 +28,26 @@ from swarm.rollout.journal.verify import Report
 from swarm.sampler.choice import choose_engine, gpu_build
 
 POLL_S = 0.25
-PLAIN_LINE_S = 2.0
-VLLM_LINE_S = 5.0
 START_S = 60.0
+
 VLLM_START_S = 300.0
 """Two engines that load vLLM side by side take half a minute on two quiet cores, and minutes on busy ones."""
 
-VLLM_MEMORY = 0.8  # Of the GPU's memory, for all engines of the demo together; the learner's model is tiny
-STOP_S = 15.0  # After a polite request a node gets this long, which covers a sampler's drain, before it is killed
+VLLM_MEMORY = 0.8  # Share of the GPU's memory for all engines of the demo together; the learner's model is tiny
+STOP_S = 15.0  # A node that was asked to stop is killed after this long, which covers a sampler's drain
 BEAT_S = 1.0  # Beats on one machine cost nothing, and a killed sampler is noticed in three seconds
 TARGET = 0.95  # Held-out exact match at which the demo stops; 0.9 is what it promises
 LEARNED = 0.9
-
-EVAL_PROMPTS = 500
-"""A share of 0.95 of so many is known to within 0.02 (two standard deviations); of 100, the default, to 0.04."""
-
+EVAL_PROMPTS = (
+    500  # They give a share of 0.95 to within 0.02 (two standard deviations); 100, the default, to within 0.04
+)
 
 STARTING_S = 5.0
-"""A resumed learner takes this long to load its model and to train again on what it has since the last checkpoint. Half
-of the kills come within this time of its start."""
+"""How long a resumed learner loads its model and trains again on the batches since the last checkpoint. Half of the
+kills come within this time of its start."""
 
 RUNNING_S = 3.0
 """The others come within this time of its first answer to samplers: ten of them fit into a demo that learns in 30 s."""
-
-OFTEN_STEPS = 10
-"""Steps between checkpoints of a learner that is to be killed: some kills meet one that is being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +78,8 @@ class Demo:
         self._run_dir = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
         self._logs = self._run_dir / LOGS
         self._nodes: list[asyncio.subprocess.Process] = []
-        self._view = LiveView(self._console, title="echo-node demo", line_s=PLAIN_LINE_S)
+        self._view = LiveView(self._console, title="echo-node demo", line_s=2.0)
+        self._say = self._view.say
         self._killed = False
         self._by_sampler: dict[str, dict[str, Any]] = {}
         self._random = Random(options.kill_seed)
@@ -92,7 +88,7 @@ class Demo:
         self._kill_when_running_for_s = math.inf
 
     async def run(self) -> dict[str, Any]:
-        """Run to the end; the summary that --json prints."""
+        """Run to the end. Returns the summary that --json prints."""
         if self._options.kill_one and self._options.samplers < 2:
             raise UserError("--kill-one needs a second sampler that goes on: --samplers 2 or more")
         await asyncio.to_thread(choose_engine, self._options.engine)
@@ -112,7 +108,10 @@ class Demo:
             raise
         finally:
             await self._stop_all()
-        return self._finish(time.monotonic() - began, await self._verify())
+        report, *_ = await asyncio.to_thread(verify_directory, self._run_dir)
+        for breach in report.breaches:
+            self._say(f"breach: {breach}")
+        return self._finish(time.monotonic() - began, report)
 
     def _lead_arguments(self) -> list[str]:
         options = self._options
@@ -121,19 +120,12 @@ class Demo:
             self._logs.mkdir(parents=True)
         except FileExistsError as error:
             raise UserError(f"{self._run_dir} holds another demo: choose another --run-dir") from error
-        often = f"checkpoint_every_steps = {OFTEN_STEPS}\n" if options.kill_learner else ""
+        # A learner that is to be killed writes checkpoints often, so that some kills meet one that is being written.
+        often = "checkpoint_every_steps = 10\n" if options.kill_learner else ""
         config.write_text(f'beat_s = {BEAT_S}\nschedule = "linear"\neval_prompts = {EVAL_PROMPTS}\n{often}')
-        values = {
-            "--config": config,
-            "--port": 0,
-            "--steps": options.steps,
-            "--max-staleness": options.max_staleness,
-            "--reward": options.reward,
-            "--target": TARGET,
-            "--seed": options.seed,
-            "--run-dir": self._run_dir,
-        }
-        return ["lead", "--lan", *(str(part) for pair in values.items() for part in pair)]
+        flags = ["--config", config, "--steps", options.steps, "--max-staleness", options.max_staleness]
+        flags += ["--reward", options.reward, "--seed", options.seed, "--target", TARGET, "--run-dir", self._run_dir]
+        return ["lead", "--lan", "--port", "0", *map(str, flags)]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
         with (self._logs / f"{name}.log").open("wb") as log:
@@ -154,14 +146,14 @@ class Demo:
         return process
 
     async def _start_samplers(self, url: str) -> None:
-        """Those with vLLM first: the others are quick, and the run might be over before vLLM has begun."""
+        """Start those with vLLM first: the others are quick, and the run might be over before vLLM has begun."""
         vllm, others = self._options.vllm_samplers, self._options.samplers - self._options.vllm_samplers
         if vllm:
             self._say(f"starting {vllm} samplers with vLLM, and {others} with transformers once they are up")
         for number in range(vllm):
             share = ("--gpu-memory-share", f"{VLLM_MEMORY / vllm:.2f}") if gpu_build() else ()
             await self._join(url, number, "vllm", *share)
-            # While one measures how much memory a GPU has left nobody else may take any.
+            # While one measures how much memory a GPU has left, no other may take any.
             if share or number == vllm - 1:
                 await self._wait_for_vllm(url, number + 1)
         for number in range(vllm, self._options.samplers):
@@ -173,7 +165,7 @@ class Demo:
         await self._start(name, "join", *flags, "--device-class", engine, *arguments)
 
     async def _wait_for_vllm(self, url: str, wanted: int) -> None:
-        """Until so many samplers with vLLM hold weights, or the run is over without them."""
+        """Wait until `wanted` samplers with vLLM hold weights, or the run is over without them."""
         began, told_s = time.monotonic(), 0.0
         async with PeerClient(plain_address(url)) as peer:
             while self._nodes[0].returncode is None:
@@ -188,7 +180,7 @@ class Demo:
                     return
                 if waited_s > VLLM_START_S:
                     raise EchoError(f"vLLM did not start in {VLLM_START_S:.0f} s: {self._log_tail('sampler-0')}")
-                if waited_s - told_s >= VLLM_LINE_S:
+                if waited_s - told_s >= 5.0:
                     told_s = waited_s
                     self._say(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s")
                 await _sleep_unless_ended(self._nodes[0], POLL_S)
@@ -219,7 +211,7 @@ class Demo:
             raise EchoError(f"the learner ended early: {self._log_tail(self._learner_name())}")
 
     def _check_samplers(self) -> None:
-        """Without any sampler the learner would wait for ever, as it should; a demo should not. 0 is a farewell, and a
+        """Without any sampler a learner waits for ever, but a demo should not. An exit status of 0 is a farewell; a
         sampler that pauses comes back too late."""
         if all(self._is_out(number) for number in range(len(self._nodes) - 1)):
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
@@ -232,19 +224,17 @@ class Demo:
         for sampler in status["samplers"]:
             counts = {f"rollouts_{name}": sampler["verdicts"].get(name, 0) for name in ("accepted", "duplicate")}
             self._by_sampler[sampler["node"]] = {"engine": sampler["device_class"], **counts}
-        if self._options.kill_one and not self._killed and self._half_way(status):
+        # In the middle of learning: half of the steps, or half of the reward, whichever comes first.
+        half_way = status["step"] >= status["steps"] // 2 or status["metrics"].get("reward", 0.0) >= 0.5
+        if self._options.kill_one and not self._killed and half_way:
             self._killed = True
             os.kill(self._nodes[1].pid, signal.SIGKILL)
             self._say(f"killed sampler-0 (SIGKILL) at step {status['step']}")
 
-    def _half_way(self, status: dict[str, Any]) -> bool:
-        """In the middle of learning: half of the steps, or half of the reward, whichever comes first."""
-        return bool(status["step"] >= status["steps"] // 2 or status["metrics"].get("reward", 0.0) >= 0.5)
-
     # -- killing the learner ---------------------------------------------------------------------------------
 
     def _draw_kill(self) -> None:
-        """When the learner just started is killed: at random, the last time of several as it finishes."""
+        """Draw when to kill the learner that was just started; the last of several kills comes as it finishes."""
         self._kill_at = self._kill_when_running_for_s = math.inf
         left = self._options.kill_learner - self._learner_kills
         if left == 0 or left == 1 < self._options.kill_learner:
@@ -261,7 +251,7 @@ class Demo:
             self._kill_at = time.monotonic() + self._kill_when_running_for_s
         ending = state in ("finishing", "finished") and self._learner_kills < self._options.kill_learner
         due = ending or time.monotonic() >= self._kill_at
-        # Once there is a summary the samplers are gone, and there is nothing to go on with.
+        # Once there is a summary, the samplers are gone and the run cannot go on.
         if not due or (self._run_dir / "summary.json").exists():
             return
         learner = self._nodes[0]
@@ -278,14 +268,8 @@ class Demo:
     def _learner_name(self) -> str:
         return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
 
-    async def _verify(self) -> Report:
-        report, *_ = await asyncio.to_thread(verify_directory, self._run_dir)
-        for breach in report.breaches:
-            self._say(f"breach: {breach}")
-        return report
-
     async def _stop_all(self) -> None:
-        """No node outlives the demo: asked first, killed after STOP_S."""
+        """End every node: they are asked first, and killed after STOP_S."""
         for process in self._nodes:
             if process.returncode is None:
                 process.terminate()
@@ -346,9 +330,6 @@ class Demo:
         path.write_text(picture("Copy four digits", "A random tiny model learns from its samplers.", [chart]))
         return path
 
-    def _say(self, line: str) -> None:
-        self._view.say(line)
-
     def _log_tail(self, name: str) -> str:
         return f"{' | '.join(self._said(name)[-2:]) or 'it said nothing'} (log: {self._logs / name}.log)"
 
@@ -357,7 +338,7 @@ class Demo:
 
 
 def verdict(*, learned: bool, control: bool, steps: int) -> str:
-    """What a demo has shown, for the person who looks on."""
+    """What a demo has shown, in a line."""
     match learned, control:
         case True, False:
             return "It learned: the last version copies digits that it never trained on."
@@ -370,7 +351,7 @@ def verdict(*, learned: bool, control: bool, steps: int) -> str:
 
 
 def next_steps(run_dir: Path, picture: Path) -> list[str]:
-    """What can be looked at and done now, as commands."""
+    """What the user can do now, as commands."""
     command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
     quoted = shlex.quote(str(run_dir))
     return [

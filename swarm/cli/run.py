@@ -25,14 +25,12 @@ from swarm.errors import EchoError, UserError, first_fault
 from swarm.settings import MOST, JoinConfig, LeadConfig
 
 if TYPE_CHECKING:
-    from swarm.node.relay import RelayNode
-    from swarm.node.sampler import SamplerNode
     from swarm.report.live import LiveView
 
 DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
 """Exit statuses."""
 
-LEAVE_S = 3.0  # After a second signal a node that cannot end is ended: its last words to others take at most a second
+LEAVE_S = 3.0  # After a second signal a node gets this long: its last words to others take at most a second
 R = TypeVar("R")
 T = TypeVar("T", covariant=True)
 
@@ -64,28 +62,14 @@ Examples, with the line that `lead` prints:
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings; options override it.", rich_help_panel=MOST)
 ]
-Resume = Annotated[
-    Path | None,
-    typer.Option(
-        help="Run directory of a run to go on with, however it ended; its settings hold.", rich_help_panel=MOST
-    ),
-]
-ForkFrom = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        help="Begin a new run with the model and the settings of that run; each may be changed.",
-        rich_help_panel=MOST,
-    ),
-]
+RESUME = "Run directory of a run to go on with, however it ended; its settings hold."
+Resume = Annotated[Path | None, typer.Option(help=RESUME, rich_help_panel=MOST)]
+FROM = "Begin a new run with the model and the settings of that run; each may be changed."
+ForkFrom = Annotated[Path | None, typer.Option("--from", help=FROM, rich_help_panel=MOST)]
 ForkStep = Annotated[int | None, typer.Option("--step", min=0, help="With --from: of that checkpoint, not the newest.")]
 ForkBest = Annotated[bool, typer.Option("--best", help="With --from: the model that was best on held-out prompts.")]
-Check = Annotated[
-    bool,
-    typer.Option(
-        "--check", help="Look at all that the run needs, say what was found, and start nothing.", rich_help_panel=MOST
-    ),
-]
+CHECK = "Look at all that the run needs, say what was found, and start nothing."
+Check = Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=MOST)]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
@@ -171,21 +155,17 @@ def _refuse_mixed(
 @with_settings(JoinConfig)
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
+    from swarm.node.relay import RelayNode
+    from swarm.node.sampler import SamplerNode
     from swarm.settings import load_config
 
     settings = load_config(JoinConfig, config, flags)
 
     async def work() -> None:
-        await _until_asked_to_stop(_joining(settings), stop_with_stdin=stop_with_stdin)
+        node = RelayNode(settings, _say) if settings.role == "relay" else SamplerNode(settings, _say)
+        await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin)
 
     _run(work())
-
-
-def _joining(settings: JoinConfig) -> RelayNode | SamplerNode:
-    from swarm.node.relay import RelayNode
-    from swarm.node.sampler import SamplerNode
-
-    return RelayNode(settings, _say) if settings.role == "relay" else SamplerNode(settings, _say)
 
 
 @app.command()
@@ -274,7 +254,7 @@ def _explained(error: typer.TyperException) -> str:
 
 def _stop_at_once(number: int, _: object) -> None:
     """Ctrl-C in a command that has nothing to finish: a line, and the end."""
-    # Whoever signals again waits for no cleaning up.
+    # A second signal ends it without cleaning up.
     signal.signal(number, signal.SIG_DFL)
     typer.echo("echo-node: stopped", err=True)
     raise KeyboardInterrupt
@@ -298,7 +278,7 @@ def _run(work: Coroutine[Any, Any, R]) -> R:
 
 
 async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: bool) -> R:
-    """`work`, cancelled by SIGINT, SIGTERM or SIGHUP, so that whatever it started is stopped."""
+    """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that everything it started is stopped."""
     task = asyncio.ensure_future(work)
     _on_stop(task.cancel, stop_with_stdin=stop_with_stdin)
     try:
@@ -308,7 +288,7 @@ async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: boo
 
 
 class Node(Protocol[T]):
-    """A node that can be asked to stop. `request_stop` says what it waits for; False if that is nothing."""
+    """A node that can be asked to stop. `request_stop` tells the user what it waits for; False if nothing."""
 
     def run(self) -> Coroutine[Any, Any, T]: ...
     def request_stop(self) -> bool: ...
@@ -316,8 +296,7 @@ class Node(Protocol[T]):
 
 
 async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: LiveView | None = None) -> T:
-    """Run `node`, asked politely to end by the first signal and cancelled by the second. Its last words come below the
-    view, if there is one."""
+    """Run `node`. The first signal asks it to end, the second cancels it. Its last words come below the view."""
     task = asyncio.ensure_future(node.run())
     asked = said = False
 
@@ -336,7 +315,7 @@ async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: Li
             return
         say_last("stopped")
         task.cancel()
-        # A resolver that hangs keeps the process for as long as it likes; whoever signals twice has waited enough.
+        # A name lookup that hangs would keep the process alive.
         end = threading.Timer(LEAVE_S, os._exit, (STOPPED,))
         end.daemon = True
         end.start()
@@ -354,11 +333,11 @@ async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: Li
 def _on_stop(action: Callable[[], Any], *, stop_with_stdin: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # What was ignored when we started stays ignored: nohup.
+        # A signal that was ignored when we started stays ignored: nohup.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, action)
     if stop_with_stdin:
-        # The parent holds the other end; when it is gone, however it went, this node goes too.
+        # The parent holds the other end: when the parent is gone, however it ended, this node stops too.
         descriptor = sys.stdin.fileno()
 
         def on_readable() -> None:

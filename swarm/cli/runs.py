@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swarm.errors import Damaged, UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from swarm.learner.checkpoint.files import Checkpoint
     from swarm.rollout.journal.verify import Report
     from swarm.settings import LeadConfig
     from swarm.types import Prompt
-import os
-import signal
-import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
-BREACHED = 1
-"""Exit status of `verify` when an invariant does not hold; that of damage is 2, as of whatever a person has to mend."""
-
-LOST_SHOWN = 50  # Lines about what was lost: by then more of them say nothing new
+BREACHED = 1  # Exit status of `verify` when an invariant does not hold; that of damage is 2, like all bad input
+LOST_SHOWN = 50  # Lines about what was lost: more of them say nothing new
 
 export_app = typer.Typer(help="Write parts of a run for other programs.")
 
@@ -99,7 +94,7 @@ def _salvage(run_dir: Path, to: Path) -> None:
 
 def verify_directory(run_dir: Path) -> tuple[Report, list[Checkpoint], dict[str, str]]:
     """What the journal of a run proves, the whole checkpoints that it was compared with, and by name what is wrong with
-    others and with the best model. Blocking."""
+    damaged parts. Blocking."""
     from swarm.learner.checkpoint.files import damaged_checkpoints, fault_of, whole_checkpoints
     from swarm.node.prompts import RECORD, read_record
     from swarm.rollout.journal.verify import verify_run
@@ -208,7 +203,7 @@ def _the_running_one() -> Path:
 
 
 WATCH_S = 2.0  # Between two looks of --watch: few figures change faster
-RESIZE_S = 0.25  # A screen that is watched is drawn again so soon after its terminal was resized
+RESIZE_S = 0.25  # How soon a watched screen follows a resize of its terminal
 
 
 def status(
@@ -222,7 +217,7 @@ def status(
     console, found = Console(), asyncio.run(_fetch(url))
     if watch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # The way to end this one: no fault, and nothing to say.
+            # The way to end this one: it is no fault, and nothing is said.
             signal.signal(number, signal.default_int_handler)
         try:
             _watch(console, url, found, as_json=as_json)
@@ -235,7 +230,7 @@ def status(
 
 
 def _watch(console: Console, url: str, found: dict[str, Any], *, as_json: bool) -> None:
-    """For ever: a screen that is drawn again in place, or a line each time where that cannot be."""
+    """Show for ever: a screen that is drawn again in place, or, if there is no terminal, a line each time."""
     from rich.live import Live
 
     from swarm.report.terminal import plain_line
@@ -245,7 +240,7 @@ def _watch(console: Console, url: str, found: dict[str, Any], *, as_json: bool) 
             words = one if isinstance(one, str) else json.dumps(one) if as_json else plain_line(one)
             print(words, flush=True)
             time.sleep(WATCH_S)
-    # A screen of its own, which no terminal wraps anew when it is resized.
+    # An alternate screen: no terminal wraps its lines again when it is resized.
     last: RenderableType = ""
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -286,11 +281,11 @@ async def _fetch(text: str) -> dict[str, Any]:
     from swarm.node.bootstrap import address_of, read_bootstrap
 
     try:
-        # Encrypted or not is found out; nothing secret is asked, so whoever answers is believed.
+        # Nothing secret is asked, so any answer is believed, encrypted or not.
         async with PeerClient(await address_of(read_bootstrap(text), SystemRandom())) as peer:
             found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=10.0))
     except PeerUnreachable as error:
         raise UserError(f"no node answers: {error}") from error
     except (ProtocolError, ValueError) as error:
-        raise UserError(f"{text} answers, but it is no echo-node") from error
+        raise UserError(f"{text} answers, but it is not an echo-node") from error
     return found

@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from swarm.tasks.base import Task
     from swarm.types import Prompt, Score
 
-WRONG = "this is not the answer"  # An answer to see what a wrong one earns
+WRONG = "this is not the answer"  # Scored to show what a wrong answer earns
 MAX_SHOWN = 2000  # Characters of a prompt that are shown
 
 FAILURES = {
     "zero": "a run gives such completions 0",
     "redraw": "a run draws such completions again",
     "stop": "a run ends at the first",
-}
-"""By reward_failure."""
+}  # By reward_failure
 
 tasks_app = typer.Typer(help="List the tasks, or try one.", invoke_without_command=True)
 
@@ -107,10 +106,14 @@ def _show(prompt: Prompt, reader: Prompts | None) -> None:
 async def _show_scored(
     config: LeadConfig, asked: Sequence[tuple[Prompt, Sequence[str]]], reader: Prompts | None
 ) -> int:
-    """Show prompts with what each of their answers earns in a reward process, as in a run; how many rewards failed."""
+    """Show prompts with what each of their answers earns in a reward process, as in a run. Returns how many failed."""
     from swarm.tasks import task_options
     from swarm.tasks.scoring import Completion, RewardPool
     from swarm.types import Score
+
+    def pass_on(printed: bytes) -> None:
+        sys.stderr.buffer.write(printed)
+        sys.stderr.flush()
 
     pool = RewardPool(
         task=task_options(config),
@@ -118,7 +121,7 @@ async def _show_scored(
         tokenizer=None,
         timeout_s=config.reward_timeout_s,
         memory_mb=config.reward_memory_mb,
-        heard=_pass_on,
+        heard=pass_on,
     )
     failed = 0
     try:
@@ -133,11 +136,6 @@ async def _show_scored(
     finally:
         await pool.close()
     return failed
-
-
-def _pass_on(printed: bytes) -> None:
-    sys.stderr.buffer.write(printed)
-    sys.stderr.flush()
 
 
 def _in_words(score: Score) -> str:

@@ -1,14 +1,14 @@
-"""Alarms as the node has them: an event each, a line now and then, the end of the run; and those that only a node can
-raise, since they are about texts and rewards, of which the trainer knows nothing.
+"""Alarms as the node reports them, and the alarms that only a node can raise, because they are about texts and rewards,
+which the trainer does not know.
 
-Theory of operation. `LearningSignal` is told of every learner step. Two things make steps teach little or nothing:
+Theory of operation. `LearningSignal` sees every learner step. Two conditions mean that steps teach little or nothing:
 
     kind            when
-    no_variance     no group of FLAT_STEPS steps, FLAT_GROUPS at least, had two different rewards
-    reward_floor    of the completions of FLOOR_STEPS steps FLOOR_SHARE or more got the lowest reward of the run
+    no_variance     in FLAT_STEPS steps with at least FLAT_GROUPS groups, every group's rewards were all the same
+    reward_floor    of the completions of FLOOR_STEPS steps, at least FLOOR_SHARE got the lowest reward of the run
 
-Nothing follows from either but words: why it may be (`likely_causes`, from the completions themselves), and three of
-them to look at. A mean that is low says neither: a hard task begins so.
+The run goes on; the user is told why it may be so (`likely_causes`, from the completions themselves) and shown three
+completions. A low mean reward alone raises no alarm: a hard task begins with one.
 """
 
 from __future__ import annotations
@@ -26,28 +26,18 @@ from swarm.rollout.plane.leases import Group
 from swarm.tasks.rewards import CORRECTNESS, without_thoughts
 from swarm.types import Rollout, Score
 
-SAY_AGAIN_STEPS = 20
-"""Learner steps before an alarm of the same kind and reaction gets another line; each has its event."""
+SAY_AGAIN_STEPS = 20  # Steps before an alarm of the same kind and reaction gets another line; each gets an event
 
 FLAT_STEPS, FLAT_GROUPS = 5, 64
-"""Without variance before it is said. A policy that is right once in a hundred, in groups of eight, has none in 64
-groups once in 170 times."""
+"""A policy that is right once in a hundred, in groups of eight, has 64 groups without variance once in 170 times."""
 
 FLOOR_STEPS, FLOOR_SHARE = 20, 0.99
-
-FAILED_SHARE = 0.01  # Of the completions of a step: failures that are rarer bias little
-
-GROUPS_READ, SAMPLES_READ = 16, 4
-"""Completions that are decoded to find out why: 64, so that shares are good to some percent."""
-
+FAILED_SHARE = 0.01  # Of the completions of a step: rarer failures bias little
+GROUPS_READ, SAMPLES_READ = 16, 4  # Up to 64 completions are decoded to find causes: shares are good to some percent
 TOKENS_READ = 1024  # Of each end of a completion
-SHOWN = 3  # Completions that a person is shown
-
-EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100
-"""Of a text, half of them from its end."""
-
-MOST = 0.5  # A share of completions that explains why nothing is learned
-SOME = 0.1  # A share that is no chance, of completions that hold the wanted answer and are not right
+EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100  # Of a text that is shown, half of them from its end
+EXPLAINING_SHARE = 0.5  # Of the completions: enough of them to explain why nothing is learned
+TELLING_SHARE = 0.1  # Of the completions: more hold the wanted answer and are not right than chance would give
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +54,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearningSignal:
-    """Notices steps that teach nothing. `decode` makes text of a completion's token ids, or of a part of them;
-    `longest` is the longest completion, in tokens."""
+    """Notices steps that teach nothing. `decode` turns token ids into text; `longest` is the longest completion, in
+    tokens."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], longest: int) -> None:
         self._decode = decode
@@ -75,7 +65,7 @@ class LearningSignal:
         self._at_lowest: deque[tuple[float, int, int]] = deque(maxlen=FLOOR_STEPS)
 
     def stepped(self, batch: Sequence[Group], figures: Mapping[str, float]) -> Alarm | None:
-        """What a step of these groups, with the trainer's figures, sets off."""
+        """The alarm that a step on these groups, with the trainer's figures, raises."""
         scores = [sample.score for group in batch for sample in group.samples if sample.score]
         rewards = [score.reward for score in scores]
         least = min(rewards, default=0.0)
@@ -104,7 +94,7 @@ class LearningSignal:
         step = -(-len(batch) // GROUPS_READ)
         groups = [list(self._read(group)) for group in batch[:: max(1, step)]]
         answers = sorted((one for group in groups for one in group), key=lambda one: -one.reward)
-        picked = sorted({0, len(answers) // 2, len(answers) - 1})[:SHOWN]
+        picked = sorted({0, len(answers) // 2, len(answers) - 1})
         return likely_causes(groups, self._longest), [answers[at] for at in picked if answers]
 
     def _read(self, group: Group) -> Iterator[Answer]:
@@ -114,13 +104,12 @@ class LearningSignal:
 
     def _answer(self, group: Group, rollout: Rollout, score: Score) -> Answer:
         tokens = rollout.tokens().tolist()
-        halves = (tokens[:TOKENS_READ], tokens[TOKENS_READ:][-TOKENS_READ:])
+        is_cut = len(tokens) > 2 * TOKENS_READ
+        read = (tokens[:TOKENS_READ], tokens[-TOKENS_READ:]) if is_cut else (tokens,)
         return Answer(
             prompt=group.prompt.text,
             wanted=group.prompt.answer,
-            completion=" ... ".join(self._decode(half) for half in halves if half)
-            if len(tokens) > 2 * TOKENS_READ
-            else self._decode(tokens),
+            completion=" ... ".join(self._decode(ids) for ids in read),
             reward=score.reward,
             exact=score.exact,
             tokens=rollout.length,
@@ -130,18 +119,28 @@ class LearningSignal:
 
 
 def likely_causes(groups: Sequence[Sequence[Answer]], longest: int) -> list[str]:
-    """Why completions like these teach nothing, from what they show; a line at least."""
+    """Why completions like these teach nothing: at least one line."""
     answers = [one for group in groups for one in group]
+    count = max(1, len(answers))
     if answers and all(one.exact for one in answers):
         return ["all of them are solved: these prompts have nothing left to teach"]
-    found = [words for share, words in _shares(answers, longest) if share >= MOST]
+    found = []
+    if (cut := sum(one.truncated for one in answers) / count) >= EXPLAINING_SHARE:
+        found.append(
+            f"{cut:.0%} end at the limit of {longest} tokens: raise --max-new-tokens, or ask for short answers"
+        )
+    empty = sum(not without_thoughts(one.completion).strip() for one in answers) / count
+    if empty >= EXPLAINING_SHARE:
+        found.append(
+            f"{empty:.0%} say nothing, or nothing after their thoughts: look at the prompt, its chat template and "
+            "`stop`"
+        )
     if groups and all(len({one.completion for one in group}) == 1 for group in groups if len(group) > 1):
         found.append("the completions of a prompt are all the same: raise temperature, or go back to a version before")
     names = dict.fromkeys(name for one in answers for name in one.parts)
     if len(names) > 1 and (zero := [name for name in names if not any(one.parts.get(name) for one in answers)]):
         found.append(f"0 for all of them: {', '.join(zero)}; say in the prompt which form is wanted (--system-prompt)")
-    holds = sum(_holds_wanted(one) for one in answers) / max(1, len(answers))
-    if holds >= SOME:
+    if (holds := sum(_holds_wanted(one) for one in answers) / count) >= TELLING_SHARE:
         found.append(
             f"{holds:.0%} hold the wanted answer and are not right: the reward wants another form; look at "
             f"`echo-node tasks try`, another of the rewards {', '.join(CORRECTNESS)}, or lenient = true"
@@ -154,26 +153,16 @@ def likely_causes(groups: Sequence[Sequence[Answer]], longest: int) -> list[str]
     ]
 
 
-def _shares(answers: Sequence[Answer], longest: int) -> Iterator[tuple[float, str]]:
-    count = max(1, len(answers))
-    cut = sum(one.truncated for one in answers) / count
-    yield cut, f"{cut:.0%} end at the limit of {longest} tokens: raise --max-new-tokens, or ask for short answers"
-    empty = sum(not without_thoughts(one.completion).strip() for one in answers) / count
-    yield (
-        empty,
-        f"{empty:.0%} say nothing, or nothing after their thoughts: look at the prompt, its chat template and `stop`",
-    )
-
-
 def _holds_wanted(answer: Answer) -> bool:
-    """As a word or words: most long numbers hold any digit."""
+    """Whether it holds the wanted answer as whole words: most long numbers hold any digit."""
     wanted = re.escape(answer.wanted.strip())
     said = without_thoughts(answer.completion)
     return bool(wanted) and not answer.exact and bool(re.search(rf"(?<!\w){wanted}(?!\w)", said, re.IGNORECASE))
 
 
 def rewards_failed(share: float, reason: str, failure: str) -> Alarm | None:
-    """The alarm of a step, `share` of whose rewards failed, the last for `reason`; `failure` is reward_failure."""
+    """The alarm of a step in which `share` of the rewards failed, the last for `reason`; `failure` is the setting
+    reward_failure."""
     if share <= FAILED_SHARE:
         return None
     follows = "are drawn again, so the data lack answers of that kind" if failure == "redraw" else "get 0"
@@ -188,7 +177,7 @@ def _alarm(kind: Any, value: float, limit: float, text: str) -> Alarm:
 
 
 class AlarmLog:
-    """Told after every learner step but those that are trained again after a crash: their events are there."""
+    """Reports the alarms of each learner step, except of steps trained again after a crash, whose events exist."""
 
     def __init__(self, *, emit: Callable[..., None], say: Callable[[str], None]) -> None:
         self._emit = emit
@@ -197,16 +186,16 @@ class AlarmLog:
         self.last: dict[str, Any] | None = None
         """The last alarm, as its event has it, without completions."""
         self.stopped_by = ""
-        """Why the run is to end; empty while it is not."""
+        """Why the run is to end; empty if it is not."""
 
     def told(self, alarms: Sequence[Alarm], *, step: int) -> bool:
-        """Note what went off in learner step `step`; True if the run is to end."""
+        """Report the alarms of learner step `step`; True if the run is to end."""
         for alarm in alarms:
             self._tell(alarm, step, [], [])
         return bool(self.stopped_by)
 
     def explained(self, alarm: Alarm, explain: Callable[[], tuple[list[str], list[Answer]]], *, step: int) -> None:
-        """Note an alarm that lasts, with its causes and completions, whenever it would get a line."""
+        """Report an alarm that lasts, with its causes and completions, whenever it is due for a line."""
         if self._is_new(alarm, step):
             self._tell(alarm, step, *explain())
 
@@ -219,15 +208,14 @@ class AlarmLog:
         self.last = {
             "alarm": alarm.kind,
             "reaction": alarm.reaction,
-            # JSON has no NaN.
-            "value": alarm.value if math.isfinite(alarm.value) else None,
+            "value": alarm.value if math.isfinite(alarm.value) else None,  # JSON has no NaN
             "limit": alarm.limit,
             "step": step,
             "text": alarm.text,
             **({"causes": causes} if causes else {}),
         }
-        told = {"completions": [_cut_answer(one) for one in answers]} if answers else {}
-        self._emit("alarm", **self.last, **told)
+        shown_answers = {"completions": [_cut_answer(one) for one in answers]} if answers else {}
+        self._emit("alarm", **self.last, **shown_answers)
         if alarm.reaction == "stop":
             self.stopped_by = alarm.text
         if not self._is_new(alarm, step):
@@ -242,7 +230,7 @@ class AlarmLog:
 
 
 def cut(text: str, most: int) -> str:
-    """Both ends of a text that is longer."""
+    """`text`, or both ends of it if it is longer than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
 
 

@@ -1,11 +1,11 @@
 """The version with the best held-out result, kept on disk as a Hugging Face model: RUN_DIR/best.
 
 Its weights are those that were published, so they cost the trainer nothing. When a version is to be measured, the file
-with its weights gets a second name (`hold_weights`): no byte is copied, and whoever would write over that file finds by
-its link count that it must not (Training). Once the result is known, the bytes become the tensors of one safetensors
-file, which is what they are laid out as, or the second name is removed.
+with its weights gets a second name (`hold_weights`): no byte is copied, and the trainer sees by the link count that it
+must not write over that file (Training). Once the result is known, the bytes become the tensors of one safetensors
+file, which has the same layout, or the second name is removed.
 
-`best.json` in the directory says which version it is, and is what a resumed run goes by. Blocking parts run in threads.
+`best.json` in the directory says which version it is; a resumed run reads it. Blocking parts run in threads.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ NAME = "best"
 ABOUT = "best.json"
 WEIGHTS = "model.safetensors"
 
-COPY_BYTES = 64 * 1024 * 1024
-"""Copied at once; between two such parts the thread may be seen to live, and little of the page cache is taken."""
+COPY_BYTES = 64 * 1024 * 1024  # Copied at once, so that it takes little of the page cache
 
 
 class BestModel:
-    """`held` is the second name that a file of weights gets; it may vanish if the disk has no room for both."""
+    """`held` is the second name that a file of weights gets; Training removes it if the disk has no room for both."""
 
     def __init__(self, run_dir: Path, held: Path, *, emit: Callable[..., None], say: Callable[[str], None]) -> None:
         self.directory = run_dir / NAME
@@ -45,12 +44,12 @@ class BestModel:
         """Version and figures of what the directory holds; None while there is none."""
 
     def is_better(self, figures: Mapping[str, float]) -> bool:
-        """Whether this is a better result than that of the version kept: more are right, or as many and the mean reward
-        is higher. The first of equals stays."""
+        """Whether this result is better than that of the version kept: more are right, or as many are and the mean
+        reward is higher. The first of equals stays."""
         return self.known is None or _rank(figures) > _rank(self.known)
 
     async def keep(self, version: VersionId, figures: Mapping[str, float], layout: Layout) -> None:
-        """Replace what is kept by the weights that `held` names, which are those of `version`; or say why not."""
+        """Replace what is kept by the weights of `version`, which `held` names; or say why that failed."""
         if not self._held.exists():
             self._give_up(version, "the disk had no room for its weights beside the next ones")
             return
@@ -68,7 +67,7 @@ class BestModel:
         self._emit("best_failed", version=version.version, reason=why)
 
     def forget(self) -> None:
-        """The version that was weighed is not to be kept, or is by now."""
+        """Remove the second name: the version is kept by now, or is not to be."""
         self._held.unlink(missing_ok=True)
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ class BestModel:
         return self.directory.with_name(NAME + PARTIAL)
 
     def _clear_up(self) -> None:
-        """What a crash left: a directory that was whole takes its place, anything else goes."""
+        """After a crash: a whole directory takes its place, anything else is removed."""
         self._held.unlink(missing_ok=True)
         before = self.directory.with_name(f"{NAME}.removed{PARTIAL}")
         for left in (self._partial, before):
@@ -137,7 +136,7 @@ def _rank(figures: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What best.json says; None if there is none, or it is damaged: the next version measured takes its place."""
+    """The content of best.json; None if there is none or it is damaged, so that the next version replaces it."""
     try:
         found = json.loads(path.read_text())
         _rank(found)

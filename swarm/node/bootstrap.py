@@ -1,10 +1,10 @@
 """Where a node begins: the join line or the bootstraps that its user named, peers that were good before, the hello.
 
-The hello is the first word between two nodes: which swarm this is, who its learner is, and who answers. A join line
-(`echo1:...`) holds all that a newcomer has to trust in one word that can be pasted: the swarm's id, the learner's
-public key (one follows from the other, so a typing error shows) and addresses, each with the SHA-256 of the certificate
-to expect there. It says whom to trust; a bare host is trusted on first use. Names are resolved at every try, and one of
-their addresses is taken at random, so that a name may stand for several nodes.
+The hello is the first message between two nodes. It says which swarm this is, who its learner is, and who answers. A
+join line (`echo1:...`) holds all that a newcomer has to trust, in one word that can be pasted: the swarm's id, the
+learner's public key (the id follows from it, so a typing error shows), and addresses, each with the SHA-256 of the
+certificate to expect there. A bare host is trusted on first use instead. Names are resolved at every try, to one of
+their addresses at random, so that a name may stand for several nodes.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ from swarm.types import Address, Id, Role, Seconds, SwarmId
 HELLO_PATH = "/v1/hello"
 HELLO_BYTES = 4096
 HELLO_S = 10.0  # Time limit of a hello: a learner that loads a large model still answers at once
-MAX_ROUND_S = 60.0
-MIN_ROUND_S = 0.05  # A pace outside of this is nobody's wish
+MIN_ROUND_S, MAX_ROUND_S = 0.05, 60.0  # Rounds shorter or longer than this are almost certainly a mistake
 
 
 class Hello(Message, frozen=True):
-    """What a node says of its swarm and of itself. `record` is its signed record and `learner` the learner's, which
-    states the swarm's pace; `beat_s`, from a learner, how often it wants to hear from a sampler; `knock` the answer to
-    one that calls back."""
+    """What a node says of its swarm and of itself. `record` is its signed record; `learner` is the learner's, which
+    states the swarm's pace. A learner says in `beat_s` how often it wants to hear from a sampler. `knock` answers a
+    node that calls back."""
 
     protocol: int
     role: Role
@@ -67,7 +66,7 @@ class Hello(Message, frozen=True):
 
 
 def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web.RouteDef:
-    """Answers GET /v1/hello; `answer(knock, caller)` gives the hello, None while the node looks for its swarm."""
+    """Answers GET /v1/hello. `answer(knock, caller)` returns the hello, or None while the node looks for its swarm."""
 
     async def handle(request: web.Request) -> web.Response:
         hello = answer(request.query.get("knock"), request.query.get("caller"))
@@ -80,7 +79,7 @@ def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A hello whose signatures were checked."""
+    """A hello whose signatures were checked: those of its own record `signed` and of the learner's."""
 
     hello: Hello
     signed: SignedRecord
@@ -88,7 +87,7 @@ class Heard:
 
 
 async def say_hello(peer: Peer) -> Heard:
-    """The hello of the node behind `peer`. ProtocolError if it does not hold together."""
+    """The hello of the node behind `peer`. ProtocolError if it contradicts itself."""
     data = await peer.get(HELLO_PATH, cap_bytes=HELLO_BYTES, timeout_s=HELLO_S)
     hello = decode(data, Hello, cap_bytes=HELLO_BYTES)
     if hello.protocol != PROTOCOL:
@@ -100,7 +99,7 @@ async def say_hello(peer: Peer) -> Heard:
     if signed.record.role != hello.role or learner.record.role != "learner":
         raise ProtocolError("the answer contradicts its own records")
     if not MIN_ROUND_S <= learner.record.round_s <= MAX_ROUND_S:
-        raise ProtocolError(f"a swarm with rounds of {learner.record.round_s:g} s is none")
+        raise ProtocolError(f"the answer states rounds of {learner.record.round_s:g} s, which no swarm has")
     return Heard(hello=hello, signed=signed, learner=learner)
 
 
@@ -124,33 +123,34 @@ def write_join_line(line: JoinLine) -> str:
 
 def read_join_line(text: str) -> JoinLine:
     """The join line in `text`; UserError if it was cut or altered."""
+    damaged = UserError("this join line is damaged: copy the whole line that `lead` printed")
     code = text.strip().removeprefix(PREFIX)
     try:
         data = base64.b64decode(code + "=" * (-len(code) % 4), altchars=b"-_", validate=True)
         body, check = data[:-CHECK_BYTES], data[-CHECK_BYTES:]
         line = decode(body, JoinLine, cap_bytes=MAX_LINE_BYTES)
     except (binascii.Error, ValueError, ProtocolError) as error:
-        raise UserError("this join line is damaged: copy the whole line that `lead` printed") from error
+        raise damaged from error
     if check != digest(body)[:CHECK_BYTES] or line.swarm != swarm_id_of(line.learner_key):
-        raise UserError("this join line is damaged: copy the whole line that `lead` printed")
+        raise damaged
     return line
 
 
 CERTIFICATE_S = 5.0
 RESOLVE_S = 5.0
-FIND_LEAST_S, FIND_MOST_S = 1.0, 300.0
-"""Between two tries while no bootstrap has ever answered: doubled each time, so that a dead one costs little."""
+MIN_FIND_S, MAX_FIND_S = 1.0, 300.0
+"""Pause between two tries while no bootstrap has ever answered; doubled each time, so that a dead one costs little."""
 
 FIND_S = 86_400.0
-"""All such pauses together, after which a node that never heard anybody gives up: a learner that is down over night is
-waited for, one that is gone for good is not. A node that has been in the swarm waits for ever (node/link.py)."""
+"""All such pauses together, after which a node that never heard anybody gives up. A learner may be down over night. A
+node that has been in the swarm waits for ever (node/link.py)."""
 
 WRONG_TRIES = 3
-"""Sweeps in a row in which whoever was named answers, and is somebody else: by then it is no port that another program
-held for a moment while the learner was started again."""
+"""Sweeps in a row in which somebody else answers at the addresses that were named. By then it is not another program
+that held the port for a moment while the learner was started again."""
 
 CACHED_TRIES = 3  # Remembered peers that are tried in one sweep, after everything that the user named
-ASK_ANEW = "ask whoever leads the swarm for a new one"
+ASK_AGAIN = "ask whoever leads the swarm for a new one"
 MAX_CACHED = 64  # Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year
 CACHE_BYTES = MAX_CACHED * (RECORD_BYTES + 8) + 1024
 
@@ -165,24 +165,16 @@ class Bootstrap:
     fingerprint: bytes = b""
     is_remembered: bool = False
 
-    @property
-    def name(self) -> str:
-        return Address(host=self.host, port=self.port).authority
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greeting:
-    """A node that said hello, and where."""
+class Greeting(Heard):
+    """A hello, and where it was heard."""
 
-    hello: Hello
-    signed: SignedRecord
-    learner: SignedRecord
     address: Address
-    is_remembered: bool = False
 
 
 class GoodPeers(Message, frozen=True):
-    """The file in the state directory."""
+    """The file `peers` in the state directory."""
 
     bootstraps: tuple[str, ...]
     swarm: Id
@@ -191,11 +183,11 @@ class GoodPeers(Message, frozen=True):
 
 
 class OtherSwarm(EchoError):
-    """A bootstrap answers, but for another swarm than the one that is wanted."""
+    """A bootstrap answers for another swarm than the one that is wanted."""
 
 
 WRONG = (OtherSwarm, OtherCertificate, OtherEncryption, ProtocolError)
-"""Answers of which no waiting makes the right one: of another swarm, certificate or release, or of no echo-node."""
+"""Answers that waiting does not mend: of another swarm, certificate or release, or of some other program."""
 
 
 class Bootstraps:
@@ -205,42 +197,17 @@ class Bootstraps:
         self._texts = tuple(texts)
         self._cache = cache
         self._random = random
-        self.swarm: SwarmId | None = None
-        self._named: list[Bootstrap] = []
-        for text in texts:
-            if text.startswith(PREFIX):
-                line = read_join_line(text)
-                if self.swarm not in (None, line.swarm):
-                    raise UserError("these join lines are of different swarms")
-                self.swarm = SwarmId(line.swarm)
-                self._named += [_bootstrap_of(address) for address in line.addresses]
-            else:
-                self._named.append(read_bootstrap(text))
+        self._named, self.swarm = read_bootstraps(texts)
+        self.hosts = {bootstrap.host for bootstrap in self._named}
+        """Hosts that the user named: they may be called wherever they are."""
         self._cached_swarm: SwarmId | None = None
         self._cached = self._read_cache()
-
-    def __bool__(self) -> bool:
-        return bool(self._named or self._cached)
-
-    @property
-    def is_pinned(self) -> bool:
-        return self.swarm is not None
-
-    @property
-    def hosts(self) -> set[str]:
-        """Hosts that the user named: they may be called wherever they are."""
-        return {bootstrap.host for bootstrap in self._named}
-
-    @property
-    def are_local(self) -> bool:
-        """Whether all that was named is on this machine."""
-        return bool(self._named) and all(is_loopback(bootstrap.host) for bootstrap in self._named)
 
     async def greet(self) -> Greeting:
         """Say hello to what the user named, in a random order, then to a few remembered peers, until one answers.
 
-        PeerUnreachable, ProtocolError or OtherSwarm of the first that was named if none does; one that waiting may mend
-        comes first.
+        If none does: PeerUnreachable, ProtocolError or OtherSwarm, the first error that waiting may mend, else the
+        first.
         """
         errors: list[EchoError] = []
         for bootstrap in self._sweep():
@@ -253,8 +220,8 @@ class Bootstraps:
         raise (hopeful or errors or [PeerUnreachable("no bootstrap was named, and no peer is remembered")])[0]
 
     async def find(self, say: Callable[[str], None]) -> Greeting:
-        """The first that answers, within a day. UserError for what waiting does not mend."""
-        wait_s, waited_s, wrong, said = FIND_LEAST_S, 0.0, 0, ""
+        """The first that answers, within a day. UserError if waiting does not help."""
+        wait_s, waited_s, wrong, said = MIN_FIND_S, 0.0, 0, ""
         while True:
             try:
                 greeting = await self.greet()
@@ -263,14 +230,14 @@ class Bootstraps:
                 if wrong == WRONG_TRIES or isinstance(error, OtherProtocol):
                     raise UserError(str(error)) from error
                 if waited_s >= FIND_S:
-                    raise UserError(f"{error}; nobody answered for {FIND_S / 3600:g} hours: {ASK_ANEW}") from error
+                    raise UserError(f"{error}; nobody answered for {FIND_S / 3600:g} hours: {ASK_AGAIN}") from error
                 if str(error) != said:
                     said = str(error)
                     say(f"{said}; trying again until a bootstrap answers (Ctrl-C to give up)")
                 pause_s = wait_s * self._random.uniform(0.8, 1.2)
                 await asyncio.sleep(pause_s)
                 waited_s += pause_s
-                wait_s = min(FIND_MOST_S, 2 * wait_s)
+                wait_s = min(MAX_FIND_S, 2 * wait_s)
             else:
                 if said:
                     say(f"{greeting.address.url} answers")
@@ -281,11 +248,11 @@ class Bootstraps:
         return named + self._random.sample(self._cached, min(CACHED_TRIES, len(self._cached)))
 
     async def _greet_one(self, bootstrap: Bootstrap) -> Greeting:
-        """What is remembered leads into the swarm that it was remembered from: the user never named it."""
+        # The user never named a remembered peer: it may lead into the swarm that it was remembered from, and no other.
         greeting = await _greet(bootstrap, self._random)
         expected = self.swarm or (self._cached_swarm if bootstrap.is_remembered else None)
         if expected is not None and greeting.hello.swarm != expected:
-            old = f": this join line is old, {ASK_ANEW}" if not bootstrap.is_remembered else ""
+            old = f": this join line is old, {ASK_AGAIN}" if not bootstrap.is_remembered else ""
             raise OtherSwarm(f"{greeting.address.url} belongs to swarm {greeting.hello.swarm}, not to {expected}{old}")
         return greeting
 
@@ -301,7 +268,7 @@ class Bootstraps:
         self._cached = self._read_cache()
 
     def _read_cache(self) -> list[Bootstrap]:
-        """Peers of the same bootstraps' swarm. A damaged file is as good as none."""
+        """Peers that were remembered for the same bootstraps. A damaged file counts as none."""
         try:
             peers = decode(self._cache.read_bytes(), GoodPeers, cap_bytes=CACHE_BYTES)
             swarm = SwarmId(peers.swarm)
@@ -316,8 +283,24 @@ class Bootstraps:
         return [_bootstrap_of(a, is_remembered=True) for record in records for a in record.addresses]
 
 
+def read_bootstraps(texts: Sequence[str]) -> tuple[list[Bootstrap], SwarmId | None]:
+    """What bootstraps and join lines name, and the swarm of the join lines. UserError if they contradict each other."""
+    named: list[Bootstrap] = []
+    swarm: SwarmId | None = None
+    for text in texts:
+        if not text.startswith(PREFIX):
+            named.append(read_bootstrap(text))
+            continue
+        line = read_join_line(text)
+        if swarm not in (None, line.swarm):
+            raise UserError("these join lines are of different swarms")
+        swarm = SwarmId(line.swarm)
+        named += [_bootstrap_of(address) for address in line.addresses]
+    return named, swarm
+
+
 def read_bootstrap(text: str, default_port: int = DEFAULT_PORT) -> Bootstrap:
-    """`host`, `host:port` or a URL. UserError if it is none of them."""
+    """A `host`, `host:port` or URL. UserError for any other text."""
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         port = parts.port or default_port
@@ -364,13 +347,7 @@ async def _greet(bootstrap: Bootstrap, random: Random) -> Greeting:
     named = {known.fingerprint for known in heard.signed.record.addresses}
     if named and address.fingerprint not in named:
         raise ProtocolError(f"{address.url} shows another certificate than its record names: someone is between")
-    return Greeting(
-        hello=heard.hello,
-        signed=heard.signed,
-        learner=heard.learner,
-        address=address,
-        is_remembered=bootstrap.is_remembered,
-    )
+    return Greeting(hello=heard.hello, signed=heard.signed, learner=heard.learner, address=address)
 
 
 async def _resolve(bootstrap: Bootstrap, random: Random) -> str:
@@ -378,12 +355,9 @@ async def _resolve(bootstrap: Bootstrap, random: Random) -> str:
     try:
         async with asyncio.timeout(RESOLVE_S):
             found = await loop.getaddrinfo(bootstrap.host, bootstrap.port, type=socket.SOCK_STREAM)
-    except TimeoutError as error:
-        raise PeerUnreachable(
-            f"the name {bootstrap.host} was not resolved within {RESOLVE_S:g} s: is this machine on the network?"
-        ) from error
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        late = f"no answer within {RESOLVE_S:g} s" if isinstance(error, TimeoutError) else ""
+        why = late or getattr(error, "strerror", None) or error
         raise PeerUnreachable(
             f"the name {bootstrap.host} does not resolve ({why}): is it spelled right, and is this machine on the "
             "network?"
@@ -394,7 +368,7 @@ async def _resolve(bootstrap: Bootstrap, random: Random) -> str:
 
 
 async def _fault_of_plain(address: Address) -> PeerUnreachable | None:
-    """None if something that is not TLS listens there; on this machine nobody is between."""
+    """None if something that is not TLS listens there, which is safe on this machine; else why it cannot be reached."""
     async with PeerClient(address) as peer:
         try:
             await say_hello(peer)

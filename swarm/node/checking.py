@@ -1,7 +1,7 @@
 """What a run needs before it may begin, and `lead --check`, which looks at all of it and begins nothing.
 
-What is looked at is what `lead` would use: the same trainer process loads the model and measures the memory, the same
-reward processes score. Their files are in a directory beside the run's, which goes again.
+The check uses what `lead` would use: the same trainer process loads the model and measures the memory, the same reward
+processes score. Their files are in a temporary directory beside the run's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from swarm.broadcast.store.disk import SPARE_BYTES
@@ -20,28 +21,21 @@ from swarm.learner.messages import Prepared
 from swarm.learner.process import TrainerProcess, torchrun_options
 from swarm.net.server import check_port
 from swarm.node.joining import lead_settings
-from swarm.node.prompts import (
-    check_data,
-    longest_completion,
-    open_task,
-    prepare_prompts,
-)
+from swarm.node.prompts import check_data, longest_completion, open_task, prepare_prompts
 from swarm.node.rundir import directory_of, refuse_used
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
 from swarm.tasks.scoring import Completion, RewardPool
-from swarm.types import Prompt, Score, Unscored
+from swarm.types import Prompt, Unscored
 
-SCORED_PROMPTS = 3  # Held-out prompts whose rewards a check asks for: enough to see one that fails or never differs
+SCORED_PROMPTS = 3  # Held-out prompts to score: enough to see a reward that fails or is always the same
 CHECKPOINT_BYTES = 12  # Of each parameter in a checkpoint: fp32 weights and two moments
-
-COPIES = 5
-"""Of the published weights on disk at a time, about: staged, mapped, held, best, and the versions that are served."""
+COPIES = 5  # Of the published weights on disk, about: staged, mapped, held, best, and the versions that are served
 
 
 async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: bool) -> None:
-    """Say a line of each thing that a run of `config` needs; the first that is amiss is a UserError."""
+    """Say a line about each thing that a run of `config` needs. UserError for the first that is wrong."""
     run_dir = directory_of(config)
     settings = lead_settings(config)
     await check_port(settings.host, settings.port)
@@ -76,7 +70,7 @@ async def _check_model(
     try:
         prepared = await trainer.prepare(config, longest_completion(config, task), found.path if found else None)
     except ChildFailed as fault:
-        # Its log goes with the directory.
+        # Its log is removed with the directory.
         raise UserError(str(fault).partition(" (log: ")[0]) from fault
     finally:
         await trainer.stop()
@@ -106,24 +100,19 @@ async def _check_rewards(config: LeadConfig, prompts: Sequence[Prompt], say: Cal
     try:
         await pool.start()
         for texts in ([prompt.answer for prompt in prompts], [""] * len(prompts)):
-            scores = await pool.score(
-                [Completion(prompt=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
-            )
-            means.append(_mean(prompts, scores))
+            asked = zip(prompts, texts, strict=True)
+            rewards: list[float] = []
+            for score in await pool.score([Completion(prompt=prompt, text=text) for prompt, text in asked]):
+                if isinstance(score, Unscored):
+                    failed = prompts[len(rewards)].prompt_id
+                    raise UserError(f"the reward failed for prompt {failed}: {score.reason}")
+                rewards.append(score.reward)
+            means.append(fmean(rewards))
     finally:
         await pool.close()
     right, empty = means
     more = "" if right > empty else ": right answers earn no more than none, so there may be nothing to learn from"
     say(f"rewards  {right:g} for right answers, {empty:g} for empty ones, in the mean of {len(prompts)} prompts{more}")
-
-
-def _mean(prompts: Sequence[Prompt], scores: Sequence[Score | Unscored]) -> float:
-    total = 0.0
-    for prompt, score in zip(prompts, scores, strict=True):
-        if isinstance(score, Unscored):
-            raise UserError(f"the reward failed for prompt {prompt.prompt_id}: {score.reason}")
-        total += score.reward
-    return total / len(scores)
 
 
 @contextmanager
@@ -139,7 +128,7 @@ def _directory_beside(run_dir: Path) -> Iterator[Path]:
 
 
 def reward_pool(config: LeadConfig, files_dir: Path | None = None, stop_token_ids: Sequence[int] = ()) -> RewardPool:
-    """The reward processes of a run, none of them started. `files_dir` has the tokenizer; texts need none."""
+    """The reward processes of a run, not yet started. `files_dir` has the tokenizer; to score texts needs none."""
     return RewardPool(
         task=task_options(config),
         reward=config.reward,
@@ -152,7 +141,7 @@ def reward_pool(config: LeadConfig, files_dir: Path | None = None, stop_token_id
 
 
 def check_model(name: str) -> None:
-    """UserError for a path that cannot be a model, before anything is started."""
+    """UserError for a path that cannot be a model."""
     path = Path(name)
     looks_like_path = name not in EMBEDDED and (path.is_dir() or name.startswith((".", "/")))
     if looks_like_path and not (path / "config.json").is_file():

@@ -1,7 +1,7 @@
-"""control.sock in the run directory: what the user may change of a running learner, from the same machine alone.
+"""control.sock in the run directory: how the user changes a running learner, from the same machine alone.
 
 One line of JSON in, one line of JSON out: {"max_staleness": 4} is answered with {"done": "..."} or {"refused": "..."}.
-Who may use it is decided by the file system: the socket is its owner's alone.
+The file system decides who may use it: only the owner may open the socket.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from swarm.errors import EchoError, UserError
 SOCKET = "control.sock"
 LINE_BYTES = 4096  # Longest request or answer: both are one short line
 
-CALL_S = 10.0
-"""Time limit of a request at both ends: what it changes takes effect at the next step, and is not waited for."""
+CALL_S = 10.0  # Time limit of a request at both ends: nobody waits for the change to take effect
 
 Change = Callable[[dict[str, Any]], Awaitable[str]]
 """Carries out a request; the line that says what was done. UserError says why not."""
@@ -38,7 +37,7 @@ async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (TimeoutError, ValueError, OSError):
-            pass  # it said nothing, too much, or has gone: there is nobody to tell
+            pass  # the caller said nothing, said too much, or has gone
         finally:
             writer.close()
 
@@ -54,7 +53,7 @@ async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
 
 
 async def ask_for(run_dir: Path, request: dict[str, Any]) -> str:
-    """Have the learner of `run_dir` carry out a request; its line. UserError if it refuses or does not run."""
+    """Have the learner of `run_dir` carry out a request. Returns its line. UserError if it refuses or does not run."""
     try:
         async with asyncio.timeout(CALL_S):
             with _short_path(run_dir) as path:

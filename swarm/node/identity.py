@@ -10,7 +10,7 @@ from swarm.errors import UserError
 from swarm.net.signing import SigningKey
 from swarm.net.tls import write_privately
 
-MAX_DEFAULT_STATES = 64  # Nodes of one role and one user on one machine that find a state directory of their own
+MAX_DEFAULT_STATES = 64  # Nodes of one role, user and machine that get a state directory without naming one
 MAX_GENERATION = 65_535  # Starts of one identity: daily ones last 179 years, and a record stays short
 
 
@@ -38,7 +38,7 @@ def next_generation(directory: Path) -> int:
 
 
 def raise_generation(directory: Path, least: int) -> int:
-    """The generation from now on: `least`, unless it is higher already. Others may remember one that our disk lost."""
+    """Raise the generation to `least` if it is lower: others may remember one that our disk lost. Returns it."""
     generation = max(_generation(directory), least)
     if generation > MAX_GENERATION:
         raise UserError(f"{directory} was started {MAX_GENERATION} times: remove node.key and generation in it")
@@ -65,17 +65,16 @@ class StateDirectory:
 
     @classmethod
     def claim(cls, wanted: Path | None, role: str = "sampler") -> StateDirectory:
-        """Lock `wanted`, or without one the first free directory of this user for that role."""
+        """Lock `wanted`, or without it the first free directory of this user for that role."""
         if wanted is not None:
-            lock = _try_lock(wanted)
-            if lock is None:
+            if (lock := _try_lock(wanted)) is None:
                 raise UserError(f"another node uses {wanted}: stop it or pass another --state-dir")
             return cls(wanted, lock)
         root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "echo-node"
         for number in range(MAX_DEFAULT_STATES):
-            lock = _try_lock(root / f"{role}-{number}")
-            if lock is not None:
-                return cls(root / f"{role}-{number}", lock)
+            path = root / f"{role}-{number}"
+            if (lock := _try_lock(path)) is not None:
+                return cls(path, lock)
         raise UserError(f"{MAX_DEFAULT_STATES} nodes already run from {root}: pass --state-dir")
 
     def release(self) -> None:

@@ -1,10 +1,11 @@
-"""What samplers and relays share: where they listen, how they stop, and their side of the broadcast."""
+"""What samplers and relays share: where they listen, one swarm after another, and their side of the broadcast."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,23 +13,26 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from swarm.broadcast.coding import coding_pool
-from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
+from swarm.errors import first_fault
 from swarm.gossip.reachability import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
-from swarm.node.bootstrap import PREFIX, read_bootstrap, read_join_line
-from swarm.node.network import NetworkSettings, advertised
+from swarm.node.bootstrap import Greeting, read_bootstraps
+from swarm.node.identity import StateDirectory
+from swarm.node.network import NetworkSettings, NodeNetwork, advertised
 from swarm.settings import DEFAULT_PORT, JoinConfig, LeadConfig
+from swarm.types import Role
 
 R = TypeVar("R")
 
 
 def join_settings(config: JoinConfig) -> NetworkSettings:
     """Listen on this machine alone if all bootstraps are here, else on every interface."""
-    hosts = hosts_of(config.bootstrap)
-    local = all(is_loopback(host) for host in hosts)
+    named, _ = read_bootstraps(config.bootstrap)
+    local = all(is_loopback(bootstrap.host) for bootstrap in named)
     # A relay's port is opened in a router once; a sampler needs none.
     port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
     return NetworkSettings(
@@ -43,7 +47,7 @@ def join_settings(config: JoinConfig) -> NetworkSettings:
 
 
 def lead_settings(config: LeadConfig) -> NetworkSettings:
-    """Where a learner listens. UserError for an address that is none, before anything is written."""
+    """Where a learner listens. UserError for an invalid address, before anything is written."""
     settings = NetworkSettings(
         host=config.host,
         port=config.port,
@@ -56,7 +60,7 @@ def lead_settings(config: LeadConfig) -> NetworkSettings:
         round_s=config.round_s,
     )
     advertised(settings, config.port or DEFAULT_PORT, b"")
-    hosts_of(config.bootstrap)
+    read_bootstraps(config.bootstrap)
     return settings
 
 
@@ -72,16 +76,9 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asy
         stopping.cancel()
 
 
-def reachability_line(address: str | None) -> str:
-    """For the person at the terminal: whether others can dial this node."""
-    if address is not None:
-        return f"others can dial this node at {address}: it takes part as a public node"
-    return "others cannot dial this node any more: it takes part as a leaf"
-
-
 def weights_directory(state_dir: Path, swarm: str) -> Path:
-    """Where the weights of a swarm are kept. Those of swarms that this node has left, gigabytes that nobody will read
-    again, are removed. Blocking."""
+    """Where the weights of a swarm are kept. Blocking. Removes the weights of swarms that this node has left:
+    gigabytes that nobody will read again."""
     directory = state_dir / "swarms" / swarm
     for old in directory.parent.glob("*"):
         if old != directory:
@@ -90,25 +87,8 @@ def weights_directory(state_dir: Path, swarm: str) -> Path:
     return directory
 
 
-def open_base(name: str | None) -> BaseModel | None:
-    """The copy of the base model that the user named: a directory, or an id in the Hugging Face cache. UserError if
-    there is none. Blocking."""
-    return BaseModel(find_base(name)) if name is not None else None
-
-
-def hosts_of(bootstraps: Sequence[str]) -> list[str]:
-    """Every host that bootstraps name. UserError if one is no bootstrap."""
-    return [host for text in bootstraps for host in _hosts(text)]
-
-
-def _hosts(text: str) -> list[str]:
-    if text.startswith(PREFIX):
-        return [address.host for address in read_join_line(text).addresses]
-    return [read_bootstrap(text).host]
-
-
 class DataPlane:
-    """Routes and streams of whichever receiver runs."""
+    """The routes and streams of the receiver that runs now."""
 
     def __init__(self, station: Station, *, say: Callable[[str], None], base: BaseModel | None) -> None:
         self._station = station
@@ -127,7 +107,6 @@ class DataPlane:
         return self._server.routes()
 
     async def accept(self, incoming: Incoming) -> None:
-        """Take a stream for the receiver that runs."""
         if self._receiver is not None:
             await self._receiver.accept(incoming)
         else:
@@ -155,3 +134,71 @@ class DataPlane:
 
     def status(self) -> dict[str, Any]:
         return self._receiver.status() if self._receiver else {"streams": 0}
+
+
+class JoiningNode(ABC):
+    """A node that joins swarms. `say` gets lines for the person at the terminal."""
+
+    role: Role
+
+    def __init__(self, config: JoinConfig, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._settings = join_settings(config)
+        self._say = say
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Take part in one swarm after another, until a run is over or a stop is requested."""
+        state = StateDirectory.claim(self._config.state_dir, self.role)
+        self._directory = state.path
+        try:
+            name = self._config.base
+            base = BaseModel(await asyncio.to_thread(find_base, name)) if name is not None else None
+            self._network = NodeNetwork(state.path, self.role, self._settings, say=self._say, emit=self._emit)
+            self._data = DataPlane(self._network.station, say=self._say, base=base)
+            await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
+            try:
+                self._say(f"{self.role} {self._network.node}; status: echo-node status {self._network.address.url}")
+                await self._swarms()
+            finally:
+                await self._network.stop()
+                self._data.close()
+        finally:
+            state.release()
+
+    @abstractmethod
+    def status(self) -> dict[str, Any]:
+        """What the node says of itself; the keys are described in docs/protocol.md."""
+
+    @abstractmethod
+    def _set_state(self, state: str) -> None: ...
+
+    @abstractmethod
+    async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
+        """Work for one swarm; True when its run is over."""
+
+    async def _swarms(self) -> None:
+        while not self._stop.is_set():
+            self._set_state("looking for the swarm")
+            found = await unless_stopped(self._stop, self._network.find())
+            if found is None:
+                return
+            self._say(self._network.trust_line())
+            key = found.hello.learner_key
+            directory = await asyncio.to_thread(weights_directory, self._directory, found.hello.swarm)
+            swarm = self._network.swarm(key, found.learner.record.round_s)
+            is_over = False
+            try:
+                async with swarm, self._data.receiving(directory, key) as receiver:
+                    is_over = await self._take_part(found, receiver)
+            except* OtherModel as changed:
+                self._say(f"{first_fault(changed)}; joining it again")
+            if is_over:
+                self._say("the run is finished; thank you")
+                return
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        if kind == "reachable":
+            self._say(f"others can dial this node at {fields['address']}: it takes part as a public node")
+        elif kind == "unreachable":
+            self._say("others cannot dial this node any more: it takes part as a leaf")

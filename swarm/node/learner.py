@@ -4,7 +4,6 @@ run or for one that goes on after a crash."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from swarm.node.provisioning import LearnerParts, Provisioning
 from swarm.node.publication import ROOM_S, InstallTracker, Publication
 from swarm.node.rundir import (
     LOGS,
+    SUMMARY,
     Origin,
     begin_again,
     create_run_directory,
@@ -41,7 +41,7 @@ from swarm.node.rundir import (
     locked,
     note_life,
     remove_run_directory,
-    write_summary,
+    write_json,
 )
 from swarm.node.steps import Steps
 from swarm.node.training import Training
@@ -71,8 +71,8 @@ class LearnerNode:
         keep_bound: bool = False,
         origin: Origin | None = None,
     ) -> None:
-        """`resume`: go on with the run in its directory; `keep_bound`: under the bound last set there; `origin`: begin
-        with that run's model."""
+        """`resume`: go on with the run in its directory. `keep_bound`: with the bound that was set there last.
+        `origin`: begin with that run's model."""
         self._config = config
         self._keep_bound = keep_bound
         self._say = say
@@ -84,7 +84,7 @@ class LearnerNode:
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
         self._waits_for = "the network to open"
-        # Whether `status` can be asked, and whether the user stopped the run before its end.
+        # Whether `status` can be called, and whether the user stopped the run before its end.
         self.is_up = self.is_stopped = False
         self._tracker = InstallTracker()
         self._rewards: RewardPool | None = None
@@ -93,7 +93,7 @@ class LearnerNode:
         self._settings = lead_settings(config)
 
     async def run(self) -> bool:
-        """Lead the run to its end; False if a target was set and not reached."""
+        """Lead the run to its end. Returns False if a target was set and not reached."""
         if self._origin is None:
             check_model(self._config.model)
         if not self._resume:
@@ -103,7 +103,7 @@ class LearnerNode:
             return await self._run_alone()
 
     def request_stop(self) -> bool:
-        """End with the step under way, and a checkpoint; False if nothing is under way that is worth waiting for."""
+        """End after the step under way and a checkpoint. Returns False if there is nothing to wait for."""
         if self._steps is None or self.is_stopped:
             return False
         if self._state != "finished" and (words := self._steps.request_stop()):
@@ -114,10 +114,10 @@ class LearnerNode:
         return bool(self._waits_for)
 
     def last_words(self) -> str:
-        """What is kept of a run that ends now, for good or to go on; "" if nothing is."""
+        """What is kept of a run that ends now; "" if nothing is."""
         if not self._is_kept:
             return ""
-        come_to = (self._steps.step, self._steps.saved_step) if self._steps is not None else (None, None)
+        come_to = (self._steps.step, self._training.saved_step) if self._steps is not None else (None, None)
         return kept_line(self._run_dir, *come_to, steps=self._config.steps)
 
     async def _run_alone(self) -> bool:
@@ -126,10 +126,8 @@ class LearnerNode:
             self._log = RunLog(self._run_dir, tensorboard=self._config.tensorboard)
             self._network = NodeNetwork(state.path, "learner", self._settings, say=self._say, emit=self._log.event)
         except UserError:
-            # Leave no run directory that refuses the corrected command.
             self._is_kept = False
-            if not self._resume:
-                remove_run_directory(self._run_dir, keep_logs=self._had_logs)
+            self._remove_unless_kept()
             raise
         try:
             if self._resume:
@@ -138,13 +136,18 @@ class LearnerNode:
         finally:
             state.release()
 
+    def _remove_unless_kept(self) -> None:
+        """Leave no new run directory that would refuse the corrected command."""
+        if not (self._is_kept or self._resume):
+            remove_run_directory(self._run_dir, keep_logs=self._had_logs)
+
     async def _run(self, network: NodeNetwork) -> bool:
         self._journal = Journal(self._run_dir, group_size=self._config.group_size)
         self._recorded = await asyncio.to_thread(self._journal.load)
         if (published := self._recorded.published) is not None:
             network.incarnation = published.version.incarnation
         self._build(network)
-        # What is damaged is refused before anything is changed or said to others.
+        # Damage is refused before anything is changed or told to others.
         await self._training.look()
         if self._resume:
             begin_again(self._run_dir, self._config)
@@ -153,11 +156,11 @@ class LearnerNode:
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             await network.start(routes, self.status, on_stream=self._broadcast.accept, beat_s=self._config.beat_s)
             async with network.swarm(network.key.public_bytes, self._config.round_s):
-                # Before others say it: what a former life published would be taken for a later life's.
+                # Before others announce it: what a former life published would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
                 return await self._take_part()
         except* UserError:
-            # Nothing was trained: leave no run directory that refuses the corrected command.
+            # If nothing was trained, nothing is kept.
             self._is_kept = self._state != "starting"
             raise
         finally:
@@ -200,7 +203,7 @@ class LearnerNode:
         self._ahead = PromptsAhead(
             lambda number: self._prompts(number),
             first=self._recorded.opened,
-            # Those that may be open at a time, and a batch.
+            # As many as may be open at a time, and a batch.
             most=(self._config.max_staleness + 2) * self._config.groups_per_step,
         )
         self._rollouts = RolloutService(
@@ -239,8 +242,7 @@ class LearnerNode:
         step = self._steps.step if self._steps is not None else 0
         self._log.event("stopped", state=self._state, step=step, **self._provisioning.account())
         await asyncio.to_thread(self._log.close)
-        if not (self._is_kept or self._resume):
-            remove_run_directory(self._run_dir, keep_logs=self._had_logs)
+        self._remove_unless_kept()
 
     def status(self) -> dict[str, Any]:
         """What the node says of itself; the keys are described in docs/protocol.md."""
@@ -287,7 +289,7 @@ class LearnerNode:
         self._provisioning.open()
         self._waits_for = "the first version to be published"
         await self._publication.go_on(steps.step, bound.publish_every_steps)
-        # Not before: whatever is wrong with the settings has been refused by now.
+        # Only now: settings that do not work have been refused before.
         self._announce()
         self._state, self._waits_for = "running", ""
         await steps.run()
@@ -302,12 +304,12 @@ class LearnerNode:
         summary = self.status()
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
-        # Last: a learner that is killed before has to be resumed, or its samplers would wait for ever.
-        write_summary(self._run_dir, summary)
+        # Last: a learner that is killed before this has to be resumed, or its samplers would wait for ever.
+        write_json(self._run_dir / SUMMARY, summary)
         return reached
 
     async def _bound(self) -> BoundSet:
-        """The user's dial: as it was last set, or as the configuration says."""
+        """The bound as it was set last, or as the configuration says."""
         wanted = self._config.max_staleness
         if self._keep_bound and self._recorded.bound is not None:
             wanted = self._recorded.bound.max_staleness
@@ -320,7 +322,7 @@ class LearnerNode:
         return bound
 
     async def _watch_room(self) -> None:
-        """Say when the run is paused because the disk is full, and when it goes on."""
+        """Tell the user when the run is paused because the disk is full, and when it goes on."""
         said = ""
         while True:
             fault = self._fault()
@@ -341,7 +343,7 @@ class LearnerNode:
         match request:
             case {"max_staleness": int() as wanted} if len(request) == 1:
                 return await self._steps.set_bound(wanted)
-        raise UserError("all that can be set is max-staleness, to a whole number")
+        raise UserError("only max-staleness can be set, to a whole number")
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
@@ -370,7 +372,7 @@ class LearnerNode:
         return prepared
 
     async def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
-        """Answer samplers from now on, where the records left off."""
+        """Answer samplers from now on, going on where the journal ends."""
         config = self._config
         rules = PlaneRules(
             swarm=swarm_id_of(self._network.key.public_bytes),
@@ -394,14 +396,12 @@ class LearnerNode:
         plane = RolloutPlane(rules, prompts=self._ahead)
 
         async def score(wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
+            asked = ((one, _control_seed(config.seed, one)) for one in wanted)
             return await rewards.score(
-                [
-                    Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=_control_seed(config.seed, w))
-                    for w in wanted
-                ]
+                [Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=seed) for w, seed in asked]
             )
 
-        # Off the loop: the prompts of the groups that were open are made anew.
+        # Off the loop: the prompts of the groups that were open are made again.
         restored = await in_thread(partial(plane.restore, self._recorded, now=time.monotonic()))
         self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
@@ -423,12 +423,9 @@ class LearnerNode:
     # -- words and figures -----------------------------------------------------------------------------------
 
     def _write_address(self) -> None:
-        """Where this node listens, for programs: those that start samplers need not wait for the model."""
+        """Write where this node listens, for programs that start samplers: they need not wait for the model."""
         network = self._network
-        # Renamed into place: whoever waits for the file must never read half of it.
-        partial = self._run_dir / "node.json.partial"
-        partial.write_text(json.dumps({"url": network.address.url, "join": network.join_line()}) + "\n")
-        partial.rename(self._run_dir / "node.json")
+        write_json(self._run_dir / "node.json", {"url": network.address.url, "join": network.join_line()})
         swarm = network.status()["swarm"]
         self._say(f"learner of swarm {swarm} at {network.address.url}, run directory {self._run_dir}")
 
@@ -444,11 +441,11 @@ class LearnerNode:
     def _rollout_event(self, kind: str, **fields: Any) -> None:
         self._log.event(kind, **fields)
         if kind == "reward_failed":
-            # One that only hangs ends the run after minutes: its author may be looking on.
+            # A reward that only hangs ends the run after minutes; its author may be watching.
             more = f" ({fields['rollouts']} since the last such line)" if fields["rollouts"] > 1 else ""
             self._say(f"the reward failed for prompt {fields['prompt']}: {fields['reason']}{more}")
 
 
 def _control_seed(run_seed: int, wanted: ScoreWanted) -> int:
-    """A seed for the random control reward that depends on the rollout's name alone."""
+    """A seed for the random control reward that depends on the rollout's id alone."""
     return sample_seed(run_seed + 1, wanted.group_id, wanted.index)

@@ -1,10 +1,9 @@
 """A run's figures on disk: one JSON line per learner step, one per event, and files for TensorBoard beside them.
 
-A thread of its own imports the package tensorboard and writes, so that the node's loop waits for neither. Between them
-is a bounded queue; what finds no room in it is in metrics.jsonl alone. Names are TRL's as TensorBoard shows them:
-`train/NAME` by learner step and `eval/NAME` by policy version. A resumed run writes a file of its own. It begins with a
-mark that has TensorBoard forget what it knew from a step on, and with those steps again: the last ones before a crash
-may not have come to the disk.
+TensorBoard's file is written by a thread of its own, which also imports the package, so that the node's loop never
+waits for it. Its names are TRL's: `train/NAME` by learner step and `eval/NAME` by policy version. A resumed run writes
+a new file, which begins with a mark that makes TensorBoard forget everything from a step on, and with the figures from
+that step on: the last ones before a crash may not have reached the disk.
 """
 
 from __future__ import annotations
@@ -22,70 +21,37 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from queue import Full, Queue
-from typing import Any, NamedTuple
+from typing import Any
 
 from swarm.errors import UserError
 from swarm.types import NodeId
 
-DIRECTORY = "tensorboard"
-STEPS_REPEATED = 200  # Of a former life, written again: far more than what a crash keeps from the disk, and few
+STEPS_REPEATED = 200  # Steps of a former life that are written again: far more than a crash keeps from the disk
 
 WAITING_STEPS = 1000
-"""Steps in the queue: minutes of a fast run, 10 MB. A disk that stands still for longer leaves some out."""
+"""Lines in the queue: minutes of a fast run, 10 MB. If the disk stands still for longer, some are left out."""
 
 CLOSE_S = 10.0  # Longest wait at the end for what is in the queue
 NO_FIGURES = frozenset({"step", "time", "version", "kind", "prompts", "samples"})
 
-EVAL_PREFIX = "eval_"
-"""How the names begin in a line of metrics.jsonl of what the event `evaluated` says with the version it is about."""
-
-
-class Scalars(NamedTuple):
-    """Figures by their TensorBoard names; `time` is the wall clock."""
-
-    step: int
-    time: float
-    values: dict[str, float]
-
-
-def of_step(figures: Mapping[str, Any]) -> Scalars:
-    """A line of metrics.jsonl."""
-    return _scalars("train", figures["step"], figures)
-
-
-def of_evaluation(event: Mapping[str, Any]) -> Scalars:
-    """An event `evaluated`."""
-    return _scalars("eval", event["version"], event)
+Line = Mapping[str, Any]
+"""A line of metrics.jsonl, or an event `evaluated`."""
 
 
 class EventFiles:
-    """Writes one file. `steps` and `evaluations` are lines that former lives have logged, in order; the thread goes
-    through them. `last` is the last step in them.
+    """Writes one TensorBoard file. `former` are lines that former lives have logged, in order; the thread reads them.
+    `last` is the last step in them. UserError if the package is missing."""
 
-    UserError if the package is missing.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        steps: Iterable[Mapping[str, Any]] = (),
-        evaluations: Iterable[Mapping[str, Any]] = (),
-        *,
-        last: int = 0,
-    ) -> None:
+    def __init__(self, directory: Path, former: Iterable[Line] = (), *, last: int = 0) -> None:
         if find_spec("tensorboard") is None:
             raise UserError("--tensorboard needs the package: pip install 'echo-node[tensorboard]', or leave it out")
         directory.mkdir(exist_ok=True)
         number = len(list(directory.iterdir()))
-        # Readers take the files of a directory by name: by time, and within a second by number.
+        # Readers order the files of a directory by name: by time, and within a second by number.
         self.path = directory / f"events.out.tfevents.{int(time.time()):010}.{number:06}.echo-node"
-        since = last - STEPS_REPEATED if last and number else -1
-        self._before = chain(
-            (of_step(line) for line in steps if line["step"] > since),
-            (of_evaluation(line) for line in evaluations if line["version"] > since),
-        )
-        self._first = since + 1
-        self._queue: Queue[Scalars | None] = Queue(WAITING_STEPS)
+        self._first = last - STEPS_REPEATED + 1 if last and number else 0
+        self._former = former
+        self._queue: Queue[Line | None] = Queue(WAITING_STEPS)
         self.left_out = 0
         """Lines that found no room in the queue."""
         self.fault = ""
@@ -93,10 +59,10 @@ class EventFiles:
         self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
         self._thread.start()
 
-    def add(self, scalars: Scalars) -> None:
-        """Hand on to the thread; returns at once."""
+    def add(self, line: Line) -> None:
+        """Hand a line to the thread; returns at once."""
         try:
-            self._queue.put_nowait(scalars)
+            self._queue.put_nowait(line)
         except Full:
             self.left_out += 1
 
@@ -108,8 +74,6 @@ class EventFiles:
             return
         self._thread.join(CLOSE_S)
 
-    # -- the thread ------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             self._write()
@@ -119,62 +83,52 @@ class EventFiles:
                 pass
 
     def _write(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        def write(line: Line) -> None:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in _scalars(line)]
+            event = Event(wall_time=line.get("time", time.time()), step=_step(line), summary=Summary(value=values))
+            writer.write(event.SerializeToString())
+
         with self.path.open("wb") as file:
-            writer = RecordWriter(file)
-            for record in _opening(self._first):
-                writer.write(record)
-            for scalars in self._before:
-                writer.write(_record(scalars))
+            writer, mark = RecordWriter(file), SessionLog(status=SessionLog.START)
+            writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            writer.write(Event(wall_time=time.time(), step=self._first, session_log=mark).SerializeToString())
+            for line in self._former:
+                if _step(line) >= self._first:
+                    write(line)
             file.flush()
             while (waiting := self._queue.get()) is not None:
-                writer.write(_record(waiting))
+                write(waiting)
                 if self._queue.empty():
                     file.flush()
 
 
-def _opening(step: int) -> list[bytes]:
-    """The version of the format, and the mark that has readers forget what they know from `step` on."""
-    from tensorboard.compat.proto import event_pb2
-
-    now = time.time()
-    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    events = (
-        event_pb2.Event(wall_time=now, file_version="brain.Event:2"),
-        event_pb2.Event(wall_time=now, step=step, session_log=start),
-    )
-    return [event.SerializeToString() for event in events]
+def _step(line: Line) -> int:
+    """The learner step or the version that a line is about; -1 if a disk has damaged it."""
+    step = line.get("version" if line.get("kind") == "evaluated" else "step")
+    return step if isinstance(step, int) else -1
 
 
-def _record(scalars: Scalars) -> bytes:
-    from tensorboard.compat.proto import event_pb2, summary_pb2
-
-    values = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in scalars.values.items()]
-    event = event_pb2.Event(wall_time=scalars.time, step=scalars.step, summary=summary_pb2.Summary(value=values))
-    record: bytes = event.SerializeToString()
-    return record
-
-
-def _scalars(prefix: str, step: int, found: Mapping[str, Any]) -> Scalars:
-    values = {
-        f"{prefix}/{name}": float(value)
-        for name, value in found.items()
-        if name not in NO_FIGURES and not name.startswith(EVAL_PREFIX)
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
-    return Scalars(step, float(found.get("time", time.time())), values)
+def _scalars(line: Line) -> Iterator[tuple[str, float]]:
+    """The figures of a line under their TensorBoard names. `eval_NAME` in metrics.jsonl repeats an evaluation."""
+    prefix = "eval" if line.get("kind") == "evaluated" else "train"
+    for name, value in line.items():
+        is_figure = name not in NO_FIGURES and not name.startswith("eval_")
+        if is_figure and isinstance(value, int | float) and math.isfinite(value):
+            yield f"{prefix}/{name}", float(value)
 
 
-LINES_KEPT = 10_000  # Lines that wait for room on a full disk: an hour of a fast run. More are lost, the oldest first.
+LINES_KEPT = 10_000  # Lines that wait for room on a full disk: an hour of a fast run. The oldest are dropped first.
 
-HELD_OUT = ("version", "exact_match", "pass_at_1", "pass_at_k", "reward", "samples")
-"""What an event `evaluated` says of a version."""
+HELD_OUT = ("version", "exact_match", "pass_at_1", "pass_at_k", "reward", "samples")  # Of an event `evaluated`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a run has cost, and for how much."""
+    """What a run has cost, and what it got for that."""
 
     total: float = 0.0
     steps: int = 0
@@ -197,46 +151,45 @@ class Spent:
 class RunLog:
     """Appends to metrics.jsonl and events.jsonl, whole lines. What does not fit on a full disk is written later.
 
-    With `tensorboard` figures go into event files besides. UserError if that package is missing.
+    With `tensorboard`, figures also go into TensorBoard's files. UserError if that package is missing.
     """
 
     def __init__(self, directory: Path, *, tensorboard: bool = False) -> None:
-        self.directory = directory
         self._metrics = _Lines(directory / "metrics.jsonl")
         self._events = _Lines(directory / "events.jsonl")
         self.last: Mapping[str, Any] = {}
-        """Of the last learner step that was written down, in whatever life."""
+        """The newest line of metrics.jsonl, of this life or a former one."""
+        # Of former lives: evaluations, the highest staleness, samplers that were there at the end, and the cost.
         self.held_out: list[dict[str, Any]] = []
-        """What a former life measured."""
         self.max_staleness_seen = 0
-        """Of all steps that a former life wrote down."""
         self.absent: set[NodeId] = set()
-        """Samplers that were there when a former life ended."""
         self.spent = Spent()
-        """By former lives."""
         self._look_back()
-        self._board = self._open_board() if tensorboard else None
+        evaluated = (line for line in self._events.earlier() if line.get("kind") == "evaluated")
+        former = chain(self._metrics.earlier(), evaluated)
+        last = self.last.get("step", 0)
+        self._board = EventFiles(directory / "tensorboard", former, last=last) if tensorboard else None
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
-        """One learner step. One that is trained on again after a crash is written once."""
+        """Write down one learner step; a step that is trained again after a crash is there already."""
         if figures["step"] > self.last.get("step", 0):
             self.last = figures
             self._metrics.add(figures)
             if self._board is not None:
-                self._board.add(of_step(figures))
+                self._board.add(figures)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Something that happened, with the wall clock for people."""
+        """Write down something that happened, with the wall clock for people."""
         line = {"time": round(time.time(), 3), "kind": kind, **fields}
         self._events.add(line)
         if self._board is not None and kind == "evaluated":
-            self._board.add(of_evaluation(line))
+            self._board.add(line)
         if self._board is not None and self._board.fault:
             fault, self._board = self._board.fault, None
             self.event("tensorboard_failed", reason=fault)
 
     def close(self) -> None:
-        """Blocks for as long as TensorBoard's file takes, seconds at most."""
+        """Close all files; blocks for up to twice CLOSE_S."""
         if self._board is not None:
             self._board.close()
             if self._board.left_out:
@@ -245,7 +198,7 @@ class RunLog:
         self._events.close()
 
     def _look_back(self) -> None:
-        """What former lives have logged, line by line: of a long run that is more than fits into memory."""
+        """Read what former lives have logged, line by line: the log of a long run does not fit into memory."""
         for line in self._metrics.earlier():
             if isinstance(line.get("step"), int):
                 self.last = line
@@ -262,16 +215,9 @@ class RunLog:
                     self.absent.discard(node)
             self.spent = _spent(self.spent, line)
 
-    def _open_board(self) -> EventFiles:
-        """With what former lives have logged, which its thread reads."""
-        evaluated = (line for line in self._events.earlier() if line.get("kind") == "evaluated")
-        last = self.last.get("step", 0)
-        return EventFiles(self.directory / DIRECTORY, self._metrics.earlier(), evaluated, last=last)
-
 
 def _spent(before: Spent, line: Mapping[str, Any]) -> Spent:
-    """By the lines that say it, of steps and of ends of lives: it only grows. Those of steps that were trained again
-    do not."""
+    """`before`, or more if `line` (of a step, or of the end of a life) says more; a step trained again says less."""
     if "cost_total" not in line or "rollouts_accepted" not in line:
         return before
     return Spent(
@@ -283,13 +229,13 @@ def _spent(before: Spent, line: Mapping[str, Any]) -> Spent:
 
 
 def _number(line: Mapping[str, Any], name: str) -> float:
-    """A figure of a line; 0 where a disk has damaged it."""
+    """A figure of a line; 0 if a disk has damaged it."""
     value = line.get(name)
     return value if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 class _Lines:
-    """A file of JSON lines. A line that a crash cut off is removed."""
+    """A file of JSON lines. A last line that a crash cut short is removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -300,8 +246,7 @@ class _Lines:
         self._waiting: deque[bytes] = deque(maxlen=LINES_KEPT)
 
     def earlier(self) -> Iterator[dict[str, Any]]:
-        """The lines of former lives, read one by one, at any time and in any thread. What a disk has damaged is
-        passed over."""
+        """The lines of former lives, read one by one, at any time and in any thread. Damaged lines are skipped."""
         left = self._earlier
         with self._path.open("rb") as file:
             while left > 0 and (line := file.readline()):
@@ -322,7 +267,7 @@ class _Lines:
         os.close(self._descriptor)
 
     def _write(self, line: bytes) -> bool:
-        """False, and nothing written, if the disk has no room for all of it."""
+        """Return False, with nothing written, if the disk has no room for the whole line."""
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:

@@ -1,9 +1,9 @@
 """What every node has, whatever its role: a key, a server, clients that sign, and its place in the swarm.
 
 start     listen; answer `status`, and 503 to everything else until a swarm is found
-find      a bootstrap says which swarm this is (the learner knows)
-enter     take part in it: gossip, dial-back
-stop      leave with a word
+find      ask a bootstrap which swarm this is (the learner knows)
+swarm     take part in it: gossip, dial-back
+stop      tell the others, and leave
 """
 
 from __future__ import annotations
@@ -61,12 +61,11 @@ from swarm.node.bootstrap import (
 from swarm.node.identity import load_or_create_key, next_generation, raise_generation
 from swarm.types import Address, NodeId, Role, VersionId
 
-MAX_CLIENTS = 256
-"""Clients kept: connections close by themselves when idle, a client's session with its server is worth keeping."""
+MAX_CLIENTS = 256  # Clients kept for their sessions with a server; idle connections close by themselves
 
 
 class PeerPool:
-    """One client for each node and address; the one unused for longest is closed when there are too many."""
+    """One client for each node and address. If there are too many, the one unused for longest is closed."""
 
     def __init__(self, key: SigningKey) -> None:
         self._key = key
@@ -106,8 +105,8 @@ def view_status(core: Membership, *, now: float) -> dict[str, Any]:
     view = core.view
     newest = view.newest
     publics = [_public(peer, newest, view.table.is_suspect(peer, now=now), now) for peer in view.table]
-    others = [peer for peer in view.table if peer.signed.record.role != "learner"]
-    others_public = bool(others) or (view.is_public and view.owner.role != "learner")
+    others_public = any(public["role"] != "learner" for public in publics)
+    others_public = others_public or (view.is_public and view.owner.role != "learner")
     return {
         "reachability": view.owner.reachability,
         "addresses": [address.url for address in view.own.record.addresses],
@@ -116,7 +115,7 @@ def view_status(core: Membership, *, now: float) -> dict[str, Any]:
         "dead": len(view.table.dead),
         "homes": [home.node for home in core.homes.homes],
         "leaves": [_leaf(node, leaf, newest, now) for node, leaf in view.leases.leaves.items()],
-        "leaves_elsewhere": sum(peer.signed.record.profile.leaves for peer in view.table),
+        "leaves_elsewhere": sum(public["leaves"] for public in publics),
         "advice": None if others_public else NO_RELAY,
     }
 
@@ -135,17 +134,17 @@ def _public(peer: Peer, newest: VersionId | None, suspect: bool, now: float) -> 
 
 
 def _leaf(node: NodeId, leaf: Leaf, newest: VersionId | None, now: float) -> dict[str, Any]:
-    profile = leaf.signed.record.profile if leaf.signed else None
+    record = leaf.signed.record if leaf.signed else None
     return {
         "node": node,
-        "role": leaf.signed.record.role if leaf.signed else None,
+        "role": record.role if record else None,
         "beat_s": round(now - leaf.heard_at, 1),
-        **_version(profile.held if profile else None, newest),
+        **_version(record.profile.held if record else None, newest),
     }
 
 
 def _version(held: VersionId | None, newest: VersionId | None) -> dict[str, Any]:
-    """What a node said it holds, and how many versions that is behind; null where one of the two is unknown."""
+    """The version a node holds, and how many versions that is behind; null if either is unknown."""
     lag = newest.version - held.version if newest and held and newest.incarnation == held.incarnation else None
     return {"held": str(held) if held else None, "lag": lag}
 
@@ -155,7 +154,7 @@ CACHE_EVERY_S = 60.0  # How often good peers are written down for the next start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """Where to listen and whom to ask. `tls` and `lan` None: by what else is set. `advertise` is what others dial."""
+    """Where to listen and whom to ask. `tls` and `lan`: None for the default. `advertise` is what others dial."""
 
     host: str
     port: int
@@ -189,11 +188,12 @@ class NodeNetwork:
         self.key = load_or_create_key(directory)
         self.generation = next_generation(directory)
         self.incarnation = self.generation - 1
-        """What a learner publishes under; one that resumes a run sets it before it enters the swarm."""
+        """What a learner publishes under. A learner that resumes a run sets it before it enters the swarm."""
         local = is_loopback(settings.host)
         use_tls = not local if settings.tls is None else settings.tls
-        # On one machine all addresses are local, and nobody else can name any.
-        inferred = (local and settings.advertise is None) or self.bootstraps.are_local
+        # If all nodes are on one machine, all addresses are local and no stranger can name one.
+        hosts = self.bootstraps.hosts
+        inferred = (local and settings.advertise is None) or (bool(hosts) and all(map(is_loopback, hosts)))
         self._lan = inferred if settings.lan is None else settings.lan
         self._tls = load_or_create_tls(directory) if use_tls else None
         self._fingerprint = self._tls.fingerprint if self._tls else b""
@@ -208,8 +208,8 @@ class NodeNetwork:
             publics=self.publics,
             public_at=self.public_at,
             uplink_of=self.uplink_of,
-            upload=_pace(settings.max_upload_mbit),
-            download=_pace(settings.max_download_mbit),
+            upload=Pace(settings.max_upload_mbit * 1e6 / 8 if settings.max_upload_mbit else None),
+            download=Pace(settings.max_download_mbit * 1e6 / 8 if settings.max_download_mbit else None),
             random=self._random,
         )
         self._beat_s = 0.0
@@ -217,11 +217,11 @@ class NodeNetwork:
         self._port = 0
         self.other_swarm: str | None = None
         self.misled = 0
-        """Greetings in a row in which all that the user named was of another swarm than the join line."""
+        """Greetings in a row that led to another swarm than the join line names."""
         self.misled_why = ""
         self._said: set[str] = set()
         self.on_generation: Callable[[], None] = lambda: None
-        """Called when others turned out to know a later life of this node."""
+        """Called when others know a later life of this node."""
         self.gossip = GossipService(
             sessions=self.sessions,
             peer_at=self.peers.at,
@@ -237,7 +237,7 @@ class NodeNetwork:
 
     @property
     def address(self) -> Address:
-        """Where this node is reached from this machine, or as it was told to say."""
+        """Where others dial this node."""
         return advertised(self._settings, self._port, self._fingerprint)
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class NodeNetwork:
         on_stream: Callable[[Incoming], Coroutine[Any, Any, None]],
         beat_s: float = 0.0,
     ) -> int:
-        """Listen; the port in use. `beat_s` is what a learner wants of its samplers."""
+        """Listen. Returns the port in use. `beat_s` is how often a learner wants to hear from a sampler."""
         self._beat_s = beat_s
         own = [hello_route(self._hello), session_route(self.sessions), *self.gossip.routes()]
         tls = self._tls.context if self._tls else None
@@ -263,13 +263,13 @@ class NodeNetwork:
         return self._port
 
     async def stop(self) -> None:
-        # Others are told first; then nobody is answered any more, and nothing is called.
+        # In this order: the others are told while calls still work.
         await self.gossip.close(leave=True)
         await self._server.stop()
         await self.peers.close()
 
     async def find(self) -> Greeting:
-        """The first word of a bootstrap, however long it takes."""
+        """The hello of a bootstrap, however long it takes."""
         found = self._greeting = await self.bootstraps.find(self._say)
         if self._settings.lan is None and not all(is_loopback(a.host) for a in found.learner.record.addresses):
             # The bootstrap is on this machine and the swarm is not: a tunnel.
@@ -282,7 +282,7 @@ class NodeNetwork:
         self._learner_key = learner_key
         self.other_swarm = None
         if self.gossip.is_open:
-            # Another membership of this process is another life: its records must not repeat orders of the last one.
+            # Another membership of this process is another life: its records must not repeat numbers of the last one.
             self._keep_generation(self.generation + 1)
         self._rules = GossipRules(round_s=round_s)
         core = self._membership(learner_key)
@@ -311,7 +311,7 @@ class NodeNetwork:
         return node, list(dict.fromkeys(addresses))
 
     def publics(self) -> list[tuple[NodeId, Address]]:
-        """The publics that may be called now, without the learner."""
+        """The publics that may be called now, except the learner."""
         if not self.gossip.is_open:
             return []
         learner, _ = self.learner()
@@ -321,7 +321,7 @@ class NodeNetwork:
         ]
 
     def public_at(self, node: NodeId) -> list[Address]:
-        """Where a public can be dialled; nothing for a leaf, or a node that is not known."""
+        """Where a public node can be dialled; empty for a leaf or an unknown node."""
         if not self.gossip.is_open:
             return []
         signed = self.gossip.core.view.record_of(prefix_of(node))
@@ -330,7 +330,7 @@ class NodeNetwork:
         return list(self.gossip.core.view.table.callable_at(signed))
 
     def uplink_of(self, node: NodeId) -> float:
-        """What a public says of its uplink, in bytes a second; 0 is unknown."""
+        """The uplink that a public node reports, in bytes a second; 0 if unknown."""
         signed = self.gossip.core.view.record_of(prefix_of(node)) if self.gossip.is_open else None
         return signed.record.profile.uplink_bytes_per_s if signed is not None else 0.0
 
@@ -343,19 +343,19 @@ class NodeNetwork:
         self.gossip.perform(self.gossip.core.take_head(sealed_head, now=time.monotonic()))
 
     def outlive(self, version: VersionId) -> None:
-        """Publish under a later incarnation than that of `version`, one's own, from now on."""
+        """From now on publish under a later incarnation than that of `version`, which is this learner's own."""
         self.gossip.perform(self._owner.outlive(version))
 
     async def look_again(self) -> None:
-        """Ask a bootstrap anew: the learner may have moved, or another one taken its place."""
+        """Ask a bootstrap again: the learner may have moved, or another may have taken its place."""
         if (found := await self._greet()) is not None and self.gossip.is_open:
             self.gossip.perform(self.gossip.core.introduced(*found, now=time.monotonic()))
 
     def trust_line(self) -> str:
-        """For the person at the terminal: why this swarm is believed to be the right one."""
+        """For the person at the terminal: why this node trusts the swarm."""
         assert self._greeting is not None
         swarm, url = self._greeting.hello.swarm, self._greeting.address.url
-        if self.bootstraps.is_pinned:
+        if self.bootstraps.swarm is not None:
             return f"found swarm {swarm}, which the join line names, through {url}"
         return f"found swarm {swarm}; trusting it because {url} said so (a join line, echo1:..., says whom to trust)"
 
@@ -380,23 +380,22 @@ class NodeNetwork:
 
     def _membership(self, learner_key: bytes) -> Membership:
         swarm = swarm_id_of(learner_key)
-        addresses = (self.address,) if self._role == "learner" else ()
-        round_s = self._rules.round_s if self._role == "learner" else 0.0
+        is_learner = self._role == "learner"
         self._owner = Owner(
             self.key,
             swarm,
             self._role,
             generation=self.generation,
-            addresses=addresses,
-            round_s=round_s,
+            addresses=(self.address,) if is_learner else (),
+            round_s=self._rules.round_s if is_learner else 0.0,
             incarnation=self.incarnation,
         )
         return Membership(
             self._owner,
             self._rules,
             open_record=lambda sealed: open_record(sealed, swarm),
-            open_head=lambda sealed: _version_of(sealed, learner_key),
-            dialable=self._dialable,
+            open_head=lambda sealed: open_head(sealed, learner_key).version,
+            dialable=lambda address: address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan),
             random=self._random,
             now=time.monotonic(),
         )
@@ -415,12 +414,9 @@ class NodeNetwork:
         )
 
     def _learners_record(self) -> SignedRecord | None:
-        """The newest that is known; until gossip has one, what the first greeting told."""
+        """The newest that is known; until gossip has one, the record in the first greeting."""
         known = self.gossip.core.view.learner()
         return known or (self._greeting.learner if self._greeting is not None else None)
-
-    def _dialable(self, address: Address) -> bool:
-        return address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan)
 
     def _hello(self, knock: str | None, caller: str | None) -> Hello | None:
         if not self.gossip.is_open or (learner := self._learners_record()) is None:
@@ -445,7 +441,7 @@ class NodeNetwork:
         return self.key.seal(DIAL_BACK_CONTEXT, encode(knock))
 
     async def _knock(self, node: NodeId, address: Address) -> bool:
-        """Call a node back: what answers there must hold the node's key."""
+        """Call a node back: the one that answers must hold the node's key."""
         nonce = secrets.token_bytes(16)
         try:
             async with PeerClient(address) as peer:
@@ -460,7 +456,7 @@ class NodeNetwork:
         return node_id_of(record.key) == node and knock.nonce == nonce and knock.caller == self.node
 
     async def _greet(self) -> tuple[SignedRecord, Address] | None:
-        """One try at one bootstrap; that it leads to another swarm is noted."""
+        """Try every bootstrap once; note it if they lead to another swarm."""
         try:
             greeting = await self.bootstraps.greet()
         except OtherSwarm as error:
@@ -471,31 +467,27 @@ class NodeNetwork:
             return None
         self.misled = 0
         if greeting.hello.swarm != swarm_id_of(self._learner_key):
-            # Of those that are remembered none gets here: only what the user named can lead elsewhere.
+            # Only what the user named can lead here: a remembered peer of another swarm is refused before.
             self.other_swarm = greeting.hello.swarm
             return None
         self.other_swarm = None
         if greeting.signed.record.role == "learner":
-            # Its name may lead to another address than the last time.
-            self._greeting = greeting
+            self._greeting = greeting  # its name may lead to another address than the last time
         return greeting.signed, greeting.address
 
     async def _remember(self) -> None:
         while True:
             await asyncio.sleep(CACHE_EVERY_S * self._rules.round_s / 2.0)
+            peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
+            records = [peer.signed for peer in peers if peer.signed.record.addresses]
+            hello = self._hello(None, None)
+            if not records or hello is None:
+                continue
             try:
-                await self._write_peers()
+                await asyncio.to_thread(self.bootstraps.remember, hello, records)
             except OSError as error:
                 # A full disk is no reason to leave the swarm.
                 self._say_once(f"cannot write down peers for the next start: {error}")
-
-    async def _write_peers(self) -> None:
-        peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
-        records = [peer.signed for peer in peers if peer.signed.record.addresses]
-        if records:
-            hello = self._hello(None, None)
-            assert hello is not None
-            await asyncio.to_thread(self.bootstraps.remember, hello, records)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
@@ -510,10 +502,6 @@ class NodeNetwork:
         except OSError as error:
             self._say_once(f"cannot write down this node's generation; after a restart it may be banned: {error}")
         self.on_generation()
-
-
-def _pace(mbit_per_s: float | None) -> Pace:
-    return Pace(mbit_per_s * 1e6 / 8 if mbit_per_s else None)
 
 
 def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Address:
@@ -536,7 +524,3 @@ def _outward_host(family: socket.AddressFamily) -> str:
         except OSError:
             return here
         return str(probe.getsockname()[0])
-
-
-def _version_of(sealed: bytes, learner_key: bytes) -> VersionId:
-    return open_head(sealed, learner_key).version

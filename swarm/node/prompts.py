@@ -1,12 +1,10 @@
-"""The prompts of a run as the model is given them: as a chat or not, as token ids, not too long."""
+"""The prompts of a run as the model reads them: as a chat or as plain text, as token ids, not too long."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from tokenizers import Tokenizer
 
 from swarm.errors import Damaged, UserError
 from swarm.learner.messages import Prepared
+from swarm.node.rundir import write_json
 from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, check_task, load_task, task_options
 from swarm.tasks.base import Task
@@ -30,17 +29,17 @@ TOKENS_PER_BYTE = 6
 """A tokenizer makes at most one token of a byte, after a normaliser that may make six bytes of one: NFKC, of U+FDFA."""
 
 SPECIAL_TOKENS = 64  # More than any tokenizer puts around a text
-TRIES = 64  # Prompts that may take the place of one that is too long, one after the other
-STRIDE = 1 << 40  # Between the numbers of a prompt and of the one that takes its place: no run comes so far by itself
-PROGRESS_S = 3.0  # Between two lines of how far it is: nothing is said of what takes less
-PADDING_SHARE = 0.05
-PADDING_TOKENS = 1024
+TRIES = 64  # Prompts that may replace one that is too long, one after the other
+STRIDE = 1 << 40  # Between the numbers of a prompt and of its replacement: no run comes so far by itself
+PROGRESS_S = 3.0  # Between two lines about progress
+PADDING_SHARE, PADDING_TOKENS = 0.05, 1024
 """A vocabulary padded to a round number is larger than the tokenizer's by less than one of the two: Qwen3's 151,936 for
-151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. More than both is another tokenizer's."""
+151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. If it is larger by more than both, the tokenizer is
+another model's."""
 
 
 class Progress:
-    """How far long work is, as lines to `say`, one every PROGRESS_S at most; once stopped it ends the work."""
+    """Reports the progress of long work to `say`, a line every PROGRESS_S at most; `stop` ends the work."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -59,8 +58,8 @@ class Progress:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`data_digest` as the task has it; prompts over `most_tokens` are left out; templates that ask for the date are
-    told when the run `began`. A completion that ended by itself has one of `stop_token_ids` at its end."""
+    """`data_digest` as the task has it; prompts over `most_tokens` are left out; templates that ask for the date get
+    the time when the run `began`. A completion that ended by itself has one of `stop_token_ids` at its end."""
 
     data_digest: str
     most_tokens: int
@@ -81,8 +80,8 @@ class Prompts:
         most_tokens: int,
         stop_token_ids: Collection[int] = (),
     ) -> None:
-        """`template` is None where a prompt is given to the model as it is. A completion that ended by itself has one
-        of `stop_token_ids` at its end."""
+        """`template` is None if the model reads prompts as they are. A completion that ended by itself has one of
+        `stop_token_ids` at its end."""
         self._task = task
         self._tokenizer = tokenizer
         self._template = template
@@ -91,8 +90,8 @@ class Prompts:
         self.most_tokens = most_tokens
 
     def __call__(self, number: int) -> Prompt:
-        """Training prompt `number`. One that is too long, or of whose text the tokenizer knows nothing, gives way to
-        prompt number + STRIDE, and so on."""
+        """Training prompt `number`. If it is too long, or has no tokens, prompt number + STRIDE replaces it, and so
+        on."""
         for attempt in range(TRIES):
             prompt = self.encode(self._task.prompt(number + attempt * STRIDE))
             if 0 < len(prompt.token_ids) <= self.most_tokens:
@@ -110,7 +109,7 @@ class Prompts:
         return prompts
 
     def encode(self, prompt: Prompt) -> Prompt:
-        """With its token ids. A raw prompt begins with a BOS if the tokenizer says so, a chat if its template does."""
+        """`prompt` with its token ids. Plain text gets a BOS if the tokenizer says so, a chat if its template does."""
         encoded = self._tokenizer.encode(self.text(prompt), add_special_tokens=self._template is None)
         return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
 
@@ -119,7 +118,7 @@ class Prompts:
         return completion_text(self._tokenizer, token_ids, self._stop_token_ids)
 
     def text(self, prompt: Prompt) -> str:
-        """What the model reads. UserError, with the prompt's id, for one that the template or its lack refuses."""
+        """What the model reads. UserError, with the prompt's id, for a chat without a template or one it refuses."""
         if self._template is None:
             if prompt.messages:
                 raise UserError(
@@ -136,23 +135,22 @@ class Prompts:
             raise UserError(f"the prompt {prompt.prompt_id}: {error}") from error
 
     def check_lengths(self) -> None:
-        """Measure every training prompt of a data set, some of a task without end. UserError, with its id, for one that
-        is too long. Blocking, and long for a large data set."""
-        size = self._task.size
-        most = LOOKED_AT if size is None else size
-        training = (self._prompt(number, most) for number in range(most))
-        for chunk in _chunks(training):
-            texts = [(prompt, text) for prompt in chunk if not self._is_short(text := self.text(prompt))]
+        """Measure every training prompt of a data set, or LOOKED_AT of a task without end. UserError, with its id, for
+        one that is too long. Blocking, and long for a large data set."""
+        count = LOOKED_AT if self._task.size is None else self._task.size
+        for first in range(0, count, CHUNK):
+            texts: list[tuple[Prompt, str]] = []
+            for number in range(first, min(first + CHUNK, count)):
+                self._task.progress(f"{self._task.name}: measured {number:,} of {count:,} prompts")
+                prompt = self._task.prompt(number)
+                if not self._is_short(text := self.text(prompt)):
+                    texts.append((prompt, text))
             found = self._tokenizer.encode_batch([text for _, text in texts], add_special_tokens=self._template is None)
             for (prompt, _), encoded in zip(texts, found, strict=True):
                 self._check_length(prompt, len(encoded.ids))
 
-    def _prompt(self, number: int, most: int) -> Prompt:
-        self._task.progress(f"{self._task.name}: measured {number:,} of {most:,} prompts")
-        return self._task.prompt(number)
-
     def _is_short(self, text: str) -> bool:
-        """Whether its bytes alone show that it is not too long: most prompts of most data sets need no tokenizer."""
+        """Whether its bytes alone prove that it is not too long: most prompts of most data sets need no tokenizer."""
         return bool(text) and len(text.encode()) * TOKENS_PER_BYTE + SPECIAL_TOKENS <= self.most_tokens
 
     def _check_length(self, prompt: Prompt, length: int) -> None:
@@ -165,13 +163,8 @@ class Prompts:
             )
 
 
-def _chunks(prompts: Iterator[Prompt]) -> Iterator[list[Prompt]]:
-    while chunk := list(islice(prompts, CHUNK)):
-        yield chunk
-
-
 def open_task(config: LeadConfig, progress: Progress | None = None) -> Task:
-    """The run's task, its data read. UserError for one that is not there, broken or empty."""
+    """The run's task, with its data read. UserError if it does not exist, is broken or is empty."""
     task = load_task(task_options(config))
     if progress is not None:
         task.progress = progress
@@ -180,7 +173,7 @@ def open_task(config: LeadConfig, progress: Progress | None = None) -> Task:
 
 
 def longest_completion(config: LeadConfig, task: Task) -> int:
-    """In tokens: what the user says, or the task."""
+    """In tokens: as the user says, or the task."""
     return config.max_new_tokens or task.max_new_tokens or DEFAULT_NEW_TOKENS
 
 
@@ -194,7 +187,7 @@ def open_tokenizer(model: str, files_dir: Path) -> Any:
     except Exception as error:  # the library raises nothing narrower
         why = " ".join(str(error).split())
         raise UserError(f"{path} is no tokenizer ({why}): save the model's fast tokenizer there again") from error
-    # What a tokenizer was last told to pad or cut to has nothing to do with our prompts.
+    # A saved tokenizer may be set to pad or cut.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -203,7 +196,7 @@ def open_tokenizer(model: str, files_dir: Path) -> Any:
 def open_prompts(
     config: LeadConfig, task: Task, files_dir: Path, record: Record, say: Callable[[str], None]
 ) -> Prompts:
-    """Prompts for the model whose small files are in `files_dir`. UserError if a chat is wanted that cannot be had."""
+    """Prompts for the model whose small files are in `files_dir`. UserError if it cannot chat and the user wants it."""
     tokenizer = open_tokenizer(config.model, files_dir)
     template = load_chat_template(files_dir, began=record.began, arguments=config.chat_arguments)
     chat = task.chat if config.chat is None else config.chat
@@ -239,7 +232,7 @@ def most_prompt_tokens(config: LeadConfig, task: Task, context_tokens: int) -> i
 
 
 def check_vocabulary(model: str, files_dir: Path, vocab_size: int) -> str:
-    """A line for the user about rows that no token has, or "". UserError for the tokenizer of another model."""
+    """A line for the user about padding, or "". UserError if the tokenizer is another model's."""
     tokens = max(open_tokenizer(model, files_dir).get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if tokens > vocab_size:
         raise UserError(
@@ -263,10 +256,8 @@ def prepare_prompts(
     say: Callable[[str], None],
     progress: Progress | None = None,
 ) -> tuple[Prompts, list[Prompt]]:
-    """All of a run's prompts and those held out, measured; what they depend on is put on record. Blocking.
-
-    UserError for what no run can begin with, as a prompt that is too long.
-    """
+    """All of a run's prompts and those held out, measured; what they depend on is put on record. Blocking. UserError if
+    no run can begin with them."""
     files_dir = run_dir / "model"
     task.progress = progress or Progress(say)
     if line := check_vocabulary(config.model, files_dir, prepared.vocab_size):
@@ -280,7 +271,7 @@ def prepare_prompts(
     prompts = open_prompts(config, task, files_dir, record, say)
     prompts.check_lengths()
     held_out = prompts.held_out(config.eval_prompts)
-    write_record(run_dir, record)
+    write_json(run_dir / RECORD, msgspec.to_builtins(record))
     return prompts, held_out
 
 
@@ -288,19 +279,13 @@ def prepare_prompts(
 
 
 def read_record(run_dir: Path) -> Record | None:
-    """What was recorded when the run began; None if it never came so far."""
+    """What was recorded when the run began; None if it never came that far."""
     try:
         return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=Record)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(run_dir, RECORD, error) from error
-
-
-def write_record(run_dir: Path, record: Record) -> None:
-    partial = run_dir / (RECORD + ".partial")
-    partial.write_text(json.dumps(msgspec.to_builtins(record), indent=2) + "\n")
-    partial.replace(run_dir / RECORD)
 
 
 def check_data(run_dir: Path, task: Task) -> None:

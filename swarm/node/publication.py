@@ -1,9 +1,9 @@
 """What the learner publishes: staged weights become a version, are written down, and only then announced.
 
-A published version stands for as long as its weights can be made again. After a crash the recorded batches are trained
-on again; if the result differs from what was published, or if others hold a version that this learner has lost, the
-next publication is of the next incarnation, which is newer than everything before it. `BroadcastTracker` says how long
-a version takes to be installed everywhere.
+A published version stands as long as its weights can be made again. After a crash the learner trains on the recorded
+batches again. If the result differs from what was published, or if others hold a version that this learner has lost,
+the next publication is of the next incarnation, which is newer than everything before it. `InstallTracker` says how
+long a version takes to be installed everywhere.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from swarm.types import NodeId, VersionId
 
 MAX_SHOWN = 8  # Versions whose spreading is remembered for `status`
 SHARES = {"50": 0.5, "90": 0.9, "100": 1.0}  # Shares of the samplers, by their name in `status`
-MAX_OPEN = 64  # Versions followed at once; one that no sampler reaches within 64 publications is no measure of anything
+MAX_OPEN = 64  # Versions followed at once; one that no sampler reaches within 64 publications measures nothing
 
 
 class InstallTracker:
-    """Publications and installs in, durations out. A newer installed version counts for all older ones."""
+    """Turns publications and installs into durations. A newer installed version counts for all older ones."""
 
     def __init__(self) -> None:
         self._published_at: dict[VersionId, float] = {}
         self._installed: dict[NodeId, VersionId] = {}
-        self._spread: dict[VersionId, tuple[float, dict[NodeId, float]]] = {}
         self._prepared_s: dict[VersionId, float] = {}
+        self._spread: dict[VersionId, tuple[float, dict[NodeId, float]]] = {}
+        """When a version was published, and after how many seconds each node held it."""
         self.last_broadcast_s: float | None = None
 
     def published(self, version: VersionId, *, now: float, prepared_s: float = 0.0) -> None:
-        """`prepared_s`: how long before its weights were there, which were encoded and written down since."""
+        """`prepared_s`: how long it took to encode the weights and write them down."""
         self._published_at[version] = now
         self._spread[version] = (now, {})
         self._prepared_s[version] = prepared_s
@@ -55,7 +56,7 @@ class InstallTracker:
             del self._published_at[min(self._published_at)]
 
     def installed(self, node: NodeId, version: VersionId, *, now: float) -> None:
-        """`node` says that its engine holds `version`. What it says only rises (I4)."""
+        """`node` says that its engine holds `version`. Its versions only rise (I4)."""
         known = self._installed.get(node)
         if known is None or version > known:
             self._installed[node] = version
@@ -78,7 +79,7 @@ class InstallTracker:
         return self._prepared_s.get(version, 0.0)
 
     def spread_s(self, version: VersionId) -> dict[str, float | None]:
-        """Seconds until so many percent of today's samplers held `version`; None for what has not come true."""
+        """Seconds until each of SHARES of today's samplers held `version`; None if that has not happened yet."""
         _, times = self._spread.get(version, (0.0, {}))
         known = sorted(at for node, at in times.items() if node in self._installed)
         found: dict[str, float | None] = {}
@@ -95,7 +96,7 @@ class InstallTracker:
             self.last_broadcast_s = now - self._published_at.pop(version)
 
 
-ROOM_S = 1.0  # Between two looks at a full disk
+ROOM_S = 1.0  # Between two tries on a full disk
 R = TypeVar("R")
 
 
@@ -131,19 +132,20 @@ class Publication:
 
     @property
     def newest(self) -> VersionId:
-        """The newest version, of which there is one."""
+        """The newest version; there has to be one."""
         assert self._broadcast.newest is not None
         return self._broadcast.newest.head.version
 
     async def look_back(self) -> None:
-        """What a former life published, if anything: compare it with what the trainer makes of the batches. Before
-        the trainer catches up."""
+        """Have the trainer compare what a former life published with what it makes of the batches. Call it before the
+        trainer catches up."""
         held = self._broadcast.newest
         if held is None:
             return
         content = content_of(held.table)
         recorded = await asyncio.to_thread(self._journal.published, held.head.version.version)
-        # One that is not recorded was encoded when the learner was killed: it stands if the batches make it again.
+        # A version without a record was being encoded when the learner was killed: it stands if the batches make it
+        # again.
         if recorded is not None and recorded != VersionPublished(version=held.head.version, content=content):
             self._diverged = True
         self._training.published = PublishedStep(step=held.head.version.version, content=content)
@@ -152,7 +154,9 @@ class Publication:
         """Have samplers work with the newest version, after the trainer has caught up to `step`."""
         held = self._broadcast.newest
         if held is None or self._diverged or held.head.version.version > step:
-            await self._publish_otherwise(held, step)
+            if held is not None and self._network.incarnation <= held.head.version.incarnation:
+                self._network.outlive(held.head.version)
+            await self.publish(step)
             return
         await self._record(held)
         if step - held.head.version.version >= period:
@@ -161,7 +165,7 @@ class Publication:
             await self._told(held)
 
     async def publish(self, step: int) -> None:
-        """Publish the weights of now, which are those after `step` steps."""
+        """Publish the weights after `step` steps, which are the trainer's now."""
         await self._training.stage()
         await self.publish_staged(step)
 
@@ -181,7 +185,7 @@ class Publication:
             await self._announce(encoded, staged_at=staged_at)
 
     async def hold_weights(self, held: Path) -> VersionId:
-        """The newest version, which is to be measured; its weights get the name `held` too, where that can be had."""
+        """The newest version, which is to be measured. Its weights get the name `held` too, unless the disk is full."""
         async with self._publishing:
             if (weights := self._broadcast.raw_weights) is not None:
                 with suppress(OSError, DiskFull):
@@ -189,7 +193,7 @@ class Publication:
             return self.newest
 
     async def watch(self) -> None:
-        """Whenever what is published counts as older than what others hold, publish it anew; for ever."""
+        """For ever: when others hold a later incarnation than what is published, publish it again under the next."""
         while True:
             await self._overtaken.wait()
             self._overtaken.clear()
@@ -201,20 +205,15 @@ class Publication:
                 await self._announce(await self._with_room(self._encode_again))
 
     def diverged(self) -> None:
-        """What was published cannot be made again."""
+        """Called when what was published cannot be made again."""
         self._say("the recorded batches give other weights than were published: the next version replaces them")
         self._diverged = True
         self._network.outlive(self.newest)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    async def _publish_otherwise(self, held: HeldVersion | None, step: int) -> None:
-        if held is not None and self._network.incarnation <= held.head.version.incarnation:
-            self._network.outlive(held.head.version)
-        await self.publish(step)
-
     async def _encode(self, version: VersionId) -> HeldVersion | None:
-        """None if a trainer that was started again has staged other weights meanwhile."""
+        """None if a restarted trainer has staged other weights meanwhile."""
         async with self._training.staging_lock:
             if self._training.staged_step != version.version:
                 return None
@@ -231,7 +230,7 @@ class Publication:
         self._network.published(held.sealed_head)
         await self._told(held, staged_at=staged_at)
         if self._network.incarnation > version.incarnation:
-            # Others spoke of a later life while this was being encoded.
+            # Others announced a later life while this was being encoded.
             self._overtaken.set()
 
     async def _record(self, held: HeldVersion) -> None:
@@ -248,7 +247,7 @@ class Publication:
         await self._rollouts.published(version)
 
     async def _with_room(self, work: Callable[[], Awaitable[R]]) -> R:
-        """`work`, again and again while the disk is full."""
+        """Repeat `work` while the disk is full."""
         while True:
             try:
                 done = await work()

@@ -1,6 +1,5 @@
 """A run directory: made for a new run, which may begin with another run's model, or opened again to resume one.
-
-environment.json says what the run ran on, one entry for each life of the learner. Blocking.
+environment.json says what the run ran on, with an entry for each life of the learner. Everything here is blocking.
 """
 
 from __future__ import annotations
@@ -29,30 +28,33 @@ from swarm.node.control import is_led
 from swarm.settings import LeadConfig, load_config, read_toml
 
 ENVIRONMENT = "environment.json"
-LIVES_KEPT = 100  # Of a run that is resumed again and again the first and the newest; an entry takes some 10 kB
+LIVES_KEPT = 100  # The first and the newest of a run that is resumed again and again; an entry takes about 10 kB
 
 Life = dict[str, Any]
 
 
-def note_life(run_dir: Path, *, step: int, device: str) -> str:
-    """Append this process: libraries, machine and command. `step` is where it goes on, `device` what it trains on.
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` for people to read. The file is replaced whole: a reader never finds half of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    partial.replace(path)
 
-    "" or why it could not be written, as on a full disk: a run goes on without.
-    """
-    lives = [*read_lives(run_dir), this_life(step=step, device=device)]
+
+def note_life(run_dir: Path, *, step: int, device: str) -> str:
+    """Append an entry for this process: it goes on at `step` and trains on `device`. Returns "" or why the entry could
+    not be written, as on a full disk: a run goes on without it."""
+    lives = [*read_lives(run_dir), _this_life(step=step, device=device)]
     if len(lives) > LIVES_KEPT:
         lives = [lives[0], *lives[1 - LIVES_KEPT :]]
-    partial = run_dir / (ENVIRONMENT + ".partial")
     try:
-        partial.write_text(json.dumps(lives, indent=2) + "\n")
-        partial.replace(run_dir / ENVIRONMENT)
+        write_json(run_dir / ENVIRONMENT, lives)
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
 def read_lives(run_dir: Path) -> list[Life]:
-    """What is noted, oldest first; nothing of a run that noted none, or whose file was damaged."""
+    """The entries, oldest first; none if there is no file, or if it is damaged."""
     try:
         found = json.loads((run_dir / ENVIRONMENT).read_text())
     except (OSError, ValueError):
@@ -60,8 +62,9 @@ def read_lives(run_dir: Path) -> list[Life]:
     return [life for life in found if isinstance(life, dict)] if isinstance(found, list) else []
 
 
-def this_life(*, step: int, device: str) -> Life:
-    """This process and its machine. Loads no library: versions are those that are installed."""
+def _this_life(*, step: int, device: str) -> Life:
+    # NVIDIA's GPUs by the driver's own files: nvidia-smi may take seconds to answer.
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return {
         "time": round(time.time(), 3),
         "step": step,
@@ -69,32 +72,23 @@ def this_life(*, step: int, device: str) -> Life:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
-        "gpus": _gpus(),
+        "gpus": [_field(path, "Model") or "unknown" for path in gpus],
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "libraries": libraries(),
     }
 
 
 def libraries() -> dict[str, str]:
-    """Name and version of every installed distribution; a local build shows in its version, as in 2.13.0+cpu."""
+    """Name and version of every installed distribution, none of which is loaded. A local build shows in its version, as
+    in 2.13.0+cpu."""
     found: dict[str, str] = {}
     for one in metadata.distributions():
         # The first on the path is the one that is imported. One that was removed by hand has no name any more.
         if name := one.metadata["Name"]:
             found.setdefault(name, one.version)
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def _cpu() -> str:
-    return _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
-
-
-def _gpus() -> list[str]:
-    """Names of NVIDIA's GPUs by the driver's own files: nvidia-smi may take seconds to answer."""
-    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return [_field(path, "Model") or "unknown" for path in found]
 
 
 def _field(path: Path, name: str) -> str:
@@ -107,94 +101,52 @@ def _field(path: Path, name: str) -> str:
     return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
 
-CHANGEABLE = frozenset(
-    {
-        "host",
-        "port",
-        "advertise",
-        "tls",
-        "lan",
-        "bootstrap",
-        "max_upload",
-        "max_download",
-        "state_dir",
-        "device",
-        "max_staleness",
-        "publish_every_steps",
-        "hold_s",
-        "steps",
-        "target",
-        "checkpoint_every_steps",
-        "eval_every_steps",
-        "eval_samples",
-        "alarm_mismatch_kl",
-        "alarm_entropy",
-        "alarm_gradient_spike",
-        "reward_failure",
-        "reward_timeout_s",
-        "reward_memory_mb",
-        "reward_processes",
-        "keep_checkpoints",
-        "keep_rollouts",
-        "tensorboard",
-        "trainer_hang_s",
-        "trainer_ranks",
-        "trainer_machines",
-        "trainer_meeting",
-        "tokens_per_micro_batch",
-        "rehearse_step_s",
-        "rehearse_noise",
-        "activate",
-        "idle_target",
-        "budget_per_hour",
-        "max_cost",
-        "cost_per_hour",
-        "egress_cost_per_gb",
-        "run_dir",
-    }
+CHANGEABLE = frozenset().union(
+    ("run_dir", "state_dir", "host", "port", "advertise", "tls", "lan", "bootstrap", "max_upload", "max_download"),
+    ("device", "trainer_hang_s", "trainer_ranks", "trainer_machines", "trainer_meeting", "tokens_per_micro_batch"),
+    ("steps", "target", "max_staleness", "publish_every_steps", "hold_s", "rehearse_step_s", "rehearse_noise"),
+    ("eval_every_steps", "eval_samples", "alarm_mismatch_kl", "alarm_entropy", "alarm_gradient_spike"),
+    ("reward_failure", "reward_timeout_s", "reward_memory_mb", "reward_processes"),
+    ("checkpoint_every_steps", "keep_checkpoints", "keep_rollouts", "tensorboard"),
+    ("activate", "idle_target", "budget_per_hour", "max_cost", "cost_per_hour", "egress_cost_per_gb"),
 )
-"""Settings that may differ when a run is resumed. All others are part of what was recorded: another task, seed or size
-of groups would make the replay another run."""
+"""Settings that may differ when a run is resumed. All others are part of what was recorded: with another task, seed or
+group size, training on the recorded batches would be another run."""
 
 CONFIG = "config.json"
-ORIGIN = "from"  # The key of config.json under which a fork says whose model it began with
-SUMMARY = "summary.json"  # Written last of all: where it is, the run is over and its samplers know
+ORIGIN = "from"  # The key of config.json under which a fork says which model it began with
+SUMMARY = "summary.json"  # Written last of all: if it is there, the run is over and its samplers know
+BASE = "base"  # The directory of a fork that holds the model it began with
+LOGS = "logs"  # What a run's processes print. A demo makes it before the run begins, and it stays if none does.
+LOCK = ".lock"  # Held by the learner that leads the run; the system releases it when the process dies
 
 OTHER_CONFIG = (
     "Put back a copy; or begin the same run in another directory (environment.json has its command), stop it, and copy "
     "the config.json from there"
 )
-"""What helps where the settings of a run are lost: they cannot be read out of anything else."""
-
-BASE = "base"  # The directory of a fork that holds the model which it began with
-
-OF_ITS_OWN = frozenset({"model", "run_dir", "state_dir"})
-"""Settings that a fork does not take over: its model is a copy, and it is a swarm of its own."""
-
-LONGEST_NAME = 100  # Characters of a run directory's name without the time; file systems allow 255 bytes
-LOGS = "logs"  # What a run's processes print. That of a demo is there before the run is, and stays if there is none.
-LOCK = ".lock"  # Held by the learner that leads the run; the system takes it back when the process dies
+"""The remedy where the settings of a run are lost: they cannot be read out of anything else."""
 
 
 def default_run_dir(task: str) -> Path:
-    """Where a run of `task` that begins now lies, unless the user says otherwise."""
+    """The directory of a run of `task` that begins now, unless the user names another."""
     return Path("runs") / (named_after(task) + time.strftime("-%Y%m%d-%H%M%S"))
 
 
 def directory_of(config: LeadConfig) -> Path:
-    """Where a run of `config` that begins now is kept."""
+    """The directory of a run of `config` that begins now."""
     return config.run_dir or default_run_dir(config.task)
 
 
 def named_after(task: str) -> str:
-    """A directory's name that says which task: of jsonl:data/x.jsonl, jsonl-data-x.jsonl."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", task).strip("-.")[-LONGEST_NAME:]
+    """A name for a directory that says which task: jsonl-data-x.jsonl for jsonl:data/x.jsonl."""
+    # File systems allow 255 bytes, and the time follows.
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", task).strip("-.")[-100:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The run that another one begins with: with its newest checkpoint, that of `step`, or the `best` model. `model` is
-    what the first run of all began with."""
+    """The run whose model another run begins with: its newest checkpoint, that of `step`, or its `best` model. `model`
+    is what the first run of this line began with."""
 
     run: Path
     step: int | None
@@ -206,7 +158,7 @@ def create_run_directory(
     path: Path, config: LeadConfig, origin: Origin | None = None, say: Callable[[str], None] = print
 ) -> None:
     """Make `path` for a new run and write its configuration, with a copy of the model of its `origin` if it has one.
-    UserError if it holds anything already, or there is no such model. Blocking."""
+    UserError if it holds anything already, or there is no such model."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         refuse_used(path)
@@ -227,7 +179,7 @@ def create_run_directory(
 
 
 def remove_run_directory(path: Path, *, keep_logs: bool) -> None:
-    """Of a run that never began: all that was made of it. `keep_logs`: they were there before it, as a demo's are."""
+    """Remove everything of a run that never began; with `keep_logs` all but the logs, which a demo makes before it."""
     for entry in path.iterdir():
         if keep_logs and entry.name == LOGS:
             continue
@@ -240,7 +192,7 @@ def remove_run_directory(path: Path, *, keep_logs: bool) -> None:
 
 
 def refuse_used(path: Path) -> None:
-    """UserError if `path` holds anything, which a new run would be mixed with."""
+    """UserError if `path` holds anything that a new run would be mixed with."""
     if path.exists() and any(entry.name != LOGS for entry in path.iterdir()):
         raise UserError(
             f"{path} already holds a run or other files: choose another --run-dir, or go on with --resume {path}"
@@ -248,32 +200,36 @@ def refuse_used(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Be the one learner of the run in `path`. UserError if another is."""
+def locked(path: Path, *, only_read: bool = False) -> Iterator[None]:
+    """Be the one learner of the run in `path`, or with `only_read` keep learners away. UserError if one leads it."""
+    if only_read and not (path / LOCK).is_file():
+        yield
+        return
     try:
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path / LOCK, os.O_RDONLY if only_read else os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"another learner leads the run in {path}: stop it first") from error
+            which = "a" if only_read else "another"
+            raise UserError(f"{which} learner leads the run in {path}: stop it first") from error
         yield
     finally:
         os.close(descriptor)
 
 
 def begin_again(path: Path, config: LeadConfig) -> None:
-    """Make the run in `path` one that is not finished, with the configuration that it goes on with."""
-    # In this order: cut off in between, it is a run that ends again, and none that cannot be gone on with.
+    """Mark the run in `path` as not finished, and write the configuration that it goes on with."""
+    # In this order: cut off in between, the run ends again, and can still be resumed.
     (path / SUMMARY).unlink(missing_ok=True)
     write_config(path, config, read_values(path).get(ORIGIN))
 
 
 def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: int) -> str:
-    """What a run that ended after `step` learner steps has come to, what is kept of it, and how it goes on. `step` is
-    None if it was still starting."""
+    """A line about a run that ended after `step` learner steps: what is kept of it, and how to go on. `step` is None if
+    it was still starting."""
     if (path / SUMMARY).is_file():
         return f"finished at step {step}; run directory {path}"
     saved = saved_step or 0
@@ -285,30 +241,20 @@ def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: in
     return f"stopped {at}; {path} keeps {kept}; go on with:  {command} lead --resume {shlex.quote(str(path))}"
 
 
-def write_summary(path: Path, status: dict[str, Any]) -> None:
-    """The last status of a run that is over."""
-    partial = path / (SUMMARY + ".partial")
-    partial.write_text(json.dumps(status, indent=2) + "\n")
-    partial.replace(path / SUMMARY)
-
-
 def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None = None) -> None:
-    """The resolved configuration, replaced whole: a run that is resumed reads it. `origin` is where its model is
-    from."""
+    """Write the resolved configuration, which a resumed run reads. `origin` is where its model is from."""
     values: dict[str, Any] = {ORIGIN: origin} if origin else {}
     values |= {**config.model_dump(mode="json"), "run_dir": str(path), "learning_rate": config.resolved_learning_rate}
-    partial = path / (CONFIG + ".partial")
-    partial.write_text(json.dumps(values, indent=2, default=str) + "\n")
-    partial.replace(path / CONFIG)
+    write_json(path / CONFIG, values)
 
 
 def resumed_config(
     path: Path, flags: dict[str, Any], file: Path | None = None, *, finished: bool = False
 ) -> LeadConfig:
-    """The configuration of the run in `path`, with what the TOML `file` and before it `flags` change.
+    """The configuration of the run in `path`, with the changes that the TOML `file` and, above it, `flags` ask for.
 
-    UserError if there is no run, if one of them asks for what a run cannot change, or if the run came to its end,
-    unless it may be `finished`. One that an alarm stopped did not.
+    UserError if there is no run, if they change what a run cannot change, or if the run came to its end, unless it may
+    be `finished`. A run that an alarm stopped did not come to its end.
     """
     values, before = _recorded_config(path)
     given = _given(flags, file)
@@ -317,7 +263,7 @@ def resumed_config(
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, file, {**flags, "run_dir": path}, before=known)
     for name in sorted(given.keys() - CHANGEABLE):
-        # As both were read: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
+        # Compared as they were read: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
         if getattr(config, name) != getattr(before, name):
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
     rises = config.steps > before.steps or (config.target or 0.0) > (before.target or 0.0)
@@ -329,8 +275,11 @@ def resumed_config(
 
 
 def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
-    """The settings of a run, as they are written and as they are read. UserError if they are not what was written."""
-    values = _settings(path)
+    """The settings of a run, as they are written and as they are read. UserError if they are damaged."""
+    values = read_values(path)
+    if values.pop(ORIGIN, None):
+        # A fork that was moved finds its model where it is now.
+        values["model"] = str(path / BASE)
     try:
         return values, load_config(LeadConfig, None, values)
     except UserError as error:
@@ -340,17 +289,17 @@ def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
 def forked_config(
     path: Path, flags: dict[str, Any], file: Path | None = None, *, step: int | None = None, best: bool = False
 ) -> tuple[LeadConfig, Origin]:
-    """The configuration of a new run that begins with the model of the run in `path`: its settings, with whatever the
-    TOML `file` and before it `flags` change. UserError if there is no run, or another model is asked for."""
+    """The configuration of a new run that begins with the model of the run in `path`: its settings, with the changes
+    that the TOML `file` and, above it, `flags` ask for. UserError if there is no run, or another model is named."""
     (values, _), given = _recorded_config(path), _given(flags, file)
     if "model" in given:
         raise UserError(f"--from says which model a run begins with, that of {path}: leave --model out")
     if best and step is not None:
         raise UserError("--best and --step name two models: give one of them")
-    known = {name: value for name, value in values.items() if name not in OF_ITS_OWN}
+    # Its model is a copy, and it is a swarm of its own.
+    known = {name: value for name, value in values.items() if name not in ("model", "run_dir", "state_dir")}
     if is_led(path):
-        # It has its port, and both are to run.
-        known["port"] = 0
+        known["port"] = 0  # both are to run
     task = given.get("task", known.get("task", ""))
     run_dir = Path(given.get("run_dir") or default_run_dir(task))
     config = load_config(LeadConfig, file, {**flags, "run_dir": run_dir, "model": str(run_dir / BASE)}, before=known)
@@ -359,7 +308,7 @@ def forked_config(
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """What config.json of a run says, settings and all. UserError if there is none."""
+    """The content of a run's config.json. UserError if there is none, or it is damaged."""
     file = path / CONFIG
     if not path.is_dir():
         raise UserError(f"{path} is not a run directory: there is no such directory")
@@ -381,14 +330,8 @@ def _damaged(path: Path, why: object) -> UserError:
     return UserError(f"{path / CONFIG} is damaged or of another release ({said}). {OTHER_CONFIG}")
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    """The settings of a run. A fork that was moved finds its model where it is now."""
-    values = read_values(path)
-    return {**values, "model": str(path / BASE)} if values.pop(ORIGIN, None) else values
-
-
 def _given(flags: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """What the user says: the flags, before the file."""
+    """What the user asks for: the flags, and what the file says besides."""
     return (read_toml(file) if file else {}) | {name: value for name, value in flags.items() if value is not None}
 
 

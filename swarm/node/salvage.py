@@ -1,18 +1,16 @@
 """Writes what can be read of a damaged run into a new run directory, which `lead --resume` goes on with. Blocking.
 
-The damaged one is only read. Everything is copied first and looked at afterwards: checkpoints and the best model are
-kept if their digests are right, lines of figures if they are lines, the journal as far as it holds together
+The damaged run is only read. Everything is copied first and checked afterwards: checkpoints and the best model are kept
+if their digests are right, lines of figures if they are JSON, the journal as far as it is consistent
 (rollout/journal/salvage.py). config.json has to be readable: it says what the run is.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from swarm.net.tls import load_or_create_tls, write_privately
 from swarm.node.best import ABOUT, NAME
 from swarm.node.identity import load_or_create_key
 from swarm.node.prompts import RECORD, open_tokenizer, read_record
-from swarm.node.rundir import BASE, ENVIRONMENT, LOCK, ORIGIN, read_values, resumed_config, write_config
+from swarm.node.rundir import BASE, ENVIRONMENT, ORIGIN, locked, read_values, resumed_config, write_config
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.salvage import salvage_journal
 from swarm.rollout.journal.segments import sync_path
@@ -50,7 +48,8 @@ def salvage(run_dir: Path, to: Path) -> Salvage:
         raise UserError(f"{to} is not a new directory outside of {run_dir}: name another one with --salvage")
     partial = to.with_name(to.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
-    with _not_led(run_dir):
+    # What a learner writes meanwhile would be taken for damage.
+    with locked(run_dir, only_read=True):
         try:
             partial.mkdir(parents=True)
             require_room(partial, _size(run_dir), to.name)
@@ -84,23 +83,6 @@ def salvage(run_dir: Path, to: Path) -> Salvage:
     return done
 
 
-@contextmanager
-def _not_led(run_dir: Path) -> Iterator[None]:
-    """UserError if a learner leads the run: what it writes meanwhile would be taken for damage."""
-    path = run_dir / LOCK
-    if not path.is_file():
-        yield
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise UserError(f"a learner leads the run in {run_dir}: stop it first") from error
-    finally:
-        os.close(descriptor)
-
-
 def _size(run_dir: Path) -> int:
     files = [path for name in COPIED for path in (run_dir / name, *(run_dir / name).rglob("*")) if path.is_file()]
     return sum(path.stat().st_size for path in files)
@@ -110,13 +92,15 @@ def _copy_models(run_dir: Path, to: Path, done: Salvage) -> None:
     """Checkpoints, the best model and the small files of the model: each directory whole, or not at all."""
     for path in step_directories(run_dir / CHECKPOINTS):
         _copy_directory(path, to / CHECKPOINTS / path.name, fault_of, done)
-    if (run_dir / NAME).is_dir():
-        _copy_directory(run_dir / NAME, to / NAME, lambda copy: fault_of(copy, (ABOUT,)), done)
-    if (run_dir / MODEL).is_dir():
-        _copy_directory(run_dir / MODEL, to / MODEL, _fault_of_files, done)
-    if (run_dir / BASE).is_dir():
+    checks: dict[str, Callable[[Path], str]] = {
+        NAME: lambda copy: fault_of(copy, (ABOUT,)),
+        MODEL: _fault_of_files,
         # A fork's first model has no digests; a run with a checkpoint reads no more of it than its configuration.
-        _copy_directory(run_dir / BASE, to / BASE, lambda copy: "", done)
+        BASE: lambda copy: "",
+    }
+    for name, fault_in in checks.items():
+        if (run_dir / name).is_dir():
+            _copy_directory(run_dir / name, to / name, fault_in, done)
 
 
 def _copy_directory(source: Path, to: Path, fault_in: Callable[[Path], str], done: Salvage) -> None:
@@ -131,7 +115,7 @@ def _copy_directory(source: Path, to: Path, fault_in: Callable[[Path], str], don
 
 
 def _fault_of_files(directory: Path) -> str:
-    """Of the model's small files, which a learner that is started writes again."""
+    """What is wrong with the model's small files, which a learner writes again when it is started."""
     try:
         for path in directory.glob("*.json"):
             json.loads(path.read_bytes())
@@ -159,7 +143,7 @@ def _copy_small_files(run_dir: Path, to: Path, done: Salvage) -> None:
 
 
 def _copy_lines(source: Path, to: Path, done: Salvage) -> None:
-    """Lines that are JSON objects; of steps those that the journal has, which others will follow."""
+    """Copy lines that are JSON objects; lines of steps only up to the last batch of the journal."""
     torn = later = 0
     try:
         with source.open("rb") as lines, to.open("wb") as kept:
@@ -170,7 +154,9 @@ def _copy_lines(source: Path, to: Path, done: Salvage) -> None:
                     found = None
                 if not isinstance(found, dict) or not line.endswith(b"\n"):
                     torn += 1
-                elif source.name == "metrics.jsonl" and not _is_before(found.get("step"), done.batches):
+                elif source.name == "metrics.jsonl" and not (
+                    isinstance(step := found.get("step"), int) and step <= done.batches
+                ):
                     later += 1
                 else:
                     kept.write(line)
@@ -179,17 +165,13 @@ def _copy_lines(source: Path, to: Path, done: Salvage) -> None:
     except OSError as error:
         done.lost.append(f"{source.name}: {error.strerror}")
     if torn:
-        done.lost.append(f"{source.name}: lines that are none: {torn}")
+        done.lost.append(f"{source.name}: lines that cannot be read: {torn}")
     if later:
         done.lost.append(f"{source.name}: lines of steps after {done.batches}, which are taken again: {later}")
 
 
-def _is_before(step: object, batches: int) -> bool:
-    return isinstance(step, int) and step <= batches
-
-
 def _copy_identity(source: Path, to: Path, done: Salvage) -> None:
-    """The node's key and certificate, each if it is one: without, samplers need the new join line."""
+    """Copy the node's key and certificate if they are valid: without them samplers need the new join line."""
     if not source.is_dir():
         return
     checks: dict[str, Callable[[Path], object]] = {

@@ -1,4 +1,4 @@
-"""The sampler node: identity, status, and one session after another until the run is over."""
+"""The sampler node: one session after another until the run is over."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from swarm.broadcast.receiver import OtherModel, Receiver
+from swarm.broadcast.receiver import Receiver
 from swarm.errors import ChildFailed, EchoError, ProtocolError, first_fault
 from swarm.gossip.records import Profile
 from swarm.node.bootstrap import Greeting
-from swarm.node.identity import StateDirectory
-from swarm.node.joining import DataPlane, join_settings, open_base, reachability_line, unless_stopped, weights_directory
+from swarm.node.joining import JoiningNode, unless_stopped
 from swarm.node.link import LearnerLink, SwarmChanged
-from swarm.node.network import NodeNetwork
 from swarm.rollout.client import SUBMIT_PATH, RolloutClient
 from swarm.rollout.messages import DEVICE_CLASS_LENGTH, Offer
 from swarm.sampler.choice import choose_engine
@@ -24,30 +22,30 @@ from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.settings import JoinConfig
 
-MAX_FAULTS = 5  # Sessions in a row that broke without one accepted rollout: by then it is this machine, not chance
-
-PROOF_WINDOW_S = 3600.0
-"""A second engine within this time that does not hold what it was given: a new one has had its chance. Whatever was
-accepted in between says nothing, since it may have been drawn with the weights before."""
-
-PAUSE_S = 600.0
-"""After so many faults a node waits so long for what ails it to pass (a GPU that somebody else fills, a full disk)
-before it tries again; it goes on relaying weights meanwhile."""
-
+MAX_FAULTS = (
+    5  # Sessions in a row without an accepted rollout that may break: after that it is this machine, not chance
+)
 FAULT_PAUSE_S = 2.0  # Pause before a new session, times the number of faults so far
 
+PAUSE_S = 600.0
+"""Wait after MAX_FAULTS for the cause to pass (a GPU that somebody else fills, a full disk). The node goes on relaying
+weights meanwhile."""
 
-class SamplerNode:
-    """One sampler. `say` gets lines for the person at the terminal."""
+PROOF_WINDOW_S = 3600.0
+"""If two engines within this time do not hold the weights that they were given, a new engine does not help. Rollouts
+accepted in between prove nothing: they may have been drawn with the weights before."""
+
+
+class SamplerNode(JoiningNode):
+    """One sampler."""
+
+    role = "sampler"
 
     def __init__(
         self, config: JoinConfig, say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._config = config
+        super().__init__(config, say)
         self._clock = clock
-        self._settings = join_settings(config)
-        self._say = say
-        self._stop = asyncio.Event()
         self._has_left = False
         self._status = SamplerStatus()
         self._engine: EngineWorker | None = None
@@ -61,7 +59,7 @@ class SamplerNode:
         return True
 
     def last_words(self) -> str:
-        """What became of its work; "" of a node that nobody asked to leave."""
+        """What became of its work; "" if nobody asked the node to leave."""
         if not self._stop.is_set():
             return ""
         if self._has_left:
@@ -71,25 +69,11 @@ class SamplerNode:
     async def run(self) -> None:
         """Sample until the run is over or a stop is requested. ChildFailed if the engine cannot be kept alive."""
         self._chosen = await asyncio.to_thread(choose_engine, self._config.engine, self._config.device)
-        self._state = StateDirectory.claim(self._config.state_dir, "sampler")
-        try:
-            base = await asyncio.to_thread(open_base, self._config.base)
-            self._network = NodeNetwork(self._state.path, "sampler", self._settings, say=self._say, emit=self._emit)
-            self._data = DataPlane(self._network.station, say=self._say, base=base)
-            await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
-            try:
-                self._say(f"sampler {self._network.node}; status: echo-node status {self._network.address.url}")
-                self._say(self._chosen.line)
-                await self._sessions()
-            finally:
-                await self._network.stop()
-                self._data.close()
-            self._has_left = True
-        finally:
-            self._state.release()
+        self._say(self._chosen.line)
+        await super().run()
+        self._has_left = True
 
     def status(self) -> dict[str, Any]:
-        """What the node says of itself; the keys are described in docs/protocol.md."""
         return {
             **self._network.status(),
             "state": f"standby: {self._status.standby}" if self._status.standby else self._status.state,
@@ -100,32 +84,15 @@ class SamplerNode:
             **self._data.status(),
         }
 
-    async def _sessions(self) -> None:
-        """One swarm after another, until the run is over or a stop is requested."""
-        while not self._stop.is_set():
-            self._status.state = "looking for the swarm"
-            found = await unless_stopped(self._stop, self._network.find())
-            if found is None:
-                return
-            self._say(self._network.trust_line())
-            try:
-                if await self._take_part(found):
-                    self._say("the run is finished; thank you")
-                    return
-            except* OtherModel as changed:
-                self._say(f"{first_fault(changed)}; joining it anew")
+    def _set_state(self, state: str) -> None:
+        self._status.state = state
 
-    async def _take_part(self, found: Greeting) -> bool:
-        """Work for one swarm; True when its run is over."""
-        key = found.hello.learner_key
-        directory = await asyncio.to_thread(weights_directory, self._state.path, found.hello.swarm)
-        swarm = self._network.swarm(key, found.learner.record.round_s)
-        spool = await asyncio.to_thread(Spool, self._state.path / "spool", found.hello.swarm, self._say)
-        async with swarm, self._data.receiving(directory, key) as receiver:
-            return await self._serve(receiver, spool)
+    async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
+        spool = await asyncio.to_thread(Spool, self._directory / "spool", found.hello.swarm, self._say)
+        return await self._serve(receiver, spool)
 
     async def _serve(self, receiver: Receiver, spool: Spool) -> bool:
-        """One session after another for one swarm; True when its run is over, False to look for a swarm anew."""
+        """One session after another for one swarm; True when its run is over, False to look for a swarm again."""
         faults, proof_failed_at = 0, -math.inf
         while not self._stop.is_set():
             accepted = self._status.verdicts["accepted"]
@@ -154,7 +121,7 @@ class SamplerNode:
         return False
 
     async def _pause(self, fault: BaseException) -> None:
-        """Wait, with the reason in the status: whatever breaks an engine five times will break it again."""
+        """Wait, with the reason in the status: what broke five engines will probably break the next."""
         self._say(f"paused for {PAUSE_S / 60:g} minutes after {MAX_FAULTS} faults in a row, the last: {fault}")
         self._status.state = f"paused: {fault}"
         await unless_stopped(self._stop, asyncio.sleep(PAUSE_S))
@@ -162,7 +129,7 @@ class SamplerNode:
     async def _session(self, receiver: Receiver, spool: Spool) -> bool:
         """Work for the learner with one engine, which starts while the learner is looked for; True at the run's end."""
         engine = self._engine = EngineWorker(
-            self._state.path,
+            self._directory,
             kind=self._chosen.kind,
             device=self._config.device,
             hang_s=self._config.engine_hang_s,
@@ -223,16 +190,12 @@ class SamplerNode:
 
     def _say_profile(self, engine: EngineWorker, receiver: Receiver) -> None:
         """Have gossip tell what this node holds and how fast it is."""
-        rate = float(f"{engine.rates.rollouts_per_s:.2g}")
-        profile = Profile(
-            held=engine.installed,
-            engine=engine.kind,
-            rollouts_per_s=rate,
-            uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
-            cost_per_hour=self._config.cost_per_hour,
+        self._network.set_profile(
+            Profile(
+                held=engine.installed,
+                engine=engine.kind,
+                rollouts_per_s=float(f"{engine.rates.rollouts_per_s:.2g}"),
+                uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
+                cost_per_hour=self._config.cost_per_hour,
+            )
         )
-        self._network.set_profile(profile)
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        if kind in ("reachable", "unreachable"):
-            self._say(reachability_line(fields["address"]))

@@ -1,7 +1,7 @@
 """The learner's loop: wait for a batch, train on it, publish, measure, keep a checkpoint. Reads top to bottom.
 
-Publications, evaluations and the writing of checkpoints go on beside the training. `status` may be asked at every
-await, so what belongs together is changed together.
+Publications, evaluations and the writing of checkpoints go on beside the training. `status` may be called at every
+await, so values that belong together change together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swarm.settings import LeadConfig
 from swarm.types import Prompt
 
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
-MAX_BOUND = 1024  # Largest max_staleness; more steps than that behind is no reinforcement learning any more
+MAX_BOUND = 1024  # Largest max_staleness: learning from rollouts that are older makes no sense
 SAVE_AGAIN_S = 10.0  # Between two tries to write a checkpoint on a full disk: each copies the whole model
 
 
@@ -81,25 +81,20 @@ class Steps:
 
     @property
     def _target_reached(self) -> bool:
-        """By the version that was measured last: one before it may have been better."""
+        """Judged by the version that was measured last, even if one before it was better."""
         target = self._config.target
         return target is not None and bool(self.held_out) and self.held_out[-1]["exact_match"] >= target
 
     def request_stop(self) -> str:
-        """Take no further step: `run` and `finish` return once the step under way is over. What that and `leave_off`
-        wait for; "" if nothing."""
+        """Take no further step: `run` and `finish` return once the step under way is over. Returns what that and
+        `leave_off` wait for; "" if nothing."""
         self._stop.set()
         if self._in_step:
             return f"the end of step {self.step + 1} and its checkpoint"
-        return f"the checkpoint of step {self.step}" if (self.saved_step or 0) < self.step else ""
-
-    @property
-    def saved_step(self) -> int | None:
-        """Of the newest checkpoint that is whole; None while there is none."""
-        return self._training.saved_step
+        return f"the checkpoint of step {self.step}" if (self._training.saved_step or 0) < self.step else ""
 
     async def run(self) -> None:
-        """All steps that are left, until the target is reached, or money, an alarm or the user ends it."""
+        """Take all steps that are left, until the target is reached, or money, an alarm or the user ends the run."""
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         self._recorded_at = time.monotonic()
@@ -136,16 +131,16 @@ class Steps:
             publishing.cancel()
 
     async def leave_off(self) -> None:
-        """Begin and write a checkpoint of this step, so that nothing has to be trained again. One try: what is on
-        record is enough to go on with."""
+        """Write a checkpoint of this step, so that no batch has to be trained on again. One try: without it the journal
+        is enough to go on with."""
         await self._training.flush()
         if self.step and self._training.saved_step != self.step:
             await self._training.save()
             await self._training.flush()
 
     async def finish(self) -> bool:
-        """Measure the last version, keep it, and tell the samplers that the run is over; False if a target was set and
-        not reached, or if an alarm ended the run."""
+        """Tell the samplers that the run ends, measure the last version and keep it. Returns False if a target was set
+        and not reached, or if an alarm ended the run."""
         await self._rollouts.end("draining")
         await self._measure_last()
         await self._keep()
@@ -156,12 +151,12 @@ class Steps:
                 f"the last version is {self.step}, in checkpoints; the best measured is {best['version']} with "
                 f"{best['exact_match']:.3f} exact, in {self._best.directory}"
             )
-        if self.stopped_by:
+        if self._alarms.stopped_by:
             return False
         return self._config.target is None or (self._target_reached and self._is_measured)
 
     async def _last_reaches_it(self, publishing: asyncio.Task[None], evaluation: asyncio.Task[None]) -> bool:
-        """A version reached the target some steps ago. It is not the one that the user gets."""
+        """A version of some steps ago reached the target. The user gets the last version: does it reach it too?"""
         await unless_stopped(self._stop, publishing)
         await self._patiently(evaluation)
         if self._target_reached:
@@ -169,17 +164,12 @@ class Steps:
         return self._target_reached
 
     @property
-    def stopped_by(self) -> str:
-        """The alarm that ended the run; empty if none did."""
-        return self._alarms.stopped_by
-
-    @property
     def _is_measured(self) -> bool:
         return bool(self.held_out) and self.held_out[-1]["version"] == self.step
 
     async def _measure_last(self) -> None:
-        if self._is_enough or self.stopped_by:
-            # It would have to be paid for, or is not worth being shown.
+        if self._is_enough or self._alarms.stopped_by:
+            # There is no money for it, or it is not worth showing.
             return
         if self.step > self._publication.newest.version:
             await self._publication.publish(self.step)
@@ -187,7 +177,7 @@ class Steps:
             await self._patiently(asyncio.create_task(self._evaluate()))
 
     async def _keep(self) -> None:
-        """The last checkpoint. Without it there is no result: while it cannot be written the run is not over."""
+        """Write the last checkpoint. Without it there is no result, so the run is not over until it is written."""
         await self._training.flush()
         while self._training.saved_step != self.step and not self._stop.is_set():
             if self._training.save_fault:
@@ -196,14 +186,14 @@ class Steps:
             await self._training.flush()
 
     async def set_bound(self, max_staleness: int) -> str:
-        """Another S on the running learner, from the next batch on; what was done, for the user."""
+        """Set another S from the next batch on. Returns a line for the user."""
         if not 0 <= max_staleness <= MAX_BOUND:
             raise UserError(f"max-staleness {max_staleness} is not from 0 to {MAX_BOUND}")
         before = self.bound.max_staleness
         period = publication_period(self._config.publish_every_steps, max_staleness)
         bound = BoundSet(max_staleness=max_staleness, publish_every_steps=period)
         await self._journal.write([bound])
-        # From here on all of it at once: who asked may give up at any await.
+        # Changed at once, before anything else: the caller may give up at any await.
         self.bound = bound
         if max_staleness < before:
             self._publication.due.set()
@@ -216,7 +206,7 @@ class Steps:
         return line
 
     def status(self) -> dict[str, Any]:
-        """What `status` says of the steps."""
+        """The part of the learner's status that is about steps."""
         return {
             "step": self.step,
             "max_staleness": self.bound.max_staleness,
@@ -226,21 +216,21 @@ class Steps:
             "best": self._best.known,
             "metrics": self.last,
             "alarm": self._alarms.last,
-            "stopped_by": self.stopped_by,
+            "stopped_by": self._alarms.stopped_by,
         }
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _next_batch(self, publishing: asyncio.Task[None]) -> list[Group] | None:
-        """The next batch; None once the money is spent or the user stops the run. A publication that failed is raised
-        here: without it no batch may ever come. One that is due meanwhile is made: after S was lowered no rollout of
-        what is published may be fresh enough."""
+        """The next batch; None once the money is spent or the user stops the run. Raises the error of a publication
+        that failed: without it a batch may never come. Publishes if that becomes due: after S was lowered, rollouts of
+        the published version may be too old."""
         if self._is_enough:
             await unless_stopped(self._stop, publishing)
             return None
         began = time.monotonic()
         batch = asyncio.create_task(self._rollouts.next_batch())
-        enough = asyncio.create_task(self._enough())
+        enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
         try:
             while not batch.done():
                 due = asyncio.create_task(self._publication.due.wait())
@@ -272,19 +262,10 @@ class Steps:
     def _is_enough(self) -> bool:
         return self._provisioning.spent.is_set() or self._stop.is_set()
 
-    async def _enough(self) -> None:
-        """Return once no further step is wanted: the money is spent, or the user stops the run."""
-        waits = [asyncio.create_task(event.wait()) for event in (self._provisioning.spent, self._stop)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
     async def _patiently(self, task: asyncio.Task[None]) -> None:
-        """Wait for what samplers have to bring about, with a word to the user when it takes long; no longer than there
-        is money for, or until the user stops the run."""
-        enough = asyncio.create_task(self._enough())
+        """Wait for `task`, which samplers have to finish, until the money is spent or the user stops the run. Tell the
+        user if it takes long."""
+        enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
         try:
             while not (task.done() or enough.done()):
                 happened, _ = await asyncio.wait({task, enough}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -323,8 +304,7 @@ class Steps:
         version = await self._publication.hold_weights(self._training.held)
         try:
             if self.held_out and self.held_out[-1]["version"] == version.version:
-                # A former life measured it, and may have been killed before it was kept. Nobody may be left to measure
-                # it again.
+                # A former life measured it and may have been killed before it was kept. There may be no samplers now.
                 figures = self.held_out[-1]
             else:
                 figures = self._measured(await self._rollouts.evaluate(version, self._held_out_prompts))
@@ -339,45 +319,38 @@ class Steps:
         self.held_out.append({"version": result.version, **figures})
         self._unsaid = {f"eval_{name}": value for name, value in self.held_out[-1].items()}
         self._log.event("evaluated", version=result.version, prompts=len(result.scores), **figures)
-        self._say(f"step {self.step}/{self._config.steps}: {_held_out_line(figures)}{self._reward()}")
+        reward = f", reward {self.last['reward']:.3f}" if self.last.get("reward") is not None else ""
+        self._say(f"step {self.step}/{self._config.steps}: {_held_out_line(figures)}{reward}")
         return figures
 
-    def _reward(self) -> str:
-        reward = self.last.get("reward")
-        return "" if reward is None else f", reward {reward:.3f}"
-
     def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
-        """Count the step. All of it at once: `status` may be asked at every await."""
+        """Count the step, without an await in between: `status` may be called at every one."""
         self.step = step + 1
         ages = [staleness(group.oldest_version, step) for group in batch]
         self.max_staleness_seen = max(self.max_staleness_seen, *ages)
         scores = [s.score for group in batch for s in group.samples if s.score]
+        now = time.monotonic()
         self.last = {
             **step_figures(self.step, scores, trained),
             "broadcast_s": self._tracker.last_broadcast_s,
-            "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=time.monotonic()), 1),
+            "rollouts_per_s": round(self._rollouts.tally.rollouts_per_s(now=now), 1),
             "samplers": len(self._rollouts.samplers),
             "reward_failed_share": self._rollouts.failures.take_share(),
-            **self._provisioning.stepped(waited_s=self._waited_s, period_s=self._period_s()),
+            **self._provisioning.stepped(waited_s=self._waited_s, period_s=now - self._recorded_at),
             **self._unsaid,
         }
-        self._unsaid = {}
+        self._recorded_at, self._unsaid = now, {}
         self._log.metrics({**self.last, "time": round(time.time(), 3)})
 
     def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:
-        """Whether the step taught anything, and how many rewards failed."""
+        """Raise alarms if the step taught nothing, or if rewards failed."""
         failed = rewards_failed(
             self.last["reward_failed_share"], self._rollouts.failures.reason, self._config.reward_failure
         )
         self._alarms.told([failed] if failed else [], step=self.step)
-        # What a rehearsal's samplers say, which have no model, teaches nothing.
+        # A rehearsal teaches nothing: its samplers have no model.
         if self._config.rehearse_step_s is None and (alarm := self._signal.stepped(batch, figures)) is not None:
             self._alarms.explained(alarm, lambda: self._signal.explain(batch), step=self.step)
-
-    def _period_s(self) -> float:
-        """Since the last step was counted, or since the run began."""
-        before, self._recorded_at = self._recorded_at, time.monotonic()
-        return self._recorded_at - before
 
 
 def _held_out_line(figures: Mapping[str, float]) -> str:

@@ -1,12 +1,12 @@
 """The trainer child, kept alive: when it dies or hangs, a new one goes on from the newest whole checkpoint.
 
-Order that matters: the journal is on the disk before a checkpoint is begun, so that a checkpoint never holds a batch of
-which the journal knows nothing. What was trained since the checkpoint is trained again from the recorded batches, in
-the same order; so weights, optimiser and generators come out as they were. On a GPU perhaps not to the last bit: what
-was published is compared with what comes out, and `on_divergence` told.
+The order matters: the journal is on the disk before a checkpoint is begun, so that a checkpoint never holds a batch
+that the journal does not know. Batches since the checkpoint are trained on again, from the journal and in the same
+order, so weights, optimiser and generators come out as they were. On a GPU they may differ in the last bit: the result
+is compared with what was published, and `on_divergence` is called if it differs.
 
-The staging file is written by the child and read by publications: `staging_lock` keeps the two apart. It is the file of
-the weights published before last; where somebody keeps those under another name (`held`) another file takes its place.
+The child writes the staging file and publications read it: `staging_lock` keeps the two apart. It is the file of the
+weights published before last. If those are kept under another name (`held`), another file takes its place.
 """
 
 from __future__ import annotations
@@ -44,22 +44,21 @@ from swarm.rollout.plane.rules import staleness
 from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Prompt, Rollout, Score
 
-MAX_FAULTS = 3
-"""Trainers in a row that end without one learner step: by then it is the machine or the model, not chance."""
+MAX_FAULTS = 3  # Trainers in a row that end without a learner step: by then it is the machine or the model
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedStep:
-    """What was last published: after how many steps, and the digest of its weights."""
+    """What was published last: after how many steps, and the digest of its weights."""
 
     step: int
     content: Digest
 
 
 class Training:
-    """The learning plane as the learner's loop sees it: batches in, staged weights out. `step` counts learner steps."""
+    """The trainer as the learner's loop sees it: batches in, staged weights out. `step` counts learner steps."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Training:
         """Of the staged weights; None before `open`."""
         self.step = 0
         self.staged_step = 0
-        """After how many steps the staged weights are."""
+        """The number of learner steps in the staged weights."""
         self.published: PublishedStep | None = None
         self.staging_lock = asyncio.Lock()
         self.files_dir = self._trainer.files_dir
@@ -101,11 +100,11 @@ class Training:
         self.held = run_dir / "held.bin"
         """Another name of a version's weights while it is measured (node/best.py)."""
         self.save_fault = ""
-        """Why the last checkpoint could not be written; empty once one could."""
+        """Why the last checkpoint could not be written; empty if it could."""
 
     async def look(self) -> None:
-        """Find what the run goes on from, before anybody is told of it. UserError if the newest whole checkpoint holds
-        other batches than the journal, Damaged if the batches after it cannot be trained on again."""
+        """Find what the run goes on from, before others are told of the run. UserError if the newest whole checkpoint
+        holds other batches than the journal, Damaged if the batches after it cannot be trained on again."""
         found = await asyncio.to_thread(self._newest)
         await asyncio.to_thread(self._journal.check_batches, found.step if found is not None else 0)
         self._found = (found,)
@@ -113,7 +112,7 @@ class Training:
     async def open(self) -> Prepared:
         """Start the child where the newest whole checkpoint is, or at step 0. UserError if the checkpoint holds other
         batches than the journal."""
-        # What was looked for at the start was read through then: once is enough for a large model.
+        # `look` has read it: once is enough for a large model.
         (found,) = self._found or (await asyncio.to_thread(self._newest),)
         self._found = None
         await asyncio.to_thread(self._own_staging)
@@ -124,7 +123,7 @@ class Training:
         return prepared
 
     async def catch_up(self, step: int) -> None:
-        """Train on the recorded batches before `step`, whatever becomes of the child meanwhile."""
+        """Train on the recorded batches before `step`, with a new child if one ends."""
         await self._steadily(lambda: self._replay(step))
 
     async def train(self, groups: list[TrainGroup]) -> Trained:
@@ -174,7 +173,7 @@ class Training:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _newest(self) -> Checkpoint | None:
-        # A learner killed at its last checkpoint writes no other one, which would clear up.
+        # Usually the next checkpoint clears up; a learner killed at its last one writes none.
         clear_up(self._root)
         found = newest_whole(self._root)
         if newer := newer_than(self._root, found.step if found is not None else None):
@@ -195,8 +194,8 @@ class Training:
             )
 
     async def _steadily(self, attempt: Callable[[], Awaitable[R]], *, staging_held: bool = False) -> R:
-        """`attempt`, again with a new child when one ends. ChildFailed when that does not help. `staging_held`: whether
-        the caller holds the staging lock."""
+        """Make `attempt`, again with a new child when one ends. ChildFailed if that does not help. `staging_held`:
+        whether the caller holds the staging lock."""
         while True:
             try:
                 return await attempt()
@@ -214,20 +213,20 @@ class Training:
         try:
             await self.open()
         except ChildFailed as fault:
-            # A child that could not be prepared may live on, with other weights than `step` says. The next attempt
-            # meets none, which counts as the next fault.
+            # A child that could not be prepared may still run, with other weights than `step` says. The next attempt
+            # finds no child, which counts as the next fault.
             self._say(str(fault))
             await self._trainer.stop()
 
     async def _replay(self, step: int, *, staging_held: bool = False) -> None:
-        """From where the child is to `step`, on the recorded batches. Nothing to do while no child has ended."""
+        """Train on the recorded batches from where the child is to `step`. Does nothing while no child has ended."""
         if self.step < step:
             self._say(f"training again on the recorded batches {self.step} to {step - 1}")
         while self.step < step:
             recorded = await asyncio.to_thread(self._journal.batch, self.step)
             lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
-            # Off the loop too: their prompts are made anew.
-            groups = await in_thread(partial(self._of_records, recorded))
+            # Off the loop too: the prompts are made again.
+            groups = await in_thread(partial(self._groups_of, recorded))
             trained = await self._trainer.train(self.step, groups, lineage)
             self.step += 1
             scores = [one.score for group in recorded for one in group.rollouts if one.score]
@@ -242,8 +241,8 @@ class Training:
         self.staged_step = self.step
 
     def _own_staging(self) -> None:
-        """Make sure that the staging file holds nobody else's weights: those that are measured are given up if the disk
-        has no room for both."""
+        """Make sure that the staging file has no other name. The weights that are being measured are given up if the
+        disk has no room for both."""
         if not self.staging.exists() or (state := self.staging.stat()).st_nlink == 1:
             return
         fresh = self.staging.with_name("staging.next")
@@ -257,23 +256,23 @@ class Training:
             fresh.replace(self.staging)
 
     async def _compare(self, content: Digest) -> None:
-        """Whether the weights of now are those that were published."""
+        """Report it if the weights are not those that were published."""
         assert self.layout is not None
         await self._stage()
         if await asyncio.to_thread(content_of_file, self.staging, self.layout) != content:
             self._emit("diverged", step=self.step)
             self._on_divergence()
 
-    def _of_records(self, groups: Sequence[RecordedGroup]) -> list[TrainGroup]:
-        return [self._of_record(group) for group in groups]
-
-    def _of_record(self, group: RecordedGroup) -> TrainGroup:
-        rollouts = sorted(group.rollouts, key=lambda one: one.rollout.index)
-        answers = [(one.rollout, one.score, one.node) for one in rollouts]
-        return train_group(self._prompt(group.number), answers, self.step)
+    def _groups_of(self, recorded: Sequence[RecordedGroup]) -> list[TrainGroup]:
+        groups: list[TrainGroup] = []
+        for group in recorded:
+            rollouts = sorted(group.rollouts, key=lambda one: one.rollout.index)
+            answers = [(one.rollout, one.score, one.node) for one in rollouts]
+            groups.append(train_group(self._prompt(group.number), answers, self.step))
+        return groups
 
     async def _note_save(self, saved: Saved) -> None:
-        """What became of a checkpoint: prune what it makes needless, or say why there is none."""
+        """After a checkpoint: prune what is not needed any more, or say why it was not written."""
         if saved.fault:
             self.save_fault = saved.fault
             self._say(f"no checkpoint was written: {saved.fault}")
@@ -285,20 +284,20 @@ class Training:
         await asyncio.to_thread(prune, self._root, self._config.keep_checkpoints)
         kept = await asyncio.to_thread(whole_checkpoints, self._root)
         oldest = min((checkpoint.step for checkpoint in kept), default=0)
-        # A few segments at a time, so that nobody waits long for the journal's thread.
+        # A few segments at a time, so that the journal's thread is never busy for long.
         while await self._journal.prune(oldest_step=oldest, keep_rollouts=self._config.keep_rollouts):
             pass
 
 
 def step_figures(step: int, scores: Sequence[Score], trained: Trained) -> dict[str, float]:
-    """What metrics.jsonl says of a learner step, `step` steps having been taken with it."""
+    """What metrics.jsonl says about learner step `step`, counted from 1."""
     exact = sum(score.exact for score in scores) / len(scores)
     figures = {"step": step, "exact_match": exact, "train_step_s": round(trained.seconds, 4)}
     return {**figures, **reward_figures(scores), **trained.metrics}
 
 
 def reward_figures(scores: Sequence[Score]) -> dict[str, float]:
-    """Mean and sample standard deviation of each of several rewards, under TRL's names."""
+    """Mean and sample standard deviation of each named reward, under TRL's names."""
     figures: dict[str, float] = {}
     names = dict.fromkeys(name for score in scores for name in score.parts)
     for name in islice(names, MAX_PARTS):
@@ -311,7 +310,7 @@ def reward_figures(scores: Sequence[Score]) -> dict[str, float]:
 def train_group(
     prompt: Prompt, answers: Sequence[tuple[Rollout, Score | None, NodeId | None]], step: int
 ) -> TrainGroup:
-    """A group as the trainer sees it, for batch `step`. Every rollout is scored, and has an author."""
+    """A group as the trainer sees it, for batch `step`. Every rollout has a score and an author."""
     rollouts: list[TrainRollout] = []
     for rollout, score, author in answers:
         assert score is not None

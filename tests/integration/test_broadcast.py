@@ -125,5 +125,5 @@ def test_relays_outlive_a_learner_that_begins_another_model(swarm: Swarm, publis
     swarm.nodes.append(again)
     again.publish()
     eventually(lambda: is_complete(relay, "1.0"), relay, "it gets the second model")
-    assert relay.says("joining it anew")
+    assert relay.says("joining it again")
     assert relay.process.poll() is None

@@ -195,7 +195,7 @@ async def test_a_server_of_something_else(tmp_path: Path, pauses: list[float]) -
     async with web_server() as port:
         line, _ = await given_up(tmp_path, f"http://127.0.0.1:{port}")
         assert "not a Hello" in line
-        with pytest.raises(UserError, match="answers, but it is no echo-node"):
+        with pytest.raises(UserError, match="answers, but it is not an echo-node"):
             await _fetch(f"127.0.0.1:{port}")
 
 

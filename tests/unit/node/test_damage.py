@@ -24,8 +24,17 @@ from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_w
 from swarm.node.identity import load_or_create_key, next_generation
 from swarm.node.metrics import RunLog
 from swarm.node.network import NodeNetwork
-from swarm.node.prompts import Record, check_data, open_task, write_record
-from swarm.node.rundir import BASE, ORIGIN, create_run_directory, note_life, read_values, resumed_config, write_config
+from swarm.node.prompts import RECORD, check_data, open_task
+from swarm.node.rundir import (
+    BASE,
+    ORIGIN,
+    create_run_directory,
+    note_life,
+    read_values,
+    resumed_config,
+    write_config,
+    write_json,
+)
 from swarm.node.salvage import salvage
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS, Journal
 from swarm.rollout.journal.verify import verify_run
@@ -98,7 +107,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log.metrics({"step": step, "reward": 0.5, "cost_total": 1.0, "rollouts_accepted": 4, "tokens_accepted": 16})
     log.close()
     digest = open_task(config).data_digest
-    write_record(run_dir, msgspec.convert({"data_digest": digest, "most_tokens": 32, "began": BEGAN}, Record))
+    write_json(run_dir / RECORD, {"data_digest": digest, "most_tokens": 32, "began": BEGAN})
     note_life(run_dir, step=0, device="cpu")
     (run_dir / "node.json").write_text('{"url": "http://127.0.0.1:4321", "join": "echo1:x"}\n')
     (run_dir / "summary.json").write_text('{"state": "finished", "step": 4}\n')

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from swarm.errors import UserError
 from swarm.node import metrics as eventfiles
 from swarm.node.learner import LearnerNode
-from swarm.node.metrics import EventFiles, RunLog, of_step
+from swarm.node.metrics import EventFiles, RunLog
 from swarm.settings import LeadConfig
 
 Curve = list[tuple[int, float]]
@@ -123,7 +123,7 @@ def test_nobody_waits_for_a_disk_that_stands_still(tmp_path: Path, monkeypatch: 
     stuck(monkeypatch, lambda: assert_true(go_on.wait(60)))
     board = EventFiles(tmp_path / "tensorboard")
     for step in range(1, 11):
-        board.add(of_step(figures(step)))
+        board.add(figures(step))
     assert board.left_out == 6
     go_on.set()
     board.close()
