@@ -7,9 +7,7 @@ settles what the user left open. Only what is under `reading` looks at a model o
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
+from swarm.learner.device import free_host_bytes
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 
@@ -314,34 +313,4 @@ def read_free_bytes(device: torch.device, *, ranks: int) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return read_free_host_bytes() // ranks
-
-
-def read_free_host_bytes() -> int:
-    """The least of what the kernel can give without swapping and what the control group may still take."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return min([free, *_group_free_bytes()])
-
-
-def _group_free_bytes() -> list[int]:
-    """Of control groups version 2 and 1, where they set a limit. Cache of files is not counted as taken."""
-    found = []
-    root = Path("/sys/fs/cgroup")
-    for group, limit, used in (
-        (root, "memory.max", "memory.current"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        try:
-            most, taken = (group / limit).read_text().strip(), int((group / used).read_text())
-            cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        if most.isdigit():
-            found.append(int(most) - taken + int(cached.get("inactive_file", 0)))
-    return found
+    return free_host_bytes() // ranks

@@ -18,15 +18,8 @@ from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
 from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors
 from swarm.learner.checkpoint.saving import Parts, Saver, restore, take, write
-from swarm.learner.device import SMALL_MODEL_PARAMETERS
-from swarm.learner.memory import (
-    check_weights,
-    described,
-    fit,
-    read_free_bytes,
-    read_free_host_bytes,
-    read_shape,
-)
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes
+from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
     Command,
     ComputeRules,
@@ -139,7 +132,7 @@ class Trainer:
                 ranks=self._ranks.count,
                 half=is_half(self._command.compute.precision, self._device.type),
                 free_bytes=free_bytes,
-                host_bytes=read_free_host_bytes(),
+                host_bytes=free_host_bytes(),
                 device=str(self._device),
             )
 

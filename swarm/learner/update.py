@@ -228,7 +228,7 @@ class Update:
         for number, part in enumerate(passes, start=1):
             read = self._accumulate(part, tokens, own, is_last=number == len(passes))
             if is_first and number <= len(parts):
-                of_rows = _mismatch_sums(read, part, self.alarms.unchanged_steps)
+                of_rows = _mismatch_sums(read, part, self.alarms.state.unchanged_steps)
                 apart |= {places[row]: both for row, both in of_rows.items()}
             self._at.progress()
         found = self._at.ranks.add_up(dict(own))
@@ -309,7 +309,7 @@ class Update:
             floor=command.learning_rate_floor,
         )
         for group in self._at.optimizer.param_groups:
-            group["lr"] = command.learning_rate * share * self.alarms.learning_rate_scale
+            group["lr"] = command.learning_rate * share * self.alarms.state.learning_rate_scale
 
 
 def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: int, floor: float) -> float:

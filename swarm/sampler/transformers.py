@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes, pick_device
 from swarm.sampler.engine import (
     EngineDtype,
     Generate,
@@ -43,7 +43,7 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, memory_left_bytes, places_that_fit, shape_of
+from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, places_that_fit, shape_of
 from swarm.sampler.weights import check_coverage, mapped_tensors
 from swarm.types import Finish, Span, VersionId
 
@@ -231,7 +231,7 @@ def _places(command: Start, device: torch.device, dtype: torch.dtype) -> int:
     if device.type == "cuda":
         free_bytes, share = torch.cuda.mem_get_info(device)[0], command.options.gpu_memory_share
     else:
-        free_bytes, share = memory_left_bytes(), CPU_SHARE
+        free_bytes, share = free_host_bytes(), CPU_SHARE
     return places_that_fit(
         shape_of(command.layout),
         free_bytes=free_bytes,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -115,22 +114,6 @@ def places_that_fit(
     room_bytes = int(free_bytes * share)
     one_bytes = shape.sample_bytes(min(tokens, shape.context_tokens), dtype_bytes)
     return max(1, min(wanted, room_bytes // one_bytes))
-
-
-def memory_left_bytes() -> int:
-    """What programs may take on this machine without swapping; where the system does not say, all of its memory."""
-    try:
-        available = available_bytes(Path("/proc/meminfo").read_text())
-    except OSError:
-        available = None
-    # Pages that are free (SC_AVPHYS_PAGES) would not do: on a machine that has run for a while files fill nearly all.
-    return available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def available_bytes(meminfo: str) -> int | None:
-    """What Linux says of memory that programs may take without swapping, from the text of /proc/meminfo."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
 
 
 def _vocab_size(layout: Layout, config: dict[str, Any]) -> int:
