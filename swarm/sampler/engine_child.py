@@ -21,8 +21,7 @@ def main() -> None:
 def _make(kind: str) -> Callable[[], Engine]:
     match kind:
         case "transformers":
-            from swarm.sampler.threaded import Threaded
-            from swarm.sampler.transformers import TransformersEngine
+            from swarm.sampler.transformers import Threaded, TransformersEngine
 
             return lambda: Threaded(TransformersEngine())
         case "vllm":

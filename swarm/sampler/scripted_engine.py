@@ -32,7 +32,7 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.threaded import wrong_tensor
+from swarm.sampler.weights import wrong_tensor
 from swarm.types import Span, VersionId
 
 LOGPROB = -1.0  # What it claims of every token
