@@ -67,16 +67,17 @@ class MicroBatch:
 def without_weight(row: Row) -> Row:
     """A row as long as `row` that changes no gradient and no figure, whatever it holds."""
     zeros = torch.zeros_like(row.behaviour)
-    former = {name: zeros for name in ("proximal", "reference") if getattr(row, name) is not None}
-    return replace(row, behaviour=zeros, mask=torch.zeros_like(row.mask), advantage=0.0, **former)
+    proximal, reference = (None if former is None else zeros for former in (row.proximal, row.reference))
+    mask = torch.zeros_like(row.mask)
+    return replace(row, behaviour=zeros, mask=mask, advantage=0.0, proximal=proximal, reference=reference)
 
 
 Numbered = tuple[int, Row]
 
 
 def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device) -> list[MicroBatch]:
-    """Cut `rows` so that one forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included; without
-    a budget all are one micro-batch. A row longer than the budget is a micro-batch of its own."""
+    """Cut `rows` so that a forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included. Without
+    that all are one micro-batch. A longer row is a micro-batch of its own."""
     if not rows:
         return []
     packed, budget = bool(rules.packing), rules.tokens_per_micro_batch

@@ -26,10 +26,9 @@ from swarm.settings import LeadConfig
 
 MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
 
-
 ASSUMED_PROMPT_TOKENS = 2048
-"""Longest prompt that the memory preflight reckons with unless one is set: prompts are measured with the tokenizer that
-comes with the model, after it. It tells only where such a row is longer than a micro-batch may be."""
+"""Longest prompt that the memory preflight assumes unless one is set: prompts can be measured only with the tokenizer
+that comes with the model."""
 
 
 class TrainerProcess:

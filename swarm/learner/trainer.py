@@ -40,11 +40,10 @@ from swarm.process import ChildChannel, NoParent
 from swarm.settings import EMBEDDED
 
 LAST_WORDS_S = 1.0
-"""So long rank 0 waits before it tells the node of a fault: if that was another rank's end, torchrun ends this one
-meanwhile and says whose end it was."""
+"""Rank 0 waits this long before it tells the node of a fault: if another rank's end caused it, torchrun ends this rank
+meanwhile and says which rank ended."""
 
-ALIKE_S = 3.0
-"""So long another rank with a fault lives on: the same may have befallen rank 0, which is to tell the node."""
+ALIKE_S = 3.0  # Another rank with a fault lives on for this long: rank 0 may have the same one, and tells the node
 
 
 class Trainer:

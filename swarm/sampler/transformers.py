@@ -188,8 +188,8 @@ class TransformersEngine:
 
 
 class Threaded:
-    """An `Engine` of one that blocks: its calls run one after another in a thread of their own. A file is checked beside
-    a running batch, not after it."""
+    """An `Engine` of one that blocks: its calls run one after another in a thread. A file is checked beside a running
+    batch, not after it."""
 
     def __init__(self, engine: TransformersEngine) -> None:
         self._engine = engine

@@ -1,8 +1,8 @@
 """A trainer's state: copied between two learner steps, written by a thread, and restored.
 
-From the copy on training and writing share nothing. trainer.safetensors holds it bit for bit: `weight/NAME` (fp32 masters and buffers), `adam/KIND/NAME` (the
-moments and the step count of each parameter that has been stepped), `rng/KIND` (states of the generators, uint8).
-Tied tensors are in it once, under their first name.
+From the copy on, training and writing share nothing. trainer.safetensors holds the state bit for bit: `weight/NAME`
+(fp32 masters and buffers), `adam/KIND/NAME` (the moments and the step count of each parameter that has been stepped),
+`rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under their first name.
 """
 
 from __future__ import annotations
