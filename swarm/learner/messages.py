@@ -81,10 +81,10 @@ class AlarmState(msgspec.Struct, frozen=True):
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
-    `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step. The
-    learning rate follows `schedule` over `steps` learner steps, down to `learning_rate_floor` of its peak. The memory
-    preflight assumes prompts of up to `longest_prompt` tokens. `resume` is the checkpoint directory to go on from, or
-    "". A step takes at least `rehearse_step_s`, varied by up to the share `rehearse_noise`.
+    `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
+    The learning rate follows `schedule` over `steps` learner steps, down to `learning_rate_floor` of its peak. The
+    memory preflight assumes prompts of up to `longest_prompt` tokens. `resume` is the checkpoint directory to go on
+    from, or "". A step takes at least `rehearse_step_s`, varied by up to the share `rehearse_noise`.
     """
 
     model: str

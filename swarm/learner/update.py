@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,10 +17,10 @@ import torch
 from swarm.errors import UserError
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
+from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.objective import Tokens, kl_to_reference, objective_named
 from swarm.learner.policy import Policy, TokenFigures
-from swarm.learner.ranks import Ranks
 from swarm.types import Schedule
 
 ADVANTAGE_EPSILON = 1e-4  # Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value
@@ -140,17 +140,11 @@ PER_TOKEN = ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learning:
+class Learning(Parts):
     """What a learner step works on and with."""
 
-    model: Any
-    optimizer: torch.optim.AdamW
-    shuffle: torch.Generator
     policy: Policy
     reference: Policy | None
-    ranks: Ranks
-    device: torch.device
-    progress: Callable[[], None]
 
 
 class Update:

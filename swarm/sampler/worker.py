@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +158,17 @@ class EngineWorker:
         self.kind: EngineKind = kind
         self._directory = directory
         self._files_dir = directory / "model"
+        self._start = partial(
+            Start,
+            directory=str(self._files_dir),
+            device=device,
+            places=batch_samples,
+            hang_s=hang_s,
+            options=options,
+            rehearse_tokens_per_s=rehearse_tokens_per_s or 0.0,
+            rehearse_noise=rehearse_noise,
+        )
         self._started: Started | None = None
-        self._device = device
-        self._hang_s = hang_s
-        self._options = options
-        self._rehearse_tokens_per_s = rehearse_tokens_per_s or 0.0
-        self._rehearse_noise = rehearse_noise
         self._child = Child("engine", module, kind, log=directory / "engine.log", hang_s=hang_s)
         self.installed: VersionId | None = None
         self.places = batch_samples
@@ -182,17 +188,7 @@ class EngineWorker:
         self._files_dir.mkdir(parents=True, exist_ok=True)
         for file in layout.files:
             (self._files_dir / file.name).write_bytes(file.content)
-        command = Start(
-            directory=str(self._files_dir),
-            layout=layout,
-            device=self._device,
-            places=self.places,
-            hang_s=self._hang_s,
-            options=self._options,
-            rehearse_tokens_per_s=self._rehearse_tokens_per_s,
-            rehearse_noise=self._rehearse_noise,
-        )
-        started = await self._child.call(command, Started)
+        started = await self._child.call(self._start(layout=layout), Started)
         self.device_class = (started.device_name if started.device != "cpu" else "") or self.kind
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
