@@ -297,8 +297,8 @@ def _own_device(wanted: str) -> torch.device:
 
 
 def _end_with_parent() -> None:
-    """Torchrun puts each rank into a session of its own, so that ending torchrun's process group does not reach it.
-    Elsewhere than on Linux a rank ends when it next hears of the others."""
+    """Ending torchrun's process group does not reach its ranks, which have sessions of their own. On other systems than
+    Linux a rank ends when it next hears of the others."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     check_parent()

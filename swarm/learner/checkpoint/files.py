@@ -76,11 +76,6 @@ def checkpoint_path(root: Path, step: int) -> Path:
     return root / f"step-{step:06}"
 
 
-def partial_path(directory: Path) -> Path:
-    """Where `directory` lies while it is being written."""
-    return directory.with_name(directory.name + PARTIAL)
-
-
 # -- reading -------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +146,7 @@ def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
 
     DiskFull if there is no room. Whatever is raised, nothing is left of it but what was there before.
     """
-    root, partial = directory.parent, partial_path(directory)
+    root, partial = directory.parent, directory.with_name(directory.name + PARTIAL)
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root, wait=True):
         shutil.rmtree(partial, ignore_errors=True)
@@ -165,10 +160,8 @@ def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
 
 
 def commit(partial: Path, directory: Path) -> None:
-    """Make what lies in `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it.
-
-    One that lies there already is replaced; between the two renames, one right after the other, neither is there.
-    """
+    """Make `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it. One that is there
+    already is replaced; for a moment, between the two renames, neither is there."""
     entries = sorted(partial.rglob("*"))
     digests = {path.relative_to(partial).as_posix(): _digest_of(path) for path in entries if path.is_file()}
     (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
@@ -198,9 +191,8 @@ def clear_up(root: Path) -> None:
 def prune(root: Path, keep: int) -> None:
     """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind.
 
-    The newest is read through; of the older ones the sizes are compared, not the digests. If none is whole nothing is
-    removed but partial ones. While a checkpoint is being written, partial ones and those newer than the newest whole
-    one are left alone.
+    The newest is read through; of the older ones only the sizes are compared. If none is whole, only partial ones are
+    removed. While a checkpoint is being written, partial ones and those newer than the newest whole one stay.
     """
     if not root.is_dir():
         return
