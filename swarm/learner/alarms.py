@@ -1,7 +1,7 @@
 """When a learner step is wrong, and what is done: skip it, lower the learning rate, or stop. Pure.
 
-Theory of operation. Before each optimiser step `is_fit` is asked; after each learner step `stepped` judges it as a
-whole. What goes off, in order of precedence:
+`is_fit` is asked before each optimiser step, and `stepped` judges each learner step as a whole. The alarms, in order
+of precedence:
 
     kind            when                                                         reaction
     not_finite      the gradient's norm is NaN or infinite                       skip that optimiser step
@@ -14,16 +14,14 @@ whole. What goes off, in order of precedence:
     entropy         it has fallen to the share `entropy` of what it was at       halve the learning rate, at most
                     first, and the reward has not risen for it                   every ten steps and to an eighth
 
-A step that cannot be judged neither counts nor breaks a row: one without any group to learn from, and for mismatch_kl
-one of whose rollouts fewer than half were drawn with weights equal to the learner's. While weights stand still, since
-steps are skipped, older versions are equal to the newest (`unchanged_steps`), so that a fault seen once is seen again
-until it is gone.
+A step that cannot be judged neither counts nor breaks a row: a step with no group to learn from and, for mismatch_kl,
+one with under half of its rollouts drawn by weights equal to the learner's. While skipped steps leave the weights as
+they are, older versions are equal to the newest (`unchanged_steps`), so a fault is seen until it is gone.
 
-Log-probs are claims of volunteers, and to stop a run is worth something to a hostile one. Therefore `typical_mismatch`
-is made of medians: neither few nonsensical claims, nor long ones, nor the many answers of one node that makes them up,
-nor the few of many nodes, can set off what needs most rollouts and most samplers.
+Log-probs are claims of volunteers, and a hostile one might like to stop a run. `typical_mismatch` therefore takes
+medians over rollouts and over samplers: no minority of either can set off the alarm, however absurd its claims are.
 
-Everything follows from the steps alone, so a replay decides alike, and so do ranks that are given the same sums.
+Everything follows from the steps alone, so a replay decides the same, and so do ranks that are given the same sums.
 `state` is what a checkpoint has to hold.
 """
 
@@ -39,30 +37,23 @@ from msgspec import structs
 
 from swarm.learner.messages import Alarm, AlarmKind, AlarmRules, AlarmState, Reaction
 
-GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; one that is shorter is no spike, however short others were
+GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; a shorter gradient is never a spike
 
 NORMS_KEPT = 50
 """Norms that a spike is compared with: 25 learner steps of two minibatches. Skipped ones are among them, so a lasting
-change is taken for the new regime after half as many."""
+change becomes the new normal after half as many."""
 
 NORMS_BEFORE = 20  # Norms before any counts as a spike: the first ones of a run, under warm-up, are few and small
-
-NOT_FINITE_STEPS = 3
-"""Learner steps in a row of nothing but gradients that are not finite: then it is the weights, not the batch."""
-
-MISMATCH_STEPS = 10
-"""Learner steps in a row on which engine and learner disagree: one broken sampler may have left by then."""
-
-ENTROPY_STEPS = 10
-"""Learner steps over which entropy and reward are averaged, at first and of late; one step alone is noisy."""
+NOT_FINITE_STEPS = 3  # Learner steps in a row without one finite gradient: the fault is in the weights, not the batch
+MISMATCH_STEPS = 10  # Learner steps in a row on which engine and learner disagree: a broken sampler may leave by then
+ENTROPY_STEPS = 10  # Learner steps over which entropy and reward are averaged, since single steps are noisy
 
 PAID_FOR = 0.5
-"""Rise of the mean reward, in spreads of the rewards within groups at first, that makes a fall of entropy what was
-wanted: of seventeen runs of the demo that learned, the smallest had risen by 7 spreads."""
+"""A rise of the mean reward by this many spreads (of the rewards within groups, at first) justifies a fall of entropy.
+In seventeen runs of the demo that learned, the smallest rise was 7 spreads."""
 
 LOWER_EVERY_STEPS = 10
-MIN_SCALE = 1 / 8
-"""The learning rate is halved three times at most: what goes on then is not the learning rate's fault."""
+MIN_SCALE = 1 / 8  # Three halvings; a collapse that goes on then is not the learning rate's fault
 
 REASONS: dict[tuple[AlarmKind, Reaction], str] = {
     ("not_finite", "skip"): "the gradient is not finite: this optimiser step is left out",
@@ -79,37 +70,28 @@ REASONS: dict[tuple[AlarmKind, Reaction], str] = {
     ("gradient_spike", "skip"): "the gradient is far larger than it was of late: this optimiser step is left out",
     ("entropy", "lower"): "the policy has lost its entropy and gained no reward for it: the learning rate is halved",
 }
-"""What a person reads of an alarm."""
 
 
 class Alarms:
-    """Judges every optimiser step before it is made and every learner step after it."""
+    """Judges every optimiser step before it is made and every learner step after it.
+
+    `state` is that after the last learner step, and the norms of the step under way.
+    """
 
     def __init__(self, rules: AlarmRules, state: AlarmState | None = None) -> None:
         self._rules = rules
         self.state = state or AlarmState()
-        """As it was after the last learner step, and the norms of the one under way."""
         self._mismatch: float | None = None
         self._optimizer_steps = 0
         self._is_finite_seen = False
         self._broken: float | None = None
         self._spike: tuple[float, float] | None = None
 
-    @property
-    def learning_rate_scale(self) -> float:
-        """Times which the learning rate is taken."""
-        return self.state.learning_rate_scale
-
-    @property
-    def unchanged_steps(self) -> int:
-        """Learner steps since the weights last changed: tokens up to so stale were drawn with weights equal to now."""
-        return self.state.unchanged_steps
-
     def is_fit(self, *, gradient_norm: float, mismatch_kl: float | None) -> bool:
-        """Whether the optimiser may step on this gradient, whose norm is given as it was before clipping.
+        """Return whether the optimiser may step on a gradient that had this norm before clipping.
 
-        `mismatch_kl` is the typical one of the step's first minibatch, in nats a token; None for the others, and where
-        there is none.
+        `mismatch_kl` is the typical one of the step's first minibatch, in nats a token; None if there is none, and for
+        the other minibatches.
         """
         if mismatch_kl is not None and not math.isnan(mismatch_kl):
             self._mismatch = mismatch_kl
@@ -129,9 +111,11 @@ class Alarms:
         return True
 
     def stepped(self, figures: Mapping[str, float]) -> tuple[Alarm, ...]:
-        """What went off in the learner step that `is_fit` was asked about, one alarm of a kind at most, and what its
-        `figures` tell: reward, reward_std and, where anything was trained on, entropy."""
-        raised = [*self._not_finite(), *self._mismatched(), *self._spiked()]
+        """Return the alarms of the learner step that `is_fit` was asked about, at most one of a kind. `figures` hold
+        reward, reward_std and, if anything was trained on, entropy."""
+        raised = [*self._not_finite(), *self._mismatched()]
+        if self._spike is not None:
+            raised.append(_alarm("gradient_spike", "skip", *self._spike))
         if self._optimizer_steps:
             self.state = structs.replace(self.state, unchanged_steps=0)
             raised += self._collapsed(figures)
@@ -163,12 +147,8 @@ class Alarms:
         reaction: Reaction = "stop" if count >= MISMATCH_STEPS else "skip"
         return [_alarm("mismatch_kl", reaction, self._mismatch, self._rules.mismatch_kl)]
 
-    def _spiked(self) -> list[Alarm]:
-        return [] if self._spike is None else [_alarm("gradient_spike", "skip", *self._spike)]
-
     def _collapsed(self, figures: Mapping[str, float]) -> list[Alarm]:
-        state = self._with_figures(figures)
-        self.state = state
+        self.state = state = self._with_figures(figures)
         if len(state.recent) < ENTROPY_STEPS or len(state.first) < ENTROPY_STEPS or not self._rules.entropy:
             return []
         entropy, reward = _mean(state.recent, 0), _mean(state.recent, 1)
@@ -187,12 +167,10 @@ class Alarms:
         return self._mismatch is not None and self._mismatch > self._rules.mismatch_kl
 
     def _usual_norm(self) -> float:
-        """The median of the last norms; infinite while there are too few."""
         norms = self.state.norms
         return median(norms) if len(norms) >= NORMS_BEFORE and any(norms) else math.inf
 
     def _with_figures(self, figures: Mapping[str, float]) -> AlarmState:
-        """The state with entropy, reward and spread of one more step that was trained on."""
         one = (figures["entropy"], figures["reward"], figures["reward_std"])
         state = structs.replace(self.state, steps_since_lowered=self.state.steps_since_lowered + 1)
         if len(state.first) < ENTROPY_STEPS:
@@ -202,7 +180,7 @@ class Alarms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """How far `sampler`'s claims for one rollout are from the learner's log-probs: the sum over its `tokens`."""
+    """How far a sampler's claims for one rollout are from the learner's log-probs: `nats` over all its `tokens`."""
 
     sampler: str
     nats: float
@@ -210,9 +188,9 @@ class Mismatch:
 
 
 def typical_mismatch(compared: Sequence[Mismatch], *, rollouts: int) -> float | None:
-    """Nats a token beyond which more than half of the rollouts are, and more than half of the samplers with more than
-    half of their own; whichever is less. None if fewer than half of `rollouts` could be compared: who claims the newest
-    version while others lag would be judged alone."""
+    """Return the median over rollouts or the median over samplers of each sampler's median, whichever is less, in nats
+    a token. None if fewer than half of `rollouts` could be compared: a sampler that claims the newest version while
+    others lag would be judged alone."""
     if not compared or 2 * len(compared) < rollouts:
         return None
     by_sampler: defaultdict[str, list[float]] = defaultdict(list)

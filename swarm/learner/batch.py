@@ -1,18 +1,19 @@
 """Rows of prompt and completion, and the micro-batches that one forward pass takes.
 
-Under a budget of tokens rows are taken from the longest to the shortest, so that those of one micro-batch are about as
-long as one another. Padded: each row is a line of the micro-batch, filled on the right to the longest; attention is
-causal, so no token sees the filling and no mask is needed. Packed: all rows in one line, with positions that begin at 0
-with each; attention must keep the rows apart (Policy.settle checks that the model does). The same rows are always cut
-in the same way.
+Under a budget of tokens rows are taken from the longest to the shortest, so the rows of one micro-batch are about
+equally long. Padded: each row is a line of the micro-batch, filled on the right to the longest; attention is causal, so
+no token sees the filling and no mask is needed. Packed: all rows are in one line, with positions that begin at 0 in
+each; attention must keep the rows apart (Policy.settle checks that the model does).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from swarm.learner.messages import ComputeRules
 
@@ -34,10 +35,6 @@ class Row:
     sampler: str = ""
     proximal: torch.Tensor | None = None
     reference: torch.Tensor | None = None
-
-    @property
-    def completion_tokens(self) -> int:
-        return len(self.token_ids) - self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,35 +66,28 @@ class MicroBatch:
 
 def without_weight(row: Row) -> Row:
     """A row as long as `row` that changes no gradient and no figure, whatever it holds."""
-    nothing = torch.zeros_like(row.behaviour)
-    return replace(
-        row,
-        behaviour=nothing,
-        mask=torch.zeros_like(row.mask),
-        advantage=0.0,
-        proximal=None if row.proximal is None else nothing,
-        reference=None if row.reference is None else nothing,
-    )
+    zeros = torch.zeros_like(row.behaviour)
+    proximal, reference = (None if former is None else zeros for former in (row.proximal, row.reference))
+    mask = torch.zeros_like(row.mask)
+    return replace(row, behaviour=zeros, mask=mask, advantage=0.0, proximal=proximal, reference=reference)
 
 
 Numbered = tuple[int, Row]
 
 
 def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device) -> list[MicroBatch]:
-    """`rows` cut so that one forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included; all at
-    once without it. A row longer than that is a micro-batch of its own."""
+    """Cut `rows` so that a forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included. Without
+    that all are one micro-batch. A longer row is a micro-batch of its own."""
     if not rows:
         return []
+    packed, budget = bool(rules.packing), rules.tokens_per_micro_batch
     numbered = list(enumerate(rows))
-    laid = _packed if rules.packing else _padded
-    if rules.tokens_per_micro_batch is None:
-        return [laid(numbered, device)]
-    parts = _cut(numbered, rules.tokens_per_micro_batch, packed=bool(rules.packing))
-    return [laid(part, device) for part in parts]
+    parts = [numbered] if budget is None else _cut(numbered, budget, packed=packed)
+    return [_micro_batch(part, device, packed=packed) for part in parts]
 
 
 def _cut(numbered: Sequence[Numbered], budget: int, *, packed: bool) -> list[list[Numbered]]:
-    """From the longest to the shortest, equal ones in their order; the largest micro-batch, and with it the peak of
+    """From the longest row to the shortest, equal ones in their order: the largest micro-batch, and with it the peak of
     memory, comes first."""
     parts: list[list[Numbered]] = []
     left = 0
@@ -112,46 +102,26 @@ def _cut(numbered: Sequence[Numbered], budget: int, *, packed: bool) -> list[lis
     return parts
 
 
-def _padded(numbered: Sequence[Numbered], device: torch.device) -> MicroBatch:
-    """A line for each row, filled on the right to the longest of them."""
-    rows = [row for _, row in numbered]
-    width = max(len(row.token_ids) for row in rows)
-    token_ids = torch.zeros((len(rows), width), dtype=torch.long)
-    for at, row in enumerate(rows):
-        token_ids[at, : len(row.token_ids)] = row.token_ids
-    return _micro_batch(numbered, token_ids, None, [at * width for at in range(len(rows))], device)
-
-
-def _packed(numbered: Sequence[Numbered], device: torch.device) -> MicroBatch:
-    """All rows in one line, one after another."""
-    rows = [row for _, row in numbered]
-    starts, at = list[int](), 0
-    for row in rows:
-        starts.append(at)
-        at += len(row.token_ids)
-    token_ids = torch.cat([row.token_ids for row in rows])[None]
-    positions = torch.cat([torch.arange(len(row.token_ids)) for row in rows])[None]
-    return _micro_batch(numbered, token_ids, positions, starts, device)
-
-
-def _micro_batch(
-    numbered: Sequence[Numbered],
-    token_ids: torch.Tensor,
-    positions: torch.Tensor | None,
-    starts: Sequence[int],
-    device: torch.device,
-) -> MicroBatch:
-    """Rows that begin at the flat places `starts` of `token_ids`."""
-    rows = [row for _, row in numbered]
+def _micro_batch(numbered: Sequence[Numbered], device: torch.device, *, packed: bool) -> MicroBatch:
+    numbers, rows = zip(*numbered, strict=True)
+    lengths = [len(row.token_ids) for row in rows]
+    counts = tuple(length - row.prompt_tokens for row, length in zip(rows, lengths, strict=True))
+    if packed:
+        token_ids = torch.cat([row.token_ids for row in rows])[None]
+        positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
+        starts = list(accumulate(lengths, initial=0))[:-1]
+    else:
+        token_ids = pad_sequence([row.token_ids for row in rows], batch_first=True)
+        positions = None
+        starts = [line * max(lengths) for line in range(len(rows))]
     places = [
-        torch.arange(row.prompt_tokens - 1, len(row.token_ids) - 1) + start
-        for row, start in zip(rows, starts, strict=True)
+        torch.arange(start + row.prompt_tokens - 1, start + length - 1)
+        for row, length, start in zip(rows, lengths, starts, strict=True)
     ]
-    counts = tuple(row.completion_tokens for row in rows)
     repeats = torch.tensor(counts)
     return MicroBatch(
         token_ids=token_ids.to(device),
-        positions=positions.to(device) if positions is not None else None,
+        positions=positions,
         places=torch.cat(places).to(device),
         targets=torch.cat([row.token_ids[row.prompt_tokens :] for row in rows]).to(device),
         behaviour=torch.cat([row.behaviour for row in rows]).to(device),
@@ -161,7 +131,7 @@ def _micro_batch(
         proximal=_flat([row.proximal for row in rows], device),
         reference=_flat([row.reference for row in rows], device),
         counts=counts,
-        numbers=tuple(number for number, _ in numbered),
+        numbers=numbers,
     )
 
 

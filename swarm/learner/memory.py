@@ -2,14 +2,12 @@
 
 `step_bytes` is arithmetic on a model's shape; its terms were counted from what autograd keeps of a decoder layer of the
 Llama and Qwen kind in transformers 5, and benchmarks/learner.py compares their sum with the measured peak. `choose`
-settles what the user left open. Only what is under `reading` looks at a model or at the machine.
+settles what the user left open. Only the functions under `reading` look at a model or at the machine.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import UserError
+from swarm.learner.device import free_host_bytes
 from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 
@@ -25,31 +24,28 @@ TRAINED_BYTES = 16  # Of one parameter: float32 weight, gradient, and AdamW's tw
 SNAPSHOT_BYTES = 14
 """Of one parameter in the host's memory while a checkpoint is written: weight, moments, and the bf16 model."""
 
-TOKENS_PER_MICRO_BATCH = 16_384
-"""Of one forward pass of a large model, unless it is set or does not fit. More brings a GPU nothing."""
+TOKENS_PER_MICRO_BATCH = 16_384  # Of one forward pass of a large model; more does not make a GPU faster
 
 MIN_TOKENS = {False: 4096, True: 1024}
-"""With and without activation checkpointing, the fewest tokens that are chosen before something else is: below 4096 a
-GPU is slower for its small matrices than for computing layers twice; below 1024 it is of no use to go on halving."""
+"""The fewest tokens that are chosen, without and with activation checkpointing: below 4096 a GPU loses more by small
+matrices than by computing layers twice; below 1024 halving gains nothing."""
 
 MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
-
-FREE_SHARE = 0.92
-"""Of the free memory that may be planned with: the rest is for fragments and for what kernels use while they run."""
+FREE_SHARE = 0.92  # Of the free memory; the rest is for fragments and for what kernels use while they run
 
 WHOLE_GRADIENT_BYTES = 2 << 30
-"""Up to here each of several ranks keeps the whole gradient of a minibatch and they add up theirs once; a larger one is
-cut at every pass, since what FSDP saved in memory would be lost again."""
+"""Up to here each of several ranks keeps the whole gradient of a minibatch, and they add theirs up once. A larger one
+is cut at every pass: it would take the memory that FSDP saved."""
 
-MAX_RANKS = 1024  # Looked at when one asks how many would do
+MAX_RANKS = 1024  # Most that are tried to tell how many would be enough
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What the memory of a step depends on. Widths in elements: `hidden` of the residual stream, `feed_forward` of all
-    the experts that one token takes, `queries` and `keys` of all heads; `layer_parameters` of the largest layer,
-    `other_parameters` of all that is in no layer."""
+    experts that one token takes, `queries` and `keys` of all heads. `layer_parameters` are those of the largest layer,
+    `other_parameters` all outside of layers."""
 
     parameters: int
     layer_parameters: int
@@ -64,7 +60,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How it is computed, and what is there beside the model. `tokens` are those of the widest micro-batch; `ranks`
+    """How it is computed, and what is in memory beside the model. `tokens` are those of the widest micro-batch; `ranks`
     share weights, gradients and moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask.
     `on_host`: the device's memory is the host's, so a checkpoint's copy is in it.
     """
@@ -96,9 +92,9 @@ def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
 
 
 def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
-    """Weights as they are computed with. One rank keeps a copy of all in bf16 under autocast. Of several, each gathers
-    two layers at a time, beside the buffers that they come in; their gradients, and those as ranks exchange them, take
-    as much again. What is in no layer is gathered from the start to the end of a pass, and there once only."""
+    """One rank keeps a copy of all weights in bf16 under autocast. Each of several gathers two layers at a time, beside
+    the buffers that they come in; their gradients, and those as ranks exchange them, take as much again. Weights
+    outside of layers are gathered once a pass."""
     if setting.ranks == 1:
         return 2 * shape.parameters if setting.half else 0
     width = 2 if setting.half else 4
@@ -106,26 +102,24 @@ def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
 
 
 def activation_bytes(shape: Shape, setting: Setting) -> int:
-    """What the backward pass finds of the layers.
+    """What the layers keep for the backward pass.
 
-    Of one token in one layer: two norms keep their input, what they normalised and their output; the queries and keys
+    For one token in one layer: two norms keep their input, what they normalised and their output; the queries and keys
     are kept before and after their own norm and rotation, the values once, the result of attention twice; the
     feed-forward keeps gate, its activation, up, and their product. The residual stream and the norms are float32 even
-    in bf16, where each projection besides keeps a copy of its input. With checkpointing each layer keeps its input, and
+    in bf16, where each projection also keeps a copy of its input. With checkpointing each layer keeps its input, and
     one layer at a time is whole.
     """
-    wide = 4 * (5 * shape.hidden)
-    narrow = (2 if setting.half else 4) * (
+    layer = 4 * (5 * shape.hidden) + (2 if setting.half else 4) * (
         (3 if setting.half else 2) * shape.hidden + 5 * shape.queries + 5 * shape.keys + 4 * shape.feed_forward
     )
-    layer = wide + narrow
     if setting.activation_checkpointing:
         return setting.tokens * (4 * shape.hidden * shape.layers + layer)
     return setting.tokens * layer * shape.layers
 
 
 def whole_gradient_bytes(parameters: int) -> int:
-    """Of a rank that keeps its whole gradient over the passes of a minibatch; 0 if it does not."""
+    """Of a rank that keeps its whole gradient through a minibatch; 0 if it does not."""
     return 4 * parameters if 4 * parameters <= WHOLE_GRADIENT_BYTES else 0
 
 
@@ -142,19 +136,27 @@ def choose(
 ) -> ComputeRules:
     """`rules` with the tokens of a micro-batch and activation checkpointing settled, so that a step fits.
 
-    The first that fits of: without checkpointing at TOKENS_PER_MICRO_BATCH and its halves, then with it. What the user
-    has set stays. `longest` are the tokens of the longest row, which is never cut; `setting.tokens` and
+    TOKENS_PER_MICRO_BATCH and its halves are tried without checkpointing, then with it. What the user has set stays.
+    `longest` are the tokens of the longest row, which is never cut; `setting.tokens` and
     `setting.activation_checkpointing` are not read. UserError, in one line, if nothing fits.
     """
-    recompute = rules.activation_checkpointing
-    ways = (False, True) if recompute is None and may_checkpoint else (bool(recompute),)
-    for way in ways:
-        for tokens in _budgets(rules.tokens_per_micro_batch, MIN_TOKENS[way]):
+    recompute, wanted = rules.activation_checkpointing, rules.tokens_per_micro_batch
+    for way in (False, True) if recompute is None and may_checkpoint else (bool(recompute),):
+        tokens = wanted or TOKENS_PER_MICRO_BATCH
+        while True:
             tried = replace(setting, tokens=max(tokens, longest), activation_checkpointing=way)
             if fits(shape, tried, free_bytes):
                 return msgspec.structs.replace(rules, tokens_per_micro_batch=tokens, activation_checkpointing=way)
+            if wanted or tokens <= MIN_TOKENS[way]:
+                break
+            tokens //= 2
+    parts = sorted(step_bytes(shape, tried).items(), key=lambda item: -item[1])
     changes = _changes(shape, tried, free_bytes, longest=longest, may_checkpoint=may_checkpoint)
-    raise UserError(_too_little(step_bytes(shape, tried), tried.tokens, free_bytes, changes))
+    raise UserError(
+        f"too little memory: a step of {tried.tokens:,} tokens at a time needs {_gib(sum(n for _, n in parts))} more "
+        f"and {_gib(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with "
+        f"({', '.join(f'{name} {_gib(nbytes)}' for name, nbytes in parts)}); change: {', or '.join(changes)}"
+    )
 
 
 def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
@@ -200,17 +202,8 @@ def described(rules: ComputeRules, device: torch.device) -> str:
     )
 
 
-def _budgets(wanted: int | None, least: int) -> list[int]:
-    if wanted is not None:
-        return [wanted]
-    found = [TOKENS_PER_MICRO_BATCH]
-    while found[-1] > least:
-        found.append(found[-1] // 2)
-    return found
-
-
 def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, may_checkpoint: bool) -> list[str]:
-    """What of it alone would be enough, and a smaller model."""
+    """Changes of which each alone would be enough."""
     least = MIN_TOKENS[True]
     ways = {
         "fewer --tokens-per-micro-batch": replace(setting, tokens=min(setting.tokens, max(longest, least))),
@@ -226,23 +219,13 @@ def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, m
 
 
 def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
-    """The least number of ranks that is enough, each on a device like this one; none on a CPU, whose memory they share,
-    or if MAX_RANKS are not enough."""
+    """The least number of ranks that is enough, each on a device like this one; none on a CPU, whose memory they
+    share."""
     whole = free_bytes + 4 * shape.parameters // setting.ranks
     for ranks in range(setting.ranks + 1, MAX_RANKS + 1) if not setting.on_host else ():
         if fits(shape, replace(setting, ranks=ranks), whole - 4 * shape.parameters // ranks):
             return [f"--trainer-ranks {ranks} on as many such devices"]
     return []
-
-
-def _too_little(parts: dict[str, int], tokens: int, free_bytes: int, changes: list[str]) -> str:
-    """What does not fit, the largest part first, and what could be changed."""
-    told = ", ".join(f"{name} {_gib(nbytes)}" for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]))
-    return (
-        f"too little memory: a step of {tokens:,} tokens at a time needs {_gib(sum(parts.values()))} more and "
-        f"{_gib(free_bytes)} are free, of which {FREE_SHARE:.0%} may be planned with ({told}); change: "
-        + ", or ".join(changes)
-    )
 
 
 def _gib(nbytes: int) -> str:
@@ -272,8 +255,8 @@ def fit(
 
 
 def read_shape(name: str) -> Shape | None:
-    """Of a directory or a Hugging Face id, from its configuration alone; None where that does not tell, and loading it
-    will say why."""
+    """Of a directory or a Hugging Face id, from its configuration alone; None if that does not tell (loading it says
+    why)."""
     try:
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
@@ -284,8 +267,7 @@ def read_shape(name: str) -> Shape | None:
 
 
 def shape_of(model: Any) -> Shape:
-    """Of a causal language model, whatever its configuration calls the widths; missing ones are guessed on the high
-    side."""
+    """Of a causal language model; widths that its configuration does not name are guessed on the high side."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -314,34 +296,4 @@ def read_free_bytes(device: torch.device, *, ranks: int) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return read_free_host_bytes() // ranks
-
-
-def read_free_host_bytes() -> int:
-    """The least of what the kernel can give without swapping and what the control group may still take."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return min([free, *_group_free_bytes()])
-
-
-def _group_free_bytes() -> list[int]:
-    """Of control groups version 2 and 1, where they set a limit. Cache of files is not counted as taken."""
-    found = []
-    root = Path("/sys/fs/cgroup")
-    for group, limit, used in (
-        (root, "memory.max", "memory.current"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        try:
-            most, taken = (group / limit).read_text().strip(), int((group / used).read_text())
-            cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        if most.isdigit():
-            found.append(int(most) - taken + int(cached.get("inactive_file", 0)))
-    return found
+    return free_host_bytes() // ranks

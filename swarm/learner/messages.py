@@ -11,11 +11,8 @@ from swarm.types import Schedule
 
 
 class LearningRules(msgspec.Struct, frozen=True):
-    """What a learner step optimises; every formula is in docs/learner.md.
-
-    `longest_completion` is the token limit of a rollout. `overlong_margin` are the last tokens before it in which the
-    soft punishment grows.
-    """
+    """What a learner step optimises; every formula is in docs/learner.md. `longest_completion` is the token limit of a
+    rollout; the soft punishment grows over the last `overlong_margin` tokens before it."""
 
     objective: str = "grpo"
     clip_low: float = 0.2
@@ -84,12 +81,10 @@ class AlarmState(msgspec.Struct, frozen=True):
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
-    `longest_prompt`, in tokens, is what the memory preflight reckons with. The learning rate follows `schedule` over
-    `steps` learner steps, down to `learning_rate_floor` of its peak.
-
     `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
-    `resume` is the checkpoint directory to go on from; "" begins anew. A step takes at least `rehearse_step_s`, more or
-    less by up to the share `rehearse_noise`.
+    The learning rate follows `schedule` over `steps` learner steps, down to `learning_rate_floor` of its peak. The
+    memory preflight assumes prompts of up to `longest_prompt` tokens. `resume` is the checkpoint directory to go on
+    from, or "". A step takes at least `rehearse_step_s`, varied by up to the share `rehearse_noise`.
     """
 
     model: str

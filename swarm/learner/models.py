@@ -1,18 +1,17 @@
 """Models that are made here: the embedded tiny one, and supervised training that gives it something to begin with.
 
-The tiny model is a Qwen3 of about 120,000 parameters and a tokenizer of single characters, made from a seed. A whole
-swarm runs on it with no download. It has the architecture of real Qwen3 models (grouped queries, tied embeddings), so
+The tiny model is a Qwen3 of about 120,000 parameters with a tokenizer of single characters, made from a seed: a whole
+swarm runs on it with no download. Its architecture is that of real Qwen3 models (grouped queries, tied embeddings), so
 code that carries its weights carries theirs.
 
-A reward only raises what a model does now and then already. A real base has its skills from its pre-training; models
-that are made here have none, and are taught them in this way. What follows is elicitation, and has to be called that.
+A reward only raises what a model already does now and then. A real base has skills from its pre-training; models made
+here have none, so they are taught some. What a run does with them is elicitation, and has to be called that.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -23,6 +22,7 @@ from safetensors.torch import load_model as read_weights
 from safetensors.torch import save_model as write_weights
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from swarm.tasks.sort import SKILLS, draw_number
@@ -80,8 +80,8 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
-    """`steps` optimiser steps of `batch` lessons each. The learning rate rises to `learning_rate` for `warmup_steps`,
-    and falls all the while in a straight line to 0."""
+    """`steps` optimiser steps of `batch` lessons each. The learning rate warms up over `warmup_steps` and falls all the
+    while in a straight line to 0."""
 
     steps: int
     batch: int
@@ -94,8 +94,7 @@ class Curriculum:
 
 
 FOUR_SKILLS = Curriculum(steps=600, batch=64, learning_rate=3e-3)
-"""Nine CPU seconds, after which each skill comes in a little more than a fifth of the samples; a quarter is the most
-possible."""
+"""Nine CPU seconds; then each skill comes in a little more than a fifth of the samples, of a quarter at best."""
 
 
 def teach(
@@ -134,8 +133,13 @@ def warm_model(seed: int, kept_in: Path | None = None) -> Any:
     if kept is not None and kept.is_file():
         read_weights(model, kept)
         return model
-    with _one_thread():
+    threads = torch.get_num_threads()
+    # Sums of several threads come in no fixed order, and for a small model a second one costs more than it brings.
+    torch.set_num_threads(1)
+    try:
         teach(model, tiny_tokenizer(), lambda index: four_skills(seed, index), FOUR_SKILLS)
+    finally:
+        torch.set_num_threads(threads)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         # Every rank of a trainer makes it, and none may read half of another's.
@@ -157,22 +161,10 @@ def _rows(tokenizer: Any, lessons: Sequence[Lesson]) -> tuple[torch.Tensor, torc
     prompts = tokenizer([lesson.prompt for lesson in lessons])["input_ids"]
     completions = tokenizer([lesson.completion for lesson in lessons], add_special_tokens=False)["input_ids"]
     end = tokenizer.eos_token_id
-    width = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True)) + 1
-    token_ids = torch.full((len(lessons), width), end)
-    labels = torch.full((len(lessons), width), IGNORED)
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        text = torch.tensor([*prompt, *completion, end])
-        token_ids[row, : len(text)] = text
-        labels[row, len(prompt) : len(text)] = text[len(prompt) :]
-    return token_ids, labels
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums of several threads come in no fixed order, and for a small model a second one costs more than it brings."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    pairs = list(zip(prompts, completions, strict=True))
+    texts = [torch.tensor([*prompt, *completion, end]) for prompt, completion in pairs]
+    answers = [torch.tensor([IGNORED] * len(prompt) + [*completion, end]) for prompt, completion in pairs]
+    return (
+        pad_sequence(texts, batch_first=True, padding_value=end),
+        pad_sequence(answers, batch_first=True, padding_value=IGNORED),
+    )

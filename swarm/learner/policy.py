@@ -1,9 +1,9 @@
 """The model as a policy: the log-probs that it gives the tokens of a micro-batch.
 
-A causal model gives logits for every position, [tokens, vocabulary] in float32: at 150,000 words that is far more than
-the rest of a forward pass. Here the last hidden states of the places that count go through the model's head in chunks,
-each of which is made anew in the backward pass, so that only one chunk's logits are there at a time. `Policy.settle`
-compares this way with the model's own before it is trusted.
+A causal model gives logits for every position, [tokens, vocabulary] in float32: with 150,000 words they take far more
+memory than the rest of a forward pass. Here the last hidden states of the completion's places go through the model's
+head in chunks, each recomputed in the backward pass, so only one chunk's logits are in memory at a time.
+`Policy.settle` compares the result with the model's own before it is trusted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PolicyModel(torch.nn.Module):
         if not self.in_chunks:
             return self._figures(self.model(**given).logits.flatten(0, 1)[places], targets)
         hidden = self.model.base_model(**given).last_hidden_state.flatten(0, 1)[places]
-        size = chunk_tokens(self.model.config.get_text_config().vocab_size)
+        size = max(1, CHUNK_BYTES // (4 * self.model.config.get_text_config().vocab_size))
         if len(places) <= size:
             return self._read(hidden, targets)
         parts = [
@@ -198,11 +198,6 @@ def arrange(model: Any, rules: ComputeRules) -> None:
             layer.compile(dynamic=True)
 
 
-def chunk_tokens(vocab_size: int) -> int:
-    """Tokens whose float32 logits take CHUNK_BYTES."""
-    return max(1, CHUNK_BYTES // (4 * vocab_size))
-
-
 def is_half(precision: str, device: str) -> bool:
     """Whether passes are computed in bf16, from float32 weights."""
     return precision == "bfloat16" or (precision == "auto" and device == "cuda")
@@ -215,8 +210,8 @@ def layers_of(model: Any) -> torch.nn.ModuleList:
 
 
 def _without_dropout(model: Any) -> None:
-    """Rollouts were sampled without it; with it the learner's log-probs would be of other policies. So it is with the
-    noise on the routers of some mixtures of experts. A model keeps the share in a module of its own, or in a number."""
+    """Rollouts were sampled without dropout, and without the noise on the routers of some mixtures of experts; with
+    them the learner's log-probs would be of other policies. A model keeps the share in a module or in a number."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from swarm.learner.messages import (
     AlarmRules,
@@ -24,12 +27,12 @@ from swarm.learner.messages import (
 from swarm.process import START_S, Child
 from swarm.settings import LeadConfig
 
+S = TypeVar("S", bound=msgspec.Struct)
 MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
 
-
 ASSUMED_PROMPT_TOKENS = 2048
-"""Longest prompt that the memory preflight reckons with unless one is set: prompts are measured with the tokenizer that
-comes with the model, after it. It tells only where such a row is longer than a micro-batch may be."""
+"""Longest prompt that the memory preflight assumes unless one is set: prompts can be measured only with the tokenizer
+that comes with the model."""
 
 
 class TrainerProcess:
@@ -62,13 +65,8 @@ class TrainerProcess:
         UserError if there is no such model, or the checkpoint is of another one.
         """
         await self._child.start()
-        command = prepare_command(
-            config,
-            files_dir=self.files_dir,
-            staging=self.staging,
-            longest_completion=longest_completion,
-            resume=resume,
-        )
+        places = {"files_dir": self.files_dir, "staging": self.staging}
+        command = prepare_command(config, **places, longest_completion=longest_completion, resume=resume)
         return await self._child.call(command, Prepared)
 
     async def train(self, step: int, groups: list[TrainGroup], lineage: bytes = b"") -> Trained:
@@ -108,37 +106,20 @@ def prepare_command(
     config: LeadConfig, *, files_dir: Path, staging: Path, longest_completion: int, resume: Path | None = None
 ) -> Prepare:
     """What the configuration asks of the trainer."""
-    return Prepare(
-        model=config.model,
+    return _from_config(
+        Prepare,
+        config,
         files_dir=str(files_dir),
         staging=str(staging),
-        seed=config.seed,
-        device=config.device,
         learning_rate=config.resolved_learning_rate,
-        warmup_steps=config.warmup_steps,
-        schedule=config.schedule,
-        learning_rate_floor=config.learning_rate_floor,
-        steps=config.steps,
-        minibatches=config.minibatches,
-        temperature=config.temperature,
         longest_prompt=config.max_prompt_tokens or ASSUMED_PROMPT_TOKENS,
-        learning=LearningRules(
-            objective=config.objective,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            advantage_normalisation=config.advantage_normalisation,
-            kl_weight=config.kl_weight,
-            overlong=config.overlong,
+        learning=_from_config(
+            LearningRules,
+            config,
             overlong_margin=config.overlong_margin or longest_completion // 5,
             longest_completion=longest_completion,
         ),
-        compute=ComputeRules(
-            tokens_per_micro_batch=config.tokens_per_micro_batch,
-            packing=config.packing,
-            precision=config.precision,
-            activation_checkpointing=config.activation_checkpointing,
-            compile=config.compile,
-        ),
+        compute=_from_config(ComputeRules, config),
         alarms=AlarmRules(
             # In a rehearsal samplers have no model, and what they claim means nothing.
             mismatch_kl=math.inf if config.rehearse_step_s else config.alarm_mismatch_kl,
@@ -147,5 +128,10 @@ def prepare_command(
         ),
         resume=str(resume) if resume else "",
         rehearse_step_s=config.rehearse_step_s or 0.0,
-        rehearse_noise=config.rehearse_noise,
     )
+
+
+def _from_config(kind: type[S], config: LeadConfig, **others: Any) -> S:
+    """A `kind` of `others` and of what the configuration says under the same names as its fields."""
+    same = {name: getattr(config, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**same, **others)

@@ -1,8 +1,8 @@
-"""The processes that share one trainer's work: what a step asks of them, and a single one. Several are in sharded.py.
+"""The processes that share one trainer's work: what a step asks of them, for one rank alone. Several: sharded.py.
 
-Every rank gets every command and walks through the same code. Ranks differ in the rows that they compute and in the
-rows of each tensor that they hold; their decisions must not differ: a figure that decides anything is added up over all
-ranks first, in one order, so that it is the same number everywhere.
+Every rank gets every command and runs the same code. Ranks differ in the rows that they compute and in the rows of each
+tensor that they hold, but never in their decisions: a figure that decides anything is first added up over all ranks in
+one order, so it is the same number everywhere.
 
 `python -m swarm.learner.ranks OPTIONS` is torchrun for the trainer's ranks, with its faults told in one line.
 """
@@ -71,10 +71,8 @@ class Ranks:
     def clip_gradient(self, model: Any, limit: float) -> float:
         """Scale the gradient to a norm of at most `limit`; the norm that it had, which may not be finite."""
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
-        if not math.isfinite(norm):
-            # Scaled by NaN; nobody may step on it.
-            return math.nan
-        return norm
+        # Scaled by NaN if it is not finite; nobody may step on it.
+        return norm if math.isfinite(norm) else math.nan
 
     # -- the model -------------------------------------------------------------------------------------------
 

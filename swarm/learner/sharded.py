@@ -1,12 +1,11 @@
 """Several ranks under torchrun, each of which holds some rows of every parameter (FSDP2).
 
-Rank 0 speaks with the node and tells the others every command. A tensor is cut along its first dimension as
-torch.chunk does it, so what a rank holds is contiguous in the tensor and in the stream of published weights: nothing
-has to be gathered to be published. Between ranks weights move one tensor at a time, so none holds a second copy of the
-model.
+Rank 0 speaks with the node and tells the others every command. A tensor is cut along its first dimension, as by
+torch.chunk, so a rank's part is contiguous in the tensor and in the stream of published weights: publishing gathers
+nothing. Between ranks weights move one tensor at a time, so none holds a second copy of the model.
 
 A fault that every rank knows of is raised by all of them (`together`) and answered by rank 0, and they go on. Any other
-one ends the rank that it befell, since the others may wait for it: torchrun then ends all of them.
+fault ends its rank, since the others may wait for it; torchrun then ends all of them.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import TORCHRUN_VARIABLE, Ranks
 
-PATIENCE = timedelta(days=365)
-"""Of a collective: commands may be hours apart, and a rank that hangs is noticed by the node, which hears of no
-progress."""
+PATIENCE = timedelta(days=365)  # Of a collective: commands may be hours apart, and the node notices a rank that hangs
 
 PR_SET_PDEATHSIG = 1  # Of Linux's prctl: the signal that a process gets when its parent dies
 R = TypeVar("R")
@@ -84,8 +81,7 @@ class Sharded(Ranks):
     # -- what all of them decide -----------------------------------------------------------------------------
 
     def together(self, work: Callable[[], R]) -> R:
-        fault = ""
-        is_user_error = False
+        fault, is_user_error = "", False
         try:
             done = work()
         except Exception as error:  # noqa: BLE001 - all ranks have to hear of every fault
@@ -140,7 +136,8 @@ class Sharded(Ranks):
 
     def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
         assert isinstance(module, FSDPModule)
-        module.set_requires_gradient_sync(is_last or not _is_kept_whole(module))
+        is_kept_whole = whole_gradient_bytes(sum(p.numel() for p in module.parameters())) > 0
+        module.set_requires_gradient_sync(is_last or not is_kept_whole)
         loss.backward()
 
     def clip_gradient(self, model: Any, limit: float) -> float:
@@ -278,10 +275,6 @@ def _named_tensors(model: Any) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _is_kept_whole(module: torch.nn.Module) -> bool:
-    return whole_gradient_bytes(sum(p.numel() for p in module.parameters())) > 0
-
-
 def _own_device(wanted: str) -> torch.device:
     """The device of this rank among those of its machine. UserError if there are too few."""
     own, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -304,8 +297,8 @@ def _own_device(wanted: str) -> torch.device:
 
 
 def _end_with_parent() -> None:
-    """Torchrun puts each rank into a session of its own, so that ending torchrun's process group does not reach it.
-    Elsewhere than on Linux a rank ends when it next hears of the others."""
+    """Ending torchrun's process group does not reach its ranks, which have sessions of their own. On other systems than
+    Linux a rank ends when it next hears of the others."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     check_parent()

@@ -17,16 +17,9 @@ import torch
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
 from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors
-from swarm.learner.checkpoint.saving import Parts, Saver, restore, take, write
-from swarm.learner.device import SMALL_MODEL_PARAMETERS
-from swarm.learner.memory import (
-    check_weights,
-    described,
-    fit,
-    read_free_bytes,
-    read_free_host_bytes,
-    read_shape,
-)
+from swarm.learner.checkpoint.saving import Saver, restore, take, write
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes
+from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape
 from swarm.learner.messages import (
     Command,
     ComputeRules,
@@ -47,11 +40,10 @@ from swarm.process import ChildChannel, NoParent
 from swarm.settings import EMBEDDED
 
 LAST_WORDS_S = 1.0
-"""So long rank 0 waits before it tells the node of a fault: if that was another rank's end, torchrun ends this one
-meanwhile and says whose end it was."""
+"""Rank 0 waits this long before it tells the node of a fault: if another rank's end caused it, torchrun ends this rank
+meanwhile and says which rank ended."""
 
-ALIKE_S = 3.0
-"""So long another rank with a fault lives on: the same may have befallen rank 0, which is to tell the node."""
+ALIKE_S = 3.0  # Another rank with a fault lives on for this long: rank 0 may have the same one, and tells the node
 
 
 class Trainer:
@@ -72,18 +64,11 @@ class Trainer:
             torch.set_num_threads(1)
         self._model.train()
         torch.manual_seed(command.seed)
-        self._shuffle = torch.Generator().manual_seed(command.seed)
-        self._optimizer = adamw(self._model, command.learning_rate)
         self._tensors: dict[TensorSpec, torch.Tensor] = stream_tensors(self._model)
-        self._parts = Parts(
-            model=self._model,
-            optimizer=self._optimizer,
-            shuffle=self._shuffle,
-            device=self._device,
-            ranks=self._ranks,
-            progress=channel.progress,
-        )
-        self._update = self._make_update()
+        compute, self._notes = self._settle(self._policy)
+        arrange(self._model, compute)
+        self._learning = self._make_learning(compute)
+        self._update = Update(msgspec.structs.replace(command, compute=compute), self._learning)
         self._saver = Saver()
         self._resumed_step, self._lineage = self._resume(command.resume) if command.resume else (0, b"")
         self.steps_taken = self._resumed_step
@@ -139,7 +124,7 @@ class Trainer:
                 ranks=self._ranks.count,
                 half=is_half(self._command.compute.precision, self._device.type),
                 free_bytes=free_bytes,
-                host_bytes=read_free_host_bytes(),
+                host_bytes=free_host_bytes(),
                 device=str(self._device),
             )
 
@@ -149,10 +134,8 @@ class Trainer:
         """What each rank may take: what the one that has least may."""
         return -self._ranks.most(-read_free_bytes(self._device, ranks=self._ranks.count))
 
-    def _make_update(self) -> Update:
+    def _make_learning(self, compute: ComputeRules) -> Learning:
         command, channel = self._command, self._channel
-        compute, self._notes = self._settle(self._policy)
-        arrange(self._model, compute)
         reference = None
         if command.learning.kl_weight:
             # The model that the run began with, whatever checkpoint it goes on from.
@@ -160,27 +143,23 @@ class Trainer:
                 reference, _ = self._load(compute)
             reference.module.requires_grad_(False)
             reference.settle(compute, self._device)
-        learning = Learning(
+        return Learning(
             model=self._model,
-            optimizer=self._optimizer,
-            shuffle=self._shuffle,
+            optimizer=adamw(self._model, command.learning_rate),
+            shuffle=torch.Generator().manual_seed(command.seed),
             policy=self._policy,
             reference=reference,
             ranks=self._ranks,
             device=self._device,
             progress=channel.progress,
         )
-        return Update(msgspec.structs.replace(command, compute=compute), learning)
 
     def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
         """The model that the run began with, on this rank's device, and the tokenizer."""
-        command = self._command
-        model, tokenizer, source = self._ranks.read(
-            command.model, command.seed, Path(command.files_dir), self._channel.tell
-        )
+        command, made_in = self._command, Path(self._command.files_dir)
+        model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
         policy = Policy(model, rules, temperature=command.temperature)
-        half = is_half(rules.precision, self._device.type)
-        self._ranks.place(policy.module, source, self._device, half=half)
+        self._ranks.place(policy.module, source, self._device, half=is_half(rules.precision, self._device.type))
         return policy, tokenizer
 
     def _settle(self, policy: Policy) -> tuple[ComputeRules, tuple[str, ...]]:
@@ -219,7 +198,7 @@ class Trainer:
         """Copy what a checkpoint holds; the copy is written while training goes on."""
         with self._channel.alive():
             self._saver.wait()
-        snapshot = take(self._parts, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state)
+        snapshot = take(self._learning, step=command.step, lineage=self._lineage, alarms=self._update.alarms.state)
         if self._ranks.rank == 0:
             directory = Path(command.directory)
             self._saver.start(command.step, lambda: write(snapshot, self._model, self._tokenizer, directory))
@@ -232,7 +211,7 @@ class Trainer:
         return self._saver.report()
 
     def _resume(self, directory: str) -> tuple[int, bytes]:
-        state = restore(self._parts, Path(directory))
+        state = restore(self._learning, Path(directory))
         self._update.alarms.state = state.alarms
         return state.step, bytes.fromhex(state.lineage)
 

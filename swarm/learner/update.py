@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,10 +17,10 @@ import torch
 from swarm.errors import UserError
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, Mismatch, typical_mismatch
 from swarm.learner.batch import MicroBatch, Row, micro_batches, without_weight
+from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.messages import Alarm, LearningRules, Prepare, TrainGroup, TrainRollout
 from swarm.learner.objective import Tokens, kl_to_reference, objective_named
 from swarm.learner.policy import Policy, TokenFigures
-from swarm.learner.ranks import Ranks
 from swarm.types import Schedule
 
 ADVANTAGE_EPSILON = 1e-4  # Keeps a group of nearly equal rewards from dividing by nearly zero; TRL's value
@@ -39,15 +39,13 @@ def group_advantages(rewards: torch.Tensor, normalisation: Literal["group", "non
 
 
 def overlong_punishment(tokens: int, *, longest: int, margin: int) -> float:
-    """Soft overlong punishment of a completion of so many tokens, from 0 down to -1 at `longest`.
+    """Soft overlong punishment of a completion of `tokens`, from 0 down to -1 at `longest`.
 
     DAPO, arXiv 2503.14476, equation 13.
     """
     if tokens <= longest - margin:
         return 0.0
-    if tokens <= longest:
-        return (longest - margin - tokens) / margin
-    return -1.0
+    return (longest - margin - tokens) / margin if tokens <= longest else -1.0
 
 
 def shaped_reward(rollout: TrainRollout, rules: LearningRules) -> float:
@@ -142,17 +140,11 @@ PER_TOKEN = ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learning:
+class Learning(Parts):
     """What a learner step works on and with."""
 
-    model: Any
-    optimizer: torch.optim.AdamW
-    shuffle: torch.Generator
     policy: Policy
     reference: Policy | None
-    ranks: Ranks
-    device: torch.device
-    progress: Callable[[], None]
 
 
 class Update:
@@ -183,7 +175,7 @@ class Update:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
-        """With the log-probs of the policy as it is now and of the reference, where the objective wants them."""
+        """The rows with log-probs of the policy as it is now and of the reference, where the objective wants them."""
         if self._objective.wants_proximal:
             found = self._read_all(rows, self._at.policy)
             rows = [replace(row, proximal=logprobs) for row, logprobs in zip(rows, found, strict=True)]
@@ -197,9 +189,8 @@ class Update:
         found: dict[int, torch.Tensor] = {}
         places, parts, idle = self._share(rows)
         for part in parts:
-            found |= {
-                places[number]: values for number, values in part.by_row(policy.read(part).logprobs.cpu()).items()
-            }
+            logprobs = policy.read(part).logprobs.cpu()
+            found |= {places[number]: values for number, values in part.by_row(logprobs).items()}
             self._at.progress()
         for part in idle:
             policy.read(part)
@@ -207,8 +198,8 @@ class Update:
         return [found[place] for place in range(len(rows))]
 
     def _share(self, rows: Sequence[Row]) -> tuple[list[int], list[MicroBatch], list[MicroBatch]]:
-        """Places of this rank's rows among `rows`, their micro-batches, and micro-batches without any weight, by which
-        it makes as many passes as any other rank: each takes part in every pass of all."""
+        """Places of this rank's rows among `rows`, their micro-batches, and micro-batches without weight that fill up:
+        every rank takes part in every pass, so all make equally many."""
         ranks, at = self._at.ranks, self._at
         places = ranks.share([len(row.token_ids) for row in rows])
         parts = micro_batches([rows[place] for place in places], self._command.compute, at.device)
@@ -218,8 +209,8 @@ class Update:
         return places, parts, idle
 
     def _optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool) -> None:
-        """Accumulate the gradient over micro-batches. Dividing by the tokens of the whole minibatch makes every token
-        count the same (DAPO's token-level loss), however it is cut."""
+        """Accumulate the gradient over micro-batches. It is divided by the tokens of the whole minibatch, so every
+        token counts the same however it is cut (DAPO's token-level loss)."""
         tokens = max(1.0, sum(float(row.mask.sum()) for row in rows))
         own: Sums = defaultdict(float)
         apart: dict[int, torch.Tensor] = {}
@@ -228,14 +219,15 @@ class Update:
         for number, part in enumerate(passes, start=1):
             read = self._accumulate(part, tokens, own, is_last=number == len(passes))
             if is_first and number <= len(parts):
-                of_rows = _mismatch_sums(read, part, self.alarms.unchanged_steps)
+                of_rows = _mismatch_sums(read, part, self.alarms.state.unchanged_steps)
                 apart |= {places[row]: both for row, both in of_rows.items()}
             self._at.progress()
         found = self._at.ranks.add_up(dict(own))
         mismatch = None
         if is_first:
             compared = self._compared(rows, apart)
-            found |= _mismatch_of_all(compared)
+            found["mismatch"] = sum(one.nats for one in compared)
+            found["mismatch_tokens"] = sum(one.tokens for one in compared)
             mismatch = typical_mismatch(compared, rollouts=len(rows))
         norm = self._at.ranks.clip_gradient(self._at.model, GRADIENT_CLIP)
         if self.alarms.is_fit(gradient_norm=norm, mismatch_kl=mismatch):
@@ -250,7 +242,7 @@ class Update:
             sums[name] += value
 
     def _compared(self, rows: Sequence[Row], own: dict[int, torch.Tensor]) -> list[Mismatch]:
-        """The rows, of all ranks, that are of the weights of now; the same list on every rank."""
+        """The rows of all ranks that were drawn with the present weights; the same list on every rank."""
         found = self._at.ranks.merge(own)
         both = [(rows[place].sampler, *found[place].tolist()) for place in sorted(found)]
         return [Mismatch(sampler=sampler, nats=nats, tokens=tokens) for sampler, nats, tokens in both if tokens]
@@ -275,19 +267,15 @@ class Update:
             losses, figures = losses + rules.kl_weight * kl, figures | {"kl": kl.sum()}
         loss = losses.sum() / tokens
         self._at.ranks.backward(loss, self._at.policy.module, is_last=is_last)
-        with torch.no_grad():
-            told = {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
-            told |= figures
-            for name, value in told.items():
-                sums[name] += float(value)
+        figures |= {"loss": loss, "tokens": part.mask.sum(), "entropy": (read.entropy * part.mask).sum()}
+        for name, value in figures.items():
+            sums[name] += float(value.detach())
         return read
 
     def _figures(self, sums: Sums, minibatches: int) -> dict[str, float]:
         steps = sums.pop("stepped", 0.0)
         tokens = max(1.0, sums.pop("tokens", 0.0))
-        mismatch = _mismatch(sums)
-        sums.pop("mismatch", None)
-        sums.pop("mismatch_tokens", None)
+        mismatch, compared = sums.pop("mismatch", 0.0), sums.pop("mismatch_tokens", 0.0)
         figures = {
             "loss": sums.pop("loss", 0.0) / max(1.0, sums.pop("finite", 0.0)),
             "grad_norm": sums.pop("grad_norm", 0.0) / max(1.0, steps),
@@ -297,7 +285,8 @@ class Update:
             **dict.fromkeys(PER_TOKEN, 0.0),
             **{name: value / tokens for name, value in sums.items()},
         }
-        return figures if mismatch is None else figures | {"mismatch_kl": mismatch}
+        # There is none where no token is of the version that the learner is at.
+        return figures | {"mismatch_kl": mismatch / compared} if compared else figures
 
     def _set_learning_rate(self, step: int) -> None:
         command = self._command
@@ -309,7 +298,7 @@ class Update:
             floor=command.learning_rate_floor,
         )
         for group in self._at.optimizer.param_groups:
-            group["lr"] = command.learning_rate * share * self.alarms.learning_rate_scale
+            group["lr"] = command.learning_rate * share * self.alarms.state.learning_rate_scale
 
 
 def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: int, floor: float) -> float:
@@ -336,28 +325,17 @@ def scheduled_share(schedule: Schedule, step: int, *, steps: int, warmup_steps: 
 
 @torch.no_grad()
 def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -> dict[int, torch.Tensor]:
-    """Distance between the engine's and the learner's log-probs where both are of the same weights: of one version, or
-    of one since which `unchanged_steps` learner steps have changed nothing. Of each row: [its sum, its tokens].
+    """Distance between the engine's and the learner's log-probs, for each row: [its sum, its tokens]. Only tokens drawn
+    with the learner's present weights count: their version is at most `unchanged_steps` old.
 
-    Bounded, since one claim must not drown the others. The estimator r - 1 - log r of KL(behaviour, learner) is never
-    negative (Schulman's k3). Only the first minibatch counts: after it the learner's weights are no longer those of any
-    published version.
+    The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). It is bounded, so that no
+    claim drowns the others. After the first minibatch the learner's weights are those of no published version.
     """
     same = part.mask * (part.staleness <= unchanged_steps)
     log_ratio = read.logprobs - part.behaviour
     kl = (log_ratio.exp() - 1 - log_ratio).clamp(max=MAX_TOKEN_KL)
     rows = part.by_row(torch.stack([kl * same, same], dim=1).cpu())
     return {row: values.sum(0) for row, values in rows.items()}
-
-
-def _mismatch_of_all(compared: Sequence[Mismatch]) -> dict[str, float]:
-    return {"mismatch": sum(one.nats for one in compared), "mismatch_tokens": sum(one.tokens for one in compared)}
-
-
-def _mismatch(sums: Mapping[str, float]) -> float | None:
-    """None where no token is of the version that the learner is at."""
-    tokens = sums.get("mismatch_tokens", 0.0)
-    return sums["mismatch"] / tokens if tokens else None
 
 
 def adamw(model: Any, learning_rate: float) -> torch.optim.AdamW:

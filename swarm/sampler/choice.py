@@ -99,9 +99,8 @@ def _gpu() -> Gpu | str:
 
 
 def _read(line: str, named: str | None) -> Gpu | None:
-    """A GPU from nvidia-smi's line; None if CUDA_VISIBLE_DEVICES, which that does not heed, hides it.
-
-    `named` GPUs are numbers or beginnings of UUIDs. A driver too old to know of compute capabilities says [N/A].
+    """A GPU from a line of nvidia-smi, which ignores CUDA_VISIBLE_DEVICES (`named`: numbers or beginnings of UUIDs), or
+    None if that hides it. A driver too old to know of compute capabilities says [N/A].
     """
     row = re.fullmatch(r"(\d+), (\S+), (.+), (\d+)\.(\d+)", line.strip())
     if row is None:

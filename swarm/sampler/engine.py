@@ -1,7 +1,7 @@
 """What an engine is: the calls that a worker makes, whichever library answers them.
 
-Failures are values: of a sample `Sampled.fault`, of an install `NotInstalled`. Only a broken engine raises, and is
-started anew.
+Failures are values: `Sampled.fault` of a sample, `NotInstalled` of an install. An engine that raises is broken and is
+restarted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.types import Finish, SamplingRules, Span, VersionId
 
 Proof = Literal["sums", "sums and probe", "probe"]
-"""How it was shown what an engine holds: by the sums of the learner's chunk table over its own parameters, or by the
-log-probs of a probe, where the engine keeps its weights in another form."""
+"""How it was shown what an engine holds: by the chunk table's sums over its own parameters or, where it keeps its
+weights in another form, by the log-probs of a probe."""
 
-EngineKind = Literal["transformers", "vllm", "scripted"]
-"""The scripted one has no model: for trying out networks, and for tests."""
-
+EngineKind = Literal["transformers", "vllm", "scripted"]  # The scripted one has no model: it is for rehearsals
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -38,8 +36,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Build the model that `directory` configures and `layout` describes; no weights yet.
 
     At most `places` samples are to be drawn side by side. An engine that is busy and draws no token for `hang_s` is
-    broken. `rehearse_tokens_per_s` above 0: an engine without a model takes as long as one in which each sample grows
-    so fast, faster or slower by up to the share `rehearse_noise` from one batch to the next.
+    broken. In an engine without a model each sample grows by `rehearse_tokens_per_s` (0: at once), varied by up to the
+    share `rehearse_noise` from batch to batch.
     """
 
     directory: str
@@ -55,10 +53,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 class Started(msgspec.Struct, frozen=True):
     """What runs where. `device_name` is the maker's, if there is one; `versions` those of the libraries.
 
-    `places` samples fit side by side, at most as many as were asked for, of `context_tokens` at most with their prompts
-    (0: as many as the model takes). An engine in `lockstep` begins and ends them
-    together and answers one `Generate` at a time, and installs between two; others take on each sample by itself,
-    while others grow, and install beneath them.
+    `places` samples fit side by side, at most as many as were asked for, of up to `context_tokens` with their prompts
+    (0: as many as the model takes). An engine in `lockstep` begins and ends them together, answers one `Generate` at a
+    time and installs between two; others begin each sample by itself, and install beneath running ones.
     """
 
     engine: str
@@ -86,9 +83,8 @@ class Install(msgspec.Struct, frozen=True, tag=True):
 class Installed(msgspec.Struct, frozen=True, tag=True):
     """The engine holds exactly the version that was asked for, as `proof` shows.
 
-    `seconds` are of the whole call but for the wait for a running batch. In `pause_s` of them samples stood still
-    (reload and, of engines that cannot draw meanwhile, all the rest); `check_s` went into the file's sums, `reload_s`
-    into the weights, `proof_s` into the proof.
+    `seconds` are those of the whole call without the wait for a running batch; during `pause_s` of them no sample was
+    drawn. `check_s` went into the file's sums, `reload_s` into the weights, `proof_s` into the proof.
     """
 
     seconds: float
@@ -100,8 +96,8 @@ class Installed(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotInstalled(msgspec.Struct, frozen=True, tag=True):
-    """Why the engine does not hold the version. `fault` "file": the file is not what was signed, and the engine goes on
-    with what it held. "engine": the weights that it holds now could not be proven; it must be started anew."""
+    """Why the engine does not hold the version. `fault` "file": the file is not what was signed, and the engine still
+    holds what it held. "engine": the weights that it holds now could not be proven; it must be restarted."""
 
     fault: Literal["file", "engine"]
     why: str
@@ -136,8 +132,8 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Answers in the order of the jobs. `steps` tokens were drawn one after another in these seconds: those of the
-    longest sample, whether it was finished or not, or of several where not all were drawn side by side."""
+    """Answers in the order of the jobs. `steps` tokens were drawn one after another in `seconds`: those of the longest
+    sample, finished or not; their sum over batches where not all were drawn side by side."""
 
     samples: tuple[Sampled, ...]
     seconds: float
@@ -145,7 +141,7 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """What do you make of this sequence?"""
+    """Ask for the log-probs of a sequence."""
 
     token_ids: tuple[int, ...]
 
@@ -157,7 +153,6 @@ class Probed(msgspec.Struct, frozen=True):
 
 
 Command = Start | Install | Generate | Probe
-
 Told = Callable[[], None]  # To be called whenever work goes on
 
 

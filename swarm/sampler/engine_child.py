@@ -13,7 +13,7 @@ from swarm.sampler.engine import Command, Engine, Generate, Install, Probe, Star
 
 
 def main() -> None:
-    # Connected before the libraries are loaded: the node need not wait for them to know that we run.
+    # Connected before the libraries are loaded, so that the node knows early that we run.
     channel = ChildChannel()
     serve(_make(sys.argv[1]), channel)
 
@@ -21,8 +21,7 @@ def main() -> None:
 def _make(kind: str) -> Callable[[], Engine]:
     match kind:
         case "transformers":
-            from swarm.sampler.threaded import Threaded
-            from swarm.sampler.transformers import TransformersEngine
+            from swarm.sampler.transformers import Threaded, TransformersEngine
 
             return lambda: Threaded(TransformersEngine())
         case "vllm":

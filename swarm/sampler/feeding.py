@@ -1,7 +1,7 @@
 """How leases get into an engine, and answers out: a batch at a time, or each sample by itself.
 
-A feed holds what was leased until it is drawn. `room` waits until it can take on more, so the learner is asked for no
-more than that; what it holds is bounded by the engine's places and a share ahead of them.
+A feed holds leases until they are drawn. `room` waits until it can take more, so what it holds is bounded by the
+engine's places and a share ahead of them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from swarm.sampler.worker import EngineWorker
 from swarm.types import SampleSpec
 
 AHEAD = 4
-"""A feed of single samples holds one for every so many places ahead of them: enough to refill what becomes free while
-a question is on its way, and few, since they grow old meanwhile."""
+"""A feed of single samples holds one ahead for every 4 places: enough to refill places while a request is on its way,
+and few, since they grow old meanwhile."""
 
 Done = Callable[[list[Answer]], Awaitable[None]]
 
 
 class Room(NamedTuple):
-    """How many samples are taken on now, and how many of these begin at once in free places; see LeaseRequest."""
+    """How many samples can be added, and how many of these begin at once in free places; see LeaseRequest."""
 
     capacity: int
     at_once: int
 
 
 class Feed(Protocol):
-    """`running` is how many samples the engine has: those that it draws, and a few that wait in it."""
+    """`running` is how many samples are in the engine, drawn or waiting."""
 
     running: int
 
@@ -39,7 +39,7 @@ class Feed(Protocol):
     def add(self, leases: list[SealedLease]) -> None: ...
 
     def take_back(self) -> set[SampleName]:
-        """What has not begun, which is forgotten."""
+        """Forget what has not begun, and return it."""
         ...
 
     async def run(self, done: Done) -> None:
@@ -47,12 +47,12 @@ class Feed(Protocol):
         ...
 
     async def idle(self) -> None:
-        """Until nothing is being drawn and `done` has all answers."""
+        """Return when nothing is being drawn and `done` has all answers."""
         ...
 
 
 def feed_of(engine: EngineWorker) -> Feed:
-    """As the engine works, once it is loaded."""
+    """The feed for an engine that is loaded."""
     return BatchFeed(engine) if engine.lockstep else SampleFeed(engine)
 
 
@@ -105,8 +105,8 @@ class BatchFeed:
 class SampleFeed:
     """Each sample begins when a place is free; answers are handed on together with those that came meanwhile.
 
-    Half of what is ahead waits in the engine itself, which fills a place in its next step: one that first had to hear
-    of a free place would leave it empty for a step or more.
+    Half of what is ahead waits in the engine itself, which fills a free place in its next step; if it first had to ask,
+    the place would stay empty for a step or more.
     """
 
     def __init__(self, engine: EngineWorker) -> None:
@@ -121,7 +121,7 @@ class SampleFeed:
         self.running = 0
 
     async def room(self) -> Room:
-        """Once half of what is to be ahead is missing: a question for every single sample would be too many."""
+        """Return once half of the samples ahead are missing: a request for each single one would be too many."""
         while 2 * self._missing() < self._ahead:
             self._roomy.clear()
             await self._roomy.wait()

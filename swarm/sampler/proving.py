@@ -1,14 +1,14 @@
-"""What an engine should make of a probe: its log-probs, computed anew from the weights in the file.
+"""What an engine should make of a probe: its log-probs, recomputed from the weights in the file.
 
-Sums over an engine's parameters show which numbers it holds, not in which order, and not what it made of those that it
-keeps in another form. So the log-probs of a fixed sequence are compared with those that transformers computes in
-float32 from the memory-mapped file. Only the layer that is being computed is in memory.
+Sums over an engine's parameters show which numbers it holds, but not their order, nor numbers that it keeps in another
+form. So the log-probs of a fixed sequence are compared with those that transformers computes in float32 from the
+memory-mapped file. Only the layer that is being computed is in memory.
 
-The tolerances say what a probe can show. In float32 the two agree to 1e-5 or so, and a difference of 1e-4 is anything
-from a tensor that was not taken to a permutation; a change of a few numbers in their last bits stays under it. In
-16 bits the engine's own rounding moves a log-prob by some 2**-8 of the logits, so the mean over the sequence is
-compared: weights that are not those of the run at all, stale embeddings or mixed-up layers are seen, a version that is
-one step too old is not. That one is caught by the sums wherever the engine keeps its parameters as they came.
+The tolerances say what a probe can show. In float32 the two agree to about 1e-5; a difference of 1e-4 may be a tensor
+that was not taken or a permutation, but changes in the last bits of a few numbers stay below it. In 16 bits the
+engine's own rounding moves a log-prob by about 2**-8 of the logits, so the mean over the sequence is compared: it shows
+weights of another run, stale embeddings and mixed-up layers, but not a version that is one step too old. The sums show
+that, wherever the engine keeps its parameters as they came.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""An engine without a model: it draws tokens by a script, for next to nothing, at once or as fast as it is told.
+"""An engine without a model, for trying out a network of many nodes on one machine.
 
-For trying out a network of many nodes on one machine. Weights are taken and checked like everybody's, so what arrives
-is proven; answers are well-formed and worthless: their tokens are those of the prompt, in the order of a seeded draw.
-Never let it sample for a run that is to learn. A rehearsal gives it the speed of a large model's engine: all samples of
-a batch grow side by side at that rate, so a batch takes as long as its longest.
+Weights are checked as by every engine. Answers are well-formed and worthless: their tokens are those of the prompt, in
+the order of a seeded draw. Never let it sample for a run that is to learn. A rehearsal gives it the speed of a large
+model's engine: all samples of a batch grow side by side at that rate, so a batch takes as long as its longest.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.threaded import wrong_tensor
+from swarm.sampler.weights import wrong_tensor
 from swarm.types import Span, VersionId
 
 LOGPROB = -1.0  # What it claims of every token
@@ -40,8 +39,8 @@ TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault
 
 
 class ScriptedEngine:
-    """Answers the calls of `Engine`. With the argument `continuous` it takes on each sample by itself, in as many
-    places as it is given, else a batch at a time."""
+    """An `Engine`. With the argument `continuous` it draws each sample by itself, in as many places as it is given,
+    else a batch at a time."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -72,19 +71,20 @@ class ScriptedEngine:
         assert self._version is not None or command.trial
         async with self._places:
             began = time.perf_counter()
-            drawn = [self._draw(job) for job in command.jobs]
-            tokens_per_s = self._pace(command)
-            took_s = [len(one.token_ids) / 4 / tokens_per_s if tokens_per_s else 0.0 for one in drawn]
-            limits_s = [job.time_limit_s for job in command.jobs]
-            samples = tuple(
-                one if took <= limit else TOO_SLOW for one, took, limit in zip(drawn, took_s, limits_s, strict=True)
-            )
-            batch_s = max((min(took, limit) for took, limit in zip(took_s, limits_s, strict=True)), default=0.0)
-            steps = int(tokens_per_s * batch_s) or max((len(one.token_ids) // 4 for one in drawn), default=0)
+            noise = Random(f"pace {[job.seed for job in command.jobs]}").uniform(-1, 1)
+            tokens_per_s = self._tokens_per_s / (1 + self._noise * noise)
+            samples, batch_s, longest = [], 0.0, 0
+            for job in command.jobs:
+                drawn = self._draw(job)
+                tokens = len(drawn.token_ids) // 4
+                took_s = tokens / tokens_per_s if tokens_per_s else 0.0
+                samples.append(drawn if took_s <= job.time_limit_s else TOO_SLOW)
+                batch_s, longest = max(batch_s, min(took_s, job.time_limit_s)), max(longest, tokens)
             while (left_s := began + batch_s - time.perf_counter()) > 0:
                 await sleep(min(left_s, PROGRESS_S))
                 progress()
-            return Generated(samples=samples, seconds=time.perf_counter() - began, steps=steps)
+            steps = int(tokens_per_s * batch_s) or longest
+            return Generated(samples=tuple(samples), seconds=time.perf_counter() - began, steps=steps)
 
     async def probe(self, command: Probe, progress: Told) -> Probed:
         assert self._version is not None
@@ -93,8 +93,7 @@ class ScriptedEngine:
     async def stop(self) -> None: ...
 
     def _draw(self, job: Job) -> Sampled:
-        """Tokens of the prompt, ended by a stop string if they hold one, by a stop token where there is one, else by
-        the limit."""
+        """Tokens of the prompt up to a stop string, a stop token or the limit."""
         random = Random(job.seed)
         limit, stops = job.rules.max_new_tokens, job.rules.stop_token_ids
         plain = [token for token in job.prompt_token_ids if token not in stops] or [0]
@@ -102,7 +101,10 @@ class ScriptedEngine:
         tokens = random.choices(plain, k=length)
         if stops:
             tokens[-1] = stops[0]
-        end = self._stop_strings(job.rules.stop).end(tokens) if job.rules.stop else None
+        end = None
+        if job.rules.stop:
+            self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
+            end = StopStrings(self._tokenizer, job.rules.stop).end(tokens)
         tokens = tokens[:end]
         return Sampled(
             token_ids=array("i", tokens).tobytes(),
@@ -110,12 +112,3 @@ class ScriptedEngine:
             spans=(Span(version=self._version, start=0, end=len(tokens)),) if self._version else (),
             finish="stop" if stops or end else "length",
         )
-
-    def _stop_strings(self, stops: tuple[str, ...]) -> StopStrings:
-        self._tokenizer = self._tokenizer or load_tokenizer(self._directory)
-        return StopStrings(self._tokenizer, stops)
-
-    def _pace(self, command: Generate) -> float:
-        """Tokens per second of each sample of this batch; 0 is as fast as it goes."""
-        drawn = Random(f"pace {[job.seed for job in command.jobs]}").uniform(-1, 1)
-        return self._tokens_per_s / (1 + self._noise * drawn)

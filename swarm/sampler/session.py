@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.receiver import Receiver
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.rollout.client import Answer, RolloutClient, SampleName, SealedLease
+from swarm.rollout.client import Answer, RolloutClient, SampleName
 from swarm.rollout.messages import DroppedRollouts, Offer, RolloutVerdict
 from swarm.sampler.feeding import Feed, feed_of
 from swarm.sampler.spool import Spool, SpooledAnswer
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.types import VersionId
 
-SAID_AGAIN_S = 60.0  # Least time between two lines: a run that drops some in every step is not to fill the terminal
+SAID_AGAIN_S = 60.0  # Least time between two lines, so that a run which drops some each step does not fill the terminal
 
 
 class Drops:
@@ -44,8 +44,8 @@ class Drops:
         self._said_at: float | None = None
 
     def hear(self, told: Iterable[DroppedRollouts], *, now: float) -> str | None:
-        """Take the newest counts. A line for the person at the terminal if they grew since the last one was said, at
-        most one in SAID_AGAIN_S; `now` in monotonic seconds."""
+        """Take the newest counts. Return a line for the terminal if they grew since the last line, at most one in
+        SAID_AGAIN_S; `now` in monotonic seconds."""
         # They are shown on a terminal.
         self.counts = {"".join(c if c.isprintable() else "?" for c in one.reason): one.rollouts for one in told}
         # A learner that started again counts from zero.
@@ -60,10 +60,7 @@ class Drops:
 
 
 ASK_WAIT_S = 10.0  # How long the learner may hold a request for leases open
-
-AHEAD_WAIT_S = 1.0
-"""The same where no place was free: the learner would go by that while places become free, and leave them so."""
-
+AHEAD_WAIT_S = 1.0  # The same if no place was free: places that become free meanwhile should not stay empty
 DRAIN_S = 10.0  # After a request to stop, what is running gets this long to finish and to be submitted
 FAREWELL_S = 3.0  # Time limit for handing leases back: a node that leaves does not wait for a dead learner
 MIN_BEAT_S = 0.2  # A learner may ask for no more than five beats a second
@@ -72,7 +69,7 @@ AGAIN_S = 1.0  # Pause before weights that could not be read are looked at again
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStatus:
-    """What the node shows of itself, filled in by whoever knows. `standby`: why it waits in reserve, if it does."""
+    """What the node shows of itself. `standby`: why it waits in reserve, "" if it does not."""
 
     state: str = "starting"
     standby: str = ""
@@ -88,13 +85,13 @@ class Batch:
     spooled: str | None
 
     def samples(self) -> set[SampleName]:
-        """Those that are answered: others of the same leases may still be drawn."""
+        """The answered ones: others of the same leases may still be drawn."""
         return {(one.group_id, one.index) for answer in self.answers for one in answer.rollouts}
 
 
 class Session:
-    """From the learner's hello to its end, our end, or a fault that only a new session mends. `launch` starts the
-    engine's process; calls of `client` are repeated until they get through."""
+    """One session with a learner, until the run ends, this node stops, or a fault needs a new session. `launch` starts
+    the engine's process; `client` repeats its calls until they get through."""
 
     def __init__(
         self,
@@ -180,7 +177,6 @@ class Session:
             raise ProofFailed(refused.why)
 
     async def _load(self) -> None:
-        """Build the model that the swarm trains; its weights come meanwhile."""
         await asyncio.shield(self._launch)
         layout = await self._receiver.layout()
         started = await self._engine.load(layout)
@@ -206,19 +202,18 @@ class Session:
             answer = await self._client.ask(held, room.capacity, wait_s, holding=self._in_hand, at_once=room.at_once)
             if isinstance(answer, list):
                 self._status.state = "sampling"
-                self._in_hand |= _names(answer)
+                self._in_hand |= {name for sealed in answer for name in sealed.samples()}
                 self._engine.check_fits(answer)
                 self._feed.add(answer)
                 continue
             self._status.state = f"waiting ({answer.reason})"
-            # Other reasons say nothing of it: the next beat does.
             if answer.reason in ("paced", "standby"):
+                # The learner held these open; of other reasons the next beat tells whether we are on standby.
                 self._hear_standby(answer.detail)
+                continue
             if answer.reason == "finished":
                 self._over.set()
-            # These two were held open.
-            if answer.reason not in ("paced", "standby"):
-                await self._news(held, max(0.05, answer.retry_after_s))
+            await self._news(held, max(0.05, answer.retry_after_s))
 
     async def _generate(self) -> None:
         async with self._installed:
@@ -292,7 +287,6 @@ class Session:
             await self._news(installed, self._beat_s)
 
     def _hear_standby(self, why: str) -> None:
-        """Say when this node is put on standby and why, and when it is active again."""
         before, self._status.standby = self._status.standby, why
         if bool(why) != bool(before):
             self._say(f"standby: {why}" if why else "active again")
@@ -335,16 +329,12 @@ def _order(version: VersionId | None) -> tuple[int, int]:
 
 
 def verdicts_of(answers: Iterable[Answer], verdicts: Iterable[RolloutVerdict]) -> Counter[str]:
-    """How often there was which verdict. The learner accepts the news that a generation failed: that is "failed" here,
-    since an engine of which nothing else comes does not work."""
+    """Count the verdicts. The learner accepts the news that a generation failed; here it counts as "failed", so that an
+    engine which only fails is noticed."""
     failed = {one.rollout_id for answer in answers for one in answer.rollouts if one.finish == "failed"}
     return Counter(
         "failed" if one.verdict == "accepted" and one.rollout_id in failed else one.verdict for one in verdicts
     )
-
-
-def _names(leases: list[SealedLease]) -> set[SampleName]:
-    return {name for sealed in leases for name in sealed.samples()}
 
 
 async def _first_of(*events: asyncio.Event) -> None:

@@ -1,8 +1,8 @@
 """Answers that have no verdict yet, on disk: what was generated survives an outage, and the end of this process.
 
-One file a batch, STATE_DIR/spool/SWARM/NUMBER.batch: the BLAKE3 of the rest, then msgpack. A file is there whole or not
-at all if the process is killed; after a power cut it may be damaged, which its digest shows. Submitting twice is
-harmless, so a file that outlived its verdict costs one submission. Blocking, for threads of any number.
+One file a batch, STATE_DIR/spool/SWARM/NUMBER.batch: the BLAKE3 of the rest, then msgpack. If the process is killed a
+file is whole or absent; a power cut may damage it, which its digest shows. Submitting twice is harmless. Blocking; any
+thread may call.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SPOOL_BYTES = 1 << 30
 """Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB); of the usual 128 a hundred."""
 
 SPOOL_FILES = 64
-"""A life of this node leaves four at most (in submission, two in the queue, one before it) and submits them before it
-asks for more; so this many are left only by a dozen deaths in one outage."""
+"""A process leaves four at most (in submission, two in the queue, one before it), and its successor submits them before
+it asks for more; only a dozen deaths in one outage leave this many."""
 
 MAX_AGE_S = 86_400.0  # A day: the longest time limit that a learner gives a lease. What is older is stale.
 DIGEST_BYTES = 32  # BLAKE3, before the content
@@ -40,9 +40,9 @@ class SpooledAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spool:
-    """The spool of one swarm. Whatever of other swarms is under `directory` is removed, and what is too old.
+    """The spool of one swarm. Batches of other swarms under `directory` and old ones are removed.
 
-    What cannot be kept is not, and `say` hears of it; it is called in the thread that called.
+    `say` is called in the caller's thread when a batch cannot be kept.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Spool:
         self._next = max((int(path.stem) for path in self._files()), default=0) + 1
 
     def keep(self, answers: Sequence[Answer]) -> str | None:
-        """Write a batch; its name, or None if there is no room for it, of which the first time is said."""
+        """Write a batch; return its name, or None if there is no room, which is said the first time."""
         body = msgspec.msgpack.encode([SpooledAnswer(answer.lease.token, answer.rollouts) for answer in answers])
         content = digest(body) + body
         with self._lock:

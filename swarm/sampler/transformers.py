@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 import transformers
 from tokenizers import Tokenizer
@@ -26,7 +29,7 @@ from transformers.initialization import no_init_weights
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
-from swarm.learner.device import SMALL_MODEL_PARAMETERS, pick_device
+from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes, pick_device
 from swarm.sampler.engine import (
     EngineDtype,
     Generate,
@@ -43,13 +46,15 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, memory_left_bytes, places_that_fit, shape_of
-from swarm.sampler.weights import check_coverage, mapped_tensors
+from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, places_that_fit, shape_of
+from swarm.sampler.weights import check_coverage, mapped_tensors, wrong_tensor
 from swarm.types import Finish, Span, VersionId
+
+R = TypeVar("R")
 
 
 class TransformersEngine:
-    """An Engine over `AutoModelForCausalLM.generate`."""
+    """The calls of an `Engine` over `AutoModelForCausalLM.generate`, blocking. The file of an install was checked."""
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -182,6 +187,44 @@ class TransformersEngine:
         )
 
 
+class Threaded:
+    """An `Engine` of one that blocks: its calls run one after another in a thread. A file is checked beside a running
+    batch, not after it."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._layout: Layout | None = None
+
+    async def start(self, command: Start, progress: Told) -> Started:
+        self._layout = command.layout
+        return await self._run(self._engine.start, command, progress)
+
+    async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
+        assert self._layout is not None
+        began = time.monotonic()
+        wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, command.tensor_sums, progress)
+        if wrong is not None:
+            return NotInstalled("file", wrong)
+        check_s = time.monotonic() - began
+        done = await self._run(self._engine.install, command, progress)
+        if isinstance(done, NotInstalled):
+            return done
+        return msgspec.structs.replace(done, seconds=done.seconds + check_s, check_s=check_s)
+
+    async def generate(self, command: Generate, progress: Told) -> Generated:
+        return await self._run(self._engine.generate, command, progress)
+
+    async def probe(self, command: Probe, progress: Told) -> Probed:
+        return await self._run(self._engine.probe, command)
+
+    async def stop(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, call: Callable[..., R], *arguments: Any) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+
 class SeededDraw(LogitsProcessor):
     """Draws each row's token with the row's own generator, whatever else is in the batch, and notes its log-prob.
 
@@ -231,7 +274,7 @@ def _places(command: Start, device: torch.device, dtype: torch.dtype) -> int:
     if device.type == "cuda":
         free_bytes, share = torch.cuda.mem_get_info(device)[0], command.options.gpu_memory_share
     else:
-        free_bytes, share = memory_left_bytes(), CPU_SHARE
+        free_bytes, share = free_host_bytes(), CPU_SHARE
     return places_that_fit(
         shape_of(command.layout),
         free_bytes=free_bytes,

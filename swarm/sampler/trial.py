@@ -1,25 +1,23 @@
 """The trial at join: how many samples fit side by side, and how fast this engine draws with all its places filled.
 
 Places, for an engine without a pager of its own: a sample holds keys and values of every token for every layer, and the
-probabilities of one token while it is drawn. The caller accounts for the weights when it says how many bytes are free.
+probabilities of one token while it is drawn. Free bytes are those beside the weights.
 
-Speed: random prompts, random tokens, any weights, since speed does not depend on them. Rounds grow from a few tokens a
-sample to MAX_TOKENS, each as long as the one before leaves time for, so that a slow machine has a figure too, of short
-samples. If there is a second round the first is not counted: libraries compile and allocate in it. No round is cut off
-from here, since a call that is cancelled costs the engine; its jobs end by their own time limit, after which the tokens
-that were drawn still count.
+Speed does not depend on the weights, so prompts are random and any weights do. Rounds grow from a few tokens a sample
+to MAX_TOKENS, each as long as the time left allows, so a slow machine gets a figure too, of short samples. The first
+round counts only if it is the only one: libraries compile and allocate in it. A round is never cancelled, which would
+cost the engine; its jobs end by their own time limit, and the tokens drawn until then count.
 
-The result is kept in the node's state directory: the same device, engine and model are not tried out twice.
+The result is kept in the node's state directory: a device, engine and model are tried out once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -41,21 +39,18 @@ DRAW_COPIES = 8
 """Float32 rows over the vocabulary that one draw holds at most: logits as they come and as float32, scaled, noise, its
 logarithm, their difference, the choice, and what the softmax takes."""
 
-FLOAT32_BYTES = 4
 ASSUMED_CONTEXT = 4096  # Of a model whose configuration states none
 
 ASSUMED_SAMPLE_TOKENS = 4096
 """Prompt and completion of a sample for which no limit was set: contexts of 40,000 tokens and more are seldom used, and
-whoever reserved them would draw one sample at a time."""
+an engine that reserved them would draw one sample at a time."""
 
+# What open models call their shape, and the table of their tokens; GPT-2, Bloom and MPT have names of their own.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-"""What open models call their shape; GPT-2, Bloom and MPT have names of their own."""
-
 EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight\Z")
-"""What open models call the table of their tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +64,17 @@ class ModelShape:
     context_tokens: int
 
     def sample_bytes(self, tokens: int, dtype_bytes: int) -> int:
-        """Memory of one sample of so many tokens. Layers with a window are counted as if they had none."""
+        """Memory of one sample of `tokens`. Layers with a window are counted as if they had none."""
         cached = 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes * tokens
-        return cached + DRAW_COPIES * FLOAT32_BYTES * self.vocab_size
+        return cached + DRAW_COPIES * 4 * self.vocab_size
 
 
 def shape_of(layout: Layout) -> ModelShape:
     """The shape that the config.json of a layout states; UserError if it states no layers or no width. A model without
     heads is counted as if it cached its whole width for each token, which is more than any state takes."""
     config = _config(layout)
+    # Rows of the embedding are what a token may be, whatever the tokenizer knows of.
+    rows = [tensor.shape[0] for tensor in layout.tensors if EMBEDDINGS.search(tensor.name) and len(tensor.shape) == 2]
     try:
         layers, hidden = (_stated(config, names) for names in (LAYERS, HIDDEN))
         heads = _stated(config, HEADS, default=1)
@@ -91,7 +88,7 @@ def shape_of(layout: Layout) -> ModelShape:
         layers=layers,
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or hidden // heads),
-        vocab_size=_vocab_size(layout, config),
+        vocab_size=min([*rows, *([int(config["vocab_size"])] if config.get("vocab_size") else [])], default=1),
         context_tokens=context,
     )
 
@@ -112,32 +109,8 @@ def places_that_fit(
     """Samples of `tokens` tokens (at most the context) that fit in a share of the free bytes, at most `wanted`.
 
     At least one, since most samples are shorter than they may be."""
-    room_bytes = int(free_bytes * share)
     one_bytes = shape.sample_bytes(min(tokens, shape.context_tokens), dtype_bytes)
-    return max(1, min(wanted, room_bytes // one_bytes))
-
-
-def memory_left_bytes() -> int:
-    """What programs may take on this machine without swapping; where the system does not say, all of its memory."""
-    try:
-        available = available_bytes(Path("/proc/meminfo").read_text())
-    except OSError:
-        available = None
-    # Pages that are free (SC_AVPHYS_PAGES) would not do: on a machine that has run for a while files fill nearly all.
-    return available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def available_bytes(meminfo: str) -> int | None:
-    """What Linux says of memory that programs may take without swapping, from the text of /proc/meminfo."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
-
-
-def _vocab_size(layout: Layout, config: dict[str, Any]) -> int:
-    """Rows of the embedding: what a token may be, whatever the tokenizer knows of."""
-    rows = [tensor.shape[0] for tensor in layout.tensors if EMBEDDINGS.search(tensor.name) and len(tensor.shape) == 2]
-    stated = config.get("vocab_size")
-    return min([*rows, *([int(stated)] if stated else [])], default=1)
+    return max(1, min(wanted, int(free_bytes * share) // one_bytes))
 
 
 def _config(layout: Layout) -> dict[str, Any]:
@@ -165,10 +138,9 @@ ENTRIES = 32  # Trials kept: a machine has a few devices and its node meets a fe
 CACHE_BYTES = 64 * 1024  # ENTRIES of under 1 KiB. A larger file is not ours.
 
 ASSUMED_TOKENS = 1024.0
-"""Mean length of a completion until some were seen: between short answers and long reasoning (2,000 and more). What a
-sampler offers by it is replaced at its first batch."""
+"""Mean length of a completion until the first batch: between short answers and long reasoning (2,000 and more)."""
 
-Draw = Callable[[Generate], Awaitable[Generated]]  # A call to the engine
+Draw = Callable[[Generate], Coroutine[Any, Any, Generated]]  # A call to the engine
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -194,7 +166,7 @@ class Round:
 
 
 class TrialCache:
-    """Former trials of this node, in one file that is replaced whole; what cannot be read is as none. Blocking."""
+    """Former trials of this node, in one file that is replaced whole; one that cannot be read is empty. Blocking."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,7 +175,7 @@ class TrialCache:
         return self._read().get(key)
 
     def put(self, key: str, trial: Trial) -> None:
-        """Keep a trial; the oldest of more than ENTRIES goes. On a full disk it is not kept: it is soon made again."""
+        """Keep a trial; the oldest of more than ENTRIES goes. On a full disk it is not kept, but made again."""
         trials = self._read()
         trials.pop(key, None)
         trials[key] = trial
@@ -232,10 +204,10 @@ async def try_out(
     context_tokens: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trial:
-    """How fast the engine that `started` tells of draws, from the cache or by trying, for `limit_s` at most (and one
-    token beyond, however long that takes). `context_tokens`: the engine's own limit, where it is under the model's.
+    """How fast the engine that `started` describes draws, from the cache or by trying, for `limit_s` (and the token
+    under way). `context_tokens` is the engine's own limit, where it is below the model's.
 
-    A rate of 0: nothing was drawn in time; it is not kept. Raises what a call of the engine raises.
+    A rate of 0 means that nothing was drawn in time; it is not kept. Raises what a call of the engine raises.
     """
     key = cache_key(started, layout)
     if (known := await in_thread(cache.get, key)) is not None:
@@ -258,8 +230,8 @@ async def try_out(
 
 
 def rollouts_per_s(trial: Trial, mean_tokens: float) -> float:
-    """Completions of that mean length per second with all places filled. Of an engine in lockstep, whose batch ends
-    with its longest sample, `mean_tokens` is the mean of the longest of a batch."""
+    """Completions of that mean length per second with all places filled; for an engine in lockstep, of the mean of each
+    batch's longest."""
     return trial.tokens_per_s / max(1.0, mean_tokens)
 
 
@@ -284,19 +256,17 @@ def lengths_in(context_tokens: int) -> tuple[int, int]:
 
 
 def next_tokens(rounds: Sequence[Round], most_tokens: int, left_s: float) -> int:
-    """New tokens of each sample in the round that follows, 0 if enough was measured or no longer round ends in time."""
-    first = min(FIRST_TOKENS, most_tokens)
+    """New tokens of each sample in the next round, 0 if enough was measured or no longer round ends in time."""
     if left_s <= 0 or sum(one.tokens == most_tokens for one in rounds[1:]) >= WHOLE_ROUNDS:
         return 0
-    if not rounds:
-        return first
-    last = rounds[-1]
-    if last.was_cut_off:
+    if rounds and rounds[-1].was_cut_off:
         return 0
-    if len(rounds) == 1:
+    if len(rounds) < 2:
         # What was compiled in the first round says nothing of how long the next one takes.
-        return first
-    tokens = min(most_tokens, last.tokens * GROWTH, _in_time(last, left_s))
+        return min(FIRST_TOKENS, most_tokens)
+    last = rounds[-1]
+    in_time = MAX_TOKENS if last.seconds <= 0 else int(last.tokens * min(left_s / last.seconds, float(MAX_TOKENS)))
+    tokens = min(most_tokens, last.tokens * GROWTH, in_time)
     return tokens if tokens >= last.tokens else 0
 
 
@@ -330,20 +300,10 @@ def calls_of(
     return [Generate(jobs=(job,), trial=True) for job in jobs]
 
 
-def _in_time(last: Round, left_s: float) -> int:
-    """Tokens of each sample that can be drawn in the time left, if each takes as long as in the last round."""
-    return MAX_TOKENS if last.seconds <= 0 else int(last.tokens * min(left_s / last.seconds, float(MAX_TOKENS)))
-
-
 async def _drawn(engine: Draw, calls: Sequence[Generate]) -> int:
-    """Tokens that all calls drew together, of samples that were cut off too."""
     async with asyncio.TaskGroup() as group:
-        under_way = [(call, group.create_task(_one(engine, call))) for call in calls]
+        under_way = [(call, group.create_task(engine(call))) for call in calls]
     return sum(_tokens_of(call, task.result()) for call, task in under_way)
-
-
-async def _one(engine: Draw, call: Generate) -> Generated:
-    return await engine(call)
 
 
 def _tokens_of(call: Generate, generated: Generated) -> int:

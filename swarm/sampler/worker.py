@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,16 @@ LENGTHS_KEPT = 512
 RATE_SMOOTHING = 0.3  # Weight of the newest batch in the measured rate: three batches forget a slow start
 
 TURNS = 2
-"""Of single samples so many times as many as were drawn side by side have to be answered before they count: the first
-to end are the short ones, which would make the engine ten times as fast as it is."""
+"""Single samples count once this many times as many as are drawn side by side were answered: the short ones end first
+and would make the engine look ten times as fast as it is."""
 
 
 class Rates:
-    """Measured rates of an engine that draws `places` samples side by side; before the first answer what is assumed.
+    """Measured rates of an engine that draws `places` samples side by side; before the first answer, assumed ones.
 
-    `rollouts_per_s` is what it gets done while it works, `full_rollouts_per_s` what it would with all places filled,
-    and `tokens_per_s` how fast one sample grows. `most_tokens_per_s` caps what all places can draw, if it was measured:
-    a few samples grow faster than many.
+    `rollouts_per_s` is its rate while it works, `full_rollouts_per_s` the rate with all places filled, `tokens_per_s`
+    how fast one sample grows. `most_tokens_per_s` caps what all places draw together, if it was measured: a few samples
+    grow faster than many.
     """
 
     def __init__(self, places: int, *, most_tokens_per_s: float = 0.0, assumed_rollouts_per_s: float = 0.0) -> None:
@@ -86,8 +87,8 @@ class Rates:
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds)
 
     def sample(self, generated: Generated, side_by_side: int) -> None:
-        """One sample was answered, of so many that the engine had; the time of one that waited for a place begins with
-        its waiting. What was refused at once says nothing."""
+        """One sample of `side_by_side` was answered; its time begins when it waits for a place. A sample that was
+        refused at once does not count."""
         if generated.steps == 0:
             return
         self._answered += 1
@@ -111,8 +112,8 @@ class Rates:
         self._lengths.extend(length for one in generated.samples if (length := len(one.token_ids) // 4))
 
     def _stretch(self, count: int, full: int) -> float:
-        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. What is at hand
-        must not pass for what the engine could do: where samplers are too many, batches are small."""
+        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. Where samplers are
+        too many, batches are small and must not make the engine look slow."""
         if count == full or not self._lengths:
             return 1.0
         lengths = Lengths.of(self._lengths).tokens
@@ -137,8 +138,9 @@ class ProofFailed(ChildFailed):
 
 
 class EngineWorker:
-    """One engine process. `installed` is what it holds, as was proven; it only rises (I4). `places` samples are drawn
-    side by side, begun and ended together if it works in `lockstep`."""
+    """One engine process. `installed` is the version that it is proven to hold; it only rises (I4). `places` samples
+    are drawn side by side, begun and ended together if it works in `lockstep`. `device_class` is the maker's name of
+    the GPU once it is known, else the kind of engine."""
 
     def __init__(
         self,
@@ -156,12 +158,17 @@ class EngineWorker:
         self.kind: EngineKind = kind
         self._directory = directory
         self._files_dir = directory / "model"
+        self._start = partial(
+            Start,
+            directory=str(self._files_dir),
+            device=device,
+            places=batch_samples,
+            hang_s=hang_s,
+            options=options,
+            rehearse_tokens_per_s=rehearse_tokens_per_s or 0.0,
+            rehearse_noise=rehearse_noise,
+        )
         self._started: Started | None = None
-        self._device = device
-        self._hang_s = hang_s
-        self._options = options
-        self._rehearse_tokens_per_s = rehearse_tokens_per_s or 0.0
-        self._rehearse_noise = rehearse_noise
         self._child = Child("engine", module, kind, log=directory / "engine.log", hang_s=hang_s)
         self.installed: VersionId | None = None
         self.places = batch_samples
@@ -169,7 +176,6 @@ class EngineWorker:
         self.rates = Rates(batch_samples)
         self.last_install: Installed | None = None
         self.device_class: str = kind
-        """The maker's name of the GPU once it is known, else the kind of engine."""
         self._ended_at = 0.0
         self._drawing = 0
 
@@ -182,17 +188,7 @@ class EngineWorker:
         self._files_dir.mkdir(parents=True, exist_ok=True)
         for file in layout.files:
             (self._files_dir / file.name).write_bytes(file.content)
-        command = Start(
-            directory=str(self._files_dir),
-            layout=layout,
-            device=self._device,
-            places=self.places,
-            hang_s=self._hang_s,
-            options=self._options,
-            rehearse_tokens_per_s=self._rehearse_tokens_per_s,
-            rehearse_noise=self._rehearse_noise,
-        )
-        started = await self._child.call(command, Started)
+        started = await self._child.call(self._start(layout=layout), Started)
         self.device_class = (started.device_name if started.device != "cpu" else "") or self.kind
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
@@ -200,13 +196,17 @@ class EngineWorker:
         return started
 
     async def try_out(self, layout: Layout) -> Trial | None:
-        """Measure how fast it draws with all places filled, if this device was not measured with this model before.
-        None for an engine without a model, which is as fast as it is told."""
+        """Measure how fast it draws with all places filled, unless this device was measured with this model before.
+        None for an engine without a model."""
         assert self._started is not None
         if self.kind == "scripted":
             return None
         cache, limit = TrialCache(self._directory / "trials.json"), self._started.context_tokens or None
-        trial = await try_out(self._draw_trial, self._started, layout, cache, context_tokens=limit)
+
+        async def draw(command: Generate) -> Generated:
+            return await self._child.call(command, Generated)
+
+        trial = await try_out(draw, self._started, layout, cache, context_tokens=limit)
         assumed = assumed_mean_tokens(min(shape_of(layout).context_tokens, limit or ASSUMED_CONTEXT))
         self.rates = Rates(
             self.places,
@@ -214,9 +214,6 @@ class EngineWorker:
             assumed_rollouts_per_s=rollouts_per_s(trial, assumed),
         )
         return trial
-
-    async def _draw_trial(self, command: Generate) -> Generated:
-        return await self._child.call(command, Generated)
 
     async def install(self, head: Head, table: ChunkTable, weights: Path) -> NotInstalled | None:
         """Have the engine take the weights; None if it has. The file must not change meanwhile."""
@@ -230,8 +227,8 @@ class EngineWorker:
         return None
 
     async def draw_batch(self, leases: list[SealedLease], *, follows: bool = False) -> list[Answer]:
-        """Draw every sample of the leases in one call. `follows`: they were at hand when the last batch ended, so what
-        lay between (an install, the spool) is part of what a batch takes."""
+        """Draw every sample of the leases in one call. `follows`: they were at hand when the last batch ended, so the
+        time between (an install, the spool) counts as part of the batch's."""
         now = time.monotonic()
         between_s = now - self._ended_at if follows else 0.0
         jobs = tuple(_job(sealed, spec, now) for sealed in leases for spec in sealed.lease.samples)
@@ -239,15 +236,12 @@ class EngineWorker:
         self._ended_at = time.monotonic()
         self.rates.batch(generated, between_s)
         samples = iter(generated.samples)
-        return [
-            Answer(
-                lease=sealed,
-                rollouts=tuple(
-                    _rollout(sealed.lease.group_id, spec.index, next(samples)) for spec in sealed.lease.samples
-                ),
-            )
-            for sealed in leases
-        ]
+        answers = []
+        for sealed in leases:
+            lease = sealed.lease
+            rollouts = tuple(_rollout(lease.group_id, spec.index, next(samples)) for spec in lease.samples)
+            answers.append(Answer(lease=sealed, rollouts=rollouts))
+        return answers
 
     async def draw(self, sealed: SealedLease, spec: SampleSpec) -> Answer:
         """Draw one sample beside others."""
@@ -262,11 +256,11 @@ class EngineWorker:
         return Answer(lease=sealed, rollouts=(_rollout(sealed.lease.group_id, spec.index, sampled),))
 
     def check_fits(self, leases: list[SealedLease]) -> None:
-        """UserError if a sample is longer than this engine can draw. Handed in as failed, such samples would cost their
+        """UserError if a sample is longer than this engine can draw: submitted as failed, such samples would cost their
         groups, which larger machines can draw."""
         most = self._started.context_tokens if self._started else 0
-        for one in (sealed.lease for sealed in leases):
-            tokens = len(one.prompt_token_ids) + one.rules.max_new_tokens
+        for sealed in leases:
+            tokens = len(sealed.lease.prompt_token_ids) + sealed.lease.rules.max_new_tokens
             if most and tokens > most:
                 raise UserError(
                     f"this run's samples take up to {tokens} tokens with their prompts, and this engine has room for "

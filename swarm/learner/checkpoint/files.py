@@ -1,10 +1,10 @@
 """Checkpoint directories as plain files: which are whole, which is the newest, which go. Needs no torch. Blocking.
 
 A checkpoint is written beside its place, under its name with `.partial`, and `commit` moves it there. That rename is
-the only commit point: a directory without the ending was whole once, with everything in it on the disk. What became of
-it since (a disk that fails, a copy that was cut off) is told by `digests.json`, written last, which names every other
-file with its size and BLAKE3. Whoever writes, or clears up after a writer that died, holds a lock under the root
-directory; the system takes it back when a process dies.
+the only commit point: a directory without the ending was whole once, with everything in it on the disk. Damage since
+then (a disk that fails, a copy that was cut off) shows by `digests.json`, which names every other file with its size
+and BLAKE3. A process that writes, or clears up after a writer that died, holds a lock under the root directory; the
+system releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """trainer.json: learner steps taken, the digest of all batches behind them (hexadecimal), whose they are, and what
-    the alarms remember; a checkpoint without the latter is from before there were any."""
+    """trainer.json: learner steps taken, the digest (hexadecimal) of all their batches, the size of the model, and what
+    the alarms remember; old checkpoints are without the latter."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
@@ -76,11 +76,6 @@ def checkpoint_path(root: Path, step: int) -> Path:
     return root / f"step-{step:06}"
 
 
-def partial_path(directory: Path) -> Path:
-    """Where `directory` lies while it is being written."""
-    return directory.with_name(directory.name + PARTIAL)
-
-
 # -- reading -------------------------------------------------------------------------------------------------
 
 
@@ -93,12 +88,13 @@ def read_state(directory: Path) -> TrainerState:
 
 
 def is_whole(directory: Path) -> bool:
-    """True if every file has the size and the BLAKE3 that digests.json says. Reads all of it; False if it cannot."""
+    """Return whether every file has the size and the BLAKE3 that digests.json says. Reads all files."""
     return fault_of(directory) == ""
 
 
-def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS)) -> str:
-    """Which file is not as digests.json says, and how; "" if all are. `needed` have to be in it. Reads all files."""
+def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS), *, only_sizes: bool = False) -> str:
+    """Return which file is not as digests.json says, and how; "" if all are. `needed` have to be in it. Reads all files
+    unless `only_sizes`."""
     said = read_digests(directory)
     if not set(needed) <= set(said):
         return f"its {DIGESTS} is missing or torn"
@@ -106,7 +102,7 @@ def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS)) -> str
         for name, digest in said.items():
             if (nbytes := (directory / name).stat().st_size) != digest.nbytes:
                 return f"{name} has {nbytes} bytes instead of {digest.nbytes}"
-        for name, digest in said.items():
+        for name, digest in () if only_sizes else said.items():
             if _digest_of(directory / name) != digest:
                 return f"{name} is not what was written there"
     except OSError as error:
@@ -116,13 +112,13 @@ def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS)) -> str
 
 def damaged_checkpoints(root: Path) -> dict[str, str]:
     """Names of the directories under `root` that no run can go on from, and what is wrong with each. Reads all."""
-    faults = {path.name: _fault_of_checkpoint(path) for path in step_directories(root)}
-    return {name: fault for name, fault in faults.items() if fault}
-
-
-def _fault_of_checkpoint(directory: Path) -> str:
-    # One with sound files may lie under the name of another step.
-    return fault_of(directory) or ("" if _checkpoint(directory) else f"its {STATE} is of another step, or none")
+    faults = {}
+    for path in step_directories(root):
+        # Sound files may lie under the name of another step.
+        fault = fault_of(path) or ("" if _checkpoint(path) else f"its {STATE} is of another step, or none")
+        if fault:
+            faults[path.name] = fault
+    return faults
 
 
 def whole_checkpoints(root: Path) -> list[Checkpoint]:
@@ -150,7 +146,7 @@ def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
 
     DiskFull if there is no room. Whatever is raised, nothing is left of it but what was there before.
     """
-    root, partial = directory.parent, partial_path(directory)
+    root, partial = directory.parent, directory.with_name(directory.name + PARTIAL)
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root, wait=True):
         shutil.rmtree(partial, ignore_errors=True)
@@ -164,10 +160,8 @@ def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
 
 
 def commit(partial: Path, directory: Path) -> None:
-    """Make what lies in `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it.
-
-    One that lies there already is replaced; between the two renames, one right after the other, neither is there.
-    """
+    """Make `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it. One that is there
+    already is replaced; for a moment, between the two renames, neither is there."""
     entries = sorted(partial.rglob("*"))
     digests = {path.relative_to(partial).as_posix(): _digest_of(path) for path in entries if path.is_file()}
     (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
@@ -197,9 +191,8 @@ def clear_up(root: Path) -> None:
 def prune(root: Path, keep: int) -> None:
     """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind.
 
-    The newest is read through; of the older ones the sizes are compared, not the digests. If none is whole nothing is
-    removed but partial ones. While a checkpoint is being written, partial ones and those newer than the newest whole
-    one are left alone.
+    The newest is read through; of the older ones only the sizes are compared. If none is whole, only partial ones are
+    removed. While a checkpoint is being written, partial ones and those newer than the newest whole one stay.
     """
     if not root.is_dir():
         return
@@ -212,16 +205,12 @@ def prune(root: Path, keep: int) -> None:
         if newest is None:
             return
         at = listed.index(newest.path)
-        older = [path for path in listed[:at] if _has_its_sizes(path)]
+        older = [path for path in listed[:at] if not fault_of(path, only_sizes=True)]
         kept = {newest.path, *older[::-1][: max(0, keep - 1)]}
         for path in listed if alone else listed[:at]:
             if path not in kept:
-                _discard(path)
-
-
-def _discard(directory: Path) -> None:
-    """Remove a checkpoint; cut off half-way it is a partial one."""
-    shutil.rmtree(_set_aside(directory))
+                # Cut off half-way it is a partial one.
+                shutil.rmtree(_set_aside(path))
 
 
 def _set_aside(directory: Path) -> Path:
@@ -243,7 +232,7 @@ def _require_room(directory: Path, nbytes: int) -> None:
 
 @contextmanager
 def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of `root`; False without it if somebody else does and `wait` is not set."""
+    """Yield whether the lock of `root` is held: always with `wait`, else only if no other process holds it."""
     descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
@@ -257,8 +246,8 @@ def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def in_stream_dtype(name: str, content: bytes) -> bytes:
-    """A small file of a model as it belongs beside tensors of the stream: its config.json says bfloat16, where that of
-    the model in memory says float32, or nothing if the model was made here."""
+    """A small file of a model as it belongs beside tensors of the stream: config.json says bfloat16, where that of the
+    model in memory says float32 or nothing."""
     if name != "config.json":
         return content
     config: dict[str, Any] = {**json.loads(content), "dtype": "bfloat16"}
@@ -306,16 +295,6 @@ def read_digests(directory: Path) -> dict[str, FileDigest]:
     return _read_json(directory / DIGESTS, dict[str, FileDigest]) or {}
 
 
-def _has_its_sizes(directory: Path) -> bool:
-    """True if digests.json is there, names what a trainer needs, and every file that it names has its size."""
-    said = read_digests(directory)
-    try:
-        sizes = {name: (directory / name).stat().st_size for name in said}
-    except OSError:
-        return False
-    return {STATE, TENSORS} <= set(said) and sizes == {name: file.nbytes for name, file in said.items()}
-
-
 def _digest_of(path: Path) -> FileDigest:
     """Read in blocks, not through a map: a fault of the disk is an OSError then, and no SIGBUS."""
     hashed, nbytes = blake3(), 0
@@ -327,7 +306,7 @@ def _digest_of(path: Path) -> FileDigest:
 
 
 def _read_json(path: Path, kind: type[S]) -> S | None:
-    """The file as a `kind`; None if it is missing, too long or anything else."""
+    """The file as a `kind`; None if it cannot be read as one."""
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(JSON_BYTES), type=kind)
@@ -336,7 +315,6 @@ def _read_json(path: Path, kind: type[S]) -> S | None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has the file, or the names in the directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -25,7 +25,7 @@ FETCHING_BYTES = 50_000_000  # Smallest file that is spoken of: all others are h
 
 
 class _Fetching(tqdm):
-    """A file that comes from the hub. Bars would go to a log that nobody sees: a line now and then is told instead."""
+    """A file that comes from the hub. Bars would go to a log that nobody sees; `tell` gets a line now and then."""
 
     tell: Callable[[str], None]
 
@@ -43,8 +43,7 @@ def load_model(
     name: str, seed: int, made_in: Path | None = None, tell: Callable[[str], None] = lambda line: None
 ) -> tuple[Any, Any]:
     """Model (fp32 masters) and tokenizer of a directory, a Hugging Face id, "tiny" or "tiny-warm". UserError if there
-    is none. What took long to make is kept in the directory `made_in`, and read from there the next time. `tell` gets
-    lines about a model that is fetched."""
+    is none. A model that is trained here is cached in `made_in`. `tell` gets lines about a model that is fetched."""
     if name == TINY:
         return tiny_model(seed), tiny_tokenizer()
     if name == TINY_WARM:
@@ -60,10 +59,8 @@ def load_model(
 
 
 def _make_writable(model: Any) -> None:
-    """Have a generation config that transformers reads, but refuses to write, say what it means or only how to stop.
-
-    Older models give a temperature and do not say that they are sampled from.
-    """
+    """Mend a generation config that transformers reads but refuses to write: older models give a temperature and do not
+    say that they are sampled from. If that is not all, keep only how to stop."""
     found = model.generation_config
     if found is None or _can_be_written(found):
         return
@@ -87,7 +84,9 @@ def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, tor
     Tied tensors are in `state` once. Nothing is read from the tensors of `model`: it may be training.
     """
     model.save_pretrained(directory, state_dict=state)
-    _state_dtype(directory)
+    # It has written the dtype of the model in memory.
+    config = directory / "config.json"
+    config.write_bytes(in_stream_dtype(config.name, config.read_bytes()))
     tokenizer.save_pretrained(directory)
 
 
@@ -147,9 +146,3 @@ def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[t
     flat = torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
     parts = flat.split([spec.nbytes for spec in tensors])
     return [part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape) for part, spec in zip(parts, tensors, strict=True)]
-
-
-def _state_dtype(directory: Path) -> None:
-    """Make config.json say what the tensors are; save_pretrained writes the dtype of the model in memory."""
-    path = directory / "config.json"
-    path.write_bytes(in_stream_dtype(path.name, path.read_bytes()))

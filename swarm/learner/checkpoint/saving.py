@@ -1,9 +1,8 @@
-"""What a trainer is made of beside its code: copied out of training, written by a thread, and put back.
+"""A trainer's state: copied between two learner steps, written by a thread, and restored.
 
-A snapshot is taken between two learner steps, so it is one moment of the run; from then on training and writing share
-nothing. trainer.safetensors holds it bit for bit: `weight/NAME` (fp32 masters and buffers), `adam/KIND/NAME` (the
-moments and the step count of each parameter that has been stepped), `rng/KIND` (states of the generators, uint8).
-Tied tensors are in it once, under their first name.
+From the copy on, training and writing share nothing. trainer.safetensors holds the state bit for bit: `weight/NAME`
+(fp32 masters and buffers), `adam/KIND/NAME` (the moments and the step count of each parameter that has been stepped),
+`rng/KIND` (states of the generators, uint8). Tied tensors are in it once, under their first name.
 """
 
 from __future__ import annotations
@@ -67,7 +66,8 @@ def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> No
 
     Of `model` only names and configuration are read.
     """
-    half = {name: tensor.to(TORCH_DTYPES[stream_dtype(tensor)]) for name, tensor in _published(snapshot, model).items()}
+    published = {spec.name: snapshot.tensors[f"weight/{spec.name}"] for spec in stream_tensors(model)}
+    half = {name: tensor.to(TORCH_DTYPES[stream_dtype(tensor)]) for name, tensor in published.items()}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
     with being_written(directory, nbytes) as partial:
         save_file(snapshot.tensors, partial / TENSORS)
@@ -83,7 +83,9 @@ def restore(parts: Parts, directory: Path) -> TrainerState:
     """
     ranks = parts.ranks
     held = ranks.together(lambda: _Held(parts, directory) if ranks.rank == 0 else None)
-    state, small, names = ranks.from_first((held.state, held.small(), held.names) if held else _NOTHING)
+    first = ranks.from_first((held.state, held.small(), held.names) if held else None)
+    assert first is not None
+    state, small, names = first
     for name, tensor in _weights(parts.model).items():
         ranks.fill(tensor, held.tensor(name) if held else None)
         parts.progress()
@@ -103,14 +105,6 @@ def restore(parts: Parts, directory: Path) -> TrainerState:
     if parts.device.type == "cuda" and "rng/cuda" in small:
         torch.cuda.set_rng_state(small["rng/cuda"], parts.device)
     return state
-
-
-_NOTHING: tuple[TrainerState, dict[str, torch.Tensor], frozenset[str]] = (
-    TrainerState(step=0, lineage="", parameters=0),
-    {},
-    frozenset(),
-)
-"""What the other ranks have of a checkpoint before rank 0 tells them."""
 
 
 class _Held:
@@ -207,11 +201,6 @@ def _weights(model: Any) -> dict[str, torch.Tensor]:
     known = set(model.state_dict(keep_vars=True))
     rest = {name: buffer for name, buffer in model.named_buffers() if name not in known}
     return {f"weight/{name}": tensor for name, tensor in {**streamed, **rest}.items()}
-
-
-def _published(snapshot: Snapshot, model: Any) -> dict[str, torch.Tensor]:
-    """The snapshot's tensors that are in the stream, by name."""
-    return {spec.name: snapshot.tensors[f"weight/{spec.name}"] for spec in stream_tensors(model)}
 
 
 def _moments(parts: Parts) -> dict[str, torch.Tensor]:

@@ -1,14 +1,15 @@
 """The engine for real GPUs: vLLM, one request a sample, batched while they run, weights changed beneath them.
 
-This process holds vLLM's front; its core and workers are processes of their own, which end with this one. A sample's
-rules are the lease's and nothing of the model's own defaults; its log-probs are those of the distribution that it was
-drawn from. What vLLM cannot do exactly as the lease has it is a fault of that sample.
+This process holds vLLM's front; its core and workers are processes of their own, which end with this one. A sample is
+drawn by the lease's rules, never by the model's own defaults, and its log-probs are those of the distribution that it
+was drawn from. A sample that vLLM cannot draw exactly as the lease says is a fault.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -73,15 +74,9 @@ class VllmEngine:
         building = asyncio.to_thread(self._build, command, is_cuda)
         reference = await limited(building, START_S, "start", progress)
         self._watch = TokenWatch(command.hang_s)
-        self._swaps = Swaps(
-            self._engine,
-            self._config,
-            command.layout,
-            reference,
-            watch=self._watch,
-            give_up=self._give_up_all,
-            is_cuda=is_cuda,
-        )
+        engine, config, layout = self._engine, self._config, command.layout
+        give_up = self._give_up_all
+        self._swaps = Swaps(engine, config, layout, reference, watch=self._watch, give_up=give_up, is_cuda=is_cuda)
         self._watching = asyncio.create_task(self._end_if_it_hangs())
         return Started(
             engine="vllm",
@@ -98,8 +93,7 @@ class VllmEngine:
         reference = Reference(command.directory, command.layout)
         config = vllm_versions.engine_config(command, self._extension, is_cuda=is_cuda)
         wanted = config.model_config.max_model_len
-        engine = vllm_versions.make_engine(config, self._note_tokens)
-        self._engine, self._config = engine, config
+        self._engine, self._config = vllm_versions.make_engine(config, self._note_tokens), config
         if command.options.max_model_len is not None and (held := config.model_config.max_model_len) < wanted:
             raise UserError(
                 f"the engine's cache holds {held} tokens, and one sample was to take {wanted}: "
@@ -256,7 +250,7 @@ def _device_name(*, is_cuda: bool) -> str:
     if is_cuda:
         return vllm_versions.gpu_name()
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return found[1] if found else ""

@@ -1,12 +1,12 @@
 """New weights beneath running samples, the proof that vLLM holds them, and whether it still draws.
 
-The file is checked against the signed sums; what a probe must give is computed from it; all samples stand still, with
-their caches dropped; the workers reload from a path that no version had before; the version's label is set; all go on,
-a probe before them. No sample that ends before the proof is out is handed on, and if it fails, none that the new
-weights touched. So each token's label is exact: it changes only while nothing is drawn.
+The file is checked against the signed sums; what a probe must give is computed from it; all samples are paused and
+their caches dropped; the workers reload from a path that no version had before; the version's label is set; all
+resume, a probe before them. No sample that ends before the proof is handed on, and if the proof fails, none that the
+new weights touched. Each token's label is exact, since it changes only while nothing is drawn.
 
-vLLM schedules nothing while it is paused, not even a probe; and a forward pass beside its scheduler would prove other
-code than the one that draws. Hence the probe comes first after the pause instead of last in it.
+vLLM schedules nothing while it is paused, not even a probe, and a forward pass beside its scheduler would prove other
+code than the one that draws. So the probe is the first thing after the pause instead of the last in it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,8 +27,8 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.errors import EchoError, UserError
 from swarm.sampler.engine import Install, Installed, NotInstalled, Proof, Told
 from swarm.sampler.proving import Expected, Reference, probe_tokens
-from swarm.sampler.threaded import wrong_tensor
 from swarm.sampler.vllm import versions as vllm_versions
+from swarm.sampler.weights import wrong_tensor
 from swarm.types import Span, VersionId
 
 
@@ -62,8 +63,7 @@ class TokenWatch:
         self._alive_at = now
 
     def due_s(self, *, now: float) -> float:
-        """Seconds until the engine hangs if it draws nothing; 0 or less: it does. Nothing drawn is asked after again
-        in a full `hang_s`."""
+        """Seconds until the engine counts as hanging if it draws nothing; 0 or less if it hangs now."""
         if self._samples == 0 or self._paused:
             return self._hang_s
         return self._alive_at + self._hang_s - now
@@ -73,11 +73,9 @@ R = TypeVar("R")
 PAUSE_S = 60.0  # A pause waits for the step in flight; the longest, a full prefill, takes seconds
 CALL_S = 30.0  # A label, a cache reset, a resume: messages to the core that take milliseconds
 RELOAD_S = 60.0
-RELOAD_BYTES_PER_S = 50e6
-"""A reload copies from memory at GB/s; from a spinning disk, where the file did not stay in memory, at this."""
-
+RELOAD_BYTES_PER_S = 50e6  # A reload copies from memory at GB/s, but from a spinning disk at this
 PROBE_S = 60.0  # A probe is a prefill of 32 tokens, drawn before all else; on a CPU it waits for a step of many samples
-BEAT_S = 1.0  # While a call with a limit of its own is under way the node is told so
+BEAT_S = 1.0  # How often the node hears of progress while a call with a limit of its own is under way
 UNPROVEN = "weights not proven"
 
 
@@ -89,12 +87,14 @@ class Unproven(EchoError):
     """It is not known what the engine holds."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Parts:
-    """Seconds that the parts of an install took."""
+    """Seconds that the parts of an install took, as in Installed."""
 
-    def __init__(self, check_s: float) -> None:
-        self.check_s = check_s
-        self.pause_s = self.reload_s = self.proof_s = 0.0
+    check_s: float
+    pause_s: float = 0.0
+    reload_s: float = 0.0
+    proof_s: float = 0.0
 
 
 class Swaps:
@@ -155,24 +155,17 @@ class Swaps:
             wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
             if wrong is not None:
                 return NotInstalled("file", wrong)
-            parts = Parts(time.monotonic() - began)
+            parts = Parts(check_s=time.monotonic() - began)
             try:
                 with _linked(Path(command.path), command.version) as path:
                     proof = await self._swap(command, path, parts, progress)
             except (Unproven, TookTooLong) as error:
                 return NotInstalled("engine", str(error))
-            return Installed(
-                seconds=time.monotonic() - began,
-                pause_s=parts.pause_s,
-                check_s=parts.check_s,
-                reload_s=parts.reload_s,
-                proof_s=parts.proof_s,
-                proof=proof,
-            )
+            return Installed(seconds=time.monotonic() - began, proof=proof, **asdict(parts))
 
     async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
-        """Change the weights beneath the samples and prove it. Unproven or TookTooLong, and every sample that the new
-        weights may have touched is given up, if that fails."""
+        """Change the weights beneath the samples and prove it. If that fails, every sample that the new weights may
+        have touched is given up; Unproven or TookTooLong."""
         expected = await self._expect(path, parts, progress)
         probing: asyncio.Task[list[float]] | None = None
         self._settled.clear()
@@ -180,7 +173,11 @@ class Swaps:
         try:
             proof, probing = await self._swap_paused(command, path, expected, parts, progress)
             if expected is not None and probing is not None:
-                await self._judge(expected, probing, parts, progress)
+                began = time.monotonic()
+                held = await self._limited(probing, PROBE_S, "answer a probe", progress)
+                parts.proof_s += time.monotonic() - began
+                if (difference := expected.difference(held, self._dtype)) is not None:
+                    raise Unproven(difference)
             self.version = command.version
         except BaseException as error:
             self._distrust(error)
@@ -257,15 +254,6 @@ class Swaps:
             return "probe"
         return "sums and probe" if probed else "sums"
 
-    async def _judge(
-        self, expected: Expected, probing: asyncio.Task[list[float]], parts: Parts, progress: Told
-    ) -> None:
-        began = time.monotonic()
-        held = await self._limited(probing, PROBE_S, "answer a probe", progress)
-        parts.proof_s += time.monotonic() - began
-        if (difference := expected.difference(held, self._dtype)) is not None:
-            raise Unproven(difference)
-
     async def _probe(self, token_ids: tuple[int, ...]) -> list[float]:
         if len(token_ids) < 2:
             return []
@@ -332,8 +320,8 @@ async def _of_workers(call: Awaitable[R]) -> R:
 
 @contextmanager
 def _linked(path: Path, version: VersionId) -> Iterator[Path]:
-    """The same file by a name that no version had before: vLLM may keep what it read by a name. What a process that
-    was killed in a swap left behind goes: it would keep the blocks of a file that its owner removes."""
+    """The same file by a name that no version had before, since vLLM may cache by name. A link that a killed process
+    left behind is removed: it would keep the blocks of a file that its owner removes."""
     fresh = path.with_name(f"{path.name}.{version}")
     try:
         for left in path.parent.glob(f"{path.name}.*"):

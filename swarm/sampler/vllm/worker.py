@@ -28,9 +28,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from swarm.broadcast.version.manifest import Layout, TensorSpec
 from swarm.learner.device import TORCH_DTYPES
-from swarm.sampler.threaded import sum_of_counts
 from swarm.sampler.vllm.versions import ENGINE_PID_VARIABLE
-from swarm.sampler.weights import mapped_tensors
+from swarm.sampler.weights import mapped_tensors, sum_of_counts
 
 SUM_BLOCK_ITEMS = 1 << 24  # Items counted at a time: bincount takes 8 bytes for each on the device, next to the model
 

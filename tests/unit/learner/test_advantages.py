@@ -80,7 +80,7 @@ def test_the_rule_decides_what_the_rows_get(normalisation: Literal["group", "non
 def test_a_group_of_equal_rewards_teaches_nothing() -> None:
     groups = [group_of(one(1, 0.5), one(2, 0.5)), group_of(one(3, 0.5), one(4, 0.0))]
     assert [has_variance(group, KEEP) for group in groups] == [False, True]
-    assert [row.completion_tokens for row in rows_of(groups, KEEP)] == [3, 4]
+    assert [len(row.behaviour) for row in rows_of(groups, KEEP)] == [3, 4]
 
 
 def test_rows_keep_what_belongs_to_their_rollout() -> None:
@@ -97,7 +97,7 @@ def test_rows_keep_what_belongs_to_their_rollout() -> None:
 def test_a_masked_rollout_has_no_row_and_no_part_in_the_mean() -> None:
     group = group_of(one(2, 1.0), one(6, 0.0, truncated=True), one(3, 0.5), one(6, 0.9, truncated=True))
     rows = rows_of([group], MASK)
-    assert [row.completion_tokens for row in rows] == [2, 3]
+    assert [len(row.behaviour) for row in rows] == [2, 3]
     assert [row.advantage for row in rows] == pytest.approx(plain_advantages([1.0, 0.5]), rel=1e-4)
     kept = rows_of([group], KEEP)
     assert [row.advantage for row in kept] == pytest.approx(plain_advantages([1.0, 0.0, 0.5, 0.9]), rel=1e-4)

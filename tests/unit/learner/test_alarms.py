@@ -120,7 +120,7 @@ def test_ten_steps_of_mismatch_stop_and_what_cannot_be_compared_does_not_count()
     for number in range(MISMATCH_STEPS - 1):
         assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "skip")]
         assert step(alarms, ())[1] == []
-        assert alarms.unchanged_steps == 2 * (number + 1)
+        assert alarms.state.unchanged_steps == 2 * (number + 1)
     assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "stop")]
 
 
@@ -129,7 +129,7 @@ def test_one_step_of_agreement_breaks_the_row() -> None:
     for _ in range(MISMATCH_STEPS - 1):
         step(alarms, mismatch_kl=1.0)
     assert step(alarms, mismatch_kl=0.1) == ([True, True], [])
-    assert alarms.unchanged_steps == 0
+    assert alarms.state.unchanged_steps == 0
     assert step(alarms, mismatch_kl=1.0)[1] == [("mismatch_kl", "skip")]
 
 
@@ -172,7 +172,7 @@ def test_lost_entropy_halves_the_learning_rate_every_ten_steps_down_to_an_eighth
     first = raised[0]
     assert first <= ENTROPY_STEPS
     assert raised == [first, first + LOWER_EVERY_STEPS, first + 2 * LOWER_EVERY_STEPS]
-    assert alarms.learning_rate_scale == MIN_SCALE
+    assert alarms.state.learning_rate_scale == MIN_SCALE
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ def test_a_reward_that_was_gained_and_lost_again_pays_for_nothing() -> None:
     alarms = after(ENTROPY_STEPS)
     for _ in range(50):
         step(alarms, entropy=0.1, reward=0.9)
-    assert alarms.learning_rate_scale == 1.0
+    assert alarms.state.learning_rate_scale == 1.0
     for _ in range(ENTROPY_STEPS):
         step(alarms, entropy=0.01, reward=0.0)
-    assert alarms.learning_rate_scale == 0.5
+    assert alarms.state.learning_rate_scale == 0.5
 
 
 # -- what is remembered --------------------------------------------------------------------------------------

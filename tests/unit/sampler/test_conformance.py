@@ -9,8 +9,7 @@ import pytest_asyncio
 
 from swarm.sampler.engine import Engine
 from swarm.sampler.scripted_engine import ScriptedEngine
-from swarm.sampler.threaded import Threaded
-from swarm.sampler.transformers import TransformersEngine
+from swarm.sampler.transformers import Threaded, TransformersEngine
 from tests.conformance import CHECKS, Life, begin
 from tests.unit.models import stage
 

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import EchoError, UserError
 from swarm.sampler.engine import EngineOptions, Generate, Installed, Job, NotInstalled, Probe, Sampled
-from swarm.sampler.threaded import Threaded
-from swarm.sampler.transformers import SeededDraw, TransformersEngine
+from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
 from tests.unit.models import Staged, logprobs_of, rounded, stage, stage_model

@@ -23,10 +23,8 @@ from swarm.sampler.trial import (
     Trial,
     TrialCache,
     assumed_mean_tokens,
-    available_bytes,
     cache_key,
     lengths_in,
-    memory_left_bytes,
     next_tokens,
     places_that_fit,
     rate_of,
@@ -365,23 +363,3 @@ def test_a_model_that_does_not_say_its_shape_is_the_learners_fault(content: byte
         shape_of(layout)
     with pytest.raises(UserError, match=r"no config\.json"):
         shape_of(msgspec.structs.replace(TINY, files=()))
-
-
-def test_the_memory_that_is_available() -> None:
-    text = "MemTotal:       24000000 kB\nMemFree:         100 kB\nMemAvailable:   20000000 kB\n"
-    assert available_bytes(text) == 20_480_000_000
-    assert available_bytes("MemTotal: 5 kB\n") is None
-
-
-def test_memory_that_files_fill_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on any machine that has run for a while: nearly no page is free, most of the memory can be had."""
-    monkeypatch.setattr(Path, "read_text", lambda path: "MemFree: 100 kB\nMemAvailable: 20000000 kB\n")
-    assert memory_left_bytes() == 20_480_000_000
-
-
-def test_where_the_system_does_not_say_what_is_left_all_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(path: Path) -> str:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Path, "read_text", none)
-    assert memory_left_bytes() >= 2**28

@@ -27,7 +27,6 @@ from swarm.learner.checkpoint.files import (
     in_stream_dtype,
     is_whole,
     newest_whole,
-    partial_path,
     prune,
     read_state,
     whole_checkpoints,
@@ -149,7 +148,7 @@ def test_every_byte_and_name_is_on_the_disk_before_the_rename(tmp_path: Path, mo
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "rename", watched_rename)
     directory = save(tmp_path, 1)
-    partial = str(partial_path(directory))
+    partial = f"{directory}.partial"
     inside = [str(path).replace(str(directory), partial) for path in directory.rglob("*")]
     at = calls.index("rename")
     assert set(calls[:at]) == {*inside, partial}
@@ -160,7 +159,7 @@ def test_every_byte_and_name_is_on_the_disk_before_the_rename(tmp_path: Path, mo
 
 def test_what_a_crash_left_half_written_is_ignored_and_written_over(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    left = partial_path(checkpoint_path(tmp_path, 2))
+    left = tmp_path / "step-000002.partial"
     shutil.copytree(tmp_path / "step-000001", left)
     (left / "left over").write_text("by a crash")
     assert steps(tmp_path) == [1]

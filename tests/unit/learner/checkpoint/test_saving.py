@@ -43,7 +43,7 @@ def save(trainer: Trainer, root: Path, step: int) -> Path:
 
 def everything(trainer: Trainer) -> dict[str, list[Any]]:
     """All that a checkpoint holds of a trainer, as numbers."""
-    tensors = take(trainer._parts, step=0, lineage=b"").tensors
+    tensors = take(trainer._learning, step=0, lineage=b"").tensors
     return {
         name: tensor.view(torch.uint8).tolist() if tensor.dim() else tensor.tolist() for name, tensor in tensors.items()
     }

@@ -1,0 +1,52 @@
+"""How much memory is left, on machines that say it and on those that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarm.learner.device import free_host_bytes
+
+
+def say(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
+    def read_text(path: Path) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+
+
+MEMINFO = {"/proc/meminfo": "MemTotal: 24000000 kB\nMemFree: 100 kB\nMemAvailable:   20000000 kB\n"}
+"""Of a machine that has run for a while: nearly no page is free, most of the memory can be had."""
+
+
+def test_memory_that_files_fill_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    say(monkeypatch, MEMINFO)
+    assert free_host_bytes() == 20_480_000_000
+
+
+@pytest.mark.parametrize("files", [{}, {"/proc/meminfo": "MemTotal: 5 kB\n"}])
+def test_where_the_system_does_not_say_what_is_left_all_memory_counts(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    say(monkeypatch, files)
+    assert free_host_bytes() >= 2**28
+
+
+@pytest.mark.parametrize(
+    ("group", "limit", "used"),
+    [
+        ("/sys/fs/cgroup/", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_a_control_group_with_a_limit_leaves_less(
+    monkeypatch: pytest.MonkeyPatch, group: str, limit: str, used: str
+) -> None:
+    stat = {group + "memory.stat": "anon 5\ninactive_file 30\n"}
+    say(monkeypatch, {**MEMINFO, **stat, group + limit: "1000\n", group + used: "600\n"})
+    assert free_host_bytes() == 430
+    say(monkeypatch, {**MEMINFO, **stat, group + limit: "max\n", group + used: "600\n"})
+    assert free_host_bytes() == 20_480_000_000
