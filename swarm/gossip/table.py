@@ -18,10 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import ip_address
 from typing import Any, Literal
 
-from swarm.gossip.reachability import is_name
 from swarm.gossip.records import (
     MAX_BANNED,
     MAX_LEAVES,
@@ -36,6 +34,7 @@ from swarm.gossip.records import (
     SignedRecord,
     prefix_of,
 )
+from swarm.net.hosts import address_of, is_name
 from swarm.types import Address, NodeId, VersionId
 
 
@@ -316,9 +315,7 @@ def subnets_of(signed: SignedRecord) -> set[str]:
 
 @lru_cache(maxsize=2 * MAX_PUBLICS)
 def _subnet(host: str) -> str:
-    try:
-        address = ip_address(host)
-    except ValueError:
+    address = address_of(host)
+    if address is None:
         return host.lower()
-    kept = 3 if address.version == 4 else 6
-    return address.packed[:kept].hex()
+    return address.packed[: 3 if address.version == 4 else 6].hex()

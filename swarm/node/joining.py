@@ -15,7 +15,7 @@ from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.receiver import Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
-from swarm.gossip.reachability import is_loopback
+from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
 from swarm.node.bootstrap import PREFIX, read_bootstrap, read_join_line

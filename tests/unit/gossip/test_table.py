@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm.gossip.reachability import is_dialable
 from swarm.gossip.records import (
     ENTRY_BYTES,
     MAX_BANNED,
@@ -20,6 +19,7 @@ from swarm.gossip.records import (
     pack_digest,
 )
 from swarm.gossip.table import MAX_OTHERS, Table
+from swarm.net.hosts import is_dialable
 from swarm.net.wire import encode
 from swarm.types import Address
 from tests.swarmers import DEAD_S, LIFE_S, RULES, THE_SWARM, address, key, reasons, signed, table
