@@ -11,7 +11,7 @@ from swarm.errors import EchoError
 from swarm.rollout.journal.entries import Entry
 
 COMMIT_S = 8.0
-"""How long an answer waits for the journal. With the time that a body may take to come (http.BODY_LIMITS) it is less
+"""How long an answer waits for the journal. With the time that a body may take to come (client.MAX_BODY_S) it is less
 than the time limit of the sampler's call (client.CALL_S), so that the sampler hears why."""
 
 FAULT_CHECK_S = 1.0  # Between two looks whether the journal can write again: as often as it tries
