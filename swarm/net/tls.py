@@ -71,7 +71,7 @@ def _new_certificate() -> bytes:
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Replace a file that only its owner may read. Afterwards it is on disk, whole; after a crash, whole or as it was."""
+    """Replace a file that only its owner may read. A crash leaves it whole, new or as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
