@@ -9,7 +9,7 @@ from typing import TypeVar
 from swarm.broadcast.notes import Roster, whom_to_dial
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import Peer
-from swarm.net.links import Station
+from swarm.net.links import Links, Station
 from swarm.net.stream import LinkEnd, Stream
 from swarm.types import Address, NodeId
 
@@ -32,7 +32,7 @@ class Neighbours:
         self._roster = Roster(members=())
         self._listed = asyncio.Event()
         self._parting: asyncio.TimerHandle | None = None
-        self.links = station.links(open_link, self._admits)
+        self.links = Links(station, open_link=open_link, admits=self._admits)
 
     def dial(self) -> None:
         """Keep a link to the learner and to those members that this node has to dial."""

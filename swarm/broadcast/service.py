@@ -36,7 +36,7 @@ from swarm.broadcast.transfers import (
 from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import Layout, needs_base
 from swarm.errors import ProtocolError
-from swarm.net.links import NO_VERSION, Station
+from swarm.net.links import NO_VERSION, Links, Station
 from swarm.net.signing import SigningKey
 from swarm.net.stream import Frame, Incoming
 from swarm.net.wire import encode
@@ -78,7 +78,7 @@ class BroadcastService:
             on_fault=lambda node: self._links.bar(node),
             on_peer_complete=self._on_peer_complete,
         )
-        self._links = station.links(self._transfers.open_link, lambda node: True)
+        self._links = Links(station, open_link=self._transfers.open_link, admits=lambda node: True)
         self._members: dict[NodeId, Member] = {}
         self._rosters: dict[NodeId, Roster] = {}
         self._told_plan: Plan | None = None

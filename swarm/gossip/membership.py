@@ -1,30 +1,27 @@
 """Who is in the swarm: the core of gossip, for publics and leaves alike.
 
 Theory of operation. A *public* keeps a table of all publics. Every round it calls a few of them with a digest of the
-table; the answer holds what it lacks (records, younger beats) and names what the other lacks, which is sent in a second
-call. News (a node, an address, a head, a refutation) is pushed on at once as well; a record that is merely renewed
-travels with the rounds. The publics that it calls change one by one, so that connections stay open (a call on an open
-one takes a fifth of the bytes) and everybody is called in the course of time. A *leaf* only dials out: it polls its
-homes, which hold the poll open and answer when there is a newer head or the learner has moved, and now and then it asks
-a random public for others.
+table. The answer holds what the caller lacks (records, younger beats) and names what the other lacks, which follows in
+a second call. News (a node, an address, a head, a refutation) is also pushed on at once; a record that is merely
+renewed travels with the rounds. The publics that it calls change one by one: connections stay open (a call on an open
+one takes a fifth of the bytes), and in the course of time every public is called. A *leaf* only dials out: it polls its
+homes, which hold the poll open until there is a newer head or the learner has moved, and now and then it asks a random
+public for others.
 
-Order that matters: a caller is heard (authenticated, so its beat is now) before its digest is merged; records are
+The order matters: a caller is heard (it is authenticated, so its beat is now) before its digest is merged; records are
 admitted before ages, since an age without a record is of no use; the answer is made last.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from random import Random
-from typing import Literal
 
 import msgspec
 
 from swarm.errors import ProtocolError
-from swarm.gossip.answers import answer_to, fitting, seen_in
-from swarm.gossip.homes import Home, Homes
+from swarm.gossip.calls import Calls, Home, Homes, Partners, Pending, Purpose
 from swarm.gossip.records import (
     Call,
     Effect,
@@ -40,79 +37,14 @@ from swarm.gossip.records import (
     SignedRecord,
     Wake,
 )
-from swarm.gossip.table import Peer, View
+from swarm.gossip.table import Peer
+from swarm.gossip.view import View, answer_to, fitting, seen_in
 from swarm.types import Address, NodeId, VersionId
 
-
-class Partners:
-    """Chosen at random among those that may be called."""
-
-    def __init__(self, rules: GossipRules, random: Random) -> None:
-        self._rules = rules
-        self._random = random
-        self._chosen: dict[NodeId, None] = {}
-        self._rounds = 0
-
-    def next_round(self) -> None:
-        """Every few rounds the partner of longest standing is let go."""
-        self._rounds += 1
-        if self._rounds % self._rules.partner_rounds == 0 and self._chosen:
-            del self._chosen[next(iter(self._chosen))]
-
-    def some(self, count: int, peers: Sequence[Peer]) -> list[Peer]:
-        """`count` partners, after those that are not among `peers` any more were replaced."""
-        by_node = {peer.signed.node: peer for peer in peers}
-        self._chosen = {node: None for node in self._chosen if node in by_node}
-        free = [node for node in by_node if node not in self._chosen]
-        missing = min(self._rules.partners - len(self._chosen), len(free))
-        self._chosen.update(dict.fromkeys(self._random.sample(free, max(0, missing))))
-        chosen = self._random.sample(list(self._chosen), min(count, len(self._chosen)))
-        return [by_node[node] for node in chosen]
-
-
-Purpose = Literal["round", "push", "poll", "refresh", "seed", "revive"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A call under way."""
-
-    node: NodeId
-    address: Address
-    purpose: Purpose
-    sent_at: float
-
-
-class Calls:
-    """Every ticket comes back exactly once, answered or failed, within its time limit: that bounds the table."""
-
-    def __init__(self, rules: GossipRules, random: Random) -> None:
-        self._rules = rules
-        self._random = random
-        self._pending: dict[int, Pending] = {}
-        self._last = 0
-
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    def to(
-        self, node: NodeId, addresses: tuple[Address, ...], purpose: Purpose, message: Exchange, *, now: float
-    ) -> Call:
-        """A call to one of the node's addresses."""
-        address = self._random.choice(addresses)
-        self._last += 1
-        self._pending[self._last] = Pending(node=node, address=address, purpose=purpose, sent_at=now)
-        timeout_s = self._rules.call_s + message.hold_s
-        return Call(ticket=self._last, node=node, address=address, message=message, timeout_s=timeout_s)
-
-    def take(self, ticket: int) -> Pending:
-        return self._pending.pop(ticket)
-
-
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0
-"""Between two tries to reach a bootstrap while nobody is known, doubled each time."""
+"""Between two tries to reach a bootstrap while no other node is known; doubles each time."""
 
-HELLO_S = 10.0  # By then a hello was answered or has failed
+HELLO_S = 10.0  # By then a hello is answered or has failed
 
 
 class Membership:
@@ -132,11 +64,11 @@ class Membership:
     ) -> None:
         self.view = View(owner, rules, dialable)
         self.homes = Homes(rules, random)
+        self.rules = rules
+        self.calls = Calls(rules, random)
         self._owner = owner
-        self._rules = rules
         self._table = self.view.table
         self._leases = self.view.leases
-        self._calls = Calls(rules, random)
         self._partners = Partners(rules, random)
         self._open_record = open_record
         self._open_head = open_head
@@ -153,15 +85,7 @@ class Membership:
         # The first bootstrap may have known as little: a leaf of one home must not wait a minute for others.
         self._refresh_at = now + self._period(rules.scarce_rounds)
 
-    # -- what the shell looks at -----------------------------------------------------------------------------
-
-    @property
-    def rules(self) -> GossipRules:
-        return self._rules
-
-    @property
-    def calls_under_way(self) -> int:
-        return len(self._calls)
+    # -- time ------------------------------------------------------------------------------------------------
 
     def deadline(self) -> float:
         """When to call `tick` next."""
@@ -171,13 +95,11 @@ class Membership:
         self._planned = min(times)
         return self._planned
 
-    # -- time ------------------------------------------------------------------------------------------------
-
     def tick(self, *, now: float) -> list[Effect]:
         """Do what is due."""
-        rules = self._rules
+        rules = self.rules
         if self._planned is not None and now - self._planned > rules.round_s:
-            # Beats may lie unread in our own sockets: for the time of a death everybody gets twice as long.
+            # This node runs late, and beats may lie unread in its sockets: it waits twice as long before deaths.
             self._late_until = now + rules.dead_rounds * rules.round_s
         effects: list[Effect] = []
         if now >= self._reissue_at:
@@ -187,7 +109,7 @@ class Membership:
             self._round_at = now + self._period(1)
             effects += self._round(now)
         if now >= self._greet_at:
-            # What comes of it sets the next time; two hellos at once would fail twice and wait twice as long.
+            # The outcome sets the next time; two hellos at once would fail twice and wait twice as long.
             self._greet_at = now + max(HELLO_S, self._greet_period(now))
             effects += [Greet()] if self._has_to_greet(now) else []
         if self.view.is_public and now >= self._revive_at:
@@ -212,25 +134,25 @@ class Membership:
         if self.view.is_public:
             self._partners.next_round()
             message = self.view.round_message(now)
-            called = self._partners.some(self._rules.fanout, self.view.at_least(self._rules.fanout, now))
+            called = self._partners.some(self.rules.fanout, self.view.at_least(self.rules.fanout, now))
             effects += [self._call(peer, "round", message, now) for peer in called]
         return effects + gone
 
     def _revive(self, now: float) -> list[Effect]:
-        """Call a dead node: if it only was on the other side of a partition, it answers."""
+        """Call a dead node: it answers if it was only on the other side of a partition."""
         stones = [s.signed for s in self._table.dead.values() if s.is_lost and self._table.callable_at(s.signed)]
         if not stones:
             return []
         signed = self._random.choice(stones)
         message = self.view.round_message(now)
-        return [self._calls.to(signed.node, self._table.callable_at(signed), "revive", message, now=now)]
+        return [self.calls.to(signed.node, self._table.callable_at(signed), "revive", message, now=now)]
 
     def _has_to_greet(self, now: float) -> bool:
-        """A leaf that can reach publics asks them instead, and of the publics only a few look across a partition at a
-        time: thousands would wear the bootstraps out."""
+        """A leaf greets only if it can reach no public. Of the publics only a few at a time look across a partition:
+        thousands would wear the bootstraps out."""
         if not self.view.is_public:
             return not self.view.usable(now)
-        return self._random.random() * len(self._table) < self._rules.greeters
+        return self._random.random() * len(self._table) < self.rules.greeters
 
     # -- a leaf's calls --------------------------------------------------------------------------------------
 
@@ -249,50 +171,45 @@ class Membership:
             asked = self.view.some(1, self._random, now=now)
             effects += [self._call(peer, "refresh", self.view.refresh_message(now), now) for peer in asked]
             # With too few to choose homes from, ask again soon.
-            enough = asked and len(self._table) > self._rules.homes
-            self._refresh_at = now + self._period(self._rules.refresh_rounds if enough else self._rules.scarce_rounds)
+            enough = asked and len(self._table) > self.rules.homes
+            self._refresh_at = now + self._period(self.rules.refresh_rounds if enough else self.rules.scarce_rounds)
         return effects
 
     def _poll(self, home: Home, peer: Peer, now: float) -> Effect:
-        told = home.told == self.view.own.order
-        message = Exchange(
-            records=() if told else (self.view.own.sealed,),
-            # After a partition a leaf may be the only one that has it.
-            head=self.view.head if home.knows != self.view.newest else b"",
-            newest=self.view.newest,
-            learner=self.view.learner_order(),
+        message = self.view.poll_message(
+            tells_record=home.told != self.view.own.order,
+            tells_head=home.knows != self.view.newest,
             # A first poll is not held, so that a leaf learns at once whether this home serves it. Later ones vary: a
             # head answers all polls of all leaves together, and they would come round together ever after.
-            hold_s=self._vary(self._rules.hold_s) if home.served else self._rules.hold_s / 100,
-            asks=0,
+            hold_s=self._vary(self.rules.hold_s) if home.served else self.rules.hold_s / 100,
         )
         home.told = self.view.own.order
         call = self._call(peer, "poll", message, now)
         home.ticket, home.asked = call.ticket, self.view.newest
         return call
 
-    # -- as the one who is called ----------------------------------------------------------------------------
+    # -- being called ----------------------------------------------------------------------------------------
 
     def receive(self, caller: NodeId, message: Exchange, *, now: float) -> list[Effect]:
-        """Take in what an authenticated `caller` says. `answer` follows, at once or when a held poll is over."""
+        """Take in what an authenticated `caller` says. `answer` follows, at once or when a held poll ends."""
         effects: list[Effect] = []
         self._hear(caller, now)
         if message.hold_s > 0 and self._table.find(caller) is None:
             self._leases.renew(caller, message.newest, now=now)
             self._count_leaves()
-        latest = now - self._rules.transit_s
+        latest = now - self.rules.transit_s
         effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now))
         return effects + self._hear_head(message.head, now)
 
     def holds(self, message: Exchange) -> bool:
-        """Whether a poll has to wait: there is nothing that its caller lacks."""
+        """Whether a poll has to wait, because its caller lacks nothing."""
         return message.hold_s > 0 and not self.view.has_newer_head(message) and not self.view.has_moved_learner(message)
 
     def answer(self, caller: NodeId, message: Exchange, *, now: float) -> ExchangeReply:
         """What `caller` lacks."""
         return answer_to(self.view, caller, message, random=self._random, now=now)
 
-    # -- as the caller ---------------------------------------------------------------------------------------
+    # -- calling ---------------------------------------------------------------------------------------------
 
     def introduced(self, signed: SignedRecord, address: Address, *, now: float) -> list[Effect]:
         """A bootstrap said hello from `address`: ask it for the others."""
@@ -304,11 +221,11 @@ class Membership:
         # Soon again if it taught nothing: it may be a leaf, and the call that follows may be lost.
         self._greet_at = now + max(HELLO_S, self._greet_period(now))
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
-        return [*effects, self._calls.to(signed.node, (address,), "seed", message, now=now)]
+        return [*effects, self.calls.to(signed.node, (address,), "seed", message, now=now)]
 
     def answered(self, ticket: int, reply: ExchangeReply, *, now: float) -> list[Effect]:
         """The answer to a call."""
-        pending = self._calls.take(ticket)
+        pending = self.calls.take(ticket)
         sent_at = pending.sent_at
         self._hear(pending.node, sent_at)
         home = self.homes.of_ticket(ticket)
@@ -322,10 +239,10 @@ class Membership:
         return effects + self._send_wanted(pending, reply.wanted, now)
 
     def failed(self, ticket: int, *, now: float) -> list[Effect]:
-        """A call came to nothing: the other may be dead, or the way to it."""
-        pending = self._calls.take(ticket)
+        """A call failed: the other node may be dead, or the line to it."""
+        pending = self.calls.take(ticket)
         if (peer := self._table.find(pending.node)) is not None:
-            peer.failed(self._rules.round_s, now=now)
+            peer.failed(self.rules.round_s, now=now)
         if (home := self.homes.of_ticket(ticket)) is not None:
             self.homes.failed(home, took_s=now - pending.sent_at, now=now)
         if pending.purpose in ("refresh", "seed"):
@@ -333,7 +250,7 @@ class Membership:
         return []
 
     def greet_failed(self, *, now: float) -> None:
-        """No bootstrap answered: wait longer each time while nobody else can be reached."""
+        """No bootstrap answered: wait longer each time while no other node can be reached."""
         self._greet_wait_s = min(MAX_GREET_S, 2 * self._greet_wait_s)
         self._greet_at = now + self._greet_period(now)
 
@@ -350,21 +267,21 @@ class Membership:
         if self.view.newest is not None and version <= self.view.newest:
             return []
         self.view.newest, self.view.head = version, sealed
-        effects: list[Effect] = [HeadLearned(version=version, sealed=sealed), Wake()]
-        return effects + (self._push(now, head=True) if self.view.is_public else [])
+        learned = HeadLearned(version=version, sealed=sealed)
+        return [learned, *(self._push(now, head=True) if self.view.is_public else [])]
 
     def set_profile(self, profile: Profile, *, now: float) -> None:
-        """Said with a re-issue a sixth of the usual time away: held versions change with every publication."""
+        """Publish `profile` within a sixth of the usual time: held versions change with every publication."""
         profile = msgspec.structs.replace(profile, leaves=len(self._leases))
         if profile != self._owner.profile:
             self._owner.profile = profile
-            soon = self._rules.reissue_rounds * self._rules.round_s / 6
+            soon = self.rules.reissue_rounds * self.rules.round_s / 6
             self._reissue_at = min(self._reissue_at, now + soon)
 
     def set_reachability(
         self, reachability: Reachability, addresses: tuple[Address, ...], *, now: float
     ) -> list[Effect]:
-        """Become public at proven addresses, or a leaf again; said at once."""
+        """Become public at proven addresses, or a leaf again, and say so at once."""
         if (reachability, addresses) == (self._owner.reachability, self._owner.addresses):
             return []
         was_public = self.view.is_public
@@ -377,9 +294,9 @@ class Membership:
         return effects + (self._push(now) if self.view.is_public or was_public else [])
 
     def leave(self, *, now: float) -> list[Effect]:
-        """The last word, so that nobody has to wait for this node's death."""
+        """Tell a few others, so that nobody has to wait for this node's death."""
         homes = [self._table.find(home.node) for home in self.homes.homes]
-        told = [peer for peer in homes if peer] or self.view.some(self._rules.push_fanout, self._random, now=now)
+        told = [peer for peer in homes if peer] or self.view.some(self.rules.push_fanout, self._random, now=now)
         self._owner.reachability = "gone"
         effects = self._owner.issue()
         message = self.view.push_message([self.view.own], now)
@@ -394,10 +311,8 @@ class Membership:
     def _take_in(
         self, sealed: Iterable[bytes], digest: bytes, latest: float, now: float, *, direct: tuple[NodeId, float]
     ) -> list[Effect]:
-        """Records and the beats of a digest, whose ages count back from `latest`. `direct` is who said it, and when.
-
-        A record without an age brings no beat: who was not heard of before stays unknown.
-        """
+        """Take in records, and the beats of a digest whose ages count back from `latest`. `direct` is who said it, and
+        when. A record without an age brings no beat, so a node that was not known before stays unknown."""
         effects: list[Effect] = []
         try:
             beats = {prefix: heard_at for prefix, (_, heard_at) in seen_in(digest, latest=latest).items()}
@@ -410,7 +325,7 @@ class Membership:
             try:
                 signed = self._open_record(one)
             except ProtocolError:
-                # The rest is not looked at: nobody passes on what does not open, and signatures cost time.
+                # Ignore the rest: an honest node passes on nothing that does not open, and signatures cost time.
                 effects.append(Rejected(reason="bad_record"))
                 break
             if signed.node == self.view.own.node:
@@ -428,7 +343,10 @@ class Membership:
 
     def _admit(self, signed: SignedRecord, heard_at: float, now: float, effects: list[Effect]) -> bool:
         if signed.record.reachability != "public":
-            self._tell_leases(signed)
+            self._leases.tell(signed)
+        if signed.record.reachability == "gone":
+            self._leases.end(signed.node)
+            self._count_leaves()
         admitted, more = self._table.admit(signed, heard_at, now=now)
         effects += more
         if admitted == "new":
@@ -439,27 +357,20 @@ class Membership:
         return admitted in ("new", "changed", "gone")
 
     def _make_room(self, new: NodeId) -> None:
-        """A leaf that knows enough publics drops the stalest that is neither its home nor the learner nor new."""
-        if self.view.is_public or len(self._table) <= self._rules.leaf_publics:
+        """A leaf that knows enough publics forgets the stalest that is neither its home nor the learner nor new."""
+        if self.view.is_public or len(self._table) <= self.rules.leaf_publics:
             return
         kept = {new, *(home.node for home in self.homes.homes)}
         spare = [p for p in self._table if p.signed.node not in kept and p.signed.record.role != "learner"]
         if spare:
             self._table.forget(min(spare, key=lambda peer: peer.heard_at))
 
-    def _tell_leases(self, signed: SignedRecord) -> None:
-        self._leases.tell(signed)
-        if signed.record.reachability == "gone":
-            self._leases.end(signed.node)
-            self._count_leaves()
-
     def _count_leaves(self) -> None:
-        """Said with the next re-issue: leaves come and go too often for each to be worth a record to everybody."""
-        if len(self._leases) != self._owner.profile.leaves:
-            self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
+        """The next re-issue says it: leaves come and go too often for each to be worth a record to everybody."""
+        self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
 
     def _refute(self, sealed: bytes, now: float) -> list[Effect]:
-        """The one called holds this node dead: it has to hear of a higher order."""
+        """The node that was called believes this one dead: it has to hear of a higher order."""
         if not sealed:
             return []
         try:
@@ -475,7 +386,7 @@ class Membership:
         return effects if newest is None or newest == before else self._owner.outlive(newest) + effects
 
     def _overtake(self, claimed: SignedRecord, now: float) -> list[Effect]:
-        """Go past a record of our own key; the signature proves that it was issued, by a former life perhaps."""
+        """Go past a record of our own key, whose signature proves that it was issued, perhaps by a former life."""
         if claimed.order < self.view.own.order:
             return []
         effects = self._owner.refute(claimed)
@@ -485,18 +396,18 @@ class Membership:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _push_later(self, fresh: list[SignedRecord], now: float) -> None:
-        """Have what is new pushed on, together with whatever else changes within a moment."""
+        """Push on what is new, together with whatever else changes within a moment."""
         if fresh and self.view.is_public:
             self._fresh.update((signed.prefix, signed) for signed in fresh)
-            self._push_at = self._push_at or now + self._rules.push_delay_s
+            self._push_at = self._push_at or now + self.rules.push_delay_s
 
     def _push(self, now: float, *, head: bool = False) -> list[Effect]:
         records = fitting(self._fresh.values())
         for signed in records:
             del self._fresh[signed.prefix]
-        self._push_at = now + self._rules.push_delay_s if self._fresh else None
+        self._push_at = now + self.rules.push_delay_s if self._fresh else None
         message = self.view.push_message(records, now, head=self.view.head if head else b"")
-        told = self._partners.some(self._rules.push_fanout, self.view.at_least(self._rules.push_fanout, now))
+        told = self._partners.some(self.rules.push_fanout, self.view.at_least(self.rules.push_fanout, now))
         return [self._call(peer, "push", message, now) for peer in told]
 
     def _send_wanted(self, pending: Pending, wanted: tuple[bytes, ...], now: float) -> list[Effect]:
@@ -506,17 +417,17 @@ class Membership:
         if not records:
             return []
         message = self.view.push_message(records, now)
-        return [self._calls.to(pending.node, (pending.address,), "push", message, now=now)]
+        return [self.calls.to(pending.node, (pending.address,), "push", message, now=now)]
 
     def _call(self, peer: Peer, purpose: Purpose, message: Exchange, now: float) -> Call:
-        return self._calls.to(peer.signed.node, peer.addresses, purpose, message, now=now)
+        return self.calls.to(peer.signed.node, peer.addresses, purpose, message, now=now)
 
     def _period(self, rounds: float) -> float:
-        return self._vary(rounds * self._rules.round_s)
+        return self._vary(rounds * self.rules.round_s)
 
     def _greet_period(self, now: float) -> float:
         calm = self.view.usable(now)
-        return self._period(self._rules.bootstrap_rounds) if calm else self._vary(self._greet_wait_s)
+        return self._period(self.rules.bootstrap_rounds) if calm else self._vary(self._greet_wait_s)
 
     def _vary(self, seconds: float) -> float:
-        return seconds * self._random.uniform(1 - self._rules.jitter, 1 + self._rules.jitter)
+        return seconds * self._random.uniform(1 - self.rules.jitter, 1 + self.rules.jitter)

@@ -1,20 +1,20 @@
-"""Who can be dialled: which addresses may be called at all, dial-back as a proof, and its limits.
+"""Which nodes can be dialled: dial-back as a proof, and its limits.
 
 Theory of operation. A node starts as a leaf. It asks several publics, one after another, to call it back at the address
-they see it come from, at the port it declares; each that gets through is a witness of that address. With two witnesses,
-or with all where fewer are known, the node is public at it. A public asks again now and then; when everybody it asks
-fails twice in a row, it is a leaf again. The one who calls back does so rarely, and never where it could do harm.
+from which they see it come, at the port that it declares. Each that gets through is a witness of that address. With two
+witnesses, or with all if fewer publics are known, the node is public at that address. A public asks again now and then;
+after two failures in a row it is a leaf again. A node calls others back rarely, and never where it could do harm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from random import Random
 from typing import Annotated
 
 import msgspec
 
+from swarm.net.hosts import address_of, caller_of, is_dialable
 from swarm.net.signing import PublicKeyField
 from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
@@ -28,16 +28,8 @@ PATIENT_FAILURES = 8
 LOST_AFTER = 2  # Failed checks in a row that make a public a leaf
 DIAL_BACKS_PER_MINUTE = 1
 LAN_DIAL_BACKS_PER_MINUTE = 60  # For one address: a home has one router. In a laboratory many nodes share an address.
-MAX_DIALLED = 4096  # Addresses that are remembered for a minute; when they are more, everybody waits
-
-METADATA = (ip_address("169.254.169.254"), ip_address("fd00:ec2::254"), ip_address("100.100.100.200"))
-"""Where clouds keep their machines' credentials; no setting opens these."""
-
-INTERNET6 = ip_network("2000::/3")
-TUNNELS6 = (ip_network("2002::/16"), ip_network("2001::/32"))
-"""All that IPv6 routes globally, and the parts of it that carry IPv4 addresses, private ones too: 6to4 and Teredo."""
-
-MAX_CLAIMED = 8  # Addresses that witnesses may have named at a time: a lying one has a new answer every time
+MAX_DIALLED = 4096  # Addresses that are remembered for a minute; beyond that every caller waits
+MAX_CLAIMED = 8  # Addresses that witnesses may have named at a time: a liar has a new answer every time
 DIAL_BACK_CONTEXT = "dial-back"
 
 
@@ -57,48 +49,11 @@ class DialBackReply(Message, frozen=True):
 
 
 class Knock(Message, frozen=True):
-    """What the one who was called back signs: that it is `key`'s owner and has heard `nonce`."""
+    """What a node that was called back signs: that it owns `key` and has heard `nonce`."""
 
     key: PublicKeyField
     nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     caller: Id
-
-
-def is_dialable(host: str, *, lan: bool) -> bool:
-    """Whether a node may call this host because another one named it. Names are not resolved: only literal
-    addresses of the open internet, or with `lan` private and loopback ones too."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    address = _unwrapped(address)
-    if address in METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
-        return False
-    if isinstance(address, IPv6Address) and any(address in tunnel for tunnel in TUNNELS6):
-        return False
-    if address.is_global:
-        # What lies outside carries an IPv4 address too: those of translators, and old notations.
-        return isinstance(address, IPv4Address) or address in INTERNET6
-    return lan and (address.is_private or address.is_loopback)
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return _unwrapped(ip_address(host)).is_loopback
-    except ValueError:
-        return False
-
-
-def is_name(host: str) -> bool:
-    """Neither an address nor this machine."""
-    return _canonical(host) is None and not is_loopback(host) and ":" not in host
-
-
-def is_private(host: str) -> bool:
-    """A literal address of a private network, other than this machine's own."""
-    return not is_loopback(host) and not is_dialable(host, lan=False) and is_dialable(host, lan=True)
 
 
 class DialBackLimit:
@@ -110,10 +65,10 @@ class DialBackLimit:
         self._times: dict[str, list[float]] = {}
 
     def refusal(self, host: str, *, now: float) -> str:
-        """Why `host` is not called now; empty if it may be, which counts as a call."""
+        """Why `host` is not called now. Empty if it may be called, which then counts as a call."""
         if not is_dialable(host, lan=self._lan):
             return "private addresses are not called back (--lan allows them)"
-        host = _home_of(host)
+        host = caller_of(host)
         for old in [known for known, times in self._times.items() if now - times[-1] >= 60.0]:
             del self._times[old]
         recent = [at for at in self._times.get(host, []) if now - at < 60.0]
@@ -126,7 +81,7 @@ class DialBackLimit:
 
 
 class Reachability:
-    """A node's own case. `round_s` sets the pace; a node that `never` listens outside never asks."""
+    """Whether others can dial this node. `address` is where they can, None for a leaf. `round_s` sets the pace."""
 
     def __init__(self, *, port: int, fingerprint: bytes, round_s: float, lan: bool, random: Random, now: float) -> None:
         self._lan = lan
@@ -143,7 +98,7 @@ class Reachability:
         return self._ask_at
 
     def ask(self, publics: Sequence[NodeId], *, now: float) -> NodeId | None:
-        """Whom to ask now: somebody who is not a witness yet, as long as there is one."""
+        """Which public to ask now: one that is not a witness yet, as long as there is one."""
         if now < self._ask_at:
             return None
         if not publics:
@@ -160,29 +115,25 @@ class Reachability:
         return DialBack(port=self._port, fingerprint=self._fingerprint)
 
     def answered(self, witness: NodeId, reply: DialBackReply, publics: int, *, now: float) -> bool:
-        """What a witness found; True if `address` has changed."""
+        """Take in what a witness found. Return True if `address` has changed."""
         if reply.refused:
             return False
-        if not reply.reached:
+        # An honest witness names what its socket saw, and calls nothing else.
+        if not reply.reached or "%" in reply.host or not is_dialable(reply.host, lan=self._lan):
             return self._failed()
-        host = _canonical(reply.host)
-        if host is None or not is_dialable(host, lan=self._lan):
-            # An honest witness names what its socket saw, and calls nothing else.
-            return self._failed()
+        host = str(address_of(reply.host))
         self._failures = 0
         self._witnesses.setdefault(host, set()).add(witness)
         while len(self._witnesses) > MAX_CLAIMED:
             del self._witnesses[next(iter(self._witnesses))]
         if len(self._witnesses[host]) < min(WITNESSES, publics):
-            # Others are there to be asked.
+            # There are others to ask.
             self._ask_at = min(self._ask_at, now + self._round_s / 2)
             return False
-        found = Address(host=host, port=self._port, fingerprint=self._fingerprint)
-        # Witnesses of former addresses are of no use any more; a home line changes its address now and then.
+        # Forget witnesses of former addresses; a home line changes its address now and then.
         self._witnesses = {host: self._witnesses[host]}
-        changed = found != self.address
-        self.address = found
-        return changed
+        before, self.address = self.address, Address(host=host, port=self._port, fingerprint=self._fingerprint)
+        return self.address != before
 
     def _failed(self) -> bool:
         self._failures += 1
@@ -191,24 +142,3 @@ class Reachability:
         self.address = None
         self._witnesses.clear()
         return True
-
-
-def _canonical(host: str) -> str | None:
-    """The one way to write this literal address; None for a name, or for an address within some network's scope."""
-    try:
-        return None if "%" in host else str(_unwrapped(ip_address(host)))
-    except ValueError:
-        return None
-
-
-def _home_of(host: str) -> str:
-    """IPv4 as it is, IPv6 by the /64 that a home has at least."""
-    canonical = _canonical(host) or host
-    return str(ip_network(f"{canonical}/64", strict=False)) if ":" in canonical else canonical
-
-
-def _unwrapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """An IPv4 address inside an IPv6 one is the IPv4 address."""
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address

@@ -1,13 +1,13 @@
 """The plain data of membership: its constants, signed records, the bodies of calls, and the core's effects.
 
-All durations are multiples of the round, so one number sets the pace. The learner chooses `round_s` and joining nodes
-take it from its hello, because nodes of different pace would take one another for dead. docs/membership.md gives the
+All durations are multiples of the round, so one number sets the pace. The learner chooses `round_s`, and joining nodes
+take it from its hello, because nodes of different pace would believe one another dead. docs/membership.md gives the
 figures behind each value.
 
-A record is a node's own word about itself, signed over the exact bytes that travel. Records of one node are ordered by
+A record is what a node says about itself, signed over the exact bytes that travel. Records of one node are ordered by
 (generation, sequence). The generation is persisted and rises at every start, the sequence whenever the record is
-renewed, so only the owner can replace its record, and a replayed one is older than what is known. Two records of the
-same order with different contents are equivocation: the key is banned.
+renewed. So only the owner can replace its record, and a replayed one is older than the one that is known. Two records
+of the same order with different contents are equivocation: the key is banned.
 
 A digest is a row of 14-byte entries: 8 bytes of the node id, 4 of its record's order, 2 of the age of its last beat in
 tenths of a second. An age is rounded up and only grows on its way.
@@ -33,9 +33,7 @@ GOSSIP_BODY_BYTES = 64 * 1024
 
 MAX_PUBLICS = 4096  # Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB
 MAX_PER_SUBNET = 64  # Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table
-
-MAX_LEAVES = 1024
-"""Leaves that one home serves: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core."""
+MAX_LEAVES = 1024  # Of one home: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core
 
 MAX_BANNED = 1024  # Keys that equivocated; the oldest is forgotten first. Their owner can make new keys anyway.
 
@@ -54,12 +52,12 @@ class GossipRules:
 
     partners: int = 8
     partner_rounds: int = 8
-    """A public calls the same eight, of which it exchanges one every 16 s: connections stay open, and a call takes
+    """A public calls the same eight, and exchanges one of them every 16 s: connections stay open, and a call takes
     0.5 kB besides its bodies instead of 2.5 kB."""
 
     push_fanout: int = 4
-    """Peers that something new is pushed on to at once: 99 % of 100 publics know in about a second, the rounds do the
-    rest. With 3 the last leaf of 1,000 hears of a head a second later, and nothing is saved."""
+    """Peers to which news is pushed at once: 99 % of 100 publics know in about a second, the rounds do the rest. With 3
+    the last leaf of 1,000 hears of a head a second later, and nothing is saved."""
 
     jitter: float = 0.2  # Share by which every period varies, so that nodes started together drift apart
     suspect_rounds: int = 8
@@ -68,38 +66,35 @@ class GossipRules:
 
     reissue_rounds: int = 30
     life_rounds: int = 90
-    """A record is issued anew every 60 s and void after 180 s without: whatever others claim of its beats."""
+    """A record is renewed every 60 s and void after 180 s without that, whatever others claim of its beats."""
 
     tombstone_rounds: int = 1800
     """A dead node is remembered for an hour: no older record of it comes back, and a partition of that length heals."""
 
     bootstrap_rounds: int = 30
     dead_try_rounds: int = 15
-    """A bootstrap every 60 s and a dead node every 30 s are called for no other reason than to heal partitions."""
+    """A bootstrap is called every 60 s and a dead node every 30 s only to heal partitions."""
 
-    greeters: int = 8
-    """So many publics do so in that time, however many there are: 500 would take 75 KB/s of the only bootstrap."""
+    greeters: int = 8  # Publics that do so, however many there are: 500 would take 75 KB/s of the only bootstrap
 
     homes: int = 3
     hold_rounds: float = 4.0
     """A leaf has three polls held open for 8 s each. At 10 % loss each way a poll hands a head over three times in
-    four: three miss it for one leaf in 60, which then asks again within 10 s. Four polls of 10 s would bring the last
-    leaf of 1,000 from 7 to 3 s, for 570 bytes a second instead of 490."""
+    four: all three miss it for one leaf in 60, which then asks again within 10 s. Four polls of 10 s would bring the
+    last leaf of 1,000 from 7 to 3 s, for 570 bytes a second instead of 490."""
 
-    lease_rounds: int = 18
-    """A home takes a leaf for gone 36 s after its last poll: three lost in a row, at most 12 s each."""
+    lease_rounds: int = 18  # A leaf is gone 36 s after its last poll: three lost in a row, at most 12 s each
 
     refresh_rounds: int = 30
-    """Every 60 s a leaf asks a random public for others, so that no set of homes can keep it to themselves."""
+    """Every 60 s a leaf asks a random public for others, so that no set of homes can isolate it."""
 
     leaf_publics: int = 32  # Publics that a leaf knows: three homes and ten times as many to choose from
 
     scarce_rounds: int = 5
-    """It asks every 10 s at first, while it knows too few to fill its homes, and when it could reach none: in a young
-    swarm the bootstrap knew hardly anybody, and 8 % of 1,000 leaves sat on one home for a minute."""
+    """It asks every 10 s while it knows too few to fill its homes, or could reach none: in a young swarm the bootstrap
+    hardly knew any node, and 8 % of 1,000 leaves sat on one home for a minute."""
 
-    refreshed: int = 12
-    """Of these it asks about the 12 that it has heard of least lately: all have their turn within a record's life."""
+    refreshed: int = 12  # Known publics, the stalest, that it asks about: all have their turn within a record's life
 
     @property
     def call_s(self) -> float:
@@ -108,12 +103,12 @@ class GossipRules:
 
     @property
     def transit_s(self) -> float:
-        """Added to the ages in a request, whose time on the way nobody measures; answers add their round trip."""
+        """Added to the ages in a request, whose time on the way is not measured. Answers add their round trip."""
         return 0.5 * self.round_s
 
     @property
     def push_delay_s(self) -> float:
-        """What changes within this time is pushed on together."""
+        """Changes within this time are pushed on together."""
         return 0.05 * self.round_s
 
     @property
@@ -134,7 +129,7 @@ MAX_SEQUENCE = 65_535
 """Sequence and generation have two bytes each in a digest; after 45 days of re-issues the generation rises."""
 
 PREFIX_BYTES = 8
-"""How much of a node id stands for it in a digest: enough that no two of 4,096 nodes meet, by chance or by design."""
+"""A digest names a node by this much of its id: enough that no two of 4,096 nodes meet, by chance or by design."""
 
 Reachability = Literal["leaf", "public", "gone"]  # Dials out only; proven reachable from outside; has left
 
@@ -143,10 +138,8 @@ Counter16 = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
 class Profile(Message, frozen=True):
-    """What a node can do and holds. Claims: nothing that matters rests on them unmeasured. 0 is unknown.
-
-    `leaves` is how many leaves have this node as a home.
-    """
+    """What a node claims to hold and to be able to do; nothing that matters rests on it unmeasured. 0 is unknown.
+    `leaves` is how many leaves have this node as a home."""
 
     held: VersionId | None = None
     engine: Annotated[str, msgspec.Meta(max_length=32)] = ""
@@ -158,7 +151,7 @@ class Profile(Message, frozen=True):
 
 
 class Record(Message, frozen=True):
-    """Who a node is, where it listens, what it is worth. `round_s` is the swarm's pace, by the learner's word alone."""
+    """Who a node is, where it listens, what it offers. `round_s` is the swarm's pace; only the learner's counts."""
 
     key: PublicKeyField
     swarm: Id
@@ -202,7 +195,7 @@ def sign_record(record: Record, key: SigningKey) -> SignedRecord:
 
 
 def open_record(sealed: bytes, swarm: SwarmId) -> SignedRecord:
-    """The record in `sealed`: ProtocolError unless its own key signed it, for this swarm."""
+    """The record in `sealed`. Raises ProtocolError unless its own key signed it, for this swarm."""
     body = decode(sealed, Sealed, cap_bytes=RECORD_BYTES).body
     record = decode(body, Record, cap_bytes=RECORD_BYTES)
     # Cheap refusals first: a signature takes 100 times as long to check.
@@ -227,64 +220,61 @@ AGE_UNIT_S = 0.1
 MAX_AGE_S = 65_535 * AGE_UNIT_S
 HEAD_BYTES = 1024  # A signed head; gossip carries it as it is
 
-RecordField = Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
+SealedRecord = Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
+SealedRecords = Annotated[tuple[SealedRecord, ...], msgspec.Meta(max_length=512)]
+SealedHead = Annotated[bytes, msgspec.Meta(max_length=HEAD_BYTES)]
 DigestBytes = Annotated[bytes, msgspec.Meta(max_length=ENTRY_BYTES * MAX_PUBLICS)]
-PrefixField = Annotated[bytes, msgspec.Meta(min_length=PREFIX_BYTES, max_length=PREFIX_BYTES)]
-OrderField = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-Records = Annotated[tuple[RecordField, ...], msgspec.Meta(max_length=512)]
+Prefix = Annotated[bytes, msgspec.Meta(min_length=PREFIX_BYTES, max_length=PREFIX_BYTES)]
 
 Entry = tuple[bytes, int, float]  # Prefix, order, age in seconds
 
 
 class Exchange(Message, frozen=True):
-    """From a public: all that it knows, for what it lacks in return. From a leaf: a poll.
+    """A round's digest, a push, or a leaf's poll.
 
-    `digest` is empty in a push and in a poll. `newest` is the version that the caller knows of, `learner` the order of
-    the learner's record that it knows. `hold_s` above 0 makes it a poll, which is answered at once when there is a
-    newer head or the learner has moved, and `asks` is how many publics beyond those of its digest the caller wants.
+    `digest` is empty in a poll. `newest` is the version that the caller knows of, `learner` the order of the learner's
+    record that it knows. `hold_s` above 0 makes it a poll, which is answered at once when there is a newer head or the
+    learner has moved. `asks` is how many publics beyond those of its digest the caller wants.
     """
 
     digest: DigestBytes = b""
-    records: Records = ()
-    head: Annotated[bytes, msgspec.Meta(max_length=HEAD_BYTES)] = b""
+    records: SealedRecords = ()
+    head: SealedHead = b""
     newest: VersionId | None = None
-    learner: OrderField = 0
+    learner: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
     hold_s: Seconds = 0.0
     asks: Annotated[int, msgspec.Meta(ge=0, le=MAX_PUBLICS)] = MAX_PUBLICS
 
 
 class ExchangeReply(Message, frozen=True):
-    """What the caller lacks. `wanted` are records that this node lacks, `refute` is the caller's own record that this
-    node holds dead, `full` says that this home has no room for the leaf that polled."""
+    """What the caller lacks. `wanted` are records that this node lacks, `refute` is the caller's own record if this
+    node believes it dead, `full` says that this home has no room for the leaf that polled."""
 
     digest: DigestBytes = b""
-    records: Records = ()
-    head: Annotated[bytes, msgspec.Meta(max_length=HEAD_BYTES)] = b""
-    wanted: Annotated[tuple[PrefixField, ...], msgspec.Meta(max_length=MAX_PUBLICS)] = ()
-    refute: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)] = b""
+    records: SealedRecords = ()
+    head: SealedHead = b""
+    wanted: Annotated[tuple[Prefix, ...], msgspec.Meta(max_length=MAX_PUBLICS)] = ()
+    refute: SealedRecord = b""
     full: bool = False
 
 
 def pack_digest(entries: Iterable[Entry]) -> bytes:
-    """Entries as they travel; ages rounded up."""
-    pack = _ENTRY.pack
+    """Entries as they travel, with ages rounded up."""
     return b"".join(
-        [pack(prefix, order, min(65_535, math.ceil(age_s / AGE_UNIT_S))) for prefix, order, age_s in entries]
+        [_ENTRY.pack(prefix, order, min(65_535, math.ceil(s / AGE_UNIT_S))) for prefix, order, s in entries]
     )
 
 
 def unpack_digest(digest: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Prefix, order and age in units of each entry. ProtocolError if it is no row of entries."""
+    """Prefix, order and age in AGE_UNIT_S of each entry. Raises ProtocolError if it is not a row of entries."""
     if len(digest) % ENTRY_BYTES:
         raise ProtocolError(f"a digest of {len(digest)} bytes is no row of {ENTRY_BYTES}-byte entries")
     return _ENTRY.iter_unpack(digest)
 
 
 class Owner:
-    """Signs and numbers the records of one key. `generation` must be higher than in every former life.
-
-    `incarnation` is what a learner publishes under: generation - 1, or that of the life whose run it resumes.
-    """
+    """Signs and numbers the records of one key. `generation` must be higher than in every former life. A learner
+    publishes under `incarnation`: generation - 1, or that of the life whose run it resumes."""
 
     def __init__(
         self,
@@ -311,39 +301,11 @@ class Owner:
         self.issue()
 
     def issue(self) -> list[Effect]:
-        """A new record with what is true now."""
+        """Issue a new record of the present state."""
         effects: list[Effect] = []
         self._sequence += 1
         if self._sequence > MAX_SEQUENCE:
             effects += self._raise_generation(self._generation + 1)
-        self.signed = self._sign()
-        return effects
-
-    def refute(self, claimed: SignedRecord) -> list[Effect]:
-        """Go past `claimed`, a record by our own key that others hold dead, or that this life never issued: then the
-        state directory was restored from a copy, and the generation has to rise past that of the former life, which
-        may have said more than this record."""
-        if claimed.order < self.signed.order:
-            return []
-        if claimed.body == self.signed.body:
-            return self.issue()
-        return self._raise_generation(claimed.record.generation + 1) + self.issue()
-
-    def outlive(self, version: VersionId) -> list[Effect]:
-        """Go past `version`, which this life cannot stand by: it is newer than what this life has published, so another
-        one that its disk forgot has published it, or its weights cannot be made again."""
-        if self.role != "learner" or version.incarnation < self.incarnation:
-            return []
-        return self._raise_generation(max(version.incarnation + 2, self._generation + 1)) + self.issue()
-
-    def _raise_generation(self, generation: int) -> list[Effect]:
-        # At the end of its numbers a key cannot refute any more; its owner has to make a new one.
-        self._generation = min(generation, MAX_SEQUENCE)
-        self.incarnation = self._generation - 1
-        self._sequence = 0
-        return [GenerationRaised(generation=self._generation)]
-
-    def _sign(self) -> SignedRecord:
         record = Record(
             key=self._key.public_bytes,
             swarm=self._swarm,
@@ -356,7 +318,32 @@ class Owner:
             profile=self.profile,
             round_s=self._round_s,
         )
-        return sign_record(record, self._key)
+        self.signed = sign_record(record, self._key)
+        return effects
+
+    def refute(self, claimed: SignedRecord) -> list[Effect]:
+        """Go past `claimed`, a record by our own key that others believe dead, or that this life never issued. In the
+        second case the state directory was restored from a copy: the generation has to rise past that of the former
+        life, which may have said more than this record."""
+        if claimed.order < self.signed.order:
+            return []
+        if claimed.body == self.signed.body:
+            return self.issue()
+        return self._raise_generation(claimed.record.generation + 1) + self.issue()
+
+    def outlive(self, version: VersionId) -> list[Effect]:
+        """Go past `version`, which this life cannot serve: it is newer than what this life has published, so either
+        another life that the disk forgot has published it, or its weights cannot be made again."""
+        if self.role != "learner" or version.incarnation < self.incarnation:
+            return []
+        return self._raise_generation(max(version.incarnation + 2, self._generation + 1)) + self.issue()
+
+    def _raise_generation(self, generation: int) -> list[Effect]:
+        # At the end of its numbers a key cannot refute any more; its owner has to make a new one.
+        self._generation = min(generation, MAX_SEQUENCE)
+        self.incarnation = self._generation - 1
+        self._sequence = 0
+        return [GenerationRaised(generation=self._generation)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,17 +359,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greet:
-    """Say hello to a bootstrap and hand its record in: none is known, or it is time to look across a partition."""
+    """Say hello to a bootstrap and hand its record in: no other node is known, or it is time to look across a
+    partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
-    """Answer every poll that is held open."""
+    """The learner has moved: look again at every poll that is held open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLearned:
-    """A newer version exists."""
+    """A newer version exists: answer every poll that is held open."""
 
     version: VersionId
     sealed: bytes
@@ -419,7 +407,7 @@ class GenerationRaised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Illegal input of a peer, to be counted."""
+    """Count an illegal input of a peer."""
 
     reason: str
 

@@ -1,6 +1,6 @@
-"""Gossip on an event loop: performs the core's effects, answers its calls, holds polls open, calls nodes back.
+"""Gossip on an event loop: performs the core's effects, answers calls, holds polls open, and calls nodes back.
 
-One task wakes up when the core wants to; every call is a task of its own, which ends within the call's time limit.
+One task ticks the core when it is due. Every call is a task of its own, which ends within the call's time limit.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -39,17 +40,15 @@ from swarm.net.wire import decode, encode
 from swarm.types import Address, NodeId
 
 DIAL_BACK_BYTES = 1024
-DIAL_BACK_S = 10.0  # Time limit of a call for being called back: a connection each way
-KNOCK_S = 5.0  # Time limit of calling somebody back
+DIAL_BACK_S = 10.0  # Time limit for asking to be called back: a connection each way
+KNOCK_S = 5.0  # Time limit for calling a node back
 FAREWELL_S = 1.0  # A node that leaves waits this long for its last word to arrive
-
-Knock = Callable[[NodeId, Address], Awaitable[bool]]
-"""Calls a node back: whether it answered, and proved that it is who it says."""
 
 
 class GossipService:
     """The shell of one membership at a time. `peer_at(node, address)` gives a signing client, `greet` says hello to a
-    bootstrap, `knock` calls back, `emit` writes an event, `on_generation` persists before it returns."""
+    bootstrap, `knock` calls a node back and says whether it proved who it is, `emit` writes an event, `on_generation`
+    persists before it returns."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class GossipService:
         sessions: ServerSessions,
         peer_at: Callable[[NodeId, Address], Peer],
         greet: Callable[[], Awaitable[tuple[SignedRecord, Address] | None]],
-        knock: Knock,
+        knock: Callable[[NodeId, Address], Awaitable[bool]],
         emit: Callable[..., None],
         on_generation: Callable[[int], None],
     ) -> None:
@@ -85,7 +84,7 @@ class GossipService:
         return self._core is not None
 
     def open(self, core: Membership, reachability: Reachability | None, limit: DialBackLimit) -> None:
-        """Take part as `core`; without `reachability` the node never asks to be called back, `limit` is for others."""
+        """Take part as `core`. Without `reachability` the node never asks to be called back; `limit` is for others."""
         self._core = core
         self._limit = limit
         self._reachability = reachability
@@ -94,21 +93,19 @@ class GossipService:
         """Do what is due, for ever."""
         while True:
             core, now = self.core, time.monotonic()
-            self._perform(core.tick(now=now))
+            self.perform(core.tick(now=now))
             self._ask_for_dial_back(now)
             due = min([core.deadline(), *([self._reachability.deadline()] if self._reachability else [])])
             self._sooner.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await self._sooner.wait()
-            except TimeoutError:
-                pass
 
     async def close(self, *, leave: bool) -> None:
-        """End all calls; with `leave` tell others first."""
+        """End all calls. With `leave` tell other nodes first."""
         if leave and self._core is not None:
             before = set(self._tasks)
-            self._perform(self._core.leave(now=time.monotonic()))
+            self.perform(self._core.leave(now=time.monotonic()))
             if farewells := self._tasks - before:
                 await asyncio.wait(farewells, timeout=FAREWELL_S)
         for task in list(self._tasks):
@@ -117,18 +114,11 @@ class GossipService:
         self._core = self._reachability = None
         self._wake()
 
-    def perform(self, effects: Iterable[Effect]) -> None:
-        """Effects of what a caller has asked the core itself."""
-        self._perform(effects)
-        self._sooner.set()
-
     async def news(self, patience_s: float) -> None:
-        """Until a head appears or the learner moves, or for `patience_s`."""
-        try:
+        """Wait until a head appears or the learner moves, for `patience_s` at most."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._awake.wait()
-        except TimeoutError:
-            pass
 
     # -- answering -------------------------------------------------------------------------------------------
 
@@ -142,17 +132,11 @@ class GossipService:
             return _starting()
         core = self._core
         self.perform(core.receive(caller, message, now=time.monotonic()))
-        if core.holds(message):
-            await self._hold(core, message)
-        return binary(encode(core.answer(caller, message, now=time.monotonic())))
-
-    async def _hold(self, core: Membership, message: Exchange) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(min(message.hold_s, core.rules.longest_hold_s)):
                 while core is self._core and core.holds(message):
                     await self._awake.wait()
-        except TimeoutError:
-            pass
+        return binary(encode(core.answer(caller, message, now=time.monotonic())))
 
     async def _post_dial_back(self, request: web.Request) -> web.Response:
         caller, body = await read_signed(request, DIAL_BACK_BYTES, self._sessions)
@@ -171,7 +155,9 @@ class GossipService:
 
     # -- effects ---------------------------------------------------------------------------------------------
 
-    def _perform(self, effects: Iterable[Effect]) -> None:
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Perform what the core asked for, and look again when it is due."""
+        self._sooner.set()
         for effect in effects:
             match effect:
                 case Call():
@@ -219,7 +205,7 @@ class GossipService:
             self.perform(core.introduced(*found, now=time.monotonic()))
 
     def _wake(self) -> None:
-        """Let every held poll look again; those that come later wait for the next time."""
+        """Let every held poll look again. Polls that come later wait for the next time."""
         self._awake.set()
         self._awake = asyncio.Event()
 
@@ -231,7 +217,7 @@ class GossipService:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
-            # Nothing that a peer sends ends a node: what gets here is a fault of ours, to be seen and not to be hidden.
+            # Nothing that a peer sends ends a node: what gets here is a bug of ours, which must not be hidden.
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a gossip task failed", "exception": fault, "task": task}
             )

@@ -1,6 +1,6 @@
-"""The little HTTP that every part shares: capped bodies, one protocol number, errors that say whose fault it was.
+"""The HTTP that every part shares: capped bodies, one protocol number, errors that say whose fault it was.
 
-Under TLS a client pins the certificate that was named to it; above TLS, and without it, requests are signed
+Under TLS a client pins the certificate that was named to it. With TLS and without it, requests are signed
 (net/sessions.py).
 """
 
@@ -14,7 +14,6 @@ import secrets
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -46,15 +45,12 @@ CONNECT_S = 5.0  # Longest wait for a TCP connection: three SYN retries on a hom
 MAX_CONNECTIONS = 8
 """Connections that one client opens to one peer: a question held open, a beat, a submission, four chunks, one spare."""
 
+MAX_BODY_S = 20.0  # For a whole body: a sender that keeps the least rate for ever would hold a handler as long
+MIN_BODY_BYTES_PER_S = 1000.0  # A fortieth of a slow uplink; a slower sender means to hold the handler
+GRACE_S = 2.0  # How far a sender may fall behind that: a lost segment or two on a long line
+
 SILENT = "is the address right, and do firewalls and routers let the port through?"
-"""What to look at where nothing answers at all."""
-
-ERROR_TEXT_BYTES = 500  # How much of a peer's error text is read and shown
-FINGERPRINT_BYTES = 32  # SHA-256 of a certificate in DER
 NUMBER = re.compile("[0-9]{1,9}")
-
-NEEDLESS_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""What aiohttp would add to every request: 130 bytes that say nothing to a node."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,7 +59,7 @@ ON_SIGNED: web.RequestKey[Callable[[NodeId], None]] = web.RequestKey("on_signed"
 
 
 class Gone(ProtocolError):
-    """The peer no longer has (or never had) what was asked for."""
+    """The peer no longer has, or never had, what was asked for."""
 
 
 class OtherProtocol(ProtocolError):
@@ -71,23 +67,23 @@ class OtherProtocol(ProtocolError):
 
 
 class OtherCertificate(PeerUnreachable):
-    """Another certificate than the one that was named is shown."""
+    """The peer shows another certificate than the one that was named."""
 
 
 class OtherEncryption(PeerUnreachable):
-    """Something answers that does not speak TLS, where TLS was named or expected."""
+    """The peer does not speak TLS, although TLS was named or expected."""
 
 
 class Forbidden(ProtocolError):
-    """The sender is proven, and asks for what is another node's."""
+    """The sender is proven, but what it asks for is another node's."""
 
 
 class TooSlow(ProtocolError):
-    """A body that comes too slowly. Refused, so that a sender cannot hold a handler for ever."""
+    """The body comes too slowly: refused, so that a sender cannot hold a handler for ever."""
 
 
 class Crowded(ProtocolError):
-    """More connections or requests than one node may have."""
+    """One node has too many connections or requests."""
 
 
 class Busy(PeerUnreachable):
@@ -99,53 +95,36 @@ class Busy(PeerUnreachable):
 
 
 class SlowLine(PeerUnreachable):
-    """408: the peer did not wait for the rest of our body. The line's fault; a smaller body may get through."""
+    """408: the peer did not wait for the rest of our body. The line is at fault; a smaller body may get through."""
 
 
 class Peer(Protocol):
-    """Whoever can be asked over HTTP: once (PeerClient), or until it answers (node/link.py)."""
+    """A node that can be asked over HTTP: once (PeerClient), or until it answers (node/link.py)."""
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes: ...
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BodyLimits:
-    """How slowly a request's body may come."""
-
-    read_s: float = 20.0  # For the whole body: a sender that keeps the least rate for ever would hold a handler as long
-    least_bytes_per_s: float = 1000.0  # A fortieth of a slow uplink; whoever sends less means to hold the handler
-    grace_s: float = 2.0  # How far a sender may fall behind that: a lost segment or two on a long line
-
-    def due_s(self, received: int) -> float:
-        """Seconds from the start until more than `received` bytes have to be there."""
-        return min(self.read_s, self.grace_s + received / self.least_bytes_per_s)
-
-
-BODY_LIMITS = BodyLimits()
-
-
 class PeerClient:
     """HTTP to one peer. Every call has a time limit and every body a cap.
 
-    With `key` and `server` every POST is signed, within a session that is opened at the first one. An address with a
-    fingerprint is called over TLS, and no other certificate than that one is spoken to.
+    With `key` and `server` every POST is signed for `server` alone, within a session that is opened at the first one.
+    An address with a fingerprint is called over TLS, and the server has to show the certificate with that fingerprint.
     """
 
     def __init__(self, address: Address, *, key: SigningKey | None = None, server: NodeId | None = None) -> None:
-        if len(address.fingerprint) not in (0, FINGERPRINT_BYTES):
+        if len(address.fingerprint) not in (0, hashlib.sha256().digest_size):
             raise ProtocolError(f"{address.authority} is named with a fingerprint that is no SHA-256")
         self.base_url = address.url
         self._fingerprint = address.fingerprint
-        self._signs_for: tuple[SigningKey, NodeId] | None = None
+        self._signs_for = (key, server) if key is not None and server is not None else None
         self._granted: ClientSession | None = None
         self._opening = asyncio.Lock()
-        if key is not None and server is not None:
-            self.sign(key, server)
         self._session = aiohttp.ClientSession(
             headers={PROTOCOL_HEADER: str(PROTOCOL)},
-            skip_auto_headers=NEEDLESS_HEADERS,
+            # What aiohttp would add to every request: 130 bytes that tell a node nothing.
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             connector=aiohttp.TCPConnector(
                 limit=MAX_CONNECTIONS, ssl=aiohttp.Fingerprint(address.fingerprint) if address.fingerprint else True
             ),
@@ -164,45 +143,37 @@ class PeerClient:
         """Close all connections; calls under way fail."""
         await self._session.close()
 
-    def sign(self, key: SigningKey, server: NodeId) -> None:
-        """Sign every POST from now on, with `key` and for `server` alone."""
-        self._signs_for = (key, server)
-        self._granted = None
-
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
         """The body at `path`."""
         return await self._call("GET", path, None, cap_bytes, timeout_s)
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
-        """The answer to `body`. A server that knows our session no more is asked for a new one, once."""
+        """The answer to `body`. If the server no longer knows our session, it is asked for a new one, once."""
         if self._signs_for is None:
             return await self._call("POST", path, body, cap_bytes, timeout_s)
         try:
             # One limit for all of it: a server that is slow to open sessions must not hold callers one after another.
             async with asyncio.timeout(timeout_s):
-                return await self._post_signed(path, body, cap_bytes, timeout_s)
+                granted = await self._session_other_than(None)
+                try:
+                    return await self._call("POST", path, body, cap_bytes, timeout_s, granted)
+                except Unauthorized:
+                    granted = await self._session_other_than(granted)
+                    return await self._call("POST", path, body, cap_bytes, timeout_s, granted)
         except TimeoutError as error:
             raise PeerUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s") from error
 
     async def signed_header(self, method: str, path: str, body: bytes) -> str:
-        """A value of AUTH_HEADER for what goes another way than HTTP, within this client's session."""
+        """A value of AUTH_HEADER within this client's session, for what does not go over HTTP."""
         granted = await self._session_other_than(None)
         return granted.header(method, path, body)
 
     async def renew_session(self) -> None:
-        """The server seems not to know the session any more: open another one."""
+        """Open another session: the server seems to have forgotten this one."""
         await self._session_other_than(self._granted)
 
-    async def _post_signed(self, path: str, body: bytes, cap_bytes: int, timeout_s: float) -> bytes:
-        granted = await self._session_other_than(None)
-        try:
-            return await self._call("POST", path, body, cap_bytes, timeout_s, granted)
-        except Unauthorized:
-            granted = await self._session_other_than(granted)
-            return await self._call("POST", path, body, cap_bytes, timeout_s, granted)
-
     async def _session_other_than(self, refused: ClientSession | None) -> ClientSession:
-        """The session in use, or a new one if that is `refused`. Calls that were refused together open one."""
+        """The session in use, or a new one if that is `refused`. Calls that are refused together open one."""
         async with self._opening:
             if self._granted is None or self._granted is refused:
                 self._granted = await self._open_session()
@@ -227,7 +198,7 @@ class PeerClient:
     ) -> bytes:
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {AUTH_HEADER: signer.header(method, path, body or b"")} if signer else {}
-        # As it stands: the path is signed, so nothing may quote it anew.
+        # Encoded already: the path is signed, so nothing may quote it again.
         url = URL(self.base_url + path, encoded=True)
         try:
             async with self._session.request(
@@ -252,7 +223,8 @@ class PeerClient:
 
 
 async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
-    """SHA-256 of the certificate that a TLS server presents, for trust on first use. PeerUnreachable if none does."""
+    """SHA-256 of the certificate that a TLS server shows, for trust on first use. Raises PeerUnreachable if it shows
+    none."""
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
@@ -286,7 +258,7 @@ def plain_address(url: str) -> Address:
 async def read_capped(
     stream: aiohttp.StreamReader, cap_bytes: int, *, progress: Callable[[int], None] = lambda size: None
 ) -> bytes:
-    """Everything from `stream`; TooLarge as soon as more than `cap_bytes` came. `progress` hears of every part."""
+    """Everything from `stream`. Raises TooLarge once more than `cap_bytes` came. `progress` gets the size so far."""
     parts: list[bytes] = []
     size = 0
     async for part in stream.iter_any():
@@ -298,31 +270,34 @@ async def read_capped(
     return b"".join(parts)
 
 
-async def read_body(request: web.Request, cap_bytes: int, *, limits: BodyLimits = BODY_LIMITS) -> bytes:
-    """A request's body, capped in size and time; TooSlow once its sender has fallen behind the least rate."""
+async def read_body(request: web.Request, cap_bytes: int) -> bytes:
+    """A request's body, capped in size and time. Raises TooSlow once its sender falls behind the least rate."""
     if request.content_length is not None and request.content_length > cap_bytes:
         raise TooLarge(f"a body of {request.content_length} bytes is over the cap of {cap_bytes}")
     began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout_at(began + limits.due_s(0)) as deadline:
+        async with asyncio.timeout_at(began + due_s(0)) as deadline:
             return await read_capped(
-                request.content, cap_bytes, progress=lambda size: deadline.reschedule(began + limits.due_s(size))
+                request.content, cap_bytes, progress=lambda size: deadline.reschedule(began + due_s(size))
             )
     except TimeoutError as error:
         raise TooSlow(
-            f"the body came slower than {limits.least_bytes_per_s:g} bytes a second or not within {limits.read_s:g} s"
+            f"the body came slower than {MIN_BODY_BYTES_PER_S:g} bytes a second or not within {MAX_BODY_S:g} s"
         ) from error
     except web.RequestPayloadError as error:
         raise ProtocolError(f"the body is broken: {error}") from error
 
 
-async def read_signed(
-    request: web.Request, cap_bytes: int, sessions: ServerSessions, *, limits: BodyLimits = BODY_LIMITS
-) -> tuple[NodeId, bytes]:
-    """Who sent a request, proven, and its body. Of a sender without a session no body is read."""
+def due_s(received: int) -> float:
+    """Seconds from the start of a body until more than `received` bytes have to be there."""
+    return min(MAX_BODY_S, GRACE_S + received / MIN_BODY_BYTES_PER_S)
+
+
+async def read_signed(request: web.Request, cap_bytes: int, sessions: ServerSessions) -> tuple[NodeId, bytes]:
+    """The proven sender of a request, and its body, which is not read if the sender has no session."""
     header = request.headers.get(AUTH_HEADER)
     sessions.check_header(header, now=time.monotonic())
-    body = await read_body(request, cap_bytes, limits=limits)
+    body = await read_body(request, cap_bytes)
     node = sessions.check(header, request.method, request.raw_path, body, now=time.monotonic())
     if (on_signed := request.get(ON_SIGNED)) is not None:
         on_signed(node)
@@ -356,7 +331,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = next((status for kind, status in STATUS_OF_FAULT if isinstance(error, kind)), 400)
         answer = web.Response(status=status, text=str(error), headers={"Retry-After": "1"} if status == 429 else None)
         if status == 408:
-            # The rest of the body is still on its way: what is sent next over this connection would wait behind it.
+            # The rest of the body is still on its way: the next request on this connection would wait behind it.
             answer.force_close()
         return answer
 
@@ -368,7 +343,7 @@ STATUS_OF_FAULT: tuple[tuple[type[ProtocolError], int], ...] = (
     (TooSlow, 408),
     (Crowded, 429),
 )
-"""How a peer hears of its fault; every other one is 400."""
+"""Answers to a peer's faults; every other fault is 400."""
 
 
 def _upgrade_line(spoken: str | None) -> str:
@@ -379,7 +354,7 @@ def _upgrade_line(spoken: str | None) -> str:
 
 
 async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
-    said = (await answer.content.read(ERROR_TEXT_BYTES)).decode(errors="replace").strip()
+    said = (await answer.content.read(500)).decode(errors="replace").strip()
     # It may be shown on a terminal.
     text = "".join(c if c.isprintable() else "?" for c in said)
     if answer.status == 426:
@@ -423,7 +398,7 @@ def _mismatch_line(peer: str, got: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why there was no connection, or none for long enough, and what to look at."""
+    """Why there was no connection, or none for long enough, and what the user can check."""
     match error:
         case aiohttp.ClientConnectorDNSError():
             return "its name does not resolve: is it spelled right, and is this machine on the network?"

@@ -1,4 +1,4 @@
-"""The long-lived streams of one node: dialled where it should, accepted from whom it should, proven on both sides.
+"""The long-lived streams of one node: whom it dials, whom it accepts, and the proof on both sides of who they are.
 
 Of two publics the one with the smaller id dials; a leaf dials every public that it is to be linked with; everybody
 dials the learner. A new link to the same node replaces the old one, which may be half dead.
@@ -20,20 +20,30 @@ import msgspec
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import PeerClient
 from swarm.net.sessions import ServerSessions
-from swarm.net.stream import HEADER, Frame, Incoming, LinkEnd, Pace, Stream, open_stream, receive_exactly, send_all
-from swarm.net.stream import unpack_frame as unpack
+from swarm.net.stream import (
+    HEADER,
+    Frame,
+    Incoming,
+    LinkEnd,
+    Pace,
+    Stream,
+    open_stream,
+    receive_exactly,
+    send_all,
+    unpack_frame,
+)
 from swarm.net.wire import PROTOCOL, Message, decode, encode
 from swarm.types import Address, NodeId, VersionId
 
 METHOD = "STREAM"
-PATH = "/v1/stream"  # What the signature of a stream's first frame is over, in the place of an HTTP request's
+PATH = "/v1/stream"  # With METHOD, what a stream's first frame is signed over in place of an HTTP request's
 HELLO = 1
 WELCOME = 2
 HELLO_BYTES = 1024
 HELLO_S = 10.0
-BACK_OFF_LEAST_S = 0.5
-BACK_OFF_MOST_S = 30.0
-BARRED_S = 60.0  # A node that sent wrong chunks again and again is left for so long
+MIN_BACK_OFF_S = 0.5
+MAX_BACK_OFF_S = 30.0
+BARRED_S = 60.0  # How long a node that sent wrong chunks again and again is avoided
 MAX_BARRED = 4096
 NO_VERSION = VersionId(incarnation=0, version=0)
 
@@ -45,188 +55,14 @@ class StreamHello(Message, frozen=True):
     auth: Annotated[str, msgspec.Meta(max_length=200)]
 
 
-class Links:
-    """All streams of this node. `open_link(node, stream)` gives the LinkEnd that a new stream serves."""
-
-    def __init__(
-        self,
-        *,
-        sessions: ServerSessions,
-        peer_at: Callable[[NodeId, Address], PeerClient],
-        open_link: Callable[[NodeId, Stream], LinkEnd],
-        admits: Callable[[NodeId], bool],
-        upload: Pace,
-        download: Pace,
-        random: Random,
-        refused: Counter[str] | None = None,
-    ) -> None:
-        self._sessions = sessions
-        self._peer_at = peer_at
-        self._open_link = open_link
-        self._admits = admits
-        self._upload = upload
-        self._download = download
-        self._random = random
-        self._streams: dict[NodeId, Stream] = {}
-        self._wanted: dict[NodeId, Callable[[], list[Address]]] = {}
-        self._dialling: dict[NodeId, asyncio.Task[None]] = {}
-        self._closed = False
-        self._barred_until: dict[NodeId, float] = {}
-        self.refused: Counter[str] = Counter() if refused is None else refused
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def dial(self, wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
-        """Keep a link to each of these nodes, which are tried at their addresses in turn; give up all others that
-        this node dialled."""
-        self._wanted = wanted
-        for node in [n for n in self._dialling if n not in wanted]:
-            self._dialling.pop(node).cancel()
-        for node in wanted:
-            if node not in self._dialling:
-                self._dialling[node] = asyncio.get_running_loop().create_task(self._keep(node))
-
-    def bar(self, node: NodeId) -> None:
-        """Leave `node`, and have nothing to do with it for a while."""
-        if len(self._barred_until) >= MAX_BARRED:
-            del self._barred_until[next(iter(self._barred_until))]
-        self._barred_until[node] = asyncio.get_running_loop().time() + BARRED_S
-        self.end(node)
-
-    def end(self, node: NodeId) -> None:
-        if (stream := self._streams.get(node)) is not None:
-            stream.close()
-
-    def end_others(self, wanted: Collection[NodeId]) -> None:
-        """End the links to all nodes but these."""
-        for node in [n for n in self._streams if n not in wanted]:
-            self.end(node)
-
-    async def close(self) -> None:
-        """End all links. One whose hello is still being read is ended as soon as it begins."""
-        self._closed = True
-        tasks = list(self._dialling.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for stream in list(self._streams.values()):
-            stream.close()
-
-    # -- accepting -------------------------------------------------------------------------------------------
-
-    async def accept(self, incoming: Incoming) -> None:
-        """Take a stream whose sender proves who it is and whom this node wants to be linked with."""
-        try:
-            async with asyncio.timeout(HELLO_S):
-                node = await self._read_hello(incoming)
-                await send_all(incoming.sock, Frame(WELCOME, 0, NO_VERSION).pack())
-        except (OSError, TimeoutError, ProtocolError):
-            self.refused["stream"] += 1
-            incoming.sock.close()
-            incoming.leave()
-        except asyncio.CancelledError:
-            incoming.sock.close()
-            incoming.leave()
-            raise
-        else:
-            self._begin(node, incoming.sock, incoming.leave)
-            if self._closed:
-                self.end(node)
-
-    async def _read_hello(self, incoming: Incoming) -> NodeId:
-        frame = unpack(await receive_exactly(incoming.sock, HEADER.size))
-        if frame.type != HELLO or frame.size > HELLO_BYTES:
-            raise ProtocolError("a stream begins with a hello")
-        hello = decode(await receive_exactly(incoming.sock, frame.size), StreamHello, cap_bytes=HELLO_BYTES)
-        if hello.protocol != PROTOCOL:
-            raise ProtocolError(f"protocol {hello.protocol} met protocol {PROTOCOL}")
-        node = self._sessions.check(hello.auth, METHOD, PATH, encode(PROTOCOL), now=time.monotonic())
-        incoming.prove(node)
-        if self._is_barred(node) or not self._admits(node):
-            raise ProtocolError("this node is not to be linked with that one")
-        return node
-
-    # -- dialling --------------------------------------------------------------------------------------------
-
-    async def _keep(self, node: NodeId) -> None:
-        """A link to `node`, again and again, wherever it is said to be by then."""
-        tries = 0
-        while True:
-            known = self._wanted[node]()
-            if known and not self._is_barred(node):
-                try:
-                    ended = await self._dial(node, known[tries % len(known)])
-                except (PeerUnreachable, ProtocolError):
-                    tries += 1
-                else:
-                    tries = 0
-                    await ended.wait()
-            pause_s = min(BACK_OFF_MOST_S, BACK_OFF_LEAST_S * 2 ** min(tries, 8))
-            await asyncio.sleep(pause_s * self._random.uniform(0.5, 1.0))
-
-    async def _dial(self, node: NodeId, address: Address) -> asyncio.Event:
-        """One try; what it returns is set when the link has ended."""
-        peer = self._peer_at(node, address)
-        auth = await peer.signed_header(METHOD, PATH, encode(PROTOCOL))
-        sock = await open_stream(address)
-        try:
-            async with asyncio.timeout(HELLO_S):
-                hello = encode(StreamHello(protocol=PROTOCOL, auth=auth))
-                await send_all(sock, Frame(HELLO, len(hello), NO_VERSION).pack() + hello)
-                if unpack(await receive_exactly(sock, HEADER.size)).type != WELCOME:
-                    raise ProtocolError(f"{address.authority} did not welcome a stream")
-        except (OSError, TimeoutError) as error:
-            sock.close()
-            # It may have been restarted and know our session no more.
-            await peer.renew_session()
-            raise PeerUnreachable(f"{address.authority} does not take a stream ({error})") from error
-        except BaseException:
-            sock.close()
-            raise
-        ended = asyncio.Event()
-        self._begin(node, sock, ended.set)
-        return ended
-
-    # -- both ------------------------------------------------------------------------------------------------
-
-    def _begin(self, node: NodeId, sock: socket.socket, on_end: Callable[[], None]) -> None:
-        self.end(node)
-        stream = self._streams[node] = Stream(sock, upload=self._upload, download=self._download)
-        stream.start(_Watched(self._open_link(node, stream), lambda: self._ended(node, stream, on_end)))
-
-    def _ended(self, node: NodeId, stream: Stream, on_end: Callable[[], None]) -> None:
-        if self._streams.get(node) is stream:
-            del self._streams[node]
-        on_end()
-
-    def _is_barred(self, node: NodeId) -> bool:
-        return self._barred_until.get(node, 0.0) > asyncio.get_running_loop().time()
-
-
-class _Watched:
-    """A LinkEnd, and a word to Links when it ends."""
-
-    def __init__(self, end: LinkEnd, on_end: Callable[[], None]) -> None:
-        self._end = end
-        self._on_end = on_end
-        self.pull = end.pull
-        self.place = end.place
-        self.received = end.received
-
-    def closed(self, error: Exception | None) -> None:
-        self._on_end()
-        self._end.closed(error)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Station:
     """What a node's network offers to its data plane.
 
     `learner` gives the learner's id and addresses, `head` the newest signed head that gossip knows (empty for none),
-    `publics` those that this node can dial, `public_at` the proven addresses of a public, none for a leaf, `uplink_of`
-    what a node says of its uplink in bytes a second, 0 if it says nothing. `refused` counts the streams that were
-    refused, for `status`.
+    `publics` the publics that this node can dial, `public_at` the proven addresses of a public (none for a leaf),
+    `uplink_of` what a node claims of its uplink in bytes a second (0 if it claims nothing). `refused` counts refused
+    streams for `status`.
     """
 
     me: NodeId
@@ -242,14 +78,150 @@ class Station:
     random: Random
     refused: Counter[str] = field(default_factory=Counter)
 
-    def links(self, open_link: Callable[[NodeId, Stream], LinkEnd], admits: Callable[[NodeId], bool]) -> Links:
-        return Links(
-            sessions=self.sessions,
-            peer_at=self.peer_at,
-            open_link=open_link,
-            admits=admits,
-            upload=self.upload,
-            download=self.download,
-            random=self.random,
-            refused=self.refused,
-        )
+
+class Links:
+    """All streams of this node. `open_link(node, stream)` gives the LinkEnd that a new stream serves, `admits` says
+    which nodes may open one."""
+
+    def __init__(
+        self,
+        station: Station,
+        *,
+        open_link: Callable[[NodeId, Stream], LinkEnd],
+        admits: Callable[[NodeId], bool],
+    ) -> None:
+        self._station = station
+        self._open_link = open_link
+        self._admits = admits
+        self._streams: dict[NodeId, Stream] = {}
+        self._wanted: dict[NodeId, Callable[[], list[Address]]] = {}
+        self._dialling: dict[NodeId, asyncio.Task[None]] = {}
+        self._closed = False
+        self._barred_until: dict[NodeId, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def dial(self, wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
+        """Keep a link to each of these nodes, whose addresses are tried in turn. Give up every other node that this
+        one dialled."""
+        self._wanted = wanted
+        for node in [n for n in self._dialling if n not in wanted]:
+            self._dialling.pop(node).cancel()
+        for node in wanted:
+            if node not in self._dialling:
+                self._dialling[node] = asyncio.get_running_loop().create_task(self._keep(node))
+
+    def bar(self, node: NodeId) -> None:
+        """End the link to `node`, and refuse it new ones for a while."""
+        if len(self._barred_until) >= MAX_BARRED:
+            del self._barred_until[next(iter(self._barred_until))]
+        self._barred_until[node] = asyncio.get_running_loop().time() + BARRED_S
+        self.end(node)
+
+    def end(self, node: NodeId) -> None:
+        if (stream := self._streams.get(node)) is not None:
+            stream.close()
+
+    def end_others(self, wanted: Collection[NodeId]) -> None:
+        """End the links to all nodes but these."""
+        for node in [n for n in self._streams if n not in wanted]:
+            self.end(node)
+
+    async def close(self) -> None:
+        """End all links. A link whose hello is still being read ends as soon as it begins."""
+        self._closed = True
+        tasks = list(self._dialling.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in list(self._streams.values()):
+            stream.close()
+
+    # -- accepting -------------------------------------------------------------------------------------------
+
+    async def accept(self, incoming: Incoming) -> None:
+        """Take a stream whose sender proves that it is a node with which this one wants a link."""
+        try:
+            async with asyncio.timeout(HELLO_S):
+                node = await self._read_hello(incoming)
+                await send_all(incoming.sock, Frame(WELCOME, 0, NO_VERSION).pack())
+        except BaseException as error:
+            incoming.sock.close()
+            incoming.leave()
+            if not isinstance(error, (OSError, TimeoutError, ProtocolError)):
+                raise
+            self._station.refused["stream"] += 1
+        else:
+            self._begin(node, incoming.sock, incoming.leave)
+            if self._closed:
+                self.end(node)
+
+    async def _read_hello(self, incoming: Incoming) -> NodeId:
+        frame = unpack_frame(await receive_exactly(incoming.sock, HEADER.size))
+        if frame.type != HELLO or frame.size > HELLO_BYTES:
+            raise ProtocolError("a stream begins with a hello")
+        hello = decode(await receive_exactly(incoming.sock, frame.size), StreamHello, cap_bytes=HELLO_BYTES)
+        if hello.protocol != PROTOCOL:
+            raise ProtocolError(f"protocol {hello.protocol} met protocol {PROTOCOL}")
+        node = self._station.sessions.check(hello.auth, METHOD, PATH, encode(PROTOCOL), now=time.monotonic())
+        incoming.prove(node)
+        if self._is_barred(node) or not self._admits(node):
+            raise ProtocolError("this node does not want a link with that one")
+        return node
+
+    # -- dialling --------------------------------------------------------------------------------------------
+
+    async def _keep(self, node: NodeId) -> None:
+        """Link to `node` again and again, at the addresses that are known by then."""
+        tries = 0
+        while True:
+            known = self._wanted[node]()
+            if known and not self._is_barred(node):
+                try:
+                    ended = await self._dial(node, known[tries % len(known)])
+                except (PeerUnreachable, ProtocolError):
+                    tries += 1
+                else:
+                    tries = 0
+                    await ended.wait()
+            pause_s = min(MAX_BACK_OFF_S, MIN_BACK_OFF_S * 2 ** min(tries, 8))
+            await asyncio.sleep(pause_s * self._station.random.uniform(0.5, 1.0))
+
+    async def _dial(self, node: NodeId, address: Address) -> asyncio.Event:
+        """Try once. The event is set when the link has ended."""
+        peer = self._station.peer_at(node, address)
+        auth = await peer.signed_header(METHOD, PATH, encode(PROTOCOL))
+        sock = await open_stream(address)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello = encode(StreamHello(protocol=PROTOCOL, auth=auth))
+                await send_all(sock, Frame(HELLO, len(hello), NO_VERSION).pack() + hello)
+                if unpack_frame(await receive_exactly(sock, HEADER.size)).type != WELCOME:
+                    raise ProtocolError(f"{address.authority} did not welcome a stream")
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, (OSError, TimeoutError)):
+                raise
+            # It may have been restarted and no longer know our session.
+            await peer.renew_session()
+            raise PeerUnreachable(f"{address.authority} does not take a stream ({error})") from error
+        ended = asyncio.Event()
+        self._begin(node, sock, ended.set)
+        return ended
+
+    # -- both ------------------------------------------------------------------------------------------------
+
+    def _begin(self, node: NodeId, sock: socket.socket, on_end: Callable[[], None]) -> None:
+        self.end(node)
+        stream = self._streams[node] = Stream(sock, upload=self._station.upload, download=self._station.download)
+
+        def ended() -> None:
+            if self._streams.get(node) is stream:
+                del self._streams[node]
+            on_end()
+
+        stream.start(self._open_link(node, stream), ended)
+
+    def _is_barred(self, node: NodeId) -> bool:
+        return self._barred_until.get(node, 0.0) > asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
-"""The node's HTTP server: routes, `status`, TLS, limits for each caller, and a clear word when the port is taken.
+"""The node's HTTP server: routes, `status`, TLS, limits for each caller, and a clear error when the port is taken.
 
-A connection is counted when it is accepted, before TLS: handshakes are what a flood would spend us on. Therefore
-connections are accepted here, and handed to the event loop and aiohttp once they have been let in.
+A connection is counted when it is accepted, before TLS: a flood would cost us most in handshakes. Therefore connections
+are accepted here, and handed to the event loop and aiohttp once they have been let in.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from typing import Any
 
@@ -30,9 +31,7 @@ from swarm.types import NodeId
 SHUTDOWN_S = 1.0
 """Open requests get this long when the node stops: held questions would otherwise keep it for their whole wait."""
 
-HANDSHAKE_S = 10.0  # Time limit of a first byte and of a TLS handshake, within which a connection is counted already
-CLOSE_S = 2.0  # How long a peer may take to agree to the end of TLS: nothing is lost if it does not
-BACKLOG = 128  # Connections that wait to be accepted: more than arrive in one turn of a busy loop
+HANDSHAKE_S = 10.0  # Time limit of a first byte and of a TLS handshake; the connection is counted already
 ACCEPT_PAUSE_S = 1.0  # After a connection could not be accepted: without a pause the loop would spin on it
 
 KEEPALIVE_S = 75.0
@@ -50,7 +49,7 @@ REFUSED_AS = {
     413: "too_large",
     426: "other_protocol",
 }
-"""Answers that are counted by status. 401, 403 and 429 are counted with more detail where they are decided."""
+"""Answers that are counted by status; 401, 403 and 429 are counted in more detail where they are decided."""
 
 CROWDED = b"too many connections from your address: close some, or come back later\n"
 CROWDED_ANSWER = (
@@ -66,7 +65,7 @@ PAGE = """<!doctype html>
 <p>To see how it goes: <code>echo-node status {named}</code></p>
 </body></html>
 """
-"""What a browser gets. Static, and it loads nothing."""
+"""A browser gets this. It is static, and loads nothing."""
 
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -76,10 +75,8 @@ PAGE_HEADERS = {
 
 
 class NodeServer:
-    """One listening socket with the routes of the node's shells.
-
-    `counted` are further counters of refusals for `status`, such as ServerSessions.refused.
-    """
+    """One listening port with the routes of the node's shells. `counted` are further counters of refusals for `status`,
+    such as ServerSessions.refused."""
 
     def __init__(
         self,
@@ -108,7 +105,7 @@ class NodeServer:
             self._app,
             access_log=None,
             shutdown_timeout=SHUTDOWN_S,
-            # Who has gone does not hear the answer to a question that was held open.
+            # A client that has gone does not hear the answer to a question that was held open.
             handler_cancellation=True,
             # Bodies state their own compression; nothing is unpacked before its caps are checked.
             auto_decompress=False,
@@ -117,7 +114,7 @@ class NodeServer:
         )
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port in use, which differs from `port` only if that is 0."""
+        """Listen, and return the port in use, which differs from `port` only if that is 0."""
         await self._runner.setup()
         try:
             await self._listen(host, port)
@@ -145,7 +142,8 @@ class NodeServer:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
-            listening = socket.create_server(address, family=family, backlog=BACKLOG)
+            # More may wait to be accepted than arrive in one turn of a busy loop.
+            listening = socket.create_server(address, family=family, backlog=128)
             listening.setblocking(False)
             self._listening.append(listening)
             self._start(self._accept(listening))
@@ -156,7 +154,7 @@ class NodeServer:
             try:
                 connected, address = await loop.sock_accept(listening)
             except OSError:
-                # Out of descriptors, most likely. Whoever waits in the backlog is let in when others have left.
+                # Most likely there are no descriptors left. The backlog is let in when others have left.
                 self._refused["not_accepted"] += 1
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
@@ -166,31 +164,30 @@ class NodeServer:
                 self._start(self._serve(connected, guest))
 
     async def _serve(self, connected: socket.socket, guest: Guest) -> None:
-        """Shake hands where there is TLS; then the connection lives by itself. Streams go another way."""
+        """Hand a stream to its taker, and any other connection, after TLS, to aiohttp, where it lives by itself."""
         assert self._runner.server is not None
         if await self._is_stream(connected, guest):
             return
         handler = self._runner.server()
         self._guests[handler] = guest
-        begun = False
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(handler, self._leave),
                 connected,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-                ssl_shutdown_timeout=CLOSE_S if self._tls else None,
+                # Nothing is lost if the peer does not agree to the end of TLS.
+                ssl_shutdown_timeout=2.0 if self._tls else None,
             )
-            begun = True
-        except OSError:
+        except BaseException as error:
+            self._leave(handler)
+            if not isinstance(error, OSError):
+                raise
             # A port scan, a client without TLS, one that went away, or one that took too long.
             self._refused["handshake"] += 1
-        finally:
-            if not begun:
-                self._leave(handler)
 
     async def _is_stream(self, connected: socket.socket, guest: Guest) -> bool:
-        """Whether the connection is dealt with: it is a stream (net/stream.py), or it is no more."""
+        """Return True if the connection needs nothing more: it was a stream (net/stream.py), or it has ended."""
         taken = False
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -222,13 +219,10 @@ class NodeServer:
             self._gate.leave(guest)
 
     def _turn_away(self, connected: socket.socket) -> None:
-        """Say why where that costs nothing: a handshake for it would be what the cap is to save."""
-        with connected:
-            try:
-                if self._tls is None:
-                    connected.send(CROWDED_ANSWER)
-            except OSError:
-                pass  # it has gone by itself
+        """Say why, but not over TLS: the cap is there to save the handshake."""
+        with connected, suppress(OSError):
+            if self._tls is None:
+                connected.send(CROWDED_ANSWER)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -239,11 +233,11 @@ class NodeServer:
 
     @web.middleware
     async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        guest = self._guests.get(request.protocol)
-        if guest is not None:
+        if (guest := self._guests.get(request.protocol)) is not None:
             wait_s = 0.0 if request.path.startswith(UNMETERED_PATHS) else self._gate.wait_s(guest, now=time.monotonic())
             if wait_s > 0.0:
-                return _too_many_requests(wait_s)
+                text = "too many requests from your address: come back later"
+                return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(wait_s))})
             request[ON_SIGNED] = lambda node: self._prove(guest, node)
         if _is_browser(request):
             return _page(request, self._status())
@@ -261,7 +255,7 @@ class NodeServer:
 
 
 class Connection(asyncio.Protocol):
-    """aiohttp's protocol for one connection, and a word to the server when it ends."""
+    """aiohttp's protocol for one connection, which also tells the server when the connection ends."""
 
     def __init__(self, handler: asyncio.Protocol, on_lost: Callable[[asyncio.Protocol], None]) -> None:
         self._handler = handler
@@ -285,37 +279,29 @@ def _is_browser(request: web.Request) -> bool:
 
 
 def _page(request: web.Request, status: Mapping[str, Any]) -> web.Response:
-    """Three lines: what this is, whose, and how to see more. It says nothing that `status` does not."""
+    """Say what this is, whose, and how to see more, but nothing that `status` does not."""
     swarm = status.get("swarm")
     said = escape(f"a {status.get('role', 'node')} of {f'swarm {swarm}' if swarm else 'a swarm that it looks for'}")
-    # As the browser named it: a node behind a router does not know its own address. Of a header only that is shown.
+    # As the browser named it: a node behind a router does not know its own address. No other header is shown.
     named = request.host if re.fullmatch(r"[A-Za-z0-9.:\[\]-]{1,255}", request.host) else "HOST:PORT"
     text = PAGE.format(said=said, named=escape(named))
     return web.Response(text=text, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS)
 
 
 async def _drop_needless_headers(request: web.Request, answer: web.StreamResponse) -> None:
-    """What aiohttp adds to every answer: 110 bytes that tell a node nothing and a stranger our versions."""
+    """Drop what aiohttp adds to every answer: 110 bytes that tell a node nothing and a stranger our versions."""
     for name in ("Server", "Date"):
         answer.headers.popall(name, None)
     if answer.headers.get("Content-Type") == "application/octet-stream":
         del answer.headers["Content-Type"]
 
 
-def _too_many_requests(wait_s: float) -> web.Response:
-    return web.Response(
-        status=429,
-        text="too many requests from your address: come back later",
-        headers={"Retry-After": str(math.ceil(wait_s))},
-    )
-
-
 async def check_port(host: str, port: int) -> None:
-    """UserError if nobody could listen there now."""
+    """Raise UserError if a server could not listen there now."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, _, _, _, address in dict.fromkeys(found):
-            # Bound and not listening: whoever calls meanwhile is refused.
+            # Bound but not listening: callers are refused meanwhile.
             with socket.socket(family) as bound:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind(address)

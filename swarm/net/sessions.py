@@ -1,4 +1,4 @@
-"""Who asks: sessions that a server grants, and requests that are signed within them.
+"""Who sends a request: sessions that a server grants, and requests that are signed within them.
 
     client                                             server
     OpenSession, sealed: my key, whom I call,    ->    is it I, and my certificate? a place in the table
@@ -7,9 +7,9 @@
     every request: session, counter, signature   ->    known session, fresh counter, then the signature
 
 The signature covers session, counter, the server's id and certificate, method, path with query, and the body's digest:
-a request that was recorded is worth nothing a second time, on another server, or with one bit changed. Sessions live in
-the server's memory alone and die with it, so nothing signed before a restart is valid after it, and no clocks are
-compared. Pure: `now` (monotonic seconds) and randomness are arguments.
+a recorded request is worthless a second time, on another server, or with one bit changed. Sessions live only in the
+server's memory and end with it, so nothing signed before a restart is valid after it, and no clocks are compared.
+Pure: `now` (monotonic seconds) and randomness are arguments.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class OpenSession(Message, frozen=True):
 
 
 class SessionGranted(Message, frozen=True):
-    """The server's answer, sealed with its `key`: over plain HTTP too the client knows who answered whom."""
+    """The server's answer, sealed with its `key`, so that the client knows who answered, over plain HTTP too."""
 
     key: PublicKeyField
     node: Id
@@ -72,7 +72,7 @@ class SessionGranted(Message, frozen=True):
 
 
 class Request(Message, frozen=True):
-    """What the signature of a request is over. It is never sent: both sides build it from what they see."""
+    """What a request's signature covers. It is never sent: both sides build it from what they see."""
 
     session: SessionId
     counter: int
@@ -87,7 +87,7 @@ class Request(Message, frozen=True):
 
 
 class ClientSession:
-    """One session with one server. Every header is used once: a request sent again needs a new one."""
+    """One session with one server. Each header is for one request: a request that is sent again needs a new one."""
 
     def __init__(self, key: SigningKey, *, session: bytes, server: NodeId, fingerprint: bytes) -> None:
         self._key = key
@@ -120,7 +120,7 @@ def ask_session(key: SigningKey, *, server: NodeId, fingerprint: bytes, nonce: b
 
 
 def open_grant(data: bytes, key: SigningKey, *, server: NodeId, fingerprint: bytes, nonce: bytes) -> ClientSession:
-    """The session that `server` granted for this nonce; ProtocolError for anyone else's word."""
+    """The session that `server` granted for this nonce. Raises ProtocolError for any other answer."""
     grant = _open_self_signed(GRANT_CONTEXT, data, SessionGranted)
     if node_id_of(grant.key) != server:
         raise ProtocolError(f"node {node_id_of(grant.key)} answered at the address of {server}")
@@ -134,13 +134,13 @@ def open_grant(data: bytes, key: SigningKey, *, server: NodeId, fingerprint: byt
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """Which counters were used: the highest, and one bit for each of the WINDOW up to it (bit 0 is the highest)."""
+    """Used counters: the highest, and one bit for each of the WINDOW up to it (bit 0 is the highest)."""
 
     highest: int = 0
     used: int = 1
 
     def fault(self, counter: int) -> str | None:
-        """Why `counter` may not be used, if so."""
+        """Why `counter` may not be used, or None if it may."""
         behind = self.highest - counter
         if behind >= WINDOW:
             return "too_old"
@@ -158,8 +158,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Whose request this is by its header alone, which names the session that its node was told. `proven`: the session
-    has carried a valid request before, so whoever opened it has the node's key."""
+    """Whose request this is, as far as its header tells. `proven`: the session has carried a valid request before, so
+    its opener has the node's key."""
 
     session: bytes
     node: NodeId
@@ -177,8 +177,8 @@ class _Granted:
 class ServerSessions:
     """All sessions of one server. `refused` counts by reason.
 
-    A session that has carried no valid request yet is dropped before any that has: whoever recorded an OpenSession
-    can send it again, and must not push out its owner's session with it.
+    A session that has carried no valid request yet is dropped before any that has: an attacker who recorded an
+    OpenSession can send it again, and must not push out its owner's session with it.
     """
 
     def __init__(self, key: SigningKey, fingerprint: bytes) -> None:
@@ -193,7 +193,8 @@ class ServerSessions:
         return len(self._new) + len(self._proven)
 
     def open(self, sealed: bytes, *, now: float, session_id: bytes) -> bytes:
-        """The sealed answer to an OpenSession; Unauthorized if it is not for this server or not by its own key."""
+        """The sealed answer to an OpenSession. Raises Unauthorized if that is for another server or not signed by the
+        key in it."""
         wish = self._admit(sealed)
         node = node_id_of(wish.key)
         self._expire(now)
@@ -208,12 +209,13 @@ class ServerSessions:
         return self._key.seal(GRANT_CONTEXT, encode(grant))
 
     def check_header(self, header: str | None, *, now: float) -> Claim:
-        """Unauthorized if no body could make this header valid. Cheap: to be asked before a body is read."""
+        """Whose header this is. Raises Unauthorized if no body could make it valid. Cheap: call it before reading a
+        body."""
         session, _, _, granted = self._find(header, now)
         return Claim(session=session, node=granted.node, proven=session in self._proven)
 
     def check(self, header: str | None, method: str, path: str, body: bytes, *, now: float) -> NodeId:
-        """The node that signed this request, which is then used up; Unauthorized for anything else.
+        """The node that signed this request, which is used up by that. Raises Unauthorized for any other request.
 
         The counter is marked only once the signature is verified: a forger cannot use up counters of others.
         """
@@ -274,7 +276,7 @@ class ServerSessions:
         return Unauthorized(text)
 
     def _expire(self, now: float) -> None:
-        """Forget what was idle for too long; both tables are in the order of `touched`."""
+        """Forget sessions that were idle for too long. Both tables are in the order of `touched`."""
         for session in list(self._idle(now)):
             self._drop(session)
 

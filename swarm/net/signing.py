@@ -55,14 +55,14 @@ class SigningKey:
 
 
 def unseal(context: str, data: bytes, public_bytes: bytes, *, cap_bytes: int) -> bytes:
-    """The body of a sealed message by the owner of `public_bytes`; ProtocolError for anything else."""
+    """The body of a message sealed by the owner of `public_bytes`. Raises ProtocolError for any other."""
     sealed = decode(data, Sealed, cap_bytes=cap_bytes)
     verify(context, sealed.body, sealed.signature, public_bytes)
     return sealed.body
 
 
 def verify(context: str, body: bytes, signature: bytes, public_bytes: bytes) -> None:
-    """ProtocolError unless the owner of `public_bytes` signed `body` in this context."""
+    """Raise ProtocolError unless the owner of `public_bytes` signed `body` in this context."""
     try:
         Ed25519PublicKey.from_public_bytes(public_bytes).verify(signature, _signed_bytes(context, body))
     except (InvalidSignature, ValueError) as error:

@@ -1,11 +1,11 @@
-"""Framed streams between nodes, on the port that serves HTTP: long-lived, both ways, written as late as possible.
+"""Framed streams between nodes, on the port that serves HTTP: long-lived, both ways, and filled as late as possible.
 
 A stream begins with PREAMBLE, then TLS where the address has a certificate, then frames: a header of 32 bytes and a
 payload. A chunk's payload is received into its final place and sent from where it lies. A link is asked for its next
-frame only when the kernel holds little that it has not sent yet (UNSENT_S), one chunk per wake-up, so that what goes to
-whom is decided late and all links get their turn. Sockets are used directly: under asyncio's transports another 64 KiB
-per connection would wait out of reach (docs/decisions/0006). A `Pace` caps what a node sends or receives in all, and
-its streams share the cap fairly.
+frame only when the kernel holds little unsent (UNSENT_S), one chunk per wake-up, so that the choice of what goes to
+whom is made late and all links get their turn. Sockets are used directly: asyncio's transports would keep another
+64 KiB per connection out of reach (docs/decisions/0006). A `Pace` caps what a node sends or receives in all, and its
+streams share the cap fairly.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ import sys
 import termios
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.types import Address, NodeId, VersionId
 
 
 class Pace:
-    """A cap on one direction of all streams of a node: a token bucket, streams served in the order they came.
+    """A cap on one direction of all streams of a node: a token bucket that serves streams in the order they came.
 
-    `bytes_per_s` is of the line: frames count with what TCP and IP add to them.
+    `bytes_per_s` is of the line: frames count with what TCP and IP add to them. None is no cap.
     """
 
     BURST_S = 0.05
@@ -46,18 +48,18 @@ class Pace:
         self.total_bytes = 0
 
     def admits(self, resume: Callable[[], None]) -> bool:
-        """Whether bytes may flow now; if not, `resume` is called when its turn has come."""
+        """Whether bytes may flow now. If not, `resume` is called when its turn has come."""
         if self._rate is None:
             return True
         loop = asyncio.get_running_loop()
-        if not self._waiting and loop.time() >= self._free_at - self._burst / self._rate:
+        if not self._waiting and loop.time() >= self._ready_at():
             return True
         self._waiting.append(resume)
         self._arm(loop)
         return False
 
     def took(self, nbytes: int) -> None:
-        """So many bytes flowed."""
+        """Count `nbytes` that flowed."""
         self.total_bytes += nbytes
         if self._rate is not None:
             self._free_at = max(self._free_at, asyncio.get_running_loop().time()) + nbytes / self._rate
@@ -70,16 +72,18 @@ class Pace:
             admitted.clear()
         self.took(nbytes)
 
+    def _ready_at(self) -> float:
+        assert self._rate is not None
+        return self._free_at - self._burst / self._rate
+
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is None and self._waiting:
-            assert self._rate is not None
-            self._timer = loop.call_at(self._free_at - self._burst / self._rate, self._fire)
+            self._timer = loop.call_at(self._ready_at(), self._fire)
 
     def _fire(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
-        assert self._rate is not None
-        while self._waiting and loop.time() >= self._free_at - self._burst / self._rate:
+        while self._waiting and loop.time() >= self._ready_at():
             self._waiting.popleft()()
         self._arm(loop)
 
@@ -87,17 +91,16 @@ class Pace:
 HEADER = struct.Struct(">BBHIIIQ8s")
 UNSENT_S = 0.05
 MAX_UNSENT_BYTES = 512 * 1024
-"""What the kernel may hold unsent on one link (TCP_NOTSENT_LOWAT): what it sends in UNSENT_S, because so long may a
-busy machine take to give it more, and not much less than a chunk."""
+"""The kernel may hold unsent on one link what it sends in UNSENT_S (TCP_NOTSENT_LOWAT): a busy machine takes that long
+to give it more. The most is not much less than a chunk."""
 
-RATE_WEIGHT = 0.3
-READ_BYTES = 256 * 1024  # Read at most so much in one turn of the loop, that other links have theirs
-WAKE_BYTES = 32 * 1024  # So much of a chunk is waited for before it is read; a socket's buffer takes four times as much
+READ_BYTES = 256 * 1024  # Largest read in one turn of the loop, so that other links get their turns
+WAKE_BYTES = 32 * 1024  # Bytes of a chunk to wait for before the first read; a socket's buffer takes four times as much
 
 
 @dataclass(slots=True)
 class Frame:
-    """A header. `kind`, `index` and `via` are those of a chunk (broadcast/notes.py)."""
+    """A frame's header. `kind`, `index` and `via` are those of a chunk (broadcast/notes.py)."""
 
     type: int
     size: int
@@ -107,10 +110,8 @@ class Frame:
     via: bytes = b"\0" * 8
 
     def pack(self) -> bytes:
-        version = self.version
-        return HEADER.pack(
-            self.type, self.kind, 0, self.size, self.index, version.incarnation, version.version, self.via
-        )
+        at = self.version
+        return HEADER.pack(self.type, self.kind, 0, self.size, self.index, at.incarnation, at.version, self.via)
 
 
 def unpack_frame(data: bytes | bytearray) -> Frame:
@@ -121,7 +122,7 @@ def unpack_frame(data: bytes | bytearray) -> Frame:
 
 @dataclass(slots=True)
 class Outgoing:
-    """A frame for a link, and what to call when the kernel has all of it."""
+    """A frame to send. `sent` is called when the kernel has all of it."""
 
     header: bytes
     payload: bytes | memoryview
@@ -129,25 +130,25 @@ class Outgoing:
 
 
 class LinkEnd(Protocol):
-    """Who owns a stream."""
+    """The owner of a stream, which is called from the event loop."""
 
     def pull(self) -> Outgoing | None:
         """The next frame to send, or None until the next `wake`."""
 
     def place(self, frame: Frame) -> memoryview:
-        """Where the payload of `frame` is to be received. ProtocolError for a frame that may not come."""
+        """Where to receive the payload of `frame`. Raises ProtocolError for a frame that may not come."""
 
     def received(self, frame: Frame, payload: memoryview) -> None:
-        """All of `frame` came. ProtocolError ends the link."""
+        """All of `frame` came. A ProtocolError ends the link."""
 
     def closed(self, error: Exception | None) -> None:
-        """The stream is no more; called once."""
+        """The stream has ended. Called once."""
 
 
 @dataclass(slots=True)
 class Incoming:
-    """A stream that somebody opened to this node, after its preamble and TLS. Whoever takes it closes the socket, and
-    calls `leave` when that is done; `prove` says whose it is, and raises if that node has too many."""
+    """A stream that another node opened to this one, after preamble and TLS. Its taker calls `prove` with the node that
+    it belongs to, which raises if that node has too many, closes the socket at the end, and then calls `leave`."""
 
     sock: socket.socket
     prove: Callable[[NodeId], None]
@@ -155,7 +156,7 @@ class Incoming:
 
 
 class Stream:
-    """One open socket with frames both ways. It calls its LinkEnd from the event loop."""
+    """One open socket with frames both ways."""
 
     def __init__(self, sock: socket.socket, *, upload: Pace, download: Pace) -> None:
         self._sock = sock
@@ -180,13 +181,15 @@ class Stream:
         self._rate = 0.0
         self.sent_bytes = 0
 
-    def start(self, end: LinkEnd) -> None:
+    def start(self, end: LinkEnd, on_end: Callable[[], None] = lambda: None) -> None:
+        """Serve `end`. When the stream has ended, `on_end` is called, then `end.closed`."""
         self._end = end
+        self._on_end = on_end
         self._loop.add_reader(self._fd, self._on_readable)
         self.wake()
 
     def wake(self) -> None:
-        """There may be something to send. The kernel is asked whether it takes more only once it has refused."""
+        """Look for something to send. The kernel is asked whether it takes more only once it has refused."""
         if not (self._writing or self._paused_writing or self._closed):
             self._writing = True
             self._loop.call_soon(self._on_writable)
@@ -195,17 +198,15 @@ class Stream:
         """Fit what the kernel may hold unsent to what was sent in the last `elapsed` seconds."""
         rate = (self.sent_bytes - self._sent_before) / elapsed
         self._sent_before = self.sent_bytes
-        self._rate += RATE_WEIGHT * (rate - self._rate)
+        self._rate += 0.3 * (rate - self._rate)
         wanted = int(min(MAX_UNSENT_BYTES, max(UNSENT_BYTES, UNSENT_S * self._rate)))
         if not 0.8 * self._unsent <= wanted <= 1.25 * self._unsent:
             self._unsent = wanted
-            try:
+            with suppress(OSError):  # a kernel without it, as in tune
                 self._sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted)
-            except OSError:
-                pass  # a kernel without it, as in tune
 
     def divert(self, into: memoryview) -> None:
-        """Receive the payload that is under way into another place: what came of it so far is of no use."""
+        """Receive the payload that is under way into another place. What has come so far is of no use."""
         assert len(into) == len(self._into)
         self._into = into
 
@@ -217,6 +218,7 @@ class Stream:
         if self._polled:
             self._loop.remove_writer(self._fd)
         self._sock.close()
+        self._on_end()
         self._end.closed(error)
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ class Stream:
             self._loop.add_writer(self._fd, self._on_writable)
 
     def _write_some(self) -> bool:
-        """Send what is left of the frame, or begin the next; False when this turn is over."""
+        """Send what is left of the frame, or begin the next. Return False when this turn is over."""
         if self._closed:
             return False
         if not self._left and not self._begin():
@@ -308,21 +310,17 @@ class Stream:
             self._loop.call_soon(self._on_readable_again)
 
     def _waits_for_more(self) -> bool:
-        """Whether to be woken only when more of a chunk is there: it comes in a dozen packets, and each would wake us.
+        """Whether to sleep until more of a chunk is there: it comes in a dozen packets, and each would wake us.
 
-        Only before any of the chunk was read: of a TLS record that was read in part the kernel knows no size.
+        Only before any of the chunk is read: the kernel does not know the size of a TLS record that was read in part.
         """
         if self._frame is None or self._filled:
             return False
         wanted = min(self._frame.size, WAKE_BYTES)
-        if self._lowat != 1 or self._available() >= wanted:
-            self._set_lowat(1)
-            return False
-        self._set_lowat(wanted)
-        return True
-
-    def _available(self) -> int:
-        return int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
+        available = int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
+        waits = self._lowat == 1 and available < wanted
+        self._set_lowat(wanted if waits else 1)
+        return waits
 
     def _set_lowat(self, nbytes: int) -> None:
         if self._lowat != nbytes:
@@ -354,11 +352,10 @@ class Stream:
 
 
 OPEN_S = 10.0  # Time limit for connecting and for TLS
-CONGESTION = b"cubic"  # With many application-limited flows over one uplink BBR left 43 % of it idle
-DEAD_AFTER_MS = 20_000  # Unacknowledged data of that age ends a link (TCP_USER_TIMEOUT)
 PREAMBLE = b"\0echo-stream\n"  # Its first byte begins neither TLS nor HTTP
-UNSENT_BYTES = 16 * 1024  # What the kernel may hold unsent on a new link (TCP_NOTSENT_LOWAT)
+UNSENT_BYTES = 16 * 1024  # The kernel may hold this much unsent on a new link (TCP_NOTSENT_LOWAT)
 TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+T = TypeVar("T")
 
 
 async def open_stream(address: Address) -> socket.socket:
@@ -388,8 +385,7 @@ async def _open(address: Address) -> socket.socket:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        secure = await start_tls(sock, context, server_side=False)
-        sock = secure
+        sock = secure = await start_tls(sock, context, server_side=False)
         certificate = secure.getpeercert(binary_form=True) or b""
         if hashlib.sha256(certificate).digest() != address.fingerprint:
             raise PeerUnreachable(f"the certificate of {address.authority} is not the one that was named")
@@ -403,51 +399,46 @@ async def start_tls(sock: socket.socket, context: ssl.SSLContext, *, server_side
     """TLS over a connected, non-blocking socket, which then belongs to the returned one."""
     secure = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
     try:
-        while True:
-            try:
-                secure.do_handshake()
-                return secure
-            except ssl.SSLWantReadError:
-                await wait_for(secure, writable=False)
-            except ssl.SSLWantWriteError:
-                await wait_for(secure, writable=True)
+        await _when_ready(secure, secure.do_handshake, writable=False)
     except BaseException:
         secure.close()
         raise
+    return secure
 
 
 async def send_all(sock: socket.socket, data: bytes) -> None:
-    """Send before a Stream owns the socket: a few hundred bytes."""
+    """Send a few hundred bytes before a Stream owns the socket."""
     left = memoryview(data)
     while left:
-        try:
-            left = left[sock.send(left) :]
-        except (BlockingIOError, ssl.SSLWantWriteError):
-            await wait_for(sock, writable=True)
-        except ssl.SSLWantReadError:
-            await wait_for(sock, writable=False)
+        left = left[await _when_ready(sock, partial(sock.send, left), writable=True) :]
 
 
 async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
     """Receive before a Stream owns the socket, and nothing beyond."""
     data = bytearray()
     while len(data) < nbytes:
-        try:
-            part = sock.recv(nbytes - len(data))
-        except (BlockingIOError, ssl.SSLWantReadError):
-            await wait_for(sock, writable=False)
-            continue
-        except ssl.SSLWantWriteError:
-            await wait_for(sock, writable=True)
-            continue
+        part = await _when_ready(sock, partial(sock.recv, nbytes - len(data)), writable=False)
         if not part:
             raise ConnectionResetError("the other side closed the link")
         data += part
     return bytes(data)
 
 
+async def _when_ready(sock: socket.socket, attempt: Callable[[], T], *, writable: bool) -> T:
+    """What `attempt` returns, once the socket is ready for it. `writable` is what it waits for without TLS."""
+    while True:
+        try:
+            return attempt()
+        except ssl.SSLWantReadError:
+            await wait_for(sock, writable=False)
+        except ssl.SSLWantWriteError:
+            await wait_for(sock, writable=True)
+        except BlockingIOError:
+            await wait_for(sock, writable=writable)
+
+
 async def wait_for(sock: socket.socket, *, writable: bool) -> None:
-    """Until `sock` can be read or written."""
+    """Wait until `sock` can be read, or written."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     fd = sock.fileno()
@@ -464,26 +455,20 @@ async def wait_for(sock: socket.socket, *, writable: bool) -> None:
         remove(fd)
 
 
-def tune(sock: socket.socket, *, receive_bytes: int | None = None) -> None:
-    """Late binding, and an end within half a minute when the other side has vanished."""
-    options: list[tuple[int, int, Any]] = [
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    ]
-    for name, value in (
-        ("TCP_CONGESTION", CONGESTION),
-        ("TCP_USER_TIMEOUT", DEAD_AFTER_MS),
-        ("TCP_KEEPIDLE", 10),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 3),
+def tune(sock: socket.socket) -> None:
+    """Bind late, and end within half a minute when the other side has vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (TCP_NOTSENT_LOWAT, UNSENT_BYTES),
+        # With many application-limited flows over one uplink BBR left 43 % of it idle.
+        (getattr(socket, "TCP_CONGESTION", None), b"cubic"),
+        # Unacknowledged data of this age ends a link.
+        (getattr(socket, "TCP_USER_TIMEOUT", None), 20_000),
+        (getattr(socket, "TCP_KEEPIDLE", None), 10),
+        (getattr(socket, "TCP_KEEPINTVL", None), 5),
+        (getattr(socket, "TCP_KEEPCNT", None), 3),
     ):
-        if hasattr(socket, name):
-            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
-    if receive_bytes is not None:
-        options.append((socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes))
-    for level, option, value in options:
-        try:
-            sock.setsockopt(level, option, value)
-        except OSError:
-            pass  # a kernel without it, or without cubic: slower, not wrong
+        if option is not None:
+            with suppress(OSError):  # a kernel without it, or without cubic: slower, not wrong
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -32,28 +32,23 @@ class ServerTls:
 
 
 def load_or_create_tls(directory: Path) -> ServerTls:
-    """The certificate in `directory`, made at the first start, its key readable by its owner alone."""
+    """The certificate in `directory`, made at the first start. Only the file's owner can read the key."""
     path = directory / "tls.pem"
     if not path.exists():
         write_privately(path, _new_certificate())
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        context = server_context(path)
+        # No session tickets: nobody resumes, and they take 500 bytes.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        context.load_cert_chain(path)
     except (ValueError, ssl.SSLError) as error:
         raise UserError(
-            f"{path} is not a key and certificate; remove it, and whoever named this node has to do so anew"
+            f"{path} is not a key and certificate; remove it, and give the new join line to those who name this node"
         ) from error
     der = certificate.public_bytes(serialization.Encoding.DER)
     return ServerTls(context=context, fingerprint=hashlib.sha256(der).digest())
-
-
-def server_context(path: Path) -> ssl.SSLContext:
-    """TLS 1.3 with the key and certificate of a file. No session tickets: nobody resumes, and they take 500 bytes."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0
-    context.load_cert_chain(path)
-    return context
 
 
 def _new_certificate() -> bytes:
@@ -76,7 +71,7 @@ def _new_certificate() -> bytes:
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Replace a file that its owner alone may read. It is on disk, whole, or as it was."""
+    """Replace a file that only its owner may read. A crash leaves it whole, new or as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ M = TypeVar("M")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Base of everything that crosses the wire."""
+    """Base of every message between nodes."""
 
 
 def digest(data: bytes | bytearray | memoryview) -> Digest:
@@ -70,7 +70,7 @@ def compress(data: bytes, *, level: int = 1) -> bytes:
 
 
 def stated_size(data: bytes | memoryview) -> int:
-    """The content size in the header of a zstd frame; ProtocolError if it is none, or does not say."""
+    """The content size in the header of a zstd frame. Raises ProtocolError if it is not one, or does not say."""
     try:
         size = zstandard.frame_content_size(bytes(data[:64]))
     except zstandard.ZstdError as error:

@@ -25,7 +25,6 @@ import msgspec
 from aiohttp import web
 
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
-from swarm.gossip.reachability import is_loopback
 from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
 from swarm.net.client import (
     Busy,
@@ -38,6 +37,7 @@ from swarm.net.client import (
     certificate_of,
     other_protocol,
 )
+from swarm.net.hosts import is_loopback
 from swarm.net.signing import PublicKeyField, swarm_id_of
 from swarm.net.tls import write_privately
 from swarm.net.wire import PROTOCOL, Message, decode, digest, encode

@@ -17,7 +17,7 @@ from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
 from swarm.errors import first_fault
-from swarm.gossip.reachability import is_loopback
+from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
 from swarm.node.bootstrap import Greeting, read_bootstraps

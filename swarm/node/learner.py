@@ -15,8 +15,8 @@ from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import newest_head
 from swarm.broadcast.version.manifest import LAYOUT_BYTES
 from swarm.errors import UserError
-from swarm.gossip.reachability import is_loopback
 from swarm.learner.messages import Prepared
+from swarm.net.hosts import is_loopback
 from swarm.net.signing import swarm_id_of
 from swarm.net.wire import encode
 from swarm.node.alarms import LearningSignal

@@ -26,19 +26,12 @@ from aiohttp import web
 from swarm.broadcast.version.manifest import open_head
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.membership import Membership
-from swarm.gossip.reachability import (
-    DIAL_BACK_CONTEXT,
-    DialBackLimit,
-    Knock,
-    Reachability,
-    is_dialable,
-    is_loopback,
-    is_private,
-)
+from swarm.gossip.reachability import DIAL_BACK_CONTEXT, DialBackLimit, Knock, Reachability
 from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, prefix_of
 from swarm.gossip.service import KNOCK_S, GossipService
 from swarm.gossip.table import Leaf, Peer
 from swarm.net.client import PeerClient, session_route
+from swarm.net.hosts import is_dialable, is_loopback, is_private
 from swarm.net.links import Station
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions

@@ -175,7 +175,7 @@ def check(one: Table, highest: dict[bytes, int]) -> None:
     assert dict(one.subnets) == recount
     assert all(count <= MAX_PER_SUBNET for count in recount.values())
     for peer in one:
-        assert not one.is_banned(peer.signed.node)
+        assert peer.signed.node not in one.banned
         assert peer.signed.record.reachability == "public"
         assert peer.addresses
 

@@ -54,7 +54,7 @@ def view_of(node: GossipNode) -> object:
     """All that a replay must not change."""
     table = node.core.view.table
     dead = {prefix: stone.signed.order for prefix, stone in table.dead.items()}
-    banned = [other for other in node.swarm.by_node if table.is_banned(other)]
+    banned = [other for other in node.swarm.by_node if other in table.banned]
     return orders_of(node), dead, banned, node.newest, node.core.view.own.order
 
 
@@ -361,7 +361,7 @@ def containers_of(node: GossipNode) -> dict[str, int]:
         "dead": len(table.dead),
         "subnets": len(table.subnets),
         "leases": len(core.view.leases),
-        "calls": core.calls_under_way,
+        "calls": len(core.calls.pending),
         "homes": len(core.homes.homes),
         "fresh": len(core._fresh),
     }

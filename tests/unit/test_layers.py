@@ -35,6 +35,7 @@ DATA = (
     "swarm.types",
     "swarm.errors",
     "swarm.net.wire",
+    "swarm.net.hosts",
     "swarm.net.signing",
     "swarm.rollout.journal.entries",
     "swarm.rollout.messages",

@@ -136,7 +136,7 @@ class GossipChecker:
         self._must(own.prefix not in table.by_prefix, "states", f"{node.number} knows itself")
         for peer in table:
             self._must(peer.signed.record.reachability == "public", "states", f"{node.number} knows a leaf")
-            self._must(not table.is_banned(peer.signed.node), "states", f"{node.number} knows a banned key")
+            self._must(peer.signed.node not in table.banned, "states", f"{node.number} knows a banned key")
 
     def _check_caps(self, node: GossipNode) -> None:
         view = node.core.view
@@ -145,7 +145,7 @@ class GossipChecker:
         self._must(len(table) + len(table.dead) <= MAX_PUBLICS, "I5", f"{node.number} has too many tombstones")
         self._must(len(view.leases) <= MAX_LEAVES, "I5", f"{node.number} serves {len(view.leases)} leaves")
         self._must(len(node.core.homes.homes) <= view.rules.homes, "I5", f"{node.number} has too many homes")
-        self._must(node.core.calls_under_way <= MAX_CALLS, "I5", f"{node.number} has too many calls under way")
+        self._must(len(node.core.calls.pending) <= MAX_CALLS, "I5", f"{node.number} has too many calls under way")
         subnets = Counter(subnet for peer in table for subnet in subnets_of(peer.signed))
         self._must(dict(table.subnets) == subnets, "I5", f"{node.number} lost count of its subnets")
         most = max(subnets.values(), default=0)

@@ -236,16 +236,20 @@ class GossipNode:
                 case Greet():
                     self._greet()
                 case Wake():
-                    for held in list(self._held):
-                        self._release(held)
+                    self._release_all()
                 case HeadLearned():
                     assert self.newest is None or effect.version > self.newest, "I4: a head went back"
                     self.newest = effect.version
                     self.swarm.on_head(self, effect.version)
+                    self._release_all()
                 case Appeared() | Died() | LeafGone() | Rejected():
                     self.swarm.on_change(self, effect)
                 case _:
                     pass
+
+    def _release_all(self) -> None:
+        for held in list(self._held):
+            self._release(held)
 
     def _release(self, held: tuple[NodeId, Exchange, Reply[Sized]]) -> None:
         if self.alive and held in self._held:

@@ -179,7 +179,7 @@ class ReceiverHost:
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.05)
+    monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.05)
     monkeypatch.setattr(receiver_module, "RETRY_S", 0.1)
     async with AsyncExitStack() as stack:
         yield World(tmp_path, stack)

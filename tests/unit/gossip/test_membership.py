@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from swarm.gossip.answers import MAX_WANTED, RECORDS_BYTES
-from swarm.gossip.membership import FIRST_GREET_S, MAX_GREET_S, Calls, Membership
+from swarm.gossip.calls import Calls
+from swarm.gossip.membership import FIRST_GREET_S, MAX_GREET_S, Membership
 from swarm.gossip.records import (
     GOSSIP_BODY_BYTES,
     MAX_PUBLICS,
@@ -24,6 +24,7 @@ from swarm.gossip.records import (
     Wake,
 )
 from swarm.gossip.table import MAX_OTHERS, Peer
+from swarm.gossip.view import MAX_WANTED, RECORDS_BYTES
 from swarm.net.wire import decode, encode
 from swarm.types import Address
 from tests.builders import v
@@ -141,7 +142,7 @@ def test_a_node_that_claims_anothers_record_gains_nothing_by_it() -> None:
 def test_bad_records_heads_and_digests_are_counted_and_change_nothing() -> None:
     one = core(1)
     introduce(one, signed(2))
-    before = one.view.digest(1.0)
+    before = one.view.round_message(1.0).digest
     forged = signed(2, 9).sealed[:-1] + bytes([signed(2, 9).sealed[-1] ^ 1])
     foreign = signed(3, swarm=signed(1).node).sealed  # type: ignore[arg-type]
     for bad in (b"junk", forged, foreign):
@@ -149,7 +150,7 @@ def test_bad_records_heads_and_digests_are_counted_and_change_nothing() -> None:
         effects = one.receive(STRANGER, message, now=1.0)
         assert sorted(reasons(effects)) == ["bad_head", "bad_record", "malformed_digest"]
         assert len(effects) == 3, "what follows a record that does not open is not looked at"
-    assert one.view.digest(1.0) == before
+    assert one.view.round_message(1.0).digest == before
 
 
 def test_an_answer_to_a_malformed_digest_is_an_answer() -> None:
@@ -271,7 +272,7 @@ def test_a_node_restored_from_a_copy_learns_its_own_newer_record_and_persists_th
     (push,) = [call for call in calls_in(one.tick(now=1.0)) if one.view.own.sealed in call.message.records]
     deliver(push, one, other, now=1.1)
     assert order_of(other, 1) == one.view.own.order
-    assert not other.view.table.is_banned(key(1).node_id)
+    assert key(1).node_id not in other.view.table.banned
 
 
 def test_a_learner_restored_from_a_copy_knows_its_former_life_by_the_versions_that_it_published() -> None:
@@ -413,7 +414,7 @@ def assert_fits(message: Exchange | ExchangeReply) -> None:
 def test_the_digest_of_the_largest_table_is_a_message_that_others_take() -> None:
     one = crowded()
     one.view.table.admit(signed(0), 0.0, now=0.0)
-    assert len(ages_in(one.view.digest(0.0))) == MAX_PUBLICS
+    assert len(ages_in(one.view.round_message(0.0).digest)) == MAX_PUBLICS
     assert_fits(one.view.round_message(0.0))
 
 
@@ -498,13 +499,13 @@ def test_whoever_does_not_answer_is_called_less_and_less() -> None:
     assert peer is not None
     waits: list[float] = []
     for _ in range(8):
-        call = Calls.to(one._calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0)
+        call = Calls.to(one.calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0)
         one.failed(call.ticket, now=10.0)
         waits.append(peer.retry_at - 10.0)
     assert waits[0] < 0, "one failure is a lost packet"
     assert waits[1:] == sorted(waits[1:])
     assert waits[-1] == waits[-2]
-    call = Calls.to(one._calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0)
+    call = Calls.to(one.calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0)
     one.answered(call.ticket, reply(), now=10.0)
     assert peer.failures == 0
     assert peer.retry_at < 0
@@ -547,7 +548,7 @@ def test_a_ticket_is_used_once() -> None:
     calls = Calls(RULES, Random(1))
     call = calls.to(key(2).node_id, (address(2),), "round", Exchange(), now=0.0)
     calls.take(call.ticket)
-    assert len(calls) == 0
+    assert not calls.pending
     with pytest.raises(KeyError):
         calls.take(call.ticket)
 

@@ -14,14 +14,15 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
 from swarm.gossip.records import Owner
+from swarm.net import client as client_module
 from swarm.net.client import (
-    BodyLimits,
     Busy,
     Gone,
     OtherProtocol,
     PeerClient,
     SlowLine,
     binary,
+    due_s,
     plain_address,
     read_body,
 )
@@ -52,7 +53,9 @@ async def large(request: web.Request) -> web.StreamResponse:
 
 async def slow(request: web.Request) -> web.Response:
     """Reads a body that has to be there at once."""
-    return binary(await read_body(request, CAP, limits=BodyLimits(grace_s=0.0)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_module, "GRACE_S", 0.0)
+        return binary(await read_body(request, CAP))
 
 
 def answering(status: int, **headers: str) -> web.RouteDef:
@@ -186,10 +189,10 @@ async def test_the_connection_of_a_sender_that_falls_behind_is_used_no_more() ->
 
 
 @pytest.mark.parametrize(
-    ("received", "due_s"), [(0, 2.0), (999, 2.999), (1000, 3.0), (17_999, 19.999), (18_000, 20.0), (8 << 20, 20.0)]
+    ("received", "at_s"), [(0, 2.0), (999, 2.999), (1000, 3.0), (17_999, 19.999), (18_000, 20.0), (8 << 20, 20.0)]
 )
-def test_a_body_is_due_by_its_rate_and_at_last_by_its_limit(received: int, due_s: float) -> None:
-    assert BodyLimits().due_s(received) == pytest.approx(due_s)
+def test_a_body_is_due_by_its_rate_and_at_last_by_its_limit(received: int, at_s: float) -> None:
+    assert due_s(received) == pytest.approx(at_s)
 
 
 async def test_a_call_carries_no_header_that_says_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.net.limits import Gate, Guest, Limits, Meter, caller, is_loopback
+from swarm.net.limits import Gate, Guest, Limits, Meter
 from swarm.types import NodeId
 
 HOME, ELSEWHERE = "198.51.100.7", "203.0.113.9"
@@ -99,9 +99,9 @@ def test_nothing_is_left_of_whoever_has_gone() -> None:
     guests = [proven(gate, node) for node in (ALICE, BOB, ALICE)] + [entered(gate, ELSEWHERE)]
     for guest in guests:
         gate.leave(guest)
-    assert (gate._addresses, gate._nodes, gate._all) == ({}, {}, 0)
+    assert (gate._at, gate._of, gate._all) == ({}, {}, 0)
     assert gate.prove(guests[0], ALICE)  # a request that was under way when its connection went
-    assert gate._nodes == {}
+    assert gate._of == {}
 
 
 def test_this_machine_is_exempt_unless_it_is_said_otherwise() -> None:
@@ -140,39 +140,6 @@ def test_an_address_in_a_flood_of_addresses_is_forgotten_not_kept() -> None:
     for number in range(1000):
         meter.take(f"203.0.113.{number}", now=0.0)
         assert len(meter) <= 10
-
-
-# -- names ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("host", "name"),
-    [
-        ("198.51.100.7", "198.51.100.7"),
-        ("::ffff:198.51.100.7", "198.51.100.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("", ""),
-    ],
-)
-def test_a_home_is_one_caller(host: str, name: str) -> None:
-    assert caller(host) == name
-
-
-@pytest.mark.parametrize(
-    ("host", "ours"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("10.0.0.1", False),
-        ("", False),
-    ],
-)
-def test_loopback_is_this_machine(host: str, ours: bool) -> None:
-    assert is_loopback(host) == ours
 
 
 def test_new_keys_do_not_buy_an_address_new_bursts() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from swarm.net import links as links_module
 from swarm.net.client import session_route
-from swarm.net.links import HELLO, METHOD, NO_VERSION, PATH, WELCOME, Links, StreamHello
+from swarm.net.links import HELLO, METHOD, NO_VERSION, PATH, WELCOME, Links, Station, StreamHello
 from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey
@@ -39,15 +39,20 @@ class Host:
         self._fingerprint = tls.fingerprint if tls else b""
         self.sessions = ServerSessions(key, self._fingerprint)
         self.peers = PeerPool(key)
-        self.links = Links(
+        self.station = Station(
+            me=key.node_id,
             sessions=self.sessions,
             peer_at=self.peers.at,
-            open_link=self._open_link,
-            admits=lambda node: node in self.admitted,
+            learner=lambda: (KEY.node_id, []),
+            head=lambda: b"",
+            publics=lambda: [],
+            public_at=lambda node: [],
+            uplink_of=lambda node: 0.0,
             upload=Pace(None),
             download=Pace(None),
             random=Random(1),
         )
+        self.links = Links(self.station, open_link=self._open_link, admits=lambda node: node in self.admitted)
 
     async def start(self, port: int = 0) -> None:
         self._server = NodeServer(
@@ -92,12 +97,12 @@ async def as_long_as_five_dials() -> None:
     async with hosts(SigningKey.from_bytes(bytes([7]) * 32), SigningKey.from_bytes(bytes([8]) * 32)) as (one, two):
         two.admitted.clear()
         one.dial(two)
-        await until(lambda: two.links.refused["stream"] >= 5)
+        await until(lambda: two.station.refused["stream"] >= 5)
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.02)
+    monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.02)
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
@@ -146,7 +151,7 @@ async def test_a_hello_that_is_right_is_welcome_once_and_not_twice() -> None:
         said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)))
         assert unpack_frame(await hello_to(host, said)).type == WELCOME
         assert await hello_to(host, said) == b""
-        assert host.links.refused == {"stream": 1}
+        assert host.station.refused == {"stream": 1}
         assert host.sessions.refused == {"replayed": 1}
 
 
@@ -164,7 +169,7 @@ async def test_an_unknown_session_another_protocol_and_another_signature_are_ref
         ]
         for said in refused:
             assert await hello_to(host, said) == b""
-        assert host.links.refused == {"stream": len(refused)}
+        assert host.station.refused == {"stream": len(refused)}
         assert host.places == []
 
 
@@ -172,31 +177,31 @@ async def test_a_node_that_is_not_wanted_is_refused_until_it_is() -> None:
     async with hosts(KEY, OTHER_KEY) as (one, two):
         two.admitted.clear()
         one.dial(two)
-        await until(lambda: two.links.refused["stream"] >= 2)
+        await until(lambda: two.station.refused["stream"] >= 2)
         assert two.places == []
         two.admitted.add(KEY.node_id)
         await until(two.live)
 
 
 async def test_a_barred_node_is_left_and_neither_let_in_nor_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.0)
+    monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.0)
     async with hosts(KEY, OTHER_KEY) as (one, two):
         one.dial(two)
         await until(lambda: one.live() and two.live())
         two.links.bar(KEY.node_id)
-        await until(lambda: two.links.refused["stream"] >= 2)
+        await until(lambda: two.station.refused["stream"] >= 2)
         assert two.live() == []
         one.links.bar(OTHER_KEY.node_id)
-        refused = two.links.refused["stream"]
+        refused = two.station.refused["stream"]
         await as_long_as_five_dials()
-        assert two.links.refused["stream"] <= refused + 1
+        assert two.station.refused["stream"] <= refused + 1
 
 
 async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "HELLO_S", 0.05)
     async with hosts(OTHER_KEY) as (host,):
         assert await hello_to(host, b"\1") == b""
-        assert host.links.refused == {"stream": 1}
+        assert host.station.refused == {"stream": 1}
 
 
 # -- again ---------------------------------------------------------------------------------------------------
@@ -269,7 +274,7 @@ async def test_the_other_side_hears_at_once_of_links_that_are_closed(tmp_path: P
 
 
 async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "BACK_OFF_LEAST_S", 0.0)
+    monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.0)
     async with hosts(KEY, OTHER_KEY) as (one, two):
         one.dial(two)
         await until(lambda: one.live() and two.live())

@@ -6,14 +6,13 @@ import math
 import random
 import threading
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from swarm.errors import ProtocolError
-from swarm.net.client import BodyLimits, read_signed
+from swarm.net import client
 from swarm.net.wire import (
     RATIO_FREE_BYTES,
     ROLLOUT_BODY_BYTES,
@@ -122,7 +121,7 @@ async def test_the_bytes_in_hand_are_bounded_by_what_is_stated_before_anything_i
 async def test_a_body_that_does_not_come_gives_its_place_back(
     learner: Learner, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(api, "read_signed", partial(read_signed, limits=BodyLimits(grace_s=0.0)))
+    monkeypatch.setattr(client, "GRACE_S", 0.0)
     reader, writer = await learner.begin_submission(ALICE, sent=sent)
     assert await first_line(reader) == "HTTP/1.1 408 Request Timeout"
     assert learner.service.status()["submissions_in_hand"] == 0

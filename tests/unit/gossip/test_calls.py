@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.gossip.homes import MAX_FAILURES, Homes
+from swarm.gossip.calls import MAX_FAILURES, Homes
 from swarm.gossip.membership import Membership
 from swarm.gossip.records import MAX_LEAVES, Call, Exchange, Greet, HeadLearned, LeafGone, Wake
 from swarm.gossip.table import LeafLeases
@@ -104,9 +104,9 @@ def test_a_home_is_replaced_after_failures_in_a_row_and_by_another() -> None:
     home = one.homes[0]
     waits: list[float] = []
     for attempt in range(MAX_FAILURES):
-        given_up = one.failed(home, took_s=0.0, now=0.0)
+        one.failed(home, took_s=0.0, now=0.0)
         waits.append(home.next_at)
-        assert given_up is (attempt == MAX_FAILURES - 1)
+        assert (home not in one.homes) is (attempt == MAX_FAILURES - 1)
     assert waits == sorted(set(waits))
     assert home not in one.homes
     one.choose(NODES[RULES.homes :], last_resort=None, now=0.0)
@@ -119,7 +119,8 @@ def test_an_answer_between_ends_the_row_of_failures() -> None:
     (home,) = one.homes
     for _ in range(3):
         for _ in range(MAX_FAILURES - 1):
-            assert not one.failed(home, took_s=0.0, now=0.0)
+            one.failed(home, took_s=0.0, now=0.0)
+            assert one.homes == [home]
         one.answered(home, full=False, held_s=0.0, now=0.0)
 
 
@@ -237,7 +238,7 @@ def test_a_poll_is_held_until_there_is_a_newer_head() -> None:
     assert home.holds(poll)
     assert not home.holds(Exchange(hold_s=RULES.hold_s, newest=v(3), asks=0))
     effects = home.take_head(head(5), now=1.0)
-    assert Wake() in effects
+    assert HeadLearned(version=v(5), sealed=head(5)) in effects
     assert not home.holds(poll)
     assert home.answer(key(1).node_id, poll, now=1.0).head == head(5)
 

@@ -1,0 +1,152 @@
+"""Whom a node calls: a public its partners, a leaf its homes; and the calls under way.
+
+A leaf has one poll under way to each home. A poll that failed is repeated after a short back-off. A home that failed
+four times in a row, or has no room, is exchanged for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from swarm.gossip.records import Call, Exchange, GossipRules
+from swarm.gossip.table import Peer
+from swarm.types import Address, NodeId, VersionId
+
+MAX_FAILURES = 4  # At 10 % loss each way a poll fails one time in five, four in a row do one time in 800
+
+Purpose = Literal["round", "push", "poll", "refresh", "seed", "revive"]
+
+
+class Partners:
+    """Random publics that this one calls for a while."""
+
+    def __init__(self, rules: GossipRules, random: Random) -> None:
+        self._rules = rules
+        self._random = random
+        self._chosen: dict[NodeId, None] = {}
+        self._rounds = 0
+
+    def next_round(self) -> None:
+        """Every few rounds drop the partner of longest standing."""
+        self._rounds += 1
+        if self._rounds % self._rules.partner_rounds == 0 and self._chosen:
+            del self._chosen[next(iter(self._chosen))]
+
+    def some(self, count: int, peers: Sequence[Peer]) -> list[Peer]:
+        """`count` partners, after those that are no longer among `peers` were replaced."""
+        by_node = {peer.signed.node: peer for peer in peers}
+        self._chosen = {node: None for node in self._chosen if node in by_node}
+        free = [node for node in by_node if node not in self._chosen]
+        missing = min(self._rules.partners - len(self._chosen), len(free))
+        self._chosen.update(dict.fromkeys(self._random.sample(free, max(0, missing))))
+        chosen = self._random.sample(list(self._chosen), min(count, len(self._chosen)))
+        return [by_node[node] for node in chosen]
+
+
+@dataclass(slots=True, kw_only=True)
+class Home:
+    """A home that this leaf polls. `told` is the order of our record that it has, as far as we know, and `knows` the
+    version that it knows. `ticket` is the poll under way, which named the version `asked`."""
+
+    node: NodeId
+    next_at: float
+    ticket: int | None = None
+    asked: VersionId | None = None
+    failures: int = 0
+    told: int = -1
+    knows: VersionId | None = None
+    served: bool = False
+
+
+class Homes:
+    """The homes of a leaf."""
+
+    def __init__(self, rules: GossipRules, random: Random) -> None:
+        self._rules = rules
+        self._random = random
+        self.homes: list[Home] = []
+
+    def wants_others(self, last_resort: NodeId | None) -> bool:
+        return len(self.homes) < self._rules.homes or any(home.node == last_resort for home in self.homes)
+
+    def choose(self, candidates: Sequence[NodeId], *, last_resort: NodeId | None, now: float) -> None:
+        """Fill up the homes from `candidates`, and give up the last resort once there are others.
+
+        The first polls are spread over the time of a call, so that they do not come round together.
+        """
+        if last_resort not in candidates:
+            self.homes = [home for home in self.homes if home.node != last_resort]
+        taken = {home.node for home in self.homes}
+        free = [node for node in candidates if node not in taken]
+        self._random.shuffle(free)
+        for node in free[: max(0, self._rules.homes - len(self.homes))]:
+            soon = self._random.uniform(0.0, self._rules.call_s) if self.homes else 0.0
+            self.homes.append(Home(node=node, next_at=now + soon))
+
+    def keep(self, is_known: Callable[[NodeId], bool]) -> None:
+        """Give up homes that are no longer known."""
+        self.homes = [home for home in self.homes if is_known(home.node)]
+
+    def due(self, *, now: float) -> list[Home]:
+        return [home for home in self.homes if home.ticket is None and home.next_at <= now]
+
+    def deadlines(self) -> list[float]:
+        return [home.next_at for home in self.homes if home.ticket is None]
+
+    def of_ticket(self, ticket: int) -> Home | None:
+        return next((home for home in self.homes if home.ticket == ticket), None)
+
+    def answered(self, home: Home, *, full: bool, held_s: float, now: float) -> None:
+        """Poll again at once, but not faster than a quarter of a hold, whatever the home answers."""
+        home.ticket, home.failures, home.served = None, 0, True
+        home.next_at = now + max(0.0, self._rules.hold_s / 4 - held_s)
+        if full:
+            self.homes.remove(home)
+
+    def failed(self, home: Home, *, took_s: float, now: float) -> None:
+        """Try again after a short while, or give the home up."""
+        home.ticket = None
+        home.failures += 1
+        # The home may have lost what it knew of us.
+        if home.failures > 1:
+            home.told, home.knows = -1, None
+        home.next_at = now + max(0.0, self._rules.round_s * home.failures - took_s)
+        if home.failures >= MAX_FAILURES:
+            self.homes.remove(home)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A call under way."""
+
+    node: NodeId
+    address: Address
+    purpose: Purpose
+    sent_at: float
+
+
+class Calls:
+    """Calls under way by ticket. Every ticket comes back exactly once, answered or failed, within its time limit: that
+    bounds the table."""
+
+    def __init__(self, rules: GossipRules, random: Random) -> None:
+        self._rules = rules
+        self._random = random
+        self.pending: dict[int, Pending] = {}
+        self._last = 0
+
+    def to(
+        self, node: NodeId, addresses: tuple[Address, ...], purpose: Purpose, message: Exchange, *, now: float
+    ) -> Call:
+        """Call one of the node's addresses."""
+        address = self._random.choice(addresses)
+        self._last += 1
+        self.pending[self._last] = Pending(node=node, address=address, purpose=purpose, sent_at=now)
+        timeout_s = self._rules.call_s + message.hold_s
+        return Call(ticket=self._last, node=node, address=address, message=message, timeout_s=timeout_s)
+
+    def take(self, ticket: int) -> Pending:
+        return self.pending.pop(ticket)

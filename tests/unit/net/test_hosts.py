@@ -1,0 +1,105 @@
+"""What an address says of a host: whether it may be called, whose it is, and that names are no addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.net.hosts import caller_of, is_dialable, is_loopback
+
+ANYWHERE = ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8"]
+LAN_ONLY = [
+    "10.1.2.3",
+    "172.16.0.1",
+    "192.168.1.1",
+    "127.0.0.1",
+    "127.9.9.9",
+    "::1",
+    "fd12:3456::1",
+    "::ffff:10.0.0.1",
+    "::ffff:127.0.0.1",
+]
+NEVER = [
+    "169.254.169.254",
+    "::ffff:169.254.169.254",
+    "::ffff:a9fe:a9fe",
+    "fd00:ec2::254",
+    "100.100.100.200",
+    "169.254.1.1",
+    "fe80::1",
+    "224.0.0.1",
+    "ff02::1",
+    "0.0.0.0",
+    "::",
+    "100.64.0.1",
+    "::169.254.169.254",
+    "64:ff9b::a9fe:a9fe",
+    "2002:a9fe:a9fe::1",
+    "2002:a00:1::1",
+    "2001:0:a00:1::1",
+    "localhost",
+    "metadata.google.internal",
+    "example.com",
+    "2130706433",
+    "127.1",
+    "0x7f.0.0.1",
+    "8.8.8.8%x.example.com",
+    "127.0.0.1%x.example.com",
+    "",
+]
+
+
+@pytest.mark.parametrize("host", ANYWHERE)
+def test_an_address_of_the_internet_may_be_called(host: str) -> None:
+    assert is_dialable(host, lan=False)
+    assert is_dialable(host, lan=True)
+
+
+@pytest.mark.parametrize("host", LAN_ONLY)
+def test_a_private_address_may_be_called_in_a_laboratory_alone(host: str) -> None:
+    assert not is_dialable(host, lan=False)
+    assert is_dialable(host, lan=True)
+
+
+@pytest.mark.parametrize("host", NEVER)
+def test_what_no_setting_opens(host: str) -> None:
+    assert not is_dialable(host, lan=False)
+    assert not is_dialable(host, lan=True)
+
+
+@pytest.mark.parametrize(("host", "is_own"), [("localhost", True), ("127.0.0.1", True), ("::1", True)])
+def test_loopback_in_all_its_names(host: str, is_own: bool) -> None:
+    assert is_loopback(host) is is_own
+    assert is_loopback("::ffff:127.0.0.1")
+    assert not is_loopback("example.com")
+    assert not is_loopback("127.0.0.1%x.example.com")
+    assert not is_loopback("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("198.51.100.7", "198.51.100.7"),
+        ("::ffff:198.51.100.7", "198.51.100.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_home_is_one_caller(host: str, name: str) -> None:
+    assert caller_of(host) == name
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_this_machine(host: str, ours: bool) -> None:
+    assert is_loopback(host) == ours
