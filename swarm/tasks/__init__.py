@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.copy import CopyTask
+from swarm.tasks.digits import CopyTask, SortTask
 from swarm.tasks.gym import GymTask
 from swarm.tasks.hub import hub_task
 from swarm.tasks.jsonl import jsonl_task
 from swarm.tasks.own import OwnTask
-from swarm.tasks.sort import SortTask
 
 if TYPE_CHECKING:
     from swarm.settings import LeadConfig
