@@ -10,8 +10,8 @@ from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.digits import CopyTask, SortTask
 from swarm.tasks.gym import GymTask
 from swarm.tasks.hub import hub_task
-from swarm.tasks.jsonl import jsonl_task
 from swarm.tasks.own import OwnTask
+from swarm.tasks.questions import jsonl_task
 
 if TYPE_CHECKING:
     from swarm.settings import LeadConfig
