@@ -147,7 +147,10 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
         (b'{"prompt": [{"role": "system", "content": "a"}], "answer": "b"}\n', r"the user's, not the system's"),
         (b'{"prompt": "a", "answer": [1]}\n', r"bad.jsonl:1: the answer is neither"),
         (b'{"prompt": "a", "answer": true}\n', r"bad.jsonl:1: the answer is neither"),
-        (b'{"id": "x", "prompt": "a", "answer": "b"}\n' * 2, r"bad.jsonl:2: the id 'x' is already that of .*bad.jsonl:1"),
+        (
+            b'{"id": "x", "prompt": "a", "answer": "b"}\n' * 2,
+            r"bad.jsonl:2: the id 'x' is already that of .*:1",
+        ),
         (b"", r"is empty: it has no question"),
         (b"\n\n", r"is empty: it has no question"),
         (b'{"prompt": "a", "answer": "b"}\n', r"no question of .* is (held out|left to train on): it has 1, and"),
