@@ -125,7 +125,7 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._printed = bytearray()
         self._listening: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = asyncio.Event()
         self._status = 0
 
     async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
@@ -176,7 +176,7 @@ class _Worker:
         if self._process is not None and self._process.returncode is None:
             return self._process
         await self._kill()
-        if self._closed:
+        if self._closed.is_set():
             raise _Broken(CLOSED)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -193,7 +193,7 @@ class _Worker:
         assert process.stderr is not None
         self._process = process
         self._listening = asyncio.create_task(self._listen(process.stderr))
-        if self._closed:
+        if self._closed.is_set():
             # `close` was called before this process could be seen.
             await self._kill()
             raise _Broken(CLOSED)
@@ -215,7 +215,7 @@ class _Worker:
         return process
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         await self._kill()
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
