@@ -97,9 +97,7 @@ class LeadConfig(BaseModel):
     ] = 0.0
     steps: Annotated[int, Field(ge=1), Flag(MOST, "Learner steps.")] = 200
     target: Annotated[
-        float | None,
-        Field(gt=0, le=1),
-        Flag(MOST, "Stop once the last version has this held-out exact match."),
+        float | None, Field(gt=0, le=1), Flag(MOST, "Stop once the last version has this held-out exact match.")
     ] = None
 
     groups_per_step: Annotated[int, Field(ge=1, le=65_536), Flag(LEARNING, "Prompts of a learner step.")] = 32
@@ -109,9 +107,7 @@ class LeadConfig(BaseModel):
         None
     )
     learning_rate: Annotated[
-        float | None,
-        Field(gt=0, le=1),
-        Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4"),
+        float | None, Field(gt=0, le=1), Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4")
     ] = None
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     schedule: Annotated[
@@ -185,9 +181,7 @@ class LeadConfig(BaseModel):
         float | None, Field(gt=0, le=1e6), Flag(MONEY, "Most that the active samplers may cost by the hour.")
     ] = None
     max_cost: Annotated[
-        float | None,
-        Field(gt=0, le=1e12),
-        Flag(MONEY, "End the run, with a checkpoint, once it has cost so much."),
+        float | None, Field(gt=0, le=1e12), Flag(MONEY, "End the run, with a checkpoint, once it has cost so much.")
     ] = None
     cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine by the hour.")] = 0.0
     egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, by 1e9 bytes.")] = 0.0
@@ -230,9 +224,7 @@ class JoinConfig(BaseModel):
     ]
     host: Annotated[str | None, Flag(SWARM, "Address to listen on.", "all, if a bootstrap is far")] = None
     port: Annotated[
-        int | None,
-        Field(ge=0, le=65_535),
-        Flag(SWARM, "Port to listen on.", "any free one; for a relay 7700"),
+        int | None, Field(ge=0, le=65_535), Flag(SWARM, "Port to listen on.", "any free one; for a relay 7700")
     ] = None
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
@@ -262,9 +254,7 @@ class JoinConfig(BaseModel):
     rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     rehearse_noise: Noise = 0.0
     device_class: Annotated[
-        str | None,
-        Field(min_length=1, max_length=64),
-        Flag(MONEY, "Kind of device.", "what it says of itself"),
+        str | None, Field(min_length=1, max_length=64), Flag(MONEY, "Kind of device.", "what it says of itself")
     ] = None
     cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine by the hour.")] = 0.0
     down_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic in, by 1e9 bytes.")] = 0.0

@@ -15,8 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, read_questions
@@ -33,17 +31,6 @@ MAX_SHOWN = 300  # Characters of a library's message that a fault repeats
 _NAME = re.compile(r"(?P<path>.+?)(?::(?P<config>[\w.+-]+))?(?:@(?P<split>[\w.]+))?\Z")
 
 
-class Fetch(msgspec.Struct, frozen=True):
-    """What the process is asked for. `split` None: a train split."""
-
-    path: str
-    config: str | None
-    split: str | None
-    prompt_column: str
-    answer_column: str
-    directory: str
-
-
 def hub_task(options: TaskOptions, name: str) -> Task:
     """The task of the data set `name`, which is fetched when its first question is asked for."""
     if find_spec("datasets") is None:
@@ -53,8 +40,8 @@ def hub_task(options: TaskOptions, name: str) -> Task:
 
     def read(options: TaskOptions) -> Questions:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
-            columns = options.prompt_column, options.answer_column
-            _run(Fetch(match["path"], match["config"], match["split"], *columns, directory), options.name)
+            where = match["path"], match["config"], match["split"]
+            _run((*where, options.prompt_column, options.answer_column, directory), options.name)
             train, digest = read_questions(Path(directory, TRAIN), options, at=lambda row: f"{options.name}, row {row}")
             if not Path(directory, HELD_OUT).exists():
                 return Questions(train=train, held_out=None, digest=digest)
@@ -66,11 +53,11 @@ def hub_task(options: TaskOptions, name: str) -> Task:
     return QuestionTask(options, f"questions of the data set {name}", read)
 
 
-def _run(wanted: Fetch, name: str) -> None:
+def _run(wanted: tuple[str | None, ...], name: str) -> None:
     """Have a process `fetch` what is wanted."""
     # Not -m: this module is loaded by its package, and would be there twice.
     program = "from swarm.tasks.hub import main; main()"
-    command = [sys.executable, "-c", program, msgspec.json.encode(wanted).decode()]
+    command = [sys.executable, "-c", program, json.dumps(wanted)]
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=FETCH_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -83,52 +70,56 @@ def _run(wanted: Fetch, name: str) -> None:
 def main() -> None:
     """The process."""
     try:
-        fetch(msgspec.json.decode(sys.argv[1], type=Fetch))
+        fetch(*json.loads(sys.argv[1]))
     except UserError as error:
         sys.exit(str(error))
 
 
-def fetch(wanted: Fetch) -> None:
-    """Write the rows to train on, and those to hold out if there is a split for them. UserError in one line."""
-    splits = _load(wanted)
-    name = wanted.split or ("train" if "train" in splits else next(iter(splits)))
-    if name not in splits or (wanted.split is None and name != "train" and len(splits) > 1):
+def fetch(
+    path: str, config: str | None, split: str | None, prompt_column: str, answer_column: str, directory: str
+) -> None:
+    """Write the rows to train on, of `split` or of a train split, and those to hold out if there is a split for them.
+    UserError in one line."""
+    splits = _load(path, config)
+    name = split or ("train" if "train" in splits else next(iter(splits)))
+    if name not in splits or (split is None and name != "train" and len(splits) > 1):
         raise UserError(f"it has the splits {', '.join(splits)}: name one of them with @SPLIT")
-    _write(splits[name], wanted, TRAIN)
+    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
+    _write(splits[name], columns, Path(directory, TRAIN))
     held_out = next((other for other in ("test", "validation") if other in splits and other != name), None)
     if held_out is not None:
-        _write(splits[held_out], wanted, HELD_OUT)
+        _write(splits[held_out], columns, Path(directory, HELD_OUT))
 
 
-def _load(wanted: Fetch) -> dict[str, Any]:
+def _load(name: str, config: str | None) -> dict[str, Any]:
     import datasets
 
     datasets.disable_progress_bars()
-    path = Path(wanted.path)
+    path = Path(name)
     if path.is_file() and path.suffix not in FORMATS:
         raise UserError(f"a file of the format {path.suffix or path.name!r}: known are {', '.join(FORMATS)}")
     try:
         if path.is_file():
-            found = datasets.load_dataset(FORMATS[path.suffix], data_files=wanted.path)
+            found = datasets.load_dataset(FORMATS[path.suffix], data_files=name)
         elif any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
-            found = datasets.load_from_disk(wanted.path)
+            found = datasets.load_from_disk(name)
         else:
-            found = datasets.load_dataset(wanted.path, wanted.config)
+            found = datasets.load_dataset(name, config)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         raise UserError(f"{type(error).__name__}: {lines[0][:MAX_SHOWN]}") from error
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _write(rows: Any, wanted: Fetch, name: str) -> None:
-    columns = rows.column_names
-    for column, setting in ((wanted.prompt_column, "prompt_column"), (wanted.answer_column, "answer_column")):
-        if column not in columns:
-            raise UserError(f"it has no column {column!r}, only {', '.join(columns)}: name one with {setting}")
+def _write(rows: Any, columns: dict[str, str], file: Path) -> None:
+    for setting, column in columns.items():
+        if column not in rows.column_names:
+            has = ", ".join(rows.column_names)
+            raise UserError(f"it has no column {column!r}, only {has}: name one with {setting}")
     if len(rows) > MAX_QUESTIONS:
         raise UserError(f"it has {len(rows):,} rows; {MAX_QUESTIONS:,} is the most that a task may have")
     # The ids of a data set need not be unique, and say less than the question's own digest.
-    kept = [column for column in (wanted.prompt_column, wanted.answer_column) if column != "id"]
-    with Path(wanted.directory, name).open("w", encoding="utf-8") as file:
+    kept = [column for column in columns.values() if column != "id"]
+    with file.open("w", encoding="utf-8") as lines:
         for row in rows.select_columns(kept):
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+            lines.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")

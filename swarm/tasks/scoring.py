@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from msgspec.structs import replace
 
 import swarm
 from swarm.errors import EchoError, UserError
+from swarm.process import read_frame
 from swarm.tasks.base import RewardKind, TaskOptions
 from swarm.tasks.reward_child import Begin, Completion, Outcome, framed
 from swarm.types import Score, Unscored
@@ -248,10 +248,7 @@ class _Worker:
 
 async def _answer(process: asyncio.subprocess.Process) -> Outcome:
     assert process.stdout is not None
-    (size,) = struct.unpack(">I", await process.stdout.readexactly(4))
-    if size > OUTCOME_BYTES:
-        raise OSError(f"an answer of {size} bytes")
-    return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Outcome)
+    return msgspec.msgpack.decode(await read_frame(process.stdout, OUTCOME_BYTES), type=Outcome)
 
 
 def clean_environment(given: dict[str, str] | os._Environ[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from swarm.errors import UserError
 from swarm.tasks import KINDS, check_task, load_task
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.gym import evaluate
-from swarm.tasks.hub import Fetch, fetch
+from swarm.tasks.hub import fetch
 from swarm.tasks.questions import is_held_out, permutation, prompt_id, read_questions
 from swarm.types import Prompt
 
@@ -217,7 +217,7 @@ def test_a_data_set_on_disk_is_read_with_its_own_test_split(tmp_path: Path) -> N
         ("train", "prompt", "it has no column 'prompt', only question, answer, id: name one with prompt_column"),
     ):
         with pytest.raises(UserError, match=words):
-            fetch(Fetch(str(tmp_path / "set"), None, split, column, "answer", str(tmp_path)))
+            fetch(str(tmp_path / "set"), None, split, column, "answer", str(tmp_path))
 
 
 def test_a_data_set_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
