@@ -88,15 +88,14 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The range of steps and values, and where they are in the picture."""
+    """The range of steps, from 0 on, and of values, and where they are in the picture."""
 
-    x0: float
     x1: float
     y0: float
     y1: float
 
     def x(self, step: float) -> str:
-        return _px(LEFT + (WIDTH - LEFT - RIGHT) * (step - self.x0) / (self.x1 - self.x0))
+        return _px(LEFT + (WIDTH - LEFT - RIGHT) * step / self.x1)
 
     def y(self, value: float) -> str:
         return _px(TOP + (HEIGHT - TOP - BOTTOM) * (self.y1 - value) / (self.y1 - self.y0))
@@ -162,7 +161,7 @@ def _scale(chart: Chart, points: Sequence[Point]) -> Scale:
     step = _tick_step(high - low)
     bottom = math.floor(low / step) * step if chart.floor is None or low < chart.floor else chart.floor
     top = math.ceil(high / step - 1e-9) * step
-    return Scale(0.0, last or 1.0, bottom, top)
+    return Scale(last or 1.0, bottom, top)
 
 
 def _tick_step(span: float) -> float:
@@ -187,7 +186,7 @@ def _axes(chart: Chart, scale: Scale) -> Iterator[str]:
         y = scale.y(value)
         yield f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
         yield f'<text x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{shown(value)}</text>'
-    for step in _ticks(scale.x0, scale.x1, whole=True):
+    for step in _ticks(0.0, scale.x1, whole=True):
         yield f'<text x="{scale.x(step)}" y="{bottom + 16}" text-anchor="middle">{step:,.0f}</text>'
     yield f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
     across = (LEFT + WIDTH - RIGHT) / 2
@@ -202,7 +201,7 @@ def _stairs(chart: Chart, scale: Scale) -> Iterator[str]:
         return
     path = ""
     for number, (step, value) in enumerate(chart.steps):
-        x = scale.x(min(scale.x1, max(scale.x0, step)))
+        x = scale.x(min(scale.x1, max(0.0, step)))
         path += f"{'H' if number else 'M'}{x}{'V' if number else ' '}{scale.y(value)}"
     yield f'<path class="limit" d="{path}H{WIDTH - RIGHT}"><title>{text(chart.limit)}</title></path>'
 

@@ -125,7 +125,6 @@ def _add_step(found: Figures, line: Mapping[str, Any]) -> None:
         told_elsewhere = name in ("step", "time") or name.startswith("eval_")
         if number is not None and not told_elsewhere:
             _add(found.columns, name, step, number)
-    _note_time(found, line)
 
 
 class _Ends:
@@ -148,7 +147,6 @@ def _add_events(found: Figures, path: Path) -> None:
     for number, event in enumerate(_lines(path, found)):
         kind = str(event.get("kind"))
         found.kinds[kind] += 1
-        _note_time(found, event)
         all_of_them.add(number, event)
         if kind in MATTER:
             that_matter.add(number, event)
@@ -180,15 +178,8 @@ def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
         _add(found.evaluated, name, version, number)
 
 
-def _note_time(found: Figures, line: Mapping[str, Any]) -> None:
-    time = _number(line.get("time"))
-    if time is not None:
-        found.began = time if found.began is None else min(found.began, time)
-        found.ended = time if found.ended is None else max(found.ended, time)
-
-
 def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
-    """Every line that is a JSON object. Counts the others."""
+    """Every line that is a JSON object. Counts the others, and notes the times."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -199,10 +190,13 @@ def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
                 value = json.loads(line)
             except ValueError:
                 value = None
-            if isinstance(value, dict):
-                yield value
-            else:
+            if not isinstance(value, dict):
                 found.torn += 1
+                continue
+            if (time := _number(value.get("time"))) is not None:
+                found.began = time if found.began is None else min(found.began, time)
+                found.ended = time if found.ended is None else max(found.ended, time)
+            yield value
 
 
 def _number(value: object) -> float | None:

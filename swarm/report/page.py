@@ -144,7 +144,11 @@ def _events(found: Figures) -> str:
         return ""
     counts = _table("How often each kind of event happened", ("event", "times"), sorted(found.kinds.items()))
     left_out = found.kinds.total() - len(found.events)
-    rows = [(_since(found, event), event.get("kind"), _fields(event)) for event in found.events]
+    rows = []
+    for event in found.events:
+        at = event.get("time")
+        after = _duration(at - found.began) if isinstance(at, int | float) and found.began is not None else "-"
+        rows.append((after, event.get("kind"), _fields(event)))
     caption = f"Events; {left_out} in the middle are left out" if left_out else "Events"
     return f"<section><h2>Events</h2>{counts}{_table(caption, ('after', 'event', 'what'), rows)}</section>"
 
@@ -236,11 +240,6 @@ def _article(head: str, values: Mapping[str, Any]) -> str:
         if values.get(name)
     )
     return f'<article><h3>{text(head)}</h3><dl class="texts">{rows}</dl></article>'
-
-
-def _since(found: Figures, event: Mapping[str, Any]) -> str:
-    at = event.get("time")
-    return _duration(at - found.began) if isinstance(at, int | float) and found.began is not None else "-"
 
 
 def _clock(at: float) -> str:
