@@ -78,31 +78,32 @@ class LeadConfig(BaseModel):
     advertise: Annotated[str | None, Flag(SWARM, "host[:port] that others dial.", "--host")] = None
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
-    bootstrap: Annotated[Bootstrap, Flag(SWARM, "A member, if the swarm is there already.")] = ()
+    bootstrap: Annotated[Bootstrap, Flag(SWARM, "A member of a swarm that exists already.")] = ()
     round_s: Annotated[float, Field(ge=0.05, le=60)] = 2.0
-    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most that weights may take of the line, in Mbit/s.")] = None
-    max_download: Annotated[Mbit | None, Flag(SWARM, "The same for what comes in.")] = None
+    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s.")] = None
+    max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s.")] = None
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME")] = None
     state_dir: Annotated[
-        Path | None, Flag(SWARM, "Key of the swarm, to lead it again in another run.", "in the run directory")
+        Path | None,
+        Flag(SWARM, "Holds the swarm's key; keep it to lead the same swarm in another run.", "in the run directory"),
     ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of prompts, samples and batches.")] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Seed of prompts, samples and batches.")] = 0
     device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ...")] = "auto"
     max_staleness: Annotated[int, Field(ge=0, le=1024), Flag(MOST, "S: 0 is on-policy, 1 and more overlap.")] = 2
     publish_every_steps: Annotated[int, Field(ge=1), Flag(LEARNING, "K, at most S + 1.")] = 1
     hold_s: Annotated[
         float,
         Field(ge=0),
-        Flag(LEARNING, "Longest wait for samples that would become stale otherwise; inf drops none."),
+        Flag(LEARNING, "Longest wait for samples that would otherwise become stale; inf drops none."),
     ] = 0.0
     steps: Annotated[int, Field(ge=1), Flag(MOST, "Learner steps.")] = 200
     target: Annotated[
-        float | None, Field(gt=0, le=1), Flag(MOST, "Stop once the last version has this held-out exact match.")
+        float | None, Field(gt=0, le=1), Flag(MOST, "Stop once the last version reaches this held-out exact match.")
     ] = None
 
-    groups_per_step: Annotated[int, Field(ge=1, le=65_536), Flag(LEARNING, "Prompts of a learner step.")] = 32
-    group_size: Annotated[int, Field(ge=2, le=1024), Flag(LEARNING, "Rollouts of a prompt.")] = 16
-    temperature: Annotated[float, Field(gt=0, le=10), Flag(LEARNING, "Of the samplers.")] = 1.0
+    groups_per_step: Annotated[int, Field(ge=1, le=65_536), Flag(LEARNING, "Prompts in a learner step.")] = 32
+    group_size: Annotated[int, Field(ge=2, le=1024), Flag(LEARNING, "Rollouts of each prompt.")] = 16
+    temperature: Annotated[float, Field(gt=0, le=10), Flag(LEARNING, "Sampling temperature.")] = 1.0
     max_new_tokens: Annotated[int | None, Field(ge=1, le=131_072), Flag(MOST, "Longest completion.", "the task's")] = (
         None
     )
@@ -112,11 +113,11 @@ class LeadConfig(BaseModel):
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     schedule: Annotated[
         Literal["constant", "linear", "cosine", "wsd"],
-        Flag(LEARNING, "How the learning rate goes over --steps, after its warm-up."),
+        Flag(LEARNING, "How the learning rate changes over --steps, after its warm-up."),
     ] = "constant"
     learning_rate_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
     minibatches: Annotated[int, Field(ge=1, le=64)] = 2
-    objective: Annotated[str, Flag(LEARNING, "docs/learner.md says what each is.")] = "grpo"
+    objective: Annotated[str, Flag(LEARNING, "Explained in docs/learner.md.")] = "grpo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0, le=9)] = 0.28
     advantage_normalisation: Literal["group", "none"] = "group"
@@ -125,7 +126,7 @@ class LeadConfig(BaseModel):
     overlong_margin: Annotated[int, Field(ge=1, le=131_072)] | None = None
 
     tokens_per_micro_batch: Annotated[
-        int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Of one forward pass.", "chosen")
+        int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Most tokens in one forward pass.", "chosen")
     ] = None
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -141,9 +142,11 @@ class LeadConfig(BaseModel):
     rewards: Annotated[
         Rewards, Flag(LEARNING, "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
     ] = {}
-    lenient: Annotated[bool, Flag(LEARNING, "exact and math overlook case, last dots, 'The answer is'.")] = False
-    system_prompt: Annotated[str | None, Field(max_length=65_536), Flag(LEARNING, "What a chat begins with.")] = None
-    chat: Annotated[bool | None, Flag(LEARNING, "Prompts as a chat.", "if the model has a template")] = None
+    lenient: Annotated[bool, Flag(LEARNING, "exact and math ignore case, final dots and 'The answer is'.")] = False
+    system_prompt: Annotated[str | None, Field(max_length=65_536), Flag(LEARNING, "The system message of a chat.")] = (
+        None
+    )
+    chat: Annotated[bool | None, Flag(LEARNING, "Give prompts as a chat.", "if the model has a template")] = None
     # Arguments of the model's chat template, such as enable_thinking of Qwen3.
     chat_arguments: Annotated[dict[str, bool | int | str], Field(max_length=64)] = {}
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
@@ -151,18 +154,18 @@ class LeadConfig(BaseModel):
     prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"
     answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-    reward_failure: Annotated[
-        Literal["zero", "redraw", "stop"], Flag(LEARNING, "What follows where a reward fails.")
-    ] = "zero"
+    reward_failure: Annotated[Literal["zero", "redraw", "stop"], Flag(LEARNING, "What to do when a reward fails.")] = (
+        "zero"
+    )
     reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20)] = 4096
     reward_processes: Annotated[int, Field(ge=1, le=256)] | None = None
     eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
     eval_every_steps: Annotated[int, Field(ge=1)] = 10
     eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100
     checkpoint_every_steps: Annotated[int, Field(ge=1), Flag(MEMORY, "Steps between two checkpoints.")] = 50
-    keep_checkpoints: Annotated[int, Field(ge=1, le=1000), Flag(MEMORY, "Newest ones that stay on disk.")] = 3
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000), Flag(MEMORY, "Newest checkpoints that stay on disk.")] = 3
     keep_rollouts: Annotated[
-        int | None, Field(ge=0), Flag(MEMORY, "Steps whose rollouts stay on disk with their tokens.", "all")
+        int | None, Field(ge=0), Flag(MEMORY, "Steps whose rollouts keep their tokens on disk.", "all")
     ] = None
     tensorboard: Annotated[bool, Flag(MEMORY, "Log for TensorBoard too.")] = False
     beat_s: Annotated[float, Field(ge=0.2, le=60)] = 5.0
@@ -178,13 +181,13 @@ class LeadConfig(BaseModel):
     ] = None
     idle_target: Annotated[float, Field(gt=0, lt=1)] = 0.02
     budget_per_hour: Annotated[
-        float | None, Field(gt=0, le=1e6), Flag(MONEY, "Most that the active samplers may cost by the hour.")
+        float | None, Field(gt=0, le=1e6), Flag(MONEY, "Most that the active samplers may cost per hour.")
     ] = None
     max_cost: Annotated[
-        float | None, Field(gt=0, le=1e12), Flag(MONEY, "End the run, with a checkpoint, once it has cost so much.")
+        float | None, Field(gt=0, le=1e12), Flag(MONEY, "End the run, with a checkpoint, once it has cost this much.")
     ] = None
-    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine by the hour.")] = 0.0
-    egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, by 1e9 bytes.")] = 0.0
+    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine per hour.")] = 0.0
+    egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, per 1e9 bytes.")] = 0.0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -216,9 +219,9 @@ class JoinConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    role: Annotated[Literal["sampler", "relay"], Flag(MOST, "A relay keeps the swarm together and draws nothing.")] = (
-        "sampler"
-    )
+    role: Annotated[
+        Literal["sampler", "relay"], Flag(MOST, "A relay keeps the swarm together and draws no samples.")
+    ] = "sampler"
     bootstrap: Annotated[
         Bootstrap, Field(min_length=1), Flag(MOST, "Any member: host, host:port or a join line (echo1:...).")
     ]
@@ -228,25 +231,25 @@ class JoinConfig(BaseModel):
     ] = None
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
-    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most that weights may take of the line, in Mbit/s.")] = None
-    max_download: Annotated[Mbit | None, Flag(SWARM, "The same for what comes in.")] = None
+    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s.")] = None
+    max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s.")] = None
     state_dir: Annotated[Path | None, Flag(SWARM, "Key and weights.", "under ~/.local/state")] = None
     base: Annotated[
         str | None,
         Field(min_length=1, max_length=4096),
-        Flag(SWARM, "Directory or cached Hugging Face id of the base model: what matches is not fetched."),
+        Flag(SWARM, "Directory or cached Hugging Face id of the base model; only what differs is fetched."),
     ] = None
     device: Annotated[str, Flag(MOST, "auto, cpu, cuda, cuda:1, ...")] = "auto"
     engine: Annotated[
         Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")
     ] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Of the weights.")] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
-    gpu_memory_share: Annotated[float, Field(gt=0, le=1), Flag(ENGINE, "Of each GPU for vLLM.")] = 0.85
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1), Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
     max_model_len: Annotated[
         int | None,
         Field(ge=16, le=16_777_216),
-        Flag(ENGINE, "Tokens of prompt and answer at most, for vLLM.", "what the model takes"),
+        Flag(ENGINE, "Most tokens of prompt and answer together, for vLLM.", "what the model takes"),
     ] = None
     engine_arguments: Annotated[dict[str, Any], Field(max_length=64)] = {}  # vLLM's own (`AsyncEngineArgs`)
     batch_samples: Annotated[int, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.")] = 128
@@ -254,11 +257,13 @@ class JoinConfig(BaseModel):
     rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     rehearse_noise: Noise = 0.0
     device_class: Annotated[
-        str | None, Field(min_length=1, max_length=64), Flag(MONEY, "Kind of device.", "what it says of itself")
+        str | None,
+        Field(min_length=1, max_length=64),
+        Flag(MONEY, "Kind of device, for prices and speeds.", "what the device says"),
     ] = None
-    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine by the hour.")] = 0.0
-    down_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic in, by 1e9 bytes.")] = 0.0
-    up_cost_per_gb: Annotated[Price, Flag(MONEY, "The same for what goes out.")] = 0.0
+    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine per hour.")] = 0.0
+    down_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered incoming traffic, per 1e9 bytes.")] = 0.0
+    up_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered outgoing traffic, per 1e9 bytes.")] = 0.0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
