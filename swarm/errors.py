@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault. The type says who has to act, the message what to do next."""
+"""What can go wrong, by whose fault it is. The type says who has to act, the message what to do next."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ class UserError(EchoError):
 
 
 class Damaged(UserError):
-    """A file of a run is not what was written there, or is gone. The message says which, and what saves the rest."""
+    """A file of a run was changed or is gone. The message says which one, and how to save the rest."""
 
     def __init__(self, run_dir: Path, name: str, why: object) -> None:
         super().__init__(
@@ -22,11 +22,11 @@ class Damaged(UserError):
 
 
 class ProtocolError(EchoError):
-    """A peer sent something that the protocol does not allow. The peer's fault; never ours to repair."""
+    """A peer sent something that the protocol does not allow."""
 
 
 class TooLarge(ProtocolError):
-    """A body over its cap. Refused before it was decoded."""
+    """A body over its cap, refused before it was decoded."""
 
 
 class ChildFailed(EchoError):

@@ -1,15 +1,15 @@
-"""Heavy work outside of the event loop: child processes (a trainer, an engine), and threads that may be given up.
+"""Heavy work outside of the event loop: child processes (a trainer, an engine), and threads that may be abandoned.
 
 The parent (asyncio) starts `python -m MODULE` with the path of a Unix socket in the environment, so that the same child
 runs alone or as rank 0 under torchrun. A child that shows no progress for `hang_s` is killed; the caller gets
-ChildFailed and decides. The child ends by itself when its parent is gone: its end of the socket is closed or reset.
+ChildFailed and decides what to do. The child ends by itself when its parent is gone, which closes or resets the socket.
 
-Calls and answers are frames: a 4-byte big-endian length and msgpack. Parent to child: a Call. Child to parent: Progress
+Calls and answers are frames: a 4-byte big-endian length and msgpack. The parent sends Calls. The child sends Progress
 frames, and one Reply or Failure to each call. A child serves its calls in turn, or side by side if it can. Weights
 never travel here; they cross through memory-mapped files.
 
-A user's task may block for as long as it likes, and a stop must not wait for it, as it would for `asyncio.to_thread`:
-those threads are joined before the loop closes, and again before the process ends. `in_thread` starts one that is not.
+A user's task may block for as long as it likes, and a stop must not wait for it. The threads of `asyncio.to_thread` are
+joined before the loop closes and before the process ends; that of `in_thread` is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
@@ -38,17 +38,15 @@ from swarm.errors import ChildFailed, UserError
 
 SOCKET_VARIABLE = "ECHO_NODE_CHILD_SOCKET"
 
-FRAME_BYTES = 1 << 30
-"""A batch of 8,192 rollouts of 8,192 tokens is 600 MB; both ends are ours, so this only catches a broken stream."""
-
+FRAME_BYTES = 1 << 30  # Only catches a broken stream: a batch of 8,192 rollouts of 8,192 tokens is 600 MB
 START_S = 120.0  # Longest wait for a child to import its libraries and connect: four of them importing at once took 7 s
-STOP_S = 5.0  # After a polite request to end, a child is killed
-PROGRESS_S = 1.0  # Least time between two progress frames
+STOP_S = 5.0  # From the request to end until a child is killed
+PROGRESS_S = 1.0  # Shortest time between two progress frames
 R = TypeVar("R")
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The child is alive and at work. `said`: a line about it for the person at the terminal."""
+    """The child is alive and at work. `said` is a line for the person at the terminal."""
 
     said: str = ""
 
@@ -76,7 +74,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Child:
-    """The parent's end. `name` is for messages, `module` is run with `python -m` and the arguments."""
+    """The parent's end. `name` is for messages; `python -m module arguments` is run."""
 
     def __init__(
         self,
@@ -141,14 +139,14 @@ class Child:
 
     async def call(self, command: msgspec.Struct, kind: Any) -> Any:
         """Run one command; its answer is a `kind`. ChildFailed if the child dies, hangs or fails; UserError if the user
-        has to act. A call that is cancelled kills the child: nobody knows what it would do next."""
+        has to act. A call that is cancelled kills the child, whose state would be unknown."""
         try:
             answer = await self._answer(msgspec.msgpack.encode(command))
         except TimeoutError as error:
             await self.kill()
             raise ChildFailed(f"the {self.name} made no progress for {self._hang_s:g} s and was killed") from error
         except OSError as error:
-            # What started it may have more to say of its end.
+            # torchrun may have more to say about the end of its rank 0.
             await self.stop()
             raise ChildFailed(f"the {self.name} died; {self.log_tail()}") from error
         except asyncio.CancelledError:
@@ -163,7 +161,7 @@ class Child:
                 raise ChildFailed(f"the {self.name} failed: {message}; {self.log_tail()}")
 
     async def _answer(self, body: bytes) -> Reply | Failure:
-        """Send a command and wait for its answer. TimeoutError if nothing is heard of the child for too long."""
+        """Send a command and wait for its answer. TimeoutError if the child is silent for too long."""
         assert self._writer is not None
         assert self._listening is not None
         if self._listening.done():
@@ -193,7 +191,7 @@ class Child:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                frame = msgspec.msgpack.decode(await _read_frame(reader), type=Progress | Reply | Failure)
+                frame = msgspec.msgpack.decode(await read_frame(reader), type=Progress | Reply | Failure)
                 self._heard_at = loop.time()
                 if isinstance(frame, Progress):
                     if frame.said:
@@ -217,13 +215,11 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """End the child at once, and what it started."""
+        """End the child and its own children at once."""
         self._hang_up()
         if self._process is not None and self._process.returncode is None:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             await self._process.wait()
 
     def _hang_up(self) -> None:
@@ -239,7 +235,7 @@ class Child:
                 waiting.set_exception(ConnectionResetError(why))
 
     def log_tail(self) -> str:
-        """The last lines that the child and its own processes wrote, of each traceback the fault alone, and where the
+        """The last lines that the child and its own processes wrote, without the frames of tracebacks, and where the
         rest is."""
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
@@ -265,16 +261,16 @@ class Child:
             )
 
 
-async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+async def read_frame(reader: asyncio.StreamReader, limit: int = FRAME_BYTES) -> bytes:
+    """OSError for a frame of more than `limit` bytes."""
     (size,) = struct.unpack(">I", await reader.readexactly(4))
-    if size > FRAME_BYTES:
+    if size > limit:
         raise OSError(f"frame of {size} bytes")
     return await reader.readexactly(size)
 
 
 class ChildChannel:
-    """The child's end: commands in, progress and one answer each out. When the parent goes the process ends, with
-    `status_without_parent`."""
+    """The child's end. When the parent is gone the process ends with `status_without_parent`."""
 
     def __init__(self, *, status_without_parent: int = 0) -> None:
         self._status_without_parent = status_without_parent
@@ -284,25 +280,24 @@ class ChildChannel:
         except (FileNotFoundError, ConnectionRefusedError):
             sys.exit("the node that started this process is gone")
         self._commands: queue.Queue[bytes] = queue.Queue(maxsize=4)
-        self._bridge = ThreadPoolExecutor(1, thread_name_prefix="commands")
         self._last_progress = 0.0
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="parent", daemon=True).start()
 
     def progress(self) -> None:
-        """Tell the parent that work goes on; cheap to call often."""
+        """Tell the parent that work goes on. Cheap to call often."""
         now = time.monotonic()
         if now - self._last_progress >= PROGRESS_S:
             self._last_progress = now
             self._send(Progress())
 
     def tell(self, line: str) -> None:
-        """Tell the person at the parent's terminal what goes on."""
+        """Say a line to the person at the parent's terminal."""
         self._send(Progress(said=line))
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Tell the parent of progress while a call that cannot do so itself (a download) is under way."""
+        """Tell the parent of progress during a call that cannot do so itself, such as a download."""
         over = threading.Event()
 
         def beat() -> None:
@@ -320,8 +315,8 @@ class ChildChannel:
     def serve(
         self, kind: Any, handle: Callable[[Any], msgspec.Struct], *, goes_on_after: type[Exception] = Exception
     ) -> None:
-        """Answer commands of the union `kind` with `handle(command)`, one after another, until the parent goes, or a
-        fault is answered that is none of `goes_on_after`."""
+        """Answer commands of the union `kind` with `handle(command)`, one after another, until the parent is gone or
+        `handle` raises anything but `goes_on_after`."""
         while True:
             call = msgspec.msgpack.decode(self._commands.get(), type=Call)
             try:
@@ -332,8 +327,8 @@ class ChildChannel:
                     return
 
     async def serve_side_by_side(self, kind: Any, handle: Callable[[Any], Awaitable[msgspec.Struct]]) -> None:
-        """Answer commands of the union `kind` with `handle(command)`, begun in order, until the parent goes; it sees to
-        it that they are not too many."""
+        """Answer commands of the union `kind` with `handle(command)`, started in order and run side by side, until the
+        parent is gone. The parent limits how many there are at a time."""
 
         async def answer(call: Call) -> None:
             try:
@@ -341,10 +336,9 @@ class ChildChannel:
             except Exception as error:  # noqa: BLE001 - the parent has to hear of every fault of a command
                 self._fail(call, error)
 
-        loop = asyncio.get_running_loop()
         running = set[asyncio.Task[None]]()
         while True:
-            frame = await loop.run_in_executor(self._bridge, self._commands.get)
+            frame = await asyncio.to_thread(self._commands.get)
             task = asyncio.create_task(answer(msgspec.msgpack.decode(frame, type=Call)))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -370,13 +364,12 @@ class ChildChannel:
                 while len(size := stream.read(4)) == 4:
                     self._commands.put(stream.read(struct.unpack(">I", size)[0]))
         finally:
-            # The parent is gone, by end of file or, if it died with an answer unread, by a reset: whatever is being
-            # computed is of no use to anybody.
+            # The parent is gone (end of file, or a reset if it died with an answer unread): nobody needs the result.
             os._exit(self._status_without_parent)
 
 
 class NoParent(ChildChannel):
-    """The channel of a process that no parent listens to."""
+    """The channel of a process without a parent to report to, such as ranks 1 and up."""
 
     def __init__(self) -> None: ...
 
@@ -386,23 +379,16 @@ class NoParent(ChildChannel):
 
 
 async def in_thread(work: Callable[[], R]) -> R:
-    """What `work` gives or raises. When this is cancelled, `work` goes on by itself until it or the process ends."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[R] = loop.create_future()
-
-    def settle(outcome: Callable[[], None]) -> None:
-        # The loop may be closed by now.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: None if done.done() else outcome())
+    """What `work` returns or raises. If this is cancelled, `work` goes on alone until it or the process ends."""
+    done: Future[R] = Future()
+    # From now on a cancellation reaches only those who wait.
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            found = work()
+            done.set_result(work())
         except BaseException as error:  # noqa: BLE001 - it is raised where this is awaited
-            fault = error
-            settle(lambda: done.set_exception(fault))
-        else:
-            settle(lambda: done.set_result(found))
+            done.set_exception(error)
 
     threading.Thread(target=run, name="work", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

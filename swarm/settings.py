@@ -1,94 +1,73 @@
 """What a user may set, as pydantic models, and how settings are read from a TOML file and from flags.
 
-Every field is a key of the file. A field with a `Flag` is an option of the command line too: cli/options.py makes the
-option from it, with its help and its default, so a new setting is one line here. A fault in a file names the file, the
-key and the line. The TOML parser keeps no line numbers; `line_of` finds them by giving it the file one statement at a
-time.
+Every field is a key of the file. A field with a `Flag` is also an option of the command line: cli/options.py makes the
+option from it, so a new setting is one line here. An error in a file names the file, the key and the line.
 """
 
 from __future__ import annotations
 
 import os
+import tomllib
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.sampler.engine import EngineOptions
-import tomllib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from typing import TypeVar, get_args
-
-from pydantic import ValidationError
-
-from swarm.errors import UserError
 
 DEFAULT_PORT = 7700
 
 TINY, TINY_WARM = "tiny", "tiny-warm"
 EMBEDDED = {TINY: 1e-3, TINY_WARM: 3e-4}
-"""Models that are made and not loaded, with the learning rate that suits each: random, and with its warm start."""
+"""Models that are made on the spot and not loaded, with the learning rate that suits each."""
 
-SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"
+SECTIONS = "What most people set", "Swarm", "Learning", "Engine", "Memory and disk", "Money"  # Of --help, in this order
 MOST, SWARM, LEARNING, ENGINE, MEMORY, MONEY = SECTIONS
-"""Of --help, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Makes a setting an option of the command line: its section, its help, and words for its default where the field's
-    own value does not say it."""
+    """Makes a setting an option of the command line. `default` describes the default if the field's own value does
+    not."""
 
     section: str
     help: str
     default: str = ""
 
 
-def _as_list(value: Any) -> Any:
-    """One bootstrap may be written without brackets."""
-    return [value] if isinstance(value, str) else value
-
-
 def _as_weights(value: Any) -> Any:
-    """A flag gives them as NAME=WEIGHT, or as NAME for a weight of 1."""
     if not isinstance(value, list | tuple):
         return value
     return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
 
 
-Mbit = Annotated[float, Field(gt=0, le=1e6)]  # A rate of the line in Mbit/s; not set means no cap
-
-Price = Annotated[float, Field(ge=0, le=1e6)]
-"""By the hour or by 1e9 bytes, in one currency that the whole swarm means; 0 is free."""
-
-Noise = Annotated[float, Field(ge=0, le=0.5)]
-"""By which share a rehearsed time is longer or shorter than it should be, drawn anew each time."""
-
-EngineArguments = Annotated[dict[str, Any], Field(max_length=64)]
-"""Arguments of vLLM's own, by its names (`AsyncEngineArgs`); it has some two hundred, of which nobody sets 64."""
-
-VLLM_ALONE = ("tensor_parallel_size", "gpu_memory_share", "max_model_len")  # Settings that no other engine can follow
+Mbit = Annotated[float, Field(gt=0, le=1e6)]  # A rate of the line in Mbit/s; None: no cap
+Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or 1e9 bytes, in the one currency of the swarm; 0 is free
+Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time is longer or shorter
 
 Rewards = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[float, Field(ge=-1e6, le=1e6)]],
     BeforeValidator(_as_weights),
     Field(max_length=16),
 ]
-"""Weights of rewards by name, or as NAME=WEIGHT each; none given is the task's own choice."""
+"""Weights of rewards by name. A flag gives them as NAME=WEIGHT, or as NAME for a weight of 1."""
 
-ChatArguments = Annotated[dict[str, bool | int | str], Field(max_length=64)]
-"""What a model's chat template asks for by a name of its own, as enable_thinking of Qwen3's."""
-
-Bootstrap = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(max_length=32)]
-"""Places to begin: host, host:port, URL or join line."""
+Bootstrap = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(max_length=32)
+]
+"""Members to begin with: host, host:port, URL or join line. A single one may be written without brackets."""
 
 
 class LeadConfig(BaseModel):
-    """One run of a learner. Every field can be set in the TOML file; the ones users change most are flags too."""
+    """One run of a learner."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     model: Annotated[str, Flag(MOST, "Directory, Hugging Face id, tiny or tiny-warm.")] = TINY
@@ -99,49 +78,46 @@ class LeadConfig(BaseModel):
     advertise: Annotated[str | None, Flag(SWARM, "host[:port] that others dial.", "--host")] = None
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
-    bootstrap: Annotated[Bootstrap, Flag(SWARM, "A member, if the swarm is there already.")] = ()
+    bootstrap: Annotated[Bootstrap, Flag(SWARM, "A member of a swarm that exists already.")] = ()
     round_s: Annotated[float, Field(ge=0.05, le=60)] = 2.0
-    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most that weights may take of the line, in Mbit/s.")] = None
-    max_download: Annotated[Mbit | None, Flag(SWARM, "The same for what comes in.")] = None
+    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s.")] = None
+    max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s.")] = None
     run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME")] = None
     state_dir: Annotated[
-        Path | None, Flag(SWARM, "Key of the swarm, to lead it again in another run.", "in the run directory")
+        Path | None,
+        Flag(SWARM, "Holds the swarm's key; keep it to lead the same swarm in another run.", "in the run directory"),
     ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of prompts, samples and batches.")] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Seed of prompts, samples and batches.")] = 0
     device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ...")] = "auto"
     max_staleness: Annotated[int, Field(ge=0, le=1024), Flag(MOST, "S: 0 is on-policy, 1 and more overlap.")] = 2
     publish_every_steps: Annotated[int, Field(ge=1), Flag(LEARNING, "K, at most S + 1.")] = 1
     hold_s: Annotated[
         float,
         Field(ge=0),
-        Flag(LEARNING, "Longest wait for samples that would become stale otherwise; inf drops none."),
+        Flag(LEARNING, "Longest wait for samples that would otherwise become stale; inf drops none."),
     ] = 0.0
     steps: Annotated[int, Field(ge=1), Flag(MOST, "Learner steps.")] = 200
     target: Annotated[
-        float | None,
-        Field(gt=0, le=1),
-        Flag(MOST, "Stop once the last version has this held-out exact match."),
+        float | None, Field(gt=0, le=1), Flag(MOST, "Stop once the last version reaches this held-out exact match.")
     ] = None
 
-    groups_per_step: Annotated[int, Field(ge=1, le=65_536), Flag(LEARNING, "Prompts of a learner step.")] = 32
-    group_size: Annotated[int, Field(ge=2, le=1024), Flag(LEARNING, "Rollouts of a prompt.")] = 16
-    temperature: Annotated[float, Field(gt=0, le=10), Flag(LEARNING, "Of the samplers.")] = 1.0
+    groups_per_step: Annotated[int, Field(ge=1, le=65_536), Flag(LEARNING, "Prompts in a learner step.")] = 32
+    group_size: Annotated[int, Field(ge=2, le=1024), Flag(LEARNING, "Rollouts of each prompt.")] = 16
+    temperature: Annotated[float, Field(gt=0, le=10), Flag(LEARNING, "Sampling temperature.")] = 1.0
     max_new_tokens: Annotated[int | None, Field(ge=1, le=131_072), Flag(MOST, "Longest completion.", "the task's")] = (
         None
     )
     learning_rate: Annotated[
-        float | None,
-        Field(gt=0, le=1),
-        Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4"),
+        float | None, Field(gt=0, le=1), Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4")
     ] = None
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     schedule: Annotated[
         Literal["constant", "linear", "cosine", "wsd"],
-        Flag(LEARNING, "How the learning rate goes over --steps, after its warm-up."),
+        Flag(LEARNING, "How the learning rate changes over --steps, after its warm-up."),
     ] = "constant"
     learning_rate_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
     minibatches: Annotated[int, Field(ge=1, le=64)] = 2
-    objective: Annotated[str, Flag(LEARNING, "docs/learner.md says what each is.")] = "grpo"
+    objective: Annotated[str, Flag(LEARNING, "Explained in docs/learner.md.")] = "grpo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0, le=9)] = 0.28
     advantage_normalisation: Literal["group", "none"] = "group"
@@ -150,7 +126,7 @@ class LeadConfig(BaseModel):
     overlong_margin: Annotated[int, Field(ge=1, le=131_072)] | None = None
 
     tokens_per_micro_batch: Annotated[
-        int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Of one forward pass.", "chosen")
+        int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Most tokens in one forward pass.", "chosen")
     ] = None
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -166,27 +142,30 @@ class LeadConfig(BaseModel):
     rewards: Annotated[
         Rewards, Flag(LEARNING, "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
     ] = {}
-    lenient: Annotated[bool, Flag(LEARNING, "exact and math overlook case, last dots, 'The answer is'.")] = False
-    system_prompt: Annotated[str | None, Field(max_length=65_536), Flag(LEARNING, "What a chat begins with.")] = None
-    chat: Annotated[bool | None, Flag(LEARNING, "Prompts as a chat.", "if the model has a template")] = None
-    chat_arguments: ChatArguments = {}
+    lenient: Annotated[bool, Flag(LEARNING, "exact and math ignore case, final dots and 'The answer is'.")] = False
+    system_prompt: Annotated[str | None, Field(max_length=65_536), Flag(LEARNING, "The system message of a chat.")] = (
+        None
+    )
+    chat: Annotated[bool | None, Flag(LEARNING, "Give prompts as a chat.", "if the model has a template")] = None
+    # Arguments of the model's chat template, such as enable_thinking of Qwen3.
+    chat_arguments: Annotated[dict[str, bool | int | str], Field(max_length=64)] = {}
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
     max_prompt_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
     prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"
     answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-    reward_failure: Annotated[
-        Literal["zero", "redraw", "stop"], Flag(LEARNING, "What follows where a reward fails.")
-    ] = "zero"
+    reward_failure: Annotated[Literal["zero", "redraw", "stop"], Flag(LEARNING, "What to do when a reward fails.")] = (
+        "zero"
+    )
     reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20)] = 4096
     reward_processes: Annotated[int, Field(ge=1, le=256)] | None = None
     eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
     eval_every_steps: Annotated[int, Field(ge=1)] = 10
     eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100
     checkpoint_every_steps: Annotated[int, Field(ge=1), Flag(MEMORY, "Steps between two checkpoints.")] = 50
-    keep_checkpoints: Annotated[int, Field(ge=1, le=1000), Flag(MEMORY, "Newest ones that stay on disk.")] = 3
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000), Flag(MEMORY, "Newest checkpoints that stay on disk.")] = 3
     keep_rollouts: Annotated[
-        int | None, Field(ge=0), Flag(MEMORY, "Steps whose rollouts stay on disk with their tokens.", "all")
+        int | None, Field(ge=0), Flag(MEMORY, "Steps whose rollouts keep their tokens on disk.", "all")
     ] = None
     tensorboard: Annotated[bool, Flag(MEMORY, "Log for TensorBoard too.")] = False
     beat_s: Annotated[float, Field(ge=0.2, le=60)] = 5.0
@@ -202,28 +181,22 @@ class LeadConfig(BaseModel):
     ] = None
     idle_target: Annotated[float, Field(gt=0, lt=1)] = 0.02
     budget_per_hour: Annotated[
-        float | None, Field(gt=0, le=1e6), Flag(MONEY, "Most that the active samplers may cost by the hour.")
+        float | None, Field(gt=0, le=1e6), Flag(MONEY, "Most that the active samplers may cost per hour.")
     ] = None
     max_cost: Annotated[
-        float | None,
-        Field(gt=0, le=1e12),
-        Flag(MONEY, "End the run, with a checkpoint, once it has cost so much."),
+        float | None, Field(gt=0, le=1e12), Flag(MONEY, "End the run, with a checkpoint, once it has cost this much.")
     ] = None
-    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine by the hour.")] = 0.0
-    egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, by 1e9 bytes.")] = 0.0
+    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine per hour.")] = 0.0
+    egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, per 1e9 bytes.")] = 0.0
 
     @model_validator(mode="after")
-    def _period_fits_bound(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.publish_every_steps > self.max_staleness + 1:
             raise ValueError(
                 f"--publish-every-steps {self.publish_every_steps} is above --max-staleness + 1, which is "
                 f"{self.max_staleness + 1}: the learner would wait for ever for rollouts fresh enough; lower the one "
                 "or raise the other"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _machines_know_where_to_meet(self) -> Self:
         if self.trainer_machines > 1 and self.trainer_meeting is None:
             raise ValueError(
                 "trainer_machines above 1 needs trainer_meeting, a host:port of this machine that the others reach"
@@ -232,56 +205,53 @@ class LeadConfig(BaseModel):
 
     @property
     def resolved_reward_processes(self) -> int:
-        """A quarter of the cores, 8 at most: the trainer and the network want the others. Each is started when all
-        before it are at work."""
+        """By default a quarter of the cores, at most 8: the trainer and the network need the others."""
         return self.reward_processes or max(1, min(8, (os.cpu_count() or 1) // 4))
 
     @property
     def resolved_learning_rate(self) -> float:
-        """EMBEDDED says what suits those; 1e-6 is the usual rate for post-training a real one."""
+        """By default that of EMBEDDED, or 1e-6, the usual rate for post-training a real model."""
         return self.learning_rate or EMBEDDED.get(self.model, 1e-6)
 
 
 class JoinConfig(BaseModel):
-    """One sampler or relay. `host`, `port`, `tls` and `lan` depend on where the bootstraps are unless they are set."""
+    """One sampler or relay. Unless they are set, `host`, `port`, `tls` and `lan` depend on where the bootstraps are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    role: Annotated[Literal["sampler", "relay"], Flag(MOST, "A relay keeps the swarm together and draws nothing.")] = (
-        "sampler"
-    )
+    role: Annotated[
+        Literal["sampler", "relay"], Flag(MOST, "A relay keeps the swarm together and draws no samples.")
+    ] = "sampler"
     bootstrap: Annotated[
         Bootstrap, Field(min_length=1), Flag(MOST, "Any member: host, host:port or a join line (echo1:...).")
     ]
     host: Annotated[str | None, Flag(SWARM, "Address to listen on.", "all, if a bootstrap is far")] = None
     port: Annotated[
-        int | None,
-        Field(ge=0, le=65_535),
-        Flag(SWARM, "Port to listen on.", "any free one; for a relay 7700"),
+        int | None, Field(ge=0, le=65_535), Flag(SWARM, "Port to listen on.", "any free one; for a relay 7700")
     ] = None
     tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
-    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most that weights may take of the line, in Mbit/s.")] = None
-    max_download: Annotated[Mbit | None, Flag(SWARM, "The same for what comes in.")] = None
+    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s.")] = None
+    max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s.")] = None
     state_dir: Annotated[Path | None, Flag(SWARM, "Key and weights.", "under ~/.local/state")] = None
     base: Annotated[
         str | None,
         Field(min_length=1, max_length=4096),
-        Flag(SWARM, "Directory or cached Hugging Face id of the base model: what matches is not fetched."),
+        Flag(SWARM, "Directory or cached Hugging Face id of the base model; only what differs is fetched."),
     ] = None
     device: Annotated[str, Flag(MOST, "auto, cpu, cuda, cuda:1, ...")] = "auto"
     engine: Annotated[
         Literal["auto", "transformers", "vllm", "scripted"], Flag(MOST, "auto is vllm with a GPU and the package.")
     ] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Of the weights.")] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
-    gpu_memory_share: Annotated[float, Field(gt=0, le=1), Flag(ENGINE, "Of each GPU for vLLM.")] = 0.85
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1), Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
     max_model_len: Annotated[
         int | None,
         Field(ge=16, le=16_777_216),
-        Flag(ENGINE, "Tokens of prompt and answer at most, for vLLM.", "what the model takes"),
+        Flag(ENGINE, "Most tokens of prompt and answer together, for vLLM.", "what the model takes"),
     ] = None
-    engine_arguments: EngineArguments = {}
+    engine_arguments: Annotated[dict[str, Any], Field(max_length=64)] = {}  # vLLM's own (`AsyncEngineArgs`)
     batch_samples: Annotated[int, Field(ge=1, le=4096), Flag(ENGINE, "Samples drawn at a time.")] = 128
     engine_hang_s: Annotated[float, Field(ge=10)] = 120.0
     rehearse_tokens_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -289,22 +259,18 @@ class JoinConfig(BaseModel):
     device_class: Annotated[
         str | None,
         Field(min_length=1, max_length=64),
-        Flag(MONEY, "Kind of device.", "what it says of itself"),
+        Flag(MONEY, "Kind of device, for prices and speeds.", "what the device says"),
     ] = None
-    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine by the hour.")] = 0.0
-    down_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic in, by 1e9 bytes.")] = 0.0
-    up_cost_per_gb: Annotated[Price, Flag(MONEY, "The same for what goes out.")] = 0.0
+    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine per hour.")] = 0.0
+    down_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered incoming traffic, per 1e9 bytes.")] = 0.0
+    up_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered outgoing traffic, per 1e9 bytes.")] = 0.0
 
     @model_validator(mode="after")
-    def _rehearses_without_a_model(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.rehearse_tokens_per_s is not None and self.engine != "scripted":
             raise ValueError(
                 'rehearse_tokens_per_s sets the pace of the engine without a model: set engine = "scripted" with it'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _asks_vllm_alone_for_what_is_its_own(self) -> Self:
         if self.engine_arguments and self.engine not in ("vllm", "scripted"):
             raise ValueError('engine_arguments are vLLM\'s: set engine = "vllm" with them, or leave them out')
         if self.engine == "scripted" and set(self.engine_arguments) - {"continuous"}:
@@ -313,9 +279,10 @@ class JoinConfig(BaseModel):
             raise ValueError(
                 f"engine_arguments: {odd[0]!r} cannot be an argument of vLLM's; write block_size for --block-size"
             )
-        given = [f"--{name.replace('_', '-')}" for name in VLLM_ALONE if name in self.model_fields_set]
-        if given and self.engine not in ("auto", "vllm"):
-            raise ValueError(f"{given[0]} is for vLLM: leave it out, or take --engine vllm instead of {self.engine}")
+        for name in ("tensor_parallel_size", "gpu_memory_share", "max_model_len"):
+            if name in self.model_fields_set and self.engine not in ("auto", "vllm"):
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} is for vLLM: leave it out, or take --engine vllm instead of {self.engine}")
         return self
 
     @property
@@ -332,8 +299,8 @@ class JoinConfig(BaseModel):
         )
 
 
-MAX_FAULTS = 3  # Of a file, told in one line: who sees more reads none
-MAX_SHOWN = 60  # Characters of a value or a name that a fault repeats
+MAX_FAULTS = 3  # Of a file that are told; more in one line would not be read
+MAX_SHOWN = 60  # Characters of a value or a name that a message repeats
 C = TypeVar("C", bound=BaseModel)
 Place = tuple[str | int, ...]  # Keys and, in a list, positions that lead to a value
 
@@ -341,8 +308,8 @@ Place = tuple[str | int, ...]  # Keys and, in a list, positions that lead to a v
 def load_config(
     kind: type[C], file: Path | None, flags: dict[str, Any], *, before: Mapping[str, Any] | None = None
 ) -> C:
-    """A `kind` from the settings it had `before`, overridden by the TOML `file`, overridden by the flags that were
-    given. UserError in one line, which names a setting as the flag or as the key of the file that it came from."""
+    """A `kind` from the settings `before`, overridden by the TOML `file`, overridden by the flags that are not None.
+    UserError in one line, which names a setting as the flag or as the key of the file that it came from."""
     values = read_toml(file) if file else {}
     given = {name: value for name, value in flags.items() if value is not None}
     try:
@@ -357,7 +324,7 @@ def load_config(
 
 
 def load_file(kind: type[C], file: Path) -> C:
-    """A `kind` that a TOML file alone says. UserError in one line that names the file, the keys and their lines."""
+    """A `kind` from a TOML file alone. UserError in one line that names the file, the keys and their lines."""
     values = read_toml(file)
     try:
         return kind(**values)
@@ -366,7 +333,7 @@ def load_file(kind: type[C], file: Path) -> C:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The settings of a file, as they stand. UserError if it cannot be read."""
+    """The settings of a file, not checked yet. UserError if it cannot be read."""
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
@@ -376,58 +343,34 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """`: did you mean ...?`, or nothing if no known name is near."""
+    """`: did you mean ...?`, or "" if no known name is similar."""
     near = get_close_matches(name, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
 
 
 def line_of(text: str, place: Place) -> int:
-    """The line of a valid TOML text on which the statement begins that gives the value at `place`, counted from 1. For
-    a value that is not there, of the table that it would be in; 0 if that is not there either."""
-    best, most, start = 0, 0, 1
-    table: Place = ()
-    entries: Counter[Place] = Counter()
-    statement = ""
-    for number, line in enumerate(text.split("\n"), 1):
-        statement += line + "\n"
-        try:
-            values = tomllib.loads(statement)
-        except tomllib.TOMLDecodeError:
-            continue  # it goes on in the next line
-        if statement.lstrip().startswith("["):
-            table, values = _table(values, entries), {}
-        length = _shared(table, values, place)
-        if length > most:
-            best, most = start, length
-        statement, start = "", number + 1
-    return best
+    """The line, from 1, of the statement in a valid TOML text that gives the value at `place`. For a value that is not
+    there, the line of the table that it would be in; 0 if that is not there either."""
+    # The parser keeps no line numbers. A statement is complete when it parses by itself, and `place` is in the first
+    # one with which the text so far gives as much of it as the whole text does.
+    lines, ends = text.split("\n"), [0]
+    for end in range(1, len(lines) + 1):
+        with suppress(tomllib.TOMLDecodeError):
+            tomllib.loads("\n".join(lines[ends[-1] : end]))
+            ends.append(end)
 
+    def depth(count: int) -> int:
+        """How many parts of `place` the first `count` statements give."""
+        values: Any = tomllib.loads("\n".join(lines[: ends[count]]))
+        for found, part in enumerate(place):
+            try:
+                values = values[part]
+            except (KeyError, IndexError, TypeError):
+                return found
+        return len(place)
 
-def _table(values: Any, entries: Counter[Place]) -> Place:
-    """The place of the table whose header was read as `values`. `entries` counts those of each list of tables."""
-    place: Place = ()
-    while values:
-        ((name, values),) = values.items()
-        place = (*place, name)
-        if isinstance(values, list):
-            entries[place] += 1
-            values = values[0]
-        if entries[place]:
-            place = (*place, entries[place] - 1)
-    return place
-
-
-def _shared(table: Place, values: Any, place: Place) -> int:
-    """How far the way to `place` leads through `values`, which a statement under the header `table` gave."""
-    if place[: len(table)] != table:
-        return 0
-    length = len(table)
-    for part in place[length:]:
-        if not (isinstance(values, dict) and part in values):
-            break
-        values = values[part]
-        length += 1
-    return length
+    whole = depth(len(ends) - 1)
+    return ends[bisect_left(range(len(ends)), whole, key=depth) - 1] + 1 if whole else 0
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -445,10 +388,9 @@ def _explain_flag(kind: type[BaseModel], fault: Any) -> str:
 
 
 def _explain_file(kind: type[BaseModel], file: Path, values: dict[str, Any], faults: Sequence[Any]) -> str:
-    """The first faults of a file, by line and key."""
     text = file.read_text()
     places = {fault["loc"] for fault in faults}
-    # A list whose members are all faulty is said to be empty, too.
+    # pydantic also calls a list empty if all of its members are faulty.
     own = [
         fault for fault in faults if not any(fault["loc"] == place[: len(fault["loc"])] != place for place in places)
     ]
@@ -459,7 +401,7 @@ def _explain_file(kind: type[BaseModel], file: Path, values: dict[str, Any], fau
 
 
 def _explain_key(kind: type[BaseModel], values: dict[str, Any], fault: Any) -> str:
-    """The fault by its key, as in `fleet vast-4090: price_per_h`."""
+    """The fault with its key, such as `fleet vast-4090: price_per_h`."""
     key = _key(values, fault["loc"])
     match fault["type"]:
         case "extra_forbidden":
@@ -476,7 +418,7 @@ def _explain_key(kind: type[BaseModel], values: dict[str, Any], fault: Any) -> s
 
 
 def _known(kind: Any, place: Place) -> list[str]:
-    """The names that may stand where the last of `place` stands."""
+    """The keys that could stand in place of the last part of `place`."""
     for part in place[:-1]:
         if isinstance(part, str) and kind is not None:
             kind = _model_in(kind.model_fields[part].annotation)
@@ -484,14 +426,14 @@ def _known(kind: Any, place: Place) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """The model that a field or the entries of its list are; None for plain values."""
+    """The model of a field or of its list's entries; None for plain values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
 
 
 def _key(values: Any, loc: tuple[str | int, ...]) -> str:
-    """Keys with dots between them; an entry of a list of tables is called by its name."""
+    """Keys with dots between them; the entries of a list of tables are called by their names."""
     key, at = "", values
     for part in loc:
         if isinstance(at, dict):

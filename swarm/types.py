@@ -1,4 +1,4 @@
-"""Plain data that more than one part of the swarm speaks of. No behaviour beyond reading one's own fields."""
+"""Plain data that several parts of the swarm share. No behaviour beyond reading its own fields."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ NodeId = NewType("NodeId", str)
 SwarmId = NewType("SwarmId", str)
 GroupId = NewType("GroupId", str)
 
-Schedule = Literal["constant", "linear", "cosine", "wsd"]
-"""How the learning rate goes after its warm-up; wsd is warm up, stay, decay."""
+Schedule = Literal["constant", "linear", "cosine", "wsd"]  # Of the learning rate; wsd: warm up, stay, decay
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
-MAX_TOKENS = 131_072  # Longest prompt or completion: the largest context that current open models state
-MAX_PARTS = 16
+MAX_TOKENS = 131_072  # Of a prompt or completion: the largest context of current open models
+MAX_PARTS = 16  # Rewards of one completion, each a column of the metrics
 PART_NAME_LENGTH = 64
-"""Rewards that one completion may have, each a column of the metrics, and the length of their names."""
 
 Parts = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=PART_NAME_LENGTH)], float], msgspec.Meta(max_length=MAX_PARTS)
@@ -32,8 +30,7 @@ Parts = Annotated[
 Role = Literal["learner", "sampler", "relay"]
 Purpose = Literal["train", "eval"]
 Finish = Literal["stop", "length", "failed"]
-RewardFailure = Literal["zero", "redraw", "stop"]  # What becomes of a completion whose reward failed
-
+RewardFailure = Literal["zero", "redraw", "stop"]  # What happens to a completion whose reward failed
 Verdict = Literal["accepted", "stale", "future", "duplicate", "malformed", "overloaded"]
 
 
@@ -68,9 +65,9 @@ StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class SamplingRules(Message, frozen=True):
-    """How a completion must be drawn. top_p 1 and no truncation, so that log-probs are the policy's own.
+    """How to draw a completion. top_p is 1 and nothing is truncated, so that log-probs are the policy's own.
 
-    It ends with a stop token, or with the token after which its text holds a string of `stop`; either is part of it.
+    It ends with a stop token, or with the token that completes a string of `stop`; either is part of it.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -80,8 +77,8 @@ class SamplingRules(Message, frozen=True):
 
 
 class SampleSpec(Message, frozen=True):
-    """One sample of a group: its place and the seed of its randomness. `attempt` counts its failures before this
-    lease, so that the news of one failure is not counted twice."""
+    """One sample of a group: its place and its random seed. `attempt` counts its failures before this lease, so that
+    one failure is not counted twice."""
 
     index: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -89,9 +86,9 @@ class SampleSpec(Message, frozen=True):
 
 
 class Lease(Message, frozen=True):
-    """The learner's permission to one sampler to produce certain samples of one prompt.
+    """The learner's permission for one sampler to draw certain samples of one prompt.
 
-    `time_limit_s` is a duration from receipt: samplers and learner never compare clocks.
+    `time_limit_s` counts from receipt: samplers and learner never compare clocks.
     """
 
     swarm: Id
@@ -139,10 +136,8 @@ class Rollout(Message, frozen=True):
 
     @property
     def oldest(self) -> int | None:
-        """The version number of its oldest token; None for a failed generation.
-
-        Staleness counts versions and ignores the incarnation: a version lost and made again is as old as before.
-        """
+        """The version number of its oldest token; None for a failed generation. Staleness ignores the incarnation: a
+        version that was lost and made again is as old as before."""
         return min((span.version.version for span in self.spans), default=None)
 
     def tokens(self) -> array[int]:
@@ -151,8 +146,8 @@ class Rollout(Message, frozen=True):
 
 
 class Prompt(Message, frozen=True):
-    """A question of a task. `text` is what the model sees, between the marks of a chat if it is one; `answer` only the
-    reward sees. `messages`: a chat that begins with more than one question, as (role, content); `text` is its last."""
+    """A question of a task. The model sees `text`, inside the chat template if there is one; only the reward sees
+    `answer`. `messages` is a chat of several turns, as (role, content); `text` is its last content."""
 
     prompt_id: Id
     text: str
@@ -162,8 +157,7 @@ class Prompt(Message, frozen=True):
 
 
 class Score(Message, frozen=True):
-    """What a reward function says of one completion. `parts`: rewards that were weighted and summed, by name, as they
-    were before."""
+    """What a reward function says of one completion. `parts`: the rewards that were summed, by name, not weighted."""
 
     reward: float
     exact: bool
@@ -171,6 +165,6 @@ class Score(Message, frozen=True):
 
 
 class Unscored(Message, frozen=True):
-    """In place of a score: why the reward of a completion could not be computed."""
+    """Why the reward of a completion could not be computed."""
 
     reason: str

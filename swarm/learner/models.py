@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from swarm.tasks.sort import SKILLS, draw_number
+from swarm.tasks.digits import SKILLS, draw_number
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 CHARACTERS = "0123456789="

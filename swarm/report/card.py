@@ -1,4 +1,4 @@
-"""The model card of an exported model: what it was made from, how, and what it reaches on held-out prompts."""
+"""The model card of an exported model: what it was made from, how, and what it scores on held-out prompts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from swarm.node.rundir import CHANGEABLE, ORIGIN
 from swarm.report.figures import Figures
 from swarm.settings import EMBEDDED, LeadConfig
 
-LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")
-"""Those that decide what the weights are; environment.json of the run has all."""
-
-ALWAYS = ("model", "task", "seed")
+LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")  # Those the weights depend on
+ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too
 DECIDE = ("max_staleness", "publish_every_steps", "hold_s", "steps", "target")
-"""Settings that decide the weights although they may change when a run is resumed."""
+"""Settings that the weights depend on although they may change when a run is resumed."""
 
 OF_THE_NETWORK = ("beat_s", "round_s", "lease_time_limit_s", "reward_timeout_s")
-HERE = (".", "/", "~")  # How a path begins that is none on the hub
-HUB_NAME_PARTS = 2  # owner/name
+HERE = (".", "/", "~")  # A name that begins so is a path on this machine and not one on the hub
 
 
 def model_card(found: Figures, step: int) -> str:
-    """README.md, with the front matter that the Hugging Face hub reads. No path and no address of the run is in it."""
+    """README.md, with front matter for the Hugging Face hub. It holds no path and no address of the run."""
     config = found.config
     base, task = str(_origin(config).get("model") or config.get("model")), str(config.get("task"))
     lines = [
@@ -74,22 +71,22 @@ def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[st
     yield "objective", str(found.config.get("objective", "grpo"))
     yield "staleness of the rollouts, at most", str(found.bound)
     for name, column in found.evaluated.items():
-        measured = [at for at, version in enumerate(column.steps) if version <= step]
+        measured = [one for one in zip(column.steps, column.values, strict=True) if one[0] <= step]
         if measured:
-            at = measured[-1]
-            yield f"held-out {name}", f"{column.values[at]:.4g} (version {column.steps[at]:.0f})"
+            version, value = measured[-1]
+            yield f"held-out {name}", f"{value:.4g} (version {version:.0f})"
     if rollouts := found.last("rollouts_accepted"):
         yield "rollouts in the whole run", f"{rollouts:.0f}"
 
 
 def _origin(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Whose model a fork began with; empty for any other run."""
+    """Which model a fork began with; empty for other runs."""
     found = config.get(ORIGIN)
     return found if isinstance(found, dict) else {}
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[str]:
-    """Of what decides the weights, what is not the default, as TOML."""
+    """The settings that the weights depend on and that are not at their defaults, as TOML."""
     default = LeadConfig().model_dump(mode="json")
     for name, value in config.items():
         if name == ORIGIN:
@@ -123,8 +120,8 @@ def _libraries(found: Figures) -> Iterator[str]:
 
 
 def _is_hub_name(model: str) -> bool:
-    """Whether a model is named as on the hub, and is no directory here that is only called so."""
-    named = model not in EMBEDDED and len(model.split("/")) <= HUB_NAME_PARTS and not model.startswith(HERE)
+    """Whether a model has a name of the hub (NAME or OWNER/NAME) and is not a directory here with such a name."""
+    named = model not in EMBEDDED and model.count("/") <= 1 and not model.startswith(HERE)
     return named and not Path(model).exists()
 
 

@@ -1,17 +1,18 @@
 """Curves as inline SVG, and which figures are drawn together, under which title and unit.
 
-They are light and dark by the page's own variables, readable without colour, and need no script. A curve of many steps
-is drawn as the mean of each bucket, over a band from the least to the largest value in it. A figure that no chart names
-is drawn too.
+The curves follow the page's light or dark variables, can be read without colour, and need no script. A curve of many
+steps is drawn as the mean of each bucket, over a band from its smallest to its largest value. A figure that no chart
+names gets a chart of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from html import escape
+from typing import NamedTuple
 
 from swarm.report.figures import Column, Figures, Point
 
@@ -19,7 +20,7 @@ TEXT_SHOWN = 1500  # Characters of a prompt or a completion; of an event's field
 
 
 def text(value: object, most: int = TEXT_SHOWN) -> str:
-    """Words of anybody's, escaped: marks that would turn the direction of a line or hide in it are replaced."""
+    """Anybody's words, escaped. Marks that would reverse a line or hide in it are replaced."""
     words = str(value)
     cut = words[:most]
     plain = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in cut)
@@ -36,11 +37,8 @@ def shown(value: float | None) -> str:
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
-TICKS = 5
 
-DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 2", "12 4")
-"""Of the curves of one chart, besides their colours: some see no difference in these, some print in grey."""
-
+DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 2", "12 4")  # Besides the colours: not everybody sees or prints these
 MAX_CURVES = len(DASHES)
 
 CHART_STYLE = """
@@ -60,12 +58,12 @@ svg text { fill: var(--dim); font-size: 12px; }
     f".line.c{n} {{ stroke: var(--c{n}); }} .band.c{n}, .dot.c{n}, text .c{n} {{ fill: var(--c{n}); }}"
     for n in range(MAX_CURVES)
 )
-"""Of the page and of pictures. The colours of curves are Okabe and Ito's, which nearly everybody tells apart."""
+"""The colours of curves are Okabe and Ito's, which nearly everybody can tell apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line of a chart. `dots` marks each point, for values that are few."""
+    """One line of a chart. `dots` marks each point, for curves of few values."""
 
     name: str
     column: Column
@@ -74,31 +72,30 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`unit` is of the values, "" of plain numbers. `floor` and `ceiling` are always in sight."""
+    """What `draw` draws. `unit` is "" for plain numbers. `floor` and `ceiling` are always visible."""
 
     title: str
     unit: str
     curves: Sequence[Curve]
     floor: float | None = None
     ceiling: float | None = None
-    steps: Sequence[tuple[float, float]] = ()  # A limit that is drawn as stairs: its value from which step on
-    limit: str = ""  # What the stairs are
+    steps: Sequence[tuple[float, float]] = ()  # A limit drawn as stairs: (first step, value)
+    limit: str = ""  # The name of that limit
     across: str = "learner step"
-    marks: Sequence[tuple[float, str]] = ()  # Steps with something to see, and what it is
-    until: float = 0.0  # The last step of the run, so that all charts show the same of it
+    marks: Sequence[tuple[float, str]] = ()  # Steps at which something happened, and what
+    until: float = 0.0  # The last step of the run, so that all charts have the same range
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where values lie in the picture."""
+    """The range of steps, from 0 on, and of values, and where they are in the picture."""
 
-    x0: float
     x1: float
     y0: float
     y1: float
 
     def x(self, step: float) -> str:
-        return _px(LEFT + (WIDTH - LEFT - RIGHT) * (step - self.x0) / (self.x1 - self.x0))
+        return _px(LEFT + (WIDTH - LEFT - RIGHT) * step / self.x1)
 
     def y(self, value: float) -> str:
         return _px(TOP + (HEIGHT - TOP - BOTTOM) * (self.y1 - value) / (self.y1 - self.y0))
@@ -164,12 +161,12 @@ def _scale(chart: Chart, points: Sequence[Point]) -> Scale:
     step = _tick_step(high - low)
     bottom = math.floor(low / step) * step if chart.floor is None or low < chart.floor else chart.floor
     top = math.ceil(high / step - 1e-9) * step
-    return Scale(0.0, last or 1.0, bottom, top)
+    return Scale(last or 1.0, bottom, top)
 
 
 def _tick_step(span: float) -> float:
-    """1, 2 or 5 times a power of ten: about TICKS of them are in `span`."""
-    raw = span / TICKS
+    """1, 2 or 5 times a power of ten, so that about five of them fit into `span`."""
+    raw = span / 5
     power = 10.0 ** math.floor(math.log10(raw))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
 
@@ -189,7 +186,7 @@ def _axes(chart: Chart, scale: Scale) -> Iterator[str]:
         y = scale.y(value)
         yield f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
         yield f'<text x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{shown(value)}</text>'
-    for step in _ticks(scale.x0, scale.x1, whole=True):
+    for step in _ticks(0.0, scale.x1, whole=True):
         yield f'<text x="{scale.x(step)}" y="{bottom + 16}" text-anchor="middle">{step:,.0f}</text>'
     yield f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
     across = (LEFT + WIDTH - RIGHT) / 2
@@ -204,7 +201,7 @@ def _stairs(chart: Chart, scale: Scale) -> Iterator[str]:
         return
     path = ""
     for number, (step, value) in enumerate(chart.steps):
-        x = scale.x(min(scale.x1, max(scale.x0, step)))
+        x = scale.x(min(scale.x1, max(0.0, step)))
         path += f"{'H' if number else 'M'}{x}{'V' if number else ' '}{scale.y(value)}"
     yield f'<path class="limit" d="{path}H{WIDTH - RIGHT}"><title>{text(chart.limit)}</title></path>'
 
@@ -260,79 +257,75 @@ def _px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-MAX_OTHERS = 32  # Charts of figures that nobody named, one each
+# -- which charts --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A chart of the figures whose names match `names`, in that order; without any of them it is left out."""
+class Wanted(NamedTuple):
+    """A chart of the figures whose names match the patterns in `names`. Without any it is left out. A share is drawn
+    from 0 to 1."""
 
     title: str
-    names: tuple[str, ...]
+    names: str
     unit: str = ""
-    floor: float | None = None
-    ceiling: float | None = None
+    floor: float | None = 0
 
 
 LEARNING = (
-    Wanted(title="Reward of a rollout", names=("reward", "reward_std", "reward_shaped")),
-    Wanted(title="Each reward", names=("rewards/*/mean",)),
-    Wanted(title="Each reward: standard deviation", names=("rewards/*/std",), floor=0),
-    Wanted(title="Exact answers while training", unit="share", names=("exact_match",), floor=0, ceiling=1),
-    Wanted(title="Groups without variance", unit="share", names=("frac_reward_zero_std",), floor=0, ceiling=1),
-    Wanted(title="Rewards that failed", unit="share", names=("reward_failed_share",), floor=0, ceiling=1),
-    Wanted(title="Loss", names=("loss",)),
-    Wanted(title="Entropy", unit="nats a token", names=("entropy",), floor=0),
-    Wanted(title="Gradient norm before clipping", names=("grad_norm",), floor=0),
-    Wanted(title="mismatch_kl: engine against learner, same version", unit="nats", names=("mismatch_kl",), floor=0),
-    Wanted(title="KL to the reference", unit="nats", names=("kl",), floor=0),
-    Wanted(title="Tokens that are clipped", unit="share", names=("clip_ratio/*",), floor=0),
-    Wanted(title="Importance ratio", names=("sampling/importance_sampling_ratio/*",)),
-    Wanted(title="Log-prob difference", unit="nats", names=("sampling/sampling_logp_difference/*",), floor=0),
-    Wanted(title="Length of completions", unit="tokens", names=("completions/*_length",), floor=0),
-    Wanted(
-        title="Completions cut at the limit", unit="share", names=("completions/clipped_ratio",), floor=0, ceiling=1
-    ),
-    Wanted(title="Learning rate", names=("learning_rate",), floor=0),
-    Wanted(title="Optimiser steps of a learner step", names=("optimizer_steps", "optimizer_steps_skipped"), floor=0),
+    Wanted("Reward of a rollout", "reward reward_std reward_shaped", floor=None),
+    Wanted("Each reward", "rewards/*/mean", floor=None),
+    Wanted("Each reward: standard deviation", "rewards/*/std"),
+    Wanted("Exact answers while training", "exact_match", "share"),
+    Wanted("Groups without variance", "frac_reward_zero_std", "share"),
+    Wanted("Rewards that failed", "reward_failed_share", "share"),
+    Wanted("Loss", "loss", floor=None),
+    Wanted("Entropy", "entropy", "nats a token"),
+    Wanted("Gradient norm before clipping", "grad_norm"),
+    Wanted("mismatch_kl: engine against learner, same version", "mismatch_kl", "nats"),
+    Wanted("KL to the reference", "kl", "nats"),
+    Wanted("Tokens that are clipped", "clip_ratio/*", "share of tokens"),
+    Wanted("Importance ratio", "sampling/importance_sampling_ratio/*", floor=None),
+    Wanted("Log-prob difference", "sampling/sampling_logp_difference/*", "nats"),
+    Wanted("Length of completions", "completions/*_length", "tokens"),
+    Wanted("Completions cut at the limit", "completions/clipped_ratio", "share"),
+    Wanted("Learning rate", "learning_rate"),
+    Wanted("Optimiser steps of a learner step", "optimizer_steps optimizer_steps_skipped"),
 )
 
 SWARM = (
-    Wanted(title="Time", unit="s", names=("train_step_s", "broadcast_s"), floor=0),
-    Wanted(title="Learner idle", unit="share", names=("idle_share", "predicted_idle_share"), floor=0, ceiling=1),
-    Wanted(title="Rollouts", unit="1/s", names=("rollouts_per_s",), floor=0),
-    Wanted(title="Samplers", names=("samplers", "active", "standby"), floor=0),
-    Wanted(title="Rollouts accepted", names=("rollouts_accepted",), floor=0),
-    Wanted(title="Tokens accepted", names=("tokens_accepted",), floor=0),
+    Wanted("Staleness of the rollouts trained on", "staleness/mean staleness/max", "learner steps"),
+    Wanted("Time", "train_step_s broadcast_s", "s"),
+    Wanted("Learner idle", "idle_share predicted_idle_share", "share"),
+    Wanted("Rollouts", "rollouts_per_s", "1/s"),
+    Wanted("Samplers", "samplers active standby"),
+    Wanted("Rollouts accepted", "rollouts_accepted"),
+    Wanted("Tokens accepted", "tokens_accepted"),
 )
 
 COSTS = (
-    Wanted(title="Cost in all", names=("cost_total",), floor=0),
-    Wanted(title="Cost of a learner step", names=("cost_per_step",), floor=0),
-    Wanted(title="Cost of a rollout", names=("cost_per_rollout",), floor=0),
-    Wanted(title="Cost of a token", names=("cost_per_token",), floor=0),
+    Wanted("Cost in all", "cost_total"),
+    Wanted("Cost of a learner step", "cost_per_step"),
+    Wanted("Cost of a rollout", "cost_per_rollout"),
+    Wanted("Cost of a token", "cost_per_token"),
 )
 
-STALENESS = ("staleness/mean", "staleness/max")
+MAX_OTHERS = 32  # Charts of figures that none of these name
 
 
 def sections(found: Figures) -> list[tuple[str, list[Chart]]]:
     """Titles and their charts; a section without figures has none."""
     free = dict.fromkeys(name for name, column in found.columns.items() if column.values)
-    staleness = [chart for chart in [_staleness(found, free)] if chart is not None]
-    learning = [*_held_out(found), *_charts(LEARNING, found, free)]
-    swarm = [*staleness, *_charts(SWARM, found, free)]
-    costs = list(_charts(COSTS, found, free)) if found.last("cost_total") else []
-    others = [
-        Chart(title=name, unit="", curves=[Curve(name=name, column=found.columns[name])], until=found.steps)
-        for name in list(free)[:MAX_OTHERS]
-        if not name.startswith("cost_")
+    learning = [*_held_out(found), *(replace(one, marks=found.marks) for one in _charts(LEARNING, found, free))]
+    swarm = [
+        replace(one, steps=found.bounds, limit="max_staleness, the bound S") if one.title == SWARM[0].title else one
+        for one in _charts(SWARM, found, free)
     ]
-    return [("Learning", learning), ("Swarm", swarm), ("Cost", costs), ("Other figures", others)]
+    costs = list(_charts(COSTS, found, free)) if found.last("cost_total") else []
+    others = [_chart(found, Wanted(name, name, floor=None), [name]) for name in free if not name.startswith("cost_")]
+    return [("Learning", learning), ("Swarm", swarm), ("Cost", costs), ("Other figures", others[:MAX_OTHERS])]
 
 
 def _held_out(found: Figures) -> Iterator[Chart]:
-    """Shares in one chart; `pass_at_1` is `exact_match` by another name. Each other figure in one of its own."""
+    """Shares in one chart; `pass_at_1` is `exact_match` by another name. Each other figure in a chart of its own."""
     names = [name for name in found.evaluated if name != "pass_at_1" or "exact_match" not in found.evaluated]
     shares = sorted(name for name in names if name == "exact_match" or name.startswith("pass"))
     for chosen in ([shares] if shares else []) + [[name] for name in names if name not in shares]:
@@ -348,38 +341,22 @@ def _held_out(found: Figures) -> Iterator[Chart]:
         )
 
 
-def _staleness(found: Figures, free: dict[str, None]) -> Chart | None:
-    names = [name for name in STALENESS if name in free]
-    for name in names:
-        del free[name]
-    if not names:
-        return None
-    return Chart(
-        title="Staleness of the rollouts trained on",
-        unit="learner steps",
-        curves=[Curve(name=name, column=found.columns[name]) for name in names],
-        floor=0,
-        steps=found.bounds,
-        limit="max_staleness, the bound S",
-        until=found.steps,
-    )
-
-
 def _charts(wanted: tuple[Wanted, ...], found: Figures, free: dict[str, None]) -> Iterator[Chart]:
-    """Each takes its figures out of those that are `free`; what is too much for one goes on in another."""
+    """Takes the figures of each chart out of `free`; what is too much for one chart goes on in another."""
     for one in wanted:
-        names = [name for pattern in one.names for name in free if fnmatchcase(name, pattern)]
-        names = list(dict.fromkeys(names))
+        names = list(dict.fromkeys(n for pattern in one.names.split() for n in free if fnmatchcase(n, pattern)))
         for name in names:
             del free[name]
         for at in range(0, len(names), MAX_CURVES):
-            curves = [Curve(name=name, column=found.columns[name]) for name in names[at : at + MAX_CURVES]]
-            yield Chart(
-                title=one.title,
-                unit=one.unit,
-                curves=curves,
-                floor=one.floor,
-                ceiling=one.ceiling,
-                marks=found.marks if wanted is LEARNING else (),
-                until=found.steps,
-            )
+            yield _chart(found, one, names[at : at + MAX_CURVES])
+
+
+def _chart(found: Figures, wanted: Wanted, names: Sequence[str]) -> Chart:
+    return Chart(
+        title=wanted.title,
+        unit=wanted.unit,
+        curves=[Curve(name=name, column=found.columns[name]) for name in names],
+        floor=wanted.floor,
+        ceiling=1 if wanted.unit == "share" else None,
+        until=found.steps,
+    )

@@ -1,4 +1,4 @@
-"""The figures of a run: metrics.jsonl and events.jsonl read line by line, and curves of a bounded number of points."""
+"""The figures of a run, from metrics.jsonl and events.jsonl, and curves with a bounded number of points."""
 
 from __future__ import annotations
 
@@ -13,27 +13,21 @@ from typing import Any
 
 from swarm.node.rundir import CONFIG, SUMMARY, Life, read_lives
 
-METRICS = "metrics.jsonl"
-EVENTS = "events.jsonl"
-
-MAX_POINTS = 300
-"""Of one curve: more than a screen shows of it. A page of 40 curves stays under 2 MB whatever the run's length."""
-
-MAX_NAMES = 256  # Of figures: a task with many rewards has some dozens. What is beyond is not read.
-EVENTS_KEPT = 100  # Of each end of a run, and as many besides of those that matter
+MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
+MAX_NAMES = 256  # Of figures; a task with many rewards has some dozens. More are not read.
+EVENTS_KEPT = 100  # From each end of a run, and as many again of those that matter
 FAULTS = ("alarm", "best_failed", "checkpoint_failed", "decision_failed", "diverged", "public_died", "reward_failed")
 CHANGES = ("bound_set", "cost_reached", "paused", "prepared", "stopped", "trainer_restarted", "unpaused")
 MATTER = frozenset((*FAULTS, *CHANGES, "tensorboard_failed"))
-"""Kinds of events that are looked for in a long run: faults, restarts, and what was changed by hand."""
+"""Kinds of events that are kept from the middle of a long run too: faults, restarts and changes by hand."""
 
 MARKED = ("alarm", "trainer_restarted", "diverged", "bound_set")  # Kinds of events that charts mark at their step
-HELD_OUT = "eval_"  # How the names begin of what the events `evaluated` say better: of which version it is
-LINE_BYTES = 1 << 20  # Longest line that is read as one; ours have a few kB
+LINE_BYTES = 1 << 20  # Longest line that is read as one; ours are a few kB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Of the steps of one bucket: their middle, the mean of the values, and the least and the largest."""
+    """One bucket of a curve: its middle step, and the mean, the smallest and the largest value."""
 
     step: float
     mean: float
@@ -63,32 +57,28 @@ class Column:
     def last(self) -> float | None:
         return self.values[-1] if self.values else None
 
-    def points(self, most: int = MAX_POINTS) -> list[Point]:
-        """At most `most` points, of buckets that hold equally many steps; every value is in one of them."""
-        size = max(1, -(-len(self.values) // most))
-        return [self._bucket(at, at + size) for at in range(0, len(self.values), size)]
-
-    def _bucket(self, start: int, end: int) -> Point:
-        steps, values = self.steps[start:end], self.values[start:end]
-        return Point(
-            step=(steps[0] + steps[-1]) / 2, mean=math.fsum(values) / len(values), low=min(values), high=max(values)
-        )
+    def points(self) -> list[Point]:
+        """MAX_POINTS at most, of buckets with equally many values each."""
+        found, size = [], max(1, -(-len(self.values) // MAX_POINTS))
+        for at in range(0, len(self.values), size):
+            steps, values = self.steps[at : at + size], self.values[at : at + size]
+            mean = math.fsum(values) / len(values)
+            found.append(Point(step=(steps[0] + steps[-1]) / 2, mean=mean, low=min(values), high=max(values)))
+        return found
 
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """All that the files of a run say. `torn` counts lines that are none, as the last one of a killed run."""
+    """What the files of a run say. `torn` counts incomplete lines, such as the last one of a killed run."""
 
     config: Mapping[str, Any]
     summary: Mapping[str, Any] | None
     lives: Sequence[Life]
     columns: dict[str, Column] = field(default_factory=dict)
     evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
-    bounds: list[tuple[int, int]] = field(default_factory=list)  # S from which step on
-    events: list[Mapping[str, Any]] = field(default_factory=list)
-    """The first, the last, and of those between some that matter, in order."""
-    marks: list[tuple[float, str]] = field(default_factory=list)
-    """Steps at which something happened that a curve may show, and what."""
+    bounds: list[tuple[int, int]] = field(default_factory=list)  # (first step, S)
+    events: list[Mapping[str, Any]] = field(default_factory=list)  # First, last, and some between that matter, in order
+    marks: list[tuple[float, str]] = field(default_factory=list)  # Steps at which something happened, and what
     kinds: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     began: float | None = None
@@ -102,7 +92,7 @@ class Figures:
 
     @property
     def state(self) -> str:
-        """For people: finished, or what the last life said of itself, or that it says nothing."""
+        """For people. A run that was killed says nothing of it."""
         if self.summary is not None:
             return str(self.summary.get("state", "finished"))
         last = self.events[-1] if self.events else {}
@@ -110,18 +100,17 @@ class Figures:
 
     def last(self, name: str) -> float | None:
         """The newest value of a figure."""
-        column = self.columns.get(name)
-        return column.last if column is not None else None
+        return self.columns[name].last if name in self.columns else None
 
 
 def read_figures(run_dir: Path) -> Figures:
-    """Everything that `run_dir` holds of figures; a file that is missing gives none. Reads the files once through."""
+    """All figures in `run_dir`; a missing file has none. Reads each file once."""
     config = _json(run_dir / CONFIG) or {}
     found = Figures(config=config, summary=_json(run_dir / SUMMARY), lives=read_lives(run_dir))
     found.bounds.append((0, int(config.get("max_staleness", 0))))
-    for line in _lines(run_dir / METRICS, found):
+    for line in _lines(run_dir / "metrics.jsonl", found):
         _add_step(found, line)
-    _add_events(found, run_dir / EVENTS)
+    _add_events(found, run_dir / "events.jsonl")
     return found
 
 
@@ -132,15 +121,14 @@ def _add_step(found: Figures, line: Mapping[str, Any]) -> None:
     found.steps = int(step)
     for name, value in line.items():
         number = _number(value)
-        told_elsewhere = name in ("step", "time") or name.startswith(HELD_OUT)
-        if number is None or told_elsewhere or (name not in found.columns and _is_full(found.columns)):
-            continue
-        found.columns.setdefault(name, Column()).add(step, number)
-    _note_time(found, line)
+        # The events `evaluated` have the held-out figures too, with the version that each is of.
+        told_elsewhere = name in ("step", "time") or name.startswith("eval_")
+        if number is not None and not told_elsewhere:
+            _add(found.columns, name, step, number)
 
 
 class _Ends:
-    """The first and the last of many, with their numbers."""
+    """The first and the last events, with their numbers."""
 
     def __init__(self) -> None:
         self._first: list[tuple[int, Mapping[str, Any]]] = []
@@ -159,7 +147,6 @@ def _add_events(found: Figures, path: Path) -> None:
     for number, event in enumerate(_lines(path, found)):
         kind = str(event.get("kind"))
         found.kinds[kind] += 1
-        _note_time(found, event)
         all_of_them.add(number, event)
         if kind in MATTER:
             that_matter.add(number, event)
@@ -177,7 +164,7 @@ def _add_events(found: Figures, path: Path) -> None:
 def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:
     was = _number(event.get("was"))
     if len(found.bounds) == 1 and was is not None:
-        # The configuration is of the newest life, which may have begun with another S.
+        # The configuration is that of the newest life, which may have begun with another S.
         found.bounds[0] = (0, int(was))
     found.bounds.append((step, int(_number(event.get("max_staleness")) or 0)))
 
@@ -188,19 +175,11 @@ def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
         number = _number(value)
         if version is None or number is None or name in ("time", "version", "prompts", "samples"):
             continue
-        if name in found.evaluated or not _is_full(found.evaluated):
-            found.evaluated.setdefault(name, Column()).add(version, number)
-
-
-def _note_time(found: Figures, line: Mapping[str, Any]) -> None:
-    time = _number(line.get("time"))
-    if time is not None:
-        found.began = time if found.began is None else min(found.began, time)
-        found.ended = time if found.ended is None else max(found.ended, time)
+        _add(found.evaluated, name, version, number)
 
 
 def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
-    """Every line that is a JSON object; the others are counted."""
+    """Every line that is a JSON object. Counts the others, and notes the times."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -211,14 +190,17 @@ def _lines(path: Path, found: Figures) -> Iterator[Mapping[str, Any]]:
                 value = json.loads(line)
             except ValueError:
                 value = None
-            if isinstance(value, dict):
-                yield value
-            else:
+            if not isinstance(value, dict):
                 found.torn += 1
+                continue
+            if (time := _number(value.get("time"))) is not None:
+                found.began = time if found.began is None else min(found.began, time)
+                found.ended = time if found.ended is None else max(found.ended, time)
+            yield value
 
 
 def _number(value: object) -> float | None:
-    """A finite number; None of anything else, true and false too."""
+    """`value` if it is a finite number, else None; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -228,8 +210,9 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _is_full(columns: Mapping[str, Column]) -> bool:
-    return len(columns) >= MAX_NAMES
+def _add(columns: dict[str, Column], name: str, step: float, value: float) -> None:
+    if name in columns or len(columns) < MAX_NAMES:
+        columns.setdefault(name, Column()).add(step, value)
 
 
 def _json(path: Path) -> Mapping[str, Any] | None:

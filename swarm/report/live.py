@@ -1,11 +1,9 @@
-"""The live view of a run: a panel at the bottom of a terminal, below the lines that are said. On a pipe or in a file
-there are lines alone.
+"""The live view of a run: a panel at the bottom of a terminal, below the messages. A pipe or a file gets lines alone.
 
-A thread draws, so that a terminal that stands still (Ctrl-S, a slow line) holds up no event loop: `say` and `update`
-only leave something for it. It waits with the cursor on the line below the panel. To draw again it goes up by the rows
-that the panel takes and writes over them. Those rows are counted at the width of that moment: a terminal that became
-narrower has wrapped each line of the panel. The cursor is never hidden, so there is nothing to restore, however the
-process ends.
+A thread draws, so that a blocked terminal (Ctrl-S, a slow line) does not block the event loop: `say` and `update` only
+leave something for it. The cursor waits on the line below the panel. To draw again, the thread moves it up by the rows
+that the panel takes and writes over them. It counts those rows at the present width, since a terminal that became
+narrower has wrapped the panel's lines. The cursor is never hidden, so there is nothing to restore at the end.
 """
 
 from __future__ import annotations
@@ -23,22 +21,16 @@ from rich.console import Console
 
 from swarm.report.terminal import live_view, plain_line
 
-FRAME_S = 0.25
-"""Between two looks at what there is to draw: four frames a second at most, and a resize is mended as soon."""
-
-LOOK_S = 0.5
-LOOK_SHARE = 0.01
-"""Between two looks at a status of this process; longer where making one takes more than this share of the time: with a
-thousand samplers it takes 8 ms."""
-
-WIDTH = 78  # Most columns of the panel: on a terminal of 80 or more that is resized to 80 nothing is ever wrapped
-LINES_KEPT = 1000  # Lines that wait for a terminal that stands still; more are lost, the oldest first
-REWARDS_KEPT = 256  # More than a curve has columns
-CLOSE_S = 1.0  # Longest wait at the end for a terminal that stands still
+FRAME_S = 0.25  # Between two frames, and the time until a resize is seen
+LOOK_S = 0.5  # Between two looks at the status of this process, at least
+LOOK_SHARE = 0.01  # Share of the time that making a status may take: with a thousand samplers one takes 8 ms
+WIDTH = 78  # Columns of the panel at most: on a terminal that is resized to 80 columns nothing is wrapped
+LINES_KEPT = 1000  # Lines that wait for a blocked terminal; beyond that the oldest are lost
+CLOSE_S = 1.0  # Longest wait for a blocked terminal at the end
 
 
 class LiveView:
-    """What a person sees of a run. On anything but a terminal `update` prints a line every `line_s`, if that is set."""
+    """What a person sees of a run. Without a terminal, `update` prints a line every `line_s`, if that is set."""
 
     def __init__(self, console: Console, *, title: str, line_s: float | None = None) -> None:
         self._file = console.file
@@ -49,7 +41,7 @@ class LiveView:
         self._console = console
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._shown: tuple[dict[str, Any] | None, list[float]] = (None, [])
-        self._rewards: deque[float] = deque(maxlen=REWARDS_KEPT)
+        self._rewards: deque[float] = deque(maxlen=WIDTH)
         self._seen_step = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._draw_until_closed, name="live view", daemon=True)
@@ -67,27 +59,27 @@ class LiveView:
         self.close()
 
     def say(self, line: str) -> None:
-        """A line for people, above the panel."""
+        """Print a line above the panel."""
         if self.is_live and not self._closing.is_set():
             self._lines.append("".join(c if c.isprintable() else "?" for c in line))
         else:
             print(line, file=self._file, flush=True)
 
     def update(self, status: dict[str, Any] | None) -> None:
-        """Show this status of the learner from now on; None while it does not answer. What it said last stays then."""
+        """Show this status of the learner from now on. While it does not answer (None), its last status stays."""
         if status is None and self._shown[0] is not None:
             return
         if status is not None and status["step"] > self._seen_step and "reward" in status["metrics"]:
             self._seen_step = status["step"]
             self._rewards.append(status["metrics"]["reward"])
-        # Replaced whole: the thread may be at work on the one before.
+        # Replaced as a whole, since the thread may be drawing the one before.
         self._shown = (status, list(self._rewards))
         if not self.is_live and self._line_s is not None and time.monotonic() - self._lined_at >= self._line_s:
             self._lined_at = time.monotonic()
             self.say(plain_line(status))
 
     def close(self) -> None:
-        """Leave the last panel where it is; from now on lines are printed below it."""
+        """Leave the last panel where it is; lines are printed below it from now on."""
         if not self._closing.is_set():
             self._closing.set()
             if self.is_live:
@@ -105,7 +97,7 @@ class LiveView:
             pass
 
     def _draw(self) -> None:
-        """Say what waits, and draw the panel anew if anything else is to be seen."""
+        """Print the lines that wait, and draw the panel again if anything changed."""
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
         size, shown = self._terminal_size(), self._shown
         if not lines and size == self._size and shown is self._drawn:
@@ -118,7 +110,7 @@ class LiveView:
         self._file.flush()
 
     def _rendered(self, status: dict[str, Any] | None, rewards: list[float], size: tuple[int, int]) -> list[str]:
-        """The panel's lines, each as wide as it is; of one that is too high for the screen the end is left out."""
+        """The panel's lines, each as wide as the panel. One that is too high for the screen is cut before its last."""
         with self._console.capture() as captured:
             panel = live_view(status, rewards, self._panel_width, self._title)
             self._console.print(panel, width=self._panel_width)
@@ -127,7 +119,7 @@ class LiveView:
         return lines if len(lines) <= most else [*lines[: most - 1], lines[-1]]
 
     def _terminal_size(self) -> tuple[int, int]:
-        """Columns and lines; what rich says would not change where COLUMNS is set."""
+        """Columns and lines. What rich says would not change if COLUMNS is set."""
         try:
             found = os.get_terminal_size(self._file.fileno())
         except OSError:
@@ -136,7 +128,7 @@ class LiveView:
 
 
 async def follow(view: LiveView, status: Callable[[], dict[str, Any] | None]) -> None:
-    """Show on a terminal what `status` says, until this is cancelled."""
+    """Show `status` on a terminal until this is cancelled."""
     while view.is_live:
         began = time.monotonic()
         view.update(status())
@@ -144,11 +136,11 @@ async def follow(view: LiveView, status: Callable[[], dict[str, Any] | None]) ->
 
 
 def rows_of(panel: list[str], panel_width: int, width: int) -> int:
-    """Rows that a panel takes on a terminal that is `width` wide now, if its lines were drawn `panel_width` wide."""
+    """Rows of a panel whose lines were drawn `panel_width` wide, on a terminal that is `width` wide now."""
     return len(panel) * -(-panel_width // width)
 
 
 def redrawn(up: int, lines: Iterable[str]) -> str:
-    """Escapes that put `lines` in the place of the last `up` rows, with the cursor below them before and after."""
-    # Not cleared as a whole: a terminal may keep a copy of a screen that is cleared from its first line on.
+    """Escapes that replace the last `up` rows with `lines`, with the cursor below them before and after."""
+    # Not cleared as a whole: some terminals save a screen that is cleared from its first line to their history.
     return "\r" + (f"\x1b[{up}A" if up else "") + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"

@@ -1,8 +1,7 @@
-"""The report of a run as one HTML page. It asks nothing of any network, runs no script, and says so to the browser.
+"""The report of a run as one HTML page. It loads nothing from a network, runs no script, and forbids both.
 
 Everything that comes from elsewhere (prompts, completions, reasons and names are strangers' words) is escaped where it
-is put in. A report is written beside its place first, so that a reader sees the old one or the new one, whole. The
-colours of curves are Okabe and Ito's, which nearly everybody tells apart.
+is inserted. A report is written to another name first, so that a reader sees the old or the new one, whole.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.report.charts import CHART_STYLE, TEXT_SHOWN, draw, sections, shown, text
 from swarm.report.figures import Figures, read_figures
-from swarm.report.samples import Journaled, Read, Sample, read_journal
+from swarm.report.samples import Journaled, Read, read_journal
 
 STYLE = (
     CHART_STYLE
@@ -57,9 +56,8 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px
 )
 
 
-MARK = "<!-- echo-node report -->"  # The second line of every report: a file with it may be written anew
-TOLD_ELSEWHERE = ("time", "kind", "causes", "completions")  # Fields of events that have a place of their own
-SECRETS = ("token", "password", "secret")  # Parts of names of settings whose values are not shown
+MARK = "<!-- echo-node report -->"  # The second line of every report: a file with it may be overwritten
+SECRETS = ("token", "password", "secret")  # Settings with these in their names are not shown
 
 
 def render(found: Figures, journaled: Journaled, *, now: float) -> str:
@@ -93,9 +91,6 @@ def render(found: Figures, journaled: Journaled, *, now: float) -> str:
     return "\n".join(part for part in parts if part) + "\n"
 
 
-# -- the head ------------------------------------------------------------------------------------------------
-
-
 def _standing(found: Figures, now: float) -> str:
     steps = f"{found.steps} of {found.config.get('steps', '?')} learner steps"
     said = f"{text(found.state)}: {text(steps)}; report of {_clock(now)}"
@@ -124,9 +119,6 @@ def _tiles(found: Figures, journaled: Journaled) -> str:
     return f'<dl class="tiles">{rows}</dl>'
 
 
-# -- tables --------------------------------------------------------------------------------------------------
-
-
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in heads)
     body = "\n".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
@@ -152,19 +144,24 @@ def _events(found: Figures) -> str:
         return ""
     counts = _table("How often each kind of event happened", ("event", "times"), sorted(found.kinds.items()))
     left_out = found.kinds.total() - len(found.events)
-    rows = [(_since(found, event), event.get("kind"), _fields(event)) for event in found.events]
+    rows = []
+    for event in found.events:
+        at = event.get("time")
+        after = _duration(at - found.began) if isinstance(at, int | float) and found.began is not None else "-"
+        rows.append((after, event.get("kind"), _fields(event)))
     caption = f"Events; {left_out} in the middle are left out" if left_out else "Events"
     return f"<section><h2>Events</h2>{counts}{_table(caption, ('after', 'event', 'what'), rows)}</section>"
 
 
 def _fields(event: Mapping[str, Any]) -> str:
+    elsewhere = ("time", "kind", "causes", "completions")
     return ", ".join(
-        f"{name} {str(value)[: TEXT_SHOWN // 10]}" for name, value in event.items() if name not in TOLD_ELSEWHERE
+        f"{name} {str(value)[: TEXT_SHOWN // 10]}" for name, value in event.items() if name not in elsewhere
     )
 
 
 def _costs(found: Figures) -> str:
-    """What each node has cost, which only a run that ended says."""
+    """Only the summary of a run that has ended says this."""
     by_class = (found.summary or {}).get("cost", {}).get("by_class")
     if not isinstance(by_class, dict) or not found.last("cost_total"):
         return ""
@@ -204,25 +201,31 @@ def _lives(found: Figures) -> str:
     return "".join([*parts, "</section>"])
 
 
-# -- rollouts ------------------------------------------------------------------------------------------------
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "-" if value is None else str(value)
 
 
 def _samples(journaled: Journaled) -> str:
     if journaled.fault:
         body = f"<p>There are none: {text(journaled.fault)}.</p>"
     else:
-        body = "".join(_sample(one) for one in journaled.samples)
+        body = "".join(
+            _article(one.head, {"prompt": one.prompt, "wanted": one.wanted, "completion": one.completion})
+            for one in journaled.samples
+        )
     return f"<section><h2>Samples of rollouts</h2>{body}</section>"
 
 
 def _signal(found: Figures) -> str:
-    """The last alarm that says why nothing is learned, with completions."""
+    """The last alarm that says why little is learned, with its completions."""
     told = [event for event in found.events if isinstance(event.get("completions"), list)]
     if not told:
         return ""
     causes = "".join(f"<li>{text(cause)}</li>" for cause in told[-1].get("causes", []))
     shown = "".join(
-        f"<article><h3>reward {text(one.get('reward'))}, {text(one.get('tokens'))} tokens</h3>{_texts(one)}</article>"
+        _article(f"reward {one.get('reward')}, {one.get('tokens')} tokens", one)
         for one in told[-1]["completions"]
         if isinstance(one, dict)
     )
@@ -230,37 +233,13 @@ def _signal(found: Figures) -> str:
     return f"<section><h2>Why little is learned</h2><p>{head}</p><ul>{causes}</ul>{shown}</section>"
 
 
-def _texts(values: Mapping[str, Any]) -> str:
+def _article(head: str, values: Mapping[str, Any]) -> str:
     rows = "".join(
         f"<dt>{name}</dt><dd><pre>{text(values[name])}</pre></dd>"
         for name in ("prompt", "wanted", "completion")
         if values.get(name)
     )
-    return f'<dl class="texts">{rows}</dl>'
-
-
-def _sample(one: Sample) -> str:
-    head = (
-        f"{one.place}, step {one.step}, group {one.group}, sample {one.index}: reward {shown(one.reward)}"
-        f"{', exact' if one.exact else ''}, staleness {one.staleness}, {one.tokens} tokens, {one.finish}, "
-        f"sampler {one.node[:12]}"
-    )
-    texts = _texts({"prompt": one.prompt, "wanted": one.answer, "completion": one.completion})
-    return f"<article><h3>{text(head)}</h3>{texts}</article>"
-
-
-# -- words ---------------------------------------------------------------------------------------------------
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "-" if value is None else str(value)
-
-
-def _since(found: Figures, event: Mapping[str, Any]) -> str:
-    at = event.get("time")
-    return _duration(at - found.began) if isinstance(at, int | float) and found.began is not None else "-"
+    return f'<article><h3>{text(head)}</h3><dl class="texts">{rows}</dl></article>'
 
 
 def _clock(at: float) -> str:
@@ -274,15 +253,12 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {seconds % 60:.0f} s" if minutes < 60 else f"{hours} h {minutes % 60} min"
 
 
-REPORT = "report.html"
-
-
 def write_report(run_dir: Path, to: Path | None, readers: Callable[[], Read]) -> tuple[Path, str]:
-    """Write the report of `run_dir` to `to`, by default into the run itself; where it is, and what of the run is
-    damaged and missing in it. UserError if it cannot."""
-    path = to or run_dir / REPORT
+    """Write the report of `run_dir` to `to`, by default to report.html in it. Returns where it is, and what it lacks
+    because the run is damaged. UserError if it cannot be written."""
+    path = to or run_dir / "report.html"
     if path.exists() and not _is_report(path):
-        raise UserError(f"{path} is there already and no report: remove it, or name another file with --to")
+        raise UserError(f"{path} exists and is no report: remove it, or name another file with --to")
     if not path.absolute().parent.is_dir():
         raise UserError(f"{path.parent} is not a directory: make it, or name another file with --to")
     journal = read_journal(run_dir, readers)

@@ -1,4 +1,4 @@
-"""A handful of rollouts of a run, from early, middle and late: what was asked, what was answered, what it got."""
+"""A few rollouts of a run, from its beginning, its middle and its end: question, answer and reward."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.errors import Damaged, UserError
+from swarm.report.charts import shown
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, decode_payload, rollout_rows
 from swarm.rollout.journal.segments import SegmentReader
 from swarm.types import Prompt
 
-PLACES = ("early", "middle", "late")
-STEPS_TRIED = 8  # Batches from a place on that are looked at for one whose payloads are as they were
-GROUPS_TRIED = 64  # Groups of a batch among which the one with the most telling rewards is looked for
-OF_A_GROUP = 3  # The rollouts of a group that are shown: its worst, one from the middle and its best
+STEPS_TRIED = 8  # Batches from a place on that are searched for one with intact payloads
+GROUPS_TRIED = 64  # Groups of a batch among which the one whose rewards differ most is chosen
 
 Read = tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]
 """A run's prompts by number, and the text of token ids."""
@@ -26,35 +25,26 @@ Read = tuple[Callable[[int], Prompt], Callable[[Sequence[int]], str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One rollout. `staleness` in learner steps; the texts are as the task, the model and strangers made them."""
+    """One rollout: a line about it, and the texts as the task, the model and strangers made them."""
 
-    place: str
-    step: int
-    group: int
-    index: int
+    head: str
     prompt: str
-    answer: str
+    wanted: str
     completion: str
-    reward: float | None
-    exact: bool | None
-    staleness: int
-    node: str
-    finish: str
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journaled:
-    """What the page takes from the journal. `versions` is how many were published."""
+    """The page's part of the journal. `versions` counts those published, `fault` says why there are no samples."""
 
     samples: tuple[Sample, ...] = ()
     versions: int = 0
-    fault: str = ""  # Why there are no samples
+    fault: str = ""
     is_damaged: bool = False
 
 
 def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
-    """Versions and samples of the run; `readers` is called once there is something to read, and may raise UserError."""
+    """Versions and samples of the run. `readers` is called when there is something to read, and may raise UserError."""
     if not (run_dir / DATABASE).is_file():
         return Journaled(fault="the run has recorded nothing yet")
     try:
@@ -77,14 +67,14 @@ def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
 
 
 def _samples(found: sqlite3.Connection, reader: SegmentReader, steps: Sequence[int], read: Read) -> Iterator[Sample]:
-    """Of the first batch that is kept, the middle one and the last; of the next where that one is damaged."""
-    # Payloads go oldest first, so what is kept is all from some batch on.
+    """From the first batch that is kept, the middle one and the last; from the next one where that is damaged."""
+    # The oldest payloads are deleted first, so all from some batch on are kept.
     kept = steps[bisect_left(steps, True, key=lambda step: _is_kept(found, reader, step)) :]
-    shown: set[int] = set()
-    for place, at in zip(PLACES, (0, len(kept) // 2, len(kept) - 1), strict=True):
+    taken: set[int] = set()
+    for place, at in (("early", 0), ("middle", len(kept) // 2), ("late", len(kept) - 1)):
         for step in kept[max(0, at) :][:STEPS_TRIED]:
-            picked = [] if step in shown else list(_of_step(found, reader, step, place, read))
-            shown.add(step)
+            picked = [] if step in taken else list(_of_step(found, reader, step, place, read))
+            taken.add(step)
             yield from picked
             if picked:
                 break
@@ -96,14 +86,14 @@ def _is_kept(found: sqlite3.Connection, reader: SegmentReader, step: int) -> boo
 
 
 def _of_step(found: sqlite3.Connection, reader: SegmentReader, step: int, place: str, read: Read) -> Iterator[Sample]:
-    """Some rollouts of the group in the batch whose rewards differ most."""
+    """The best, the middle and the worst rollout of the group whose rewards differ most."""
     groups = [(group, rollout_rows(found, group.number)) for group in batch_rows(found, step)[:GROUPS_TRIED]]
     if not groups:
         return
     group, rows = max(groups, key=lambda one: _spread(one[1]))
     ranked = sorted(rows, key=lambda row: (row.reward or 0.0, row.idx))
     picked = {ranked[at].idx: ranked[at] for at in (len(ranked) - 1, len(ranked) // 2, 0)}
-    for row in list(picked.values())[:OF_A_GROUP]:
+    for row in picked.values():
         sample = _sample(group, row, reader, place, read)
         if sample is not None:
             yield sample
@@ -121,18 +111,9 @@ def _sample(group: GroupRow, row: RolloutRow, reader: SegmentReader, place: str,
     prompt_of, decode_text = read
     assert group.step is not None
     prompt, tokens = prompt_of(group.number), decode_payload(payload).tokens().tolist()
-    return Sample(
-        place=place,
-        step=group.step + 1,
-        group=group.number,
-        index=row.idx,
-        prompt=prompt.text,
-        answer=prompt.answer,
-        completion=decode_text(tokens),
-        reward=row.reward,
-        exact=None if row.exact is None else bool(row.exact),
-        staleness=group.step - row.oldest,
-        node=row.node,
-        finish=FINISHES[row.finish],
-        tokens=len(tokens),
+    head = (
+        f"{place}, step {group.step + 1}, group {group.number}, sample {row.idx}: reward {shown(row.reward)}"
+        f"{', exact' if row.exact else ''}, staleness {group.step - row.oldest}, {len(tokens)} tokens, "
+        f"{FINISHES[row.finish]}, sampler {row.node[:12]}"
     )
+    return Sample(head=head, prompt=prompt.text, wanted=prompt.answer, completion=decode_text(tokens))

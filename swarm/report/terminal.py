@@ -1,5 +1,7 @@
-"""What a node's status says, for people: the panel of a live view, a screen of `status`, a line. Pure: a status in,
-something that rich prints out."""
+"""A node's status for people: the panel of the live view, the screen of `status`, or one line.
+
+Pure functions from a status to what rich prints.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-SPARKS = " ▁▂▃▄▅▆▇█"
-UNKNOWN = "-"  # A figure that there is none of yet; it is not shown
 ID_LENGTH = 12  # Characters of a node's or a swarm's id that are shown; --json has all 32
-
-NAME_WIDTH, VALUE_WIDTH = 15, 18
-"""Columns of the longest names of figures, and of most values: two pairs fit into the panel of a live view."""
-
+NAME_WIDTH, VALUE_WIDTH = 15, 18  # Columns of a figure's name and value: two pairs fit into the live view
 Figures = list[tuple[str, str]]
 Row = tuple[str, ...]
 
@@ -27,8 +24,7 @@ Row = tuple[str, ...]
 
 
 def waiting_for(status: dict[str, Any] | None) -> str:
-    """What the learner waits for, as far as anybody can see; "" while it works. `status` is None while it does not
-    answer."""
+    """What the learner waits for; "" while it works. `status` is None while it does not answer."""
     if status is None:
         return "the learner's process to start"
     if status["state"] == "paused" or status.get("waits_for"):
@@ -45,7 +41,7 @@ def waiting_for(status: dict[str, Any] | None) -> str:
 
 
 def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: int, title: str) -> RenderableType:
-    """A panel about a learner, with the mean rewards of its steps so far as a curve."""
+    """A panel about a learner, with the mean rewards of its steps as a curve."""
     waits = waiting_for(status)
     parts: list[RenderableType] = [_line(f"waiting for {waits}")] if waits else []
     if status is not None:
@@ -61,7 +57,7 @@ def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: in
 
 
 def plain_line(status: dict[str, Any] | None) -> str:
-    """The same of any node in one line, for a pipe or a log."""
+    """Any node in one line, for a pipe or a log."""
     state = status["state"] if status is not None else "starting"
     waits = waiting_for(status) if status is None or status["role"] == "learner" else ""
     known = figures(status) if status is not None else []
@@ -70,74 +66,72 @@ def plain_line(status: dict[str, Any] | None) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as block characters, from 0 to 1 or as far beyond as they go."""
-    shown = values[-width:]
+    """The last `width` values as block characters, on a scale from 0 to 1, or wider if they need it."""
+    sparks, shown = " ▁▂▃▄▅▆▇█", values[-width:]
     low, high = min((0.0, *shown)), max((1.0, *shown))
-    return "".join(SPARKS[round((value - low) / (high - low) * (len(SPARKS) - 1))] for value in shown)
+    return "".join(sparks[round((value - low) / (high - low) * (len(sparks) - 1))] for value in shown)
 
 
 # -- a screen about any node ---------------------------------------------------------------------------------
 
 
 def status_screen(status: dict[str, Any], width: int, height: int | None) -> RenderableType:
-    """A node's figures, then the nodes that it knows, as many as fit into `height` lines; None has no end.
-    `width` is the screen's."""
-    known = figures(status)
-    head = [*_titles(status), _grid(known, width), Text()]
-    lines = len(head) - 1 + -(-len(known) // _in_line(width))
+    """A node's figures, then as many of the nodes that it knows as fit into `height` lines; None: all of them."""
+    known = _grid(figures(status), width)
+    parts = [*_titles(status), known, Text()]
     rows = _rows(status)
-    # The last line of the screen is the prompt's, and one is the table's own.
-    room = len(rows) if height is None else max(1, height - lines - 2)
-    if not rows:
-        return Group(*head)
-    shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
-    parts = [*head, _nodes(shown)]
-    if left := len(rows) - len(shown):
-        parts.append(Text(f"and {left} more (--json has all)", style="dim"))
+    if rows:
+        # The last line of the screen is the prompt's, and one is the table's head.
+        room = len(rows) if height is None else max(1, height - (len(parts) - 1 + known.row_count) - 2)
+        shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
+        parts.append(_nodes(shown))
+        if left := len(rows) - len(shown):
+            parts.append(Text(f"and {left} more (--json has all)", style="dim"))
     return Group(*parts)
 
 
 def figures(status: dict[str, Any]) -> Figures:
-    """Names and values of what a node has done, with units, each once; those not known yet are left out."""
+    """Names and values of what a node has done, with units; those not known yet are left out."""
     found = {"learner": _learner_figures, "sampler": _sampler_figures}.get(status["role"], _weight_figures)(status)
-    return [(name, value) for name, value in found if value not in (UNKNOWN, "")]
+    return [(name, value) for name, value in found if value]
 
 
 def _learner_figures(status: dict[str, Any]) -> Figures:
     metrics, capacity, cost = status["metrics"], status["capacity"], status["cost"]
-    has_cost = bool(cost["cost_total"])
+    standby, accepted, is_paid = capacity["standby"], cost["rollouts_accepted"], bool(cost["cost_total"])
+    samplers = f"{len(status['samplers'])}" + (f", {standby} on standby" if standby else "")
+    of_bound = f", max {status['max_staleness_seen']} of {status['max_staleness']}"
     return [
         ("step", f"{status['step']} of {status['steps']}"),
-        ("version", status["version"] or UNKNOWN),
-        ("reward", _number(metrics.get("reward"))),
-        ("exact match", _number(metrics.get("exact_match"))),
+        ("version", status["version"] or ""),
+        ("reward", _value(metrics.get("reward"), "{:.3f}")),
+        ("exact match", _value(metrics.get("exact_match"), "{:.3f}")),
         ("held-out", _measured(status["held_out"][-1] if status["held_out"] else None)),
         ("best held-out", _measured(status["best"])),
-        ("samplers", _present(len(status["samplers"]), capacity["standby"]) if status["samplers"] else UNKNOWN),
-        ("staleness", _staleness(status)),
-        ("accepted", f"{cost['rollouts_accepted']:,} rollouts" if cost["rollouts_accepted"] else UNKNOWN),
-        ("of all nodes", f"{status['rollouts_per_s']:.4g} rollouts/s" if cost["rollouts_accepted"] else UNKNOWN),
+        ("samplers", samplers if status["samplers"] else ""),
+        ("staleness", _value(metrics.get("staleness/mean"), "{:.1f}" + of_bound)),
+        ("accepted", f"{accepted:,} rollouts" if accepted else ""),
+        ("of all nodes", f"{status['rollouts_per_s']:.4g} rollouts/s" if accepted else ""),
         ("dropped", _counts(status.get("rollouts_dropped"))),
-        ("train step", _seconds(metrics.get("train_step_s"))),
-        ("time to install", _seconds(status["broadcast_s"])),
-        ("learner idle", _share(capacity["idle_share"])),
-        ("predicted idle", _share(capacity.get("predicted_idle_share"))),
-        ("cost", f"{cost['cost_total']:.2f}" if has_cost else UNKNOWN),
-        ("cost of a step", _price(cost["cost_per_step"]) if has_cost else UNKNOWN),
+        ("train step", _value(metrics.get("train_step_s"), "{:.2f} s")),
+        ("time to install", _value(status["broadcast_s"], "{:.2f} s")),
+        ("learner idle", _value(capacity["idle_share"], "{:.1%}")),
+        ("predicted idle", _value(capacity.get("predicted_idle_share"), "{:.1%}")),
+        ("cost", f"{cost['cost_total']:.2f}" if is_paid else ""),
+        ("cost of a step", _value(cost["cost_per_step"] if is_paid else None, "{:.4g}")),
     ]
 
 
 def _sampler_figures(status: dict[str, Any]) -> Figures:
-    rate, tokens = status.get("rollouts_per_s", 0.0), status.get("tokens_per_s", 0.0)
     return [
-        ("engine", status.get("engine") or UNKNOWN),
-        ("draws at once", _count(status["places"], "sample") if status.get("places") else UNKNOWN),
-        ("engine has", status.get("installed") or UNKNOWN),
-        ("proven by", status.get("proof") or UNKNOWN),
-        ("this node draws", f"{rate:.4g} rollouts/s" if rate else UNKNOWN),
-        ("each sample", f"{tokens:.4g} tokens/s" if tokens else UNKNOWN),
-        ("last install", _seconds(status.get("install_s") or None)),
-        ("drawing paused", _seconds(status.get("pause_s") or None)),
+        ("engine", status.get("engine") or ""),
+        ("draws at once", _count(status["places"], "sample") if status.get("places") else ""),
+        ("engine has", status.get("installed") or ""),
+        ("proven by", status.get("proof") or ""),
+        ("this node draws", _value(status.get("rollouts_per_s") or None, "{:.4g} rollouts/s")),
+        ("each sample", _value(status.get("tokens_per_s") or None, "{:.4g} tokens/s")),
+        ("last install", _value(status.get("install_s") or None, "{:.2f} s")),
+        ("drawing paused", _value(status.get("pause_s") or None, "{:.2f} s")),
         ("submitted", _counts(status["verdicts"])),
         ("dropped", _counts(status.get("dropped"))),
         *_weight_figures(status),
@@ -147,27 +141,24 @@ def _sampler_figures(status: dict[str, Any]) -> Figures:
 def _weight_figures(status: dict[str, Any]) -> Figures:
     """Of the weights that a relay or a sampler keeps and passes on."""
     return [
-        ("weights here", status.get("map") or UNKNOWN),
-        ("newest version", status.get("newest") or UNKNOWN),
-        ("links", str(status["streams"]) if status.get("streams") else UNKNOWN),
-        ("passed on", _bytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else UNKNOWN),
-        ("uplink", f"{_bytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else UNKNOWN),
+        ("weights here", status.get("map") or ""),
+        ("newest version", status.get("newest") or ""),
+        ("links", str(status.get("streams") or "")),
+        ("passed on", _bytes(status["stream_bytes_sent"]) if status.get("stream_bytes_sent") else ""),
+        ("uplink", f"{_bytes(status['uplink_bytes_per_s'])}/s" if status.get("uplink_bytes_per_s") else ""),
         ("chunks refused", _counts(status.get("chunks_rejected"))),
     ]
 
 
 def _titles(status: dict[str, Any]) -> list[RenderableType]:
-    """Who it is, what it does, and where; then what somebody should know."""
+    """Who the node is, what it does and where; then what its owner should know."""
     address = (status.get("addresses") or [status.get("url") or "dials out only"])[0]
     swarm = f"swarm {status['swarm'][:ID_LENGTH]}" if status.get("swarm") else "in no swarm yet"
     line = "encrypted" if status.get("encrypted") else "not encrypted"
-    titles = [
-        f"{status['role']} {status['node'][:ID_LENGTH]} · {status['state']}",
-        f"{swarm} · {address} · {status.get('reachability', 'leaf')} · {line}",
-    ]
     waits = waiting_for(status) if status["role"] == "learner" else ""
     alarm, fault = status.get("alarm"), status.get("fault")
     notes = (
+        f"{swarm} · {address} · {status.get('reachability', 'leaf')} · {line}",
         f"run directory {status['run_dir']}" if status.get("run_dir") else "",
         f"waiting for {waits}" if waits else "",
         f"fault: {fault}" if fault and fault != waits else "",
@@ -175,11 +166,12 @@ def _titles(status: dict[str, Any]) -> list[RenderableType]:
         f"stopped by {status['stopped_by']}" if status.get("stopped_by") else "",
         str(status.get("advice") or ""),
     )
-    return [_line(titles[0], style="bold"), *(_line(note) for note in (titles[1], *notes) if note), Text()]
+    title = f"{status['role']} {status['node'][:ID_LENGTH]} · {status['state']}"
+    return [_line(title, style="bold"), *(_line(note) for note in notes if note), Text()]
 
 
 HEADS = ("node", "what", "state", "weights", "rollouts/s", "accepted", "silent", "")
-"""Of the table of nodes: rates and counts are each node's own."""
+"""Of the table of nodes. Rates and counts are each node's own."""
 
 
 def _rows(status: dict[str, Any]) -> list[Row]:
@@ -197,58 +189,56 @@ def _sampler_row(sampler: dict[str, Any]) -> Row:
         sampler["node"][:ID_LENGTH],
         sampler["device_class"] or "sampler",
         "standby" if sampler["standby"] else "active" if sampler["installed"] else "fetching",
-        sampler["installed"] or UNKNOWN,
-        f"{sampler['rollouts_per_s']:.4g}" if sampler["rollouts_per_s"] else UNKNOWN,
+        sampler["installed"] or "",
+        f"{sampler['rollouts_per_s']:.4g}" if sampler["rollouts_per_s"] else "",
         f"{sampler['verdicts'].get('accepted', 0):,}",
-        _silent(sampler["silent_s"]),
+        f"{sampler['silent_s']:.1f} s",
         sampler["standby"],
     )
 
 
 def _member_row(member: dict[str, Any]) -> Row:
     behind = f" ({member['lag']} behind)" if member.get("lag") else ""
-    held = f"{member['held']}{behind}" if member["held"] else UNKNOWN
-    role, state = member["role"] or UNKNOWN, member["state"]
-    return member["node"][:ID_LENGTH], role, state, held, UNKNOWN, UNKNOWN, _silent(member["beat_s"]), _address(member)
-
-
-def _address(member: dict[str, Any]) -> str:
     leaves = f", {member['leaves']} leaves" if member.get("leaves") else ""
-    return str(member.get("address") or "").rpartition("/")[2] + leaves
+    return (
+        member["node"][:ID_LENGTH],
+        member["role"] or "",
+        member["state"],
+        f"{member['held']}{behind}" if member["held"] else "",
+        "",
+        "",
+        f"{member['beat_s']:.1f} s",
+        str(member.get("address") or "").rpartition("/")[2] + leaves,
+    )
 
 
 def _nodes(rows: list[Row]) -> Table:
-    filled = [at for at in range(len(HEADS)) if any(row[at] not in (UNKNOWN, "") for row in rows)]
+    filled = [at for at in range(len(HEADS)) if any(row[at] for row in rows)]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for at in filled:
         head = HEADS[at]
         right = head in ("rollouts/s", "accepted", "silent")
-        # A narrow screen costs kinds and reasons their ends, before it costs a figure anything.
+        # A narrow screen cuts off the ends of kinds and reasons first, and figures last.
         least = 0 if head in ("what", "") else max(len(head), *(len(row[at]) for row in rows))
         table.add_column(head, no_wrap=True, overflow="ellipsis", justify="right" if right else "left", min_width=least)
     for row in rows:
-        table.add_row(*(_text(row[at]) for at in filled))
+        table.add_row(*(_text(row[at] or ("-" if HEADS[at] else "")) for at in filled))
     return table
 
 
 # -- parts ---------------------------------------------------------------------------------------------------
 
 
-def _in_line(width: int) -> int:
-    return 2 if width >= 2 * (NAME_WIDTH + VALUE_WIDTH) else 1
-
-
 def _grid(pairs: Figures, width: int) -> Table:
-    """Two figures a line, one on a narrow screen; none takes a second line."""
-    count = _in_line(width)
+    """Two figures in a line, one on a narrow screen; none takes a second line."""
+    count = 2 if width >= 2 * (NAME_WIDTH + VALUE_WIDTH) else 1
     grid = Table.grid(padding=(0, 2, 0, 0))
     for at in range(2 * count):
-        # Of one width from frame to frame, so that nothing jumps about.
+        # The same width in every frame, so that nothing jumps.
         grid.add_column(no_wrap=True, overflow="ellipsis", min_width=VALUE_WIDTH if at % 2 else NAME_WIDTH)
     for at in range(0, len(pairs), count):
-        grid.add_row(
-            *(cell for name, value in pairs[at : at + count] for cell in (Text(name, style="dim"), _text(value)))
-        )
+        line = pairs[at : at + count]
+        grid.add_row(*(cell for name, value in line for cell in (Text(name, style="dim"), _text(value))))
     return grid
 
 
@@ -257,7 +247,7 @@ def _line(words: str, style: str = "") -> Text:
 
 
 def _text(words: str) -> Text:
-    """Words of a remote node as they are: no markup, no control characters."""
+    """A remote node's words, without markup and control characters."""
     return Text(_clean(words))
 
 
@@ -280,36 +270,9 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} {units[-1]}"
 
 
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3f}"
-
-
-def _seconds(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f} s"
-
-
-def _silent(seconds: float) -> str:
-    return f"{seconds:.1f} s"
-
-
-def _present(samplers: int, standby: int) -> str:
-    return f"{samplers}, {standby} on standby" if standby else str(samplers)
-
-
-def _share(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1%}"
-
-
-def _price(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.4g}"
+def _value(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
 
 
 def _measured(found: dict[str, Any] | None) -> str:
-    return f"{found['exact_match']:.3f}, version {found['version']}" if found else UNKNOWN
-
-
-def _staleness(status: dict[str, Any]) -> str:
-    mean = status["metrics"].get("staleness/mean")
-    if mean is None:
-        return UNKNOWN
-    return f"{mean:.1f}, max {status['max_staleness_seen']} of {status['max_staleness']}"
+    return f"{found['exact_match']:.3f}, version {found['version']}" if found else ""

@@ -62,7 +62,7 @@ MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
 
 COMMIT_S = 8.0
-"""How long an answer waits for the journal. With the time that a body may take to come (http.BODY_LIMITS) it is less
+"""How long an answer waits for the journal. With the time that a body may take to come (client.MAX_BODY_S) it is less
 than the time limit of the sampler's call (client.CALL_S), so that the sampler hears why."""
 
 FAULT_CHECK_S = 1.0  # Between two looks whether the journal can write again: as often as it tries

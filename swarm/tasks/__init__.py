@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.copy import CopyTask
+from swarm.tasks.digits import CopyTask, SortTask
 from swarm.tasks.gym import GymTask
 from swarm.tasks.hub import hub_task
-from swarm.tasks.jsonl import jsonl_task
 from swarm.tasks.own import OwnTask
-from swarm.tasks.sort import SortTask
+from swarm.tasks.questions import jsonl_task
 
 if TYPE_CHECKING:
     from swarm.settings import LeadConfig
 
 
 class Kind(NamedTuple):
-    """Tasks that are named KIND:REST: how REST is written, what they are, and how one is made."""
+    """Tasks that are named KIND:REST: how to write REST, what they are, and how to make one."""
 
     rest: str
     description: str
@@ -27,7 +26,7 @@ class Kind(NamedTuple):
 
 
 TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask, "sort": SortTask}
-"""Tasks that make their own prompts, by name; each is made from the run's seed."""
+"""Tasks that make their own prompts, from the run's seed."""
 
 KINDS: dict[str, Kind] = {
     "jsonl": Kind("FILE", "questions with answers, one JSON object a line", jsonl_task),
@@ -36,29 +35,18 @@ KINDS: dict[str, Kind] = {
     "python": Kind("MODULE:CLASS", "a task of your own", OwnTask),
 }
 
-DEFAULT_NEW_TOKENS = 1024
-"""Longest completion where neither the user nor the task says one: room for a few paragraphs of reasoning."""
+DEFAULT_NEW_TOKENS = 1024  # Longest completion if neither the user nor the task says: a few paragraphs of reasoning
 
 
 def task_options(config: LeadConfig) -> TaskOptions:
-    """The task that a run is about."""
-    return TaskOptions(
-        name=config.task,
-        seed=config.seed,
-        rewards=config.rewards,
-        lenient=config.lenient,
-        prompt_column=config.prompt_column,
-        answer_column=config.answer_column,
-        held_out_share=config.held_out_share,
-        stop=config.stop,
-    )
+    """What a run's task needs of its settings, which have the same names."""
+    same = {name: getattr(config, name) for name in TaskOptions.__struct_fields__ if name != "name"}
+    return TaskOptions(name=config.task, **same)
 
 
 def load_task(options: TaskOptions) -> Task:
-    """The task that `options` name. A data set is read when its first question is asked for.
-
-    UserError for a task or a reward that is not there, with the names of those that are.
-    """
+    """The task that `options` name; a data set is read when the first question is asked for. UserError for an unknown
+    task or reward, with the names of those that exist."""
     name, colon, rest = options.name.partition(":")
     if colon and name in KINDS:
         return KINDS[name].make(options, rest)
@@ -71,7 +59,7 @@ def load_task(options: TaskOptions) -> Task:
 
 
 def check_task(task: Task) -> None:
-    """Ask for a question of each side, which reads a data set. UserError if there is none."""
+    """Ask for a question of each side, which reads a data set. UserError if a side has none."""
     if task.size == 0:
         raise UserError(f"the task {task.name} is empty: it has no training prompt")
     task.prompt(0)

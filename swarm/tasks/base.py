@@ -14,10 +14,9 @@ RewardKind = Literal["task", "random"]
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A task by its name, and what a user may set of it. Plain data: it goes to the reward processes.
+    """A task's name and settings. Plain data, which is sent to the reward processes.
 
-    `rewards` are weights by name, none for the task's own choice, and `lenient` how they compare texts; the columns are
-    those of a data set; a completion ends with one of the `stop` strings that it reached.
+    `rewards` are weights by name, empty for the task's own choice. The columns are those of a data set.
     """
 
     name: str
@@ -33,15 +32,15 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Task(Protocol):
     """Prompts with a train and held-out split, and a reward. A class that names Task as its base has the defaults.
 
-    `max_new_tokens`: the longest completion that makes sense; None where only the user can say. `chat`: its prompts
-    are questions that a chat template is put around, if the tokenizer has one. `size`: training prompts there are, None
-    for no end of them; number `size` is the first of them again, in another order. `data_digest`: of what was read from
-    outside, so that a resumed run is not given other data; "" for a task that makes its prompts.
+    `max_new_tokens`: the longest completion that makes sense; None if only the user can say. `chat`: the prompts are
+    questions, to be put into the model's chat template if it has one. `size`: how many training prompts there are, None
+    if they never end; from number `size` on they come again, in another order. `data_digest`: of data that was read, so
+    that a resumed run is refused other data; "" for a task that makes its prompts.
 
-    `progress` is set by who waits: a task that takes long to answer calls it now and then with how far it is. What it
-    raises ends the work.
+    The caller sets `progress`: a task that takes long to answer calls it now and then to say how far it is. If it
+    raises, the work ends.
 
-    Imports no model library: rewards run in small processes, which make the task and ask it for scores alone.
+    A task imports no model library: rewards run in small processes, which make the task and only ask it for scores.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Task(Protocol):
         ...
 
     def held_out(self, count: int) -> Sequence[Prompt]:
-        """Up to `count` prompts that `prompt` never gives: all there are, if there are fewer."""
+        """Up to `count` prompts that `prompt` never gives; fewer if there are fewer."""
         ...
 
     def score(self, prompt: Prompt, completion: str) -> Score:
@@ -72,6 +71,6 @@ class Task(Protocol):
 
 
 def random_score(task: Task, prompt: Prompt, completion: str, seed: int) -> Score:
-    """The control: a reward that has nothing to do with the completion. Exactness is still the task's."""
+    """The control: a reward that does not depend on the completion. `exact` is still the task's."""
     reward = random.Random(seed).random()
     return Score(reward=reward, exact=task.score(prompt, completion).exact)

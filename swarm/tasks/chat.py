@@ -1,8 +1,8 @@
 """The chat template of a model, rendered as transformers renders it, without transformers.
 
-A node imports no model library. What a template may use is what transformers gives it: a sandboxed Jinja environment
-with trimmed blocks, loop controls, `{% generation %}`, `tojson` that escapes no HTML, `raise_exception` and
-`strftime_now`. The last tells when the run began, not the time of day: a prompt is a pure function of its number.
+A node imports no model library. A template gets what transformers would give it: a sandboxed Jinja environment with
+trimmed blocks, loop controls, `{% generation %}`, `tojson` that escapes no HTML, `raise_exception` and `strftime_now`.
+The last tells when the run began and not the present time, since a prompt is a pure function of its number.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from swarm.errors import UserError
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Tokens that a template knows by name."""
 
 
 class ChatTemplate:
-    """Turns of a chat to the text that a model is given. `arguments` are the template's own, as enable_thinking."""
+    """Turns a chat into the text that a model reads. `arguments` are the template's own, such as enable_thinking."""
 
     def __init__(
         self, source: str, *, tokens: Mapping[str, str], began: datetime, arguments: Mapping[str, Any] | None = None
@@ -50,12 +49,12 @@ class ChatTemplate:
             return self._template.render(
                 messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._given
             )
-        except Exception as error:  # a template is a program of somebody else's
+        except Exception as error:  # a template is somebody else's program
             raise UserError(f"the model's chat template refuses it: {error or type(error).__name__}") from error
 
 
 def load_chat_template(directory: Path, *, began: datetime, arguments: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template in a model's directory; None if it has none."""
+    """The template in a model's directory, or None."""
     path = directory / "tokenizer_config.json"
     try:
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -65,12 +64,15 @@ def load_chat_template(directory: Path, *, began: datetime, arguments: Mapping[s
         raise UserError(f"the tokenizer's files in {directory} cannot be read: {error}") from error
     if not source:
         return None
-    tokens = {name: _content(settings[name]) for name in SPECIAL if settings.get(name)}
+    tokens = {}
+    for name in SPECIAL:
+        if token := settings.get(name):
+            tokens[name] = str(token.get("content", "") if isinstance(token, dict) else token)
     return ChatTemplate(source, tokens=tokens, began=began, arguments=arguments)
 
 
 def _default(templates: Any) -> str | None:
-    """Of several templates by name, the one that is for plain chats."""
+    """The template for plain chats, if a model has several by name."""
     if isinstance(templates, list):
         templates = {one.get("name"): one.get("template") for one in templates if isinstance(one, dict)}
     if isinstance(templates, dict):
@@ -78,12 +80,8 @@ def _default(templates: Any) -> str | None:
     return templates if isinstance(templates, str) else None
 
 
-def _content(token: Any) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token)
-
-
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant said, for other programs: here it is rendered as it is."""
+    """`{% generation %}` marks what the assistant said for other programs; here the text is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja has it
 

@@ -1,36 +1,38 @@
-"""`gym:NAME`: questions that reasoning-gym makes and whose answers it scores, without end."""
+"""`gym:NAME`: questions that reasoning-gym makes and whose answers it scores, without end.
+
+Some of its scorers hand an answer to eval(), others to sympy's parse_expr, which does the same: any sampler could run
+programs on the learner's machine. While a score is computed, both get `evaluate` instead, which computes expressions
+and refuses all other code.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import ast
+import builtins
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.net.wire import digest
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.evaluation import expressions_alone
 from swarm.tasks.questions import is_held_out
 from swarm.tasks.rewards import EXTRA, without_thoughts
 from swarm.types import Prompt, Score
 
-CHUNK = 1000  # Entries of one data set of reasoning-gym's. Some make all of theirs at once, and refuse to make many.
+CHUNK = 1000  # Entries of one data set of reasoning-gym. Some make all of theirs at once, and refuse to make many.
 
-TRAIN_CHUNKS = 1 << 40
-"""A run begins at one of so many data sets; entry i of seed s is entry i - 1 of seed s + 1, so that seeds
-are CHUNK apart."""
-
-HELD_OUT_BEGINS = 1 << 62  # The entries from here on are looked at for held-out questions: those of every run
+HELD_OUT_BEGINS = 1 << 62  # Every run looks for its held-out questions among the entries from here on
+HELD_OUT_DRAWS = 100  # Entries looked at for each held-out question wanted, before it is said that there are no more
 DRAWS = 16  # Entries that a training prompt may be one of. At a share of 0.05 all are held out once in 1e20 prompts.
 
 DRAW_STRIDE = 1 << 52
-"""Between them: prompts that follow one another come from one data set, which is slow to make for some names."""
-
-HELD_OUT_DRAWS = 100  # Entries looked at for each held-out question wanted, before it is said that there are no more
-DATASETS_KEPT = 4
-KEPT = 64  # Entries kept for scoring: the rollouts of a group come together
+"""Between these entries: prompts that follow one another come from one data set, and some take long to make."""
 
 
 class GymTask(Task):
@@ -51,9 +53,11 @@ class GymTask(Task):
         self.description = f"questions of reasoning-gym's {name}"
         self._gym = name
         self._share = options.held_out_share
-        self._first = CHUNK * (int.from_bytes(digest(f"gym/{options.seed}".encode())[:8], "big") % TRAIN_CHUNKS)
-        self._datasets: OrderedDict[int, Any] = OrderedDict()
-        self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        # Entry i of seed s is entry i - 1 of seed s + 1, so a run begins at a multiple of CHUNK.
+        self._first = CHUNK * (int.from_bytes(digest(f"gym/{options.seed}".encode())[:8], "big") % (1 << 40))
+        self._dataset = lru_cache(4)(self._make_dataset)
+        # The rollouts of a group are scored together.
+        self._entry = lru_cache(64)(self._make_entry)
 
     def prompt(self, index: int) -> Prompt:
         for draw in range(DRAWS):
@@ -80,39 +84,30 @@ class GymTask(Task):
         answer = extract_answer(text)
         given = text.strip() if answer is None else answer
         number = int(prompt.prompt_id.rpartition("-")[2])
-        dataset, entry = self._dataset(number), self._entry(number)
+        dataset, entry = self._dataset(number // CHUNK), self._entry(number)
         try:
             with expressions_alone():
                 reward = float(dataset.score_answer(given, entry))
         except (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, AttributeError, AssertionError):
-            # Some of its scorers take an answer of another form apart without looking: that is a wrong answer.
+            # Some scorers fail on an answer of another form: that is a wrong answer.
             reward = 0.0
         return Score(reward=reward, exact=reward >= 1.0)
 
-    def _dataset(self, number: int) -> Any:
-        """The data set that entry `number` is of."""
+    def _make_dataset(self, chunk: int) -> Any:
         import reasoning_gym
 
-        chunk = number // CHUNK
-        if chunk not in self._datasets:
-            try:
-                self._datasets[chunk] = reasoning_gym.create_dataset(self._gym, seed=chunk * CHUNK, size=CHUNK)
-            except (ValueError, AssertionError) as error:
-                known = sorted(reasoning_gym.factory.DATASETS)
-                if self._gym not in known:
-                    near = get_close_matches(self._gym, known, n=5, cutoff=0.4) or known
-                    raise UserError(f"reasoning-gym has no {self._gym!r}; it has {', '.join(near)}") from error
-                raise UserError(f"{self.name} cannot be made without settings of its own: {error}") from error
-            if len(self._datasets) > DATASETS_KEPT:
-                self._datasets.popitem(last=False)
-        return self._datasets[chunk]
+        try:
+            return reasoning_gym.create_dataset(self._gym, seed=chunk * CHUNK, size=CHUNK)
+        except (ValueError, AssertionError) as error:
+            known = sorted(reasoning_gym.factory.DATASETS)
+            if self._gym not in known:
+                near = get_close_matches(self._gym, known, n=5, cutoff=0.4) or known
+                raise UserError(f"reasoning-gym has no {self._gym!r}; it has {', '.join(near)}") from error
+            raise UserError(f"{self.name} cannot be made without settings of its own: {error}") from error
 
-    def _entry(self, number: int) -> dict[str, Any]:
-        if number not in self._kept:
-            self._kept[number] = self._dataset(number)[number % CHUNK]
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return self._kept[number]
+    def _make_entry(self, number: int) -> dict[str, Any]:
+        entry: dict[str, Any] = self._dataset(number // CHUNK)[number % CHUNK]
+        return entry
 
     def _prompt(self, number: int) -> Prompt:
         entry = self._entry(number)
@@ -120,3 +115,54 @@ class GymTask(Task):
         return Prompt(
             prompt_id=f"gym-{number}", text=str(entry["question"]), answer="" if answer is None else str(answer)
         )
+
+
+EVALUATING = ("reasoning_gym.", "sympy.parsing.")  # Modules by the beginning of their names
+
+CALLED = frozenset(
+    {
+        *("Integer", "Float", "Rational", "Symbol", "Add", "Mul", "Pow", "sqrt", "cbrt", "root", "exp", "log", "ln"),
+        *("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "acot", "asec", "acsc"),
+        *("sinh", "cosh", "tanh", "coth", "asinh", "acosh", "atanh", "Abs", "sign"),
+    }
+)
+"""Functions that an answer may call, as sympy's parser writes them: numbers, symbols and elementary functions."""
+
+EVALUATED = (
+    *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict),
+    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+    *(ast.Call, ast.keyword),
+)
+"""Parts of an expression that only compute. An attribute is none of them: it leads to everything there is."""
+
+
+def evaluate(source: Any, *spaces: Any) -> Any:
+    """eval() of an expression made of EVALUATED that calls nothing but CALLED. ValueError for any other."""
+    if not isinstance(source, str):
+        raise ValueError("only the text of an expression is evaluated")
+    try:
+        tree = ast.parse(source.strip(), mode="eval")
+        nodes = list(ast.walk(tree))
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError("it is no expression") from error
+    for node in nodes:
+        called = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in CALLED)
+        if called or not isinstance(node, EVALUATED):
+            raise ValueError(f"an answer may hold no {type(node).__name__} but of numbers and functions")
+    code = compile(tree, "<answer>", "eval")
+    return builtins.eval(code, *(spaces or ({"__builtins__": {}},)))  # noqa: S307 - each part of it was looked at
+
+
+@contextmanager
+def expressions_alone() -> Iterator[None]:
+    """Within this the modules in EVALUATING use `evaluate` as their eval."""
+    # Loaded now, so that no answer can load it later with the real eval.
+    import_module("sympy.parsing.sympy_parser")
+    modules = [module for name, module in sys.modules.items() if name.startswith(EVALUATING)]
+    for module in modules:
+        vars(module)["eval"] = evaluate
+    try:
+        yield
+    finally:
+        for module in modules:
+            del vars(module)["eval"]

@@ -1,4 +1,4 @@
-"""`python:MODULE:CLASS`: a task of one's own, from the working directory or an installed package."""
+"""`python:MODULE:CLASS`: a task of the user's own, from the working directory or an installed package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,14 @@ from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
 from swarm.types import Prompt, Score
 
-NEEDED = ("prompt", "held_out", "score")
-
 
 class OwnTask(Task):
-    """The user's object, checked where it could surprise. What it leaves out is as Task has it."""
+    """Wraps the user's object and checks what it gives. What it leaves out has Task's default."""
 
     def __init__(self, options: TaskOptions, name: str) -> None:
         self.name = options.name
         made = _make(options, name)
-        if missing := [part for part in NEEDED if not callable(getattr(made, part, None))]:
+        if missing := [part for part in ("prompt", "held_out", "score") if not callable(getattr(made, part, None))]:
             raise UserError(f"{options.name} is no task: it has no {', no '.join(part + '()' for part in missing)}")
         self._own = made
         doc = (inspect.getdoc(type(made)) or "a task of your own").splitlines()[0]
@@ -40,34 +39,40 @@ class OwnTask(Task):
         return str(getattr(self._own, "data_digest", ""))
 
     def prompt(self, index: int) -> Prompt:
-        call = f"prompt({index})"
-        return self._checked(self._asked(call, lambda: self._own.prompt(index)), call)
+        call = f"prompt({index}) of {self.name}"
+        with _faults_told(f"{call} raised"):
+            return _checked(self._own.prompt(index), call)
 
     def held_out(self, count: int) -> Sequence[Prompt]:
-        call = f"held_out({count})"
-        return [self._checked(prompt, call) for prompt in self._asked(call, lambda: list(self._own.held_out(count)))]
+        call = f"held_out({count}) of {self.name}"
+        with _faults_told(f"{call} raised"):
+            return [_checked(prompt, call) for prompt in self._own.held_out(count)]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        """A number alone counts as solved from 1 on."""
+        """A task may give a plain number; it counts as solved from 1 on."""
         found = self._own.score(prompt, completion)
         if isinstance(found, Score):
             return found
         if not isinstance(found, int | float):
-            raise TypeError(f"score() of {self.name} gave a {type(found).__name__}, no number and no Score")
+            raise TypeError(f"score() of {self.name} gave a {type(found).__name__}, not a number or a Score")
         return Score(reward=float(found), exact=math.isfinite(found) and found >= 1)
 
-    def _asked(self, call: str, ask: Callable[[], Any]) -> Any:
-        try:
-            return ask()
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise UserError(f"{call} of {self.name} raised {type(error).__name__}: {error}") from error
 
-    def _checked(self, prompt: Any, call: str) -> Prompt:
-        if not isinstance(prompt, Prompt) or not 1 <= len(prompt.prompt_id) <= 64:
-            raise UserError(f"{call} of {self.name} gave no swarm.types.Prompt with a prompt_id of 1 to 64 characters")
-        return prompt
+def _checked(prompt: Any, call: str) -> Prompt:
+    if not isinstance(prompt, Prompt) or not 1 <= len(prompt.prompt_id) <= 64:
+        raise UserError(f"{call} gave no swarm.types.Prompt with a prompt_id of 1 to 64 characters")
+    return prompt
+
+
+@contextmanager
+def _faults_told(words: str) -> Iterator[None]:
+    """What the user's code raises becomes a UserError that begins with `words`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{words} {type(error).__name__}: {error}") from error
 
 
 def _make(options: TaskOptions, name: str) -> Any:
@@ -75,23 +80,17 @@ def _make(options: TaskOptions, name: str) -> Any:
     if not (module_name and class_name):
         raise UserError(f"{options.name} names no class: write python:MODULE:CLASS")
     if (here := str(Path.cwd())) not in sys.path:
-        # The command's own directory is first on the path, not the one where it was called.
+        # The path begins with the directory of the command, not with the one where it was called.
         sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"{options.name}: no module {error.name!r} here or installed") from error
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{options.name}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    with _faults_told(f"{options.name}: importing {module_name} raised"):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise UserError(f"{options.name}: no module {error.name!r} here or installed") from error
     kind = getattr(module, class_name, None)
     if not callable(kind):
         raise UserError(f"{options.name}: {module_name} has no class {class_name}")
-    try:
+    with _faults_told(f"{options.name} could not be made with (seed) or (options):"):
         parameters = inspect.signature(kind).parameters
         given = {"seed": options.seed, "options": options}
         return kind(**{key: value for key, value in given.items() if key in parameters})
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        words = f"{type(error).__name__}: {error}"
-        raise UserError(f"{options.name} could not be made with (seed) or (options): {words}") from error

@@ -1,17 +1,24 @@
-"""Tasks with a finite set of questions and known answers: how they are split, ordered and scored.
+"""Tasks with a finite set of questions and known answers: how they are read, split, ordered and scored.
 
-The split goes by a digest of the question, so that it is the same for every seed, every order of the file and after
-questions were added, and the same question is never on both sides. Training goes through all questions of its side
-in an order that is drawn anew for each epoch: number i is place i % size of epoch i // size.
+`jsonl:FILE` reads one JSON object a line. The split goes by a digest of the question: it is the same for every seed and
+every order of the file, it stays when questions are added, and no question is on both sides. Training goes through all
+questions of its side in a new order for each epoch: number i is place i % size of epoch i // size.
 """
 
 from __future__ import annotations
 
+import codecs
+import math
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from blake3 import blake3
 
 from swarm.errors import UserError
 from swarm.net.wire import digest, encode
@@ -21,6 +28,8 @@ from swarm.types import Prompt, Score
 
 MAX_QUESTIONS = 1_000_000  # Of a data set: in memory about a kilobyte each, and more than a run of 30,000 steps asks
 ID_CHARACTERS = 64  # As types.Id has it
+MAX_BYTES = 4 << 30  # Of a file: what a million questions of a page each take
+ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +87,7 @@ class QuestionTask(Task):
 
 
 def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], list[Prompt]]:
-    """Questions to train on, and those held out in the order of their digests. UserError if a side is empty."""
+    """Questions to train on, and those held out, in the order of their digests. UserError if a side is empty."""
     name, share = options.name, options.held_out_share
     if not questions.train:
         raise UserError(f"{name} is empty: it has no question")
@@ -99,12 +108,12 @@ def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], lis
 
 
 def is_held_out(prompt: Prompt, share: float) -> bool:
-    """The split: by digest of the question, so that it is the same for every seed."""
+    """Whether a question is held out: by its digest, so that the split is the same for every seed."""
     return int.from_bytes(question_digest(prompt)[:8], "big") < share * 2.0**64
 
 
 def question_digest(prompt: Prompt) -> bytes:
-    """Of all that the model is asked, whatever its id and answer."""
+    """The digest of what the model is asked, whatever the id and the answer are."""
     return digest(encode(prompt.messages or prompt.text))
 
 
@@ -116,9 +125,108 @@ def permutation(size: int, seed: str) -> array[int]:
 
 
 def prompt_id(given: str, prompt: Prompt) -> str:
-    """The id that a data set gives, if it fits; a longer one ends with its digest. Without one, of the question."""
+    """The id that a data set gives; a longer one than fits ends with its digest. Without one, the question's digest."""
     if not given:
         return f"q-{question_digest(prompt).hex()[:16]}"
     if len(given) <= ID_CHARACTERS:
         return given
     return f"{given[: ID_CHARACTERS - 17]}~{digest(given.encode()).hex()[:16]}"
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def jsonl_task(options: TaskOptions, path: str) -> Task:
+    """The task of the file at `path`, which is read when its first question is asked for."""
+
+    def read(options: TaskOptions) -> Questions:
+        prompts, digest = read_questions(Path(path), options, at=lambda number: f"{path}:{number}")
+        return Questions(train=prompts, held_out=None, digest=digest)
+
+    return QuestionTask(options, f"questions of {path}", read)
+
+
+def read_questions(path: Path, options: TaskOptions, at: Callable[[int], str]) -> tuple[list[Prompt], str]:
+    """The questions of a file and the digest of its bytes. `at` names a line by its number, for the UserError about a
+    line that is not a question."""
+    content, prompts, seen = blake3(), list[Prompt](), dict[str, int]()
+    for number, line in _lines(path):
+        content.update(line)
+        if not line.strip():
+            continue
+        prompt = _question(line, options, at(number))
+        # Two rows may ask the same question, but an id in the file has to name one row.
+        if (first := seen.setdefault(prompt.prompt_id, number)) != number and b'"id"' in line:
+            raise UserError(f"{at(number)}: the id {prompt.prompt_id!r} is already that of {at(first)}")
+        prompts.append(prompt)
+        if len(prompts) > MAX_QUESTIONS:
+            raise UserError(f"{at(number)}: a task has at most {MAX_QUESTIONS:,} questions")
+    return prompts, content.hexdigest()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{path} is larger than {MAX_BYTES >> 30} GiB, the most that a task may read")
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    except OSError as error:
+        raise UserError(f"cannot read the questions in {path}: {error.strerror}") from error
+
+
+def _question(line: bytes, options: TaskOptions, place: str) -> Prompt:
+    try:
+        row = msgspec.json.decode(line.decode())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place} is not UTF-8: save the file in that encoding") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UserError(f"{place} is not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError(f'{place} is no JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
+    for column, setting in ((options.prompt_column, "prompt_column"), (options.answer_column, "answer_column")):
+        if row.get(column) is None:
+            if column in row:
+                raise UserError(f"{place}: the {column!r} is null: give it a value, or leave the line out")
+            has = ", ".join(map(str, row)) or "nothing"
+            raise UserError(f"{place} has no {column!r}, only {has}: add it, or name another with {setting}")
+    text, messages = _asked(row[options.prompt_column], place)
+    answer = _as_text(row[options.answer_column], f"{place}: the answer")
+    prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages)
+    given = row.get("id")
+    return msgspec.structs.replace(
+        prompt, prompt_id=prompt_id("" if given is None else _as_text(given, f"{place}: the id"), prompt)
+    )
+
+
+def _asked(asked: Any, place: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The last question, and all turns if it is a chat of more than one."""
+    if isinstance(asked, str):
+        if not asked:
+            raise UserError(f"{place}: the prompt is empty")
+        return asked, ()
+    if not isinstance(asked, list) or not asked:
+        raise UserError(f"{place}: a prompt is a string or a list of chat messages")
+    turns = []
+    for message in asked:
+        match message:
+            case {"role": str() as role, "content": str() as content} if role in ROLES:
+                turns.append((role, content))
+            case _:
+                raise UserError(f'{place}: a message has a "role" ({", ".join(ROLES)}) and a "content" of text')
+    if turns[-1][0] != "user":
+        raise UserError(f"{place}: the last message of a prompt is the user's, not the {turns[-1][0]}'s")
+    return turns[-1][1], tuple(turns) if len(turns) > 1 else ()
+
+
+def _as_text(value: Any, what: str) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            pass
+        case int():
+            return str(value)
+        case float() if math.isfinite(value):
+            return repr(value)
+    raise UserError(f"{what} is neither a text nor a number")

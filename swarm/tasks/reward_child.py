@@ -1,7 +1,8 @@
-"""A process that computes rewards for scoring.RewardPool, which gives it an environment with nothing secret in it.
+"""A process that computes rewards for scoring.RewardPool, which gives it an environment without secrets.
 
-Frames are a 4-byte big-endian length and msgpack, over what were its standard input and output: one Begin, then
-Completions; an Outcome to each, in order. What the reward prints goes to standard error. It ends when its pool is gone.
+It reads one Begin and then Completions from its standard input and answers each with an Outcome, in order, on its
+standard output. A frame is a 4-byte big-endian length and msgpack. What the reward prints goes to standard error. The
+process ends when its pool is gone.
 """
 
 from __future__ import annotations
@@ -22,16 +23,13 @@ import msgspec
 from tokenizers import Tokenizer
 
 from swarm.tasks import load_task
-from swarm.tasks.base import RewardKind, Task, TaskOptions, random_score
+from swarm.tasks.base import RewardKind, TaskOptions, random_score
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt, Score
-
-MAX_SAID = 200  # Characters of a reason: a line for a person
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Which reward, and what it may take. `tokenizer` is "" where completions come as texts, `path` is where modules
-    are looked for, `memory_bytes` a limit on what the process holds for itself (RLIMIT_DATA), which only Linux keeps.
-    """
+    """Which reward, and its limits. `tokenizer` is "" if completions come as texts, `path` is where to look for
+    modules, `memory_bytes` limits the process's own memory (RLIMIT_DATA), on Linux alone."""
 
     task: TaskOptions
     reward: RewardKind
@@ -42,8 +40,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a reward process needs to know of one rollout. `token_ids` are int32, little-endian, unless `text` is what
-    they say."""
+    """What a reward process needs of one rollout. `token_ids` are int32, little-endian; `text`, if given, replaces
+    them."""
 
     prompt: Prompt
     token_ids: bytes = b""
@@ -52,7 +50,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A score, or why there is none; neither, in answer to Begin, once the task is loaded."""
+    """A score, or why there is none. The answer to Begin, once the task is loaded, has neither."""
 
     score: Score | None = None
     fault: str = ""
@@ -69,7 +67,7 @@ def main() -> None:
     try:
         task = load_task(begin.task)
         tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
-    except Exception as error:  # noqa: BLE001 - a task of one's own may raise anything
+    except Exception as error:  # noqa: BLE001 - a user's task may raise anything
         _send(answers, Outcome(fault=said(error)))
         return
     _send(answers, Outcome())
@@ -81,10 +79,14 @@ def main() -> None:
             if text is None:
                 assert tokenizer is not None
                 text = completion_text(tokenizer, array("i", completion.token_ids), begin.stop_token_ids)
-            outcome = Outcome(score=_score(task, begin.reward, text, completion))
+            if begin.reward == "random":
+                score = random_score(task, completion.prompt, text, completion.seed)
+            else:
+                score = task.score(completion.prompt, text)
+            outcome = Outcome(score=checked(score))
         except MemoryError:
-            limit_mb = begin.memory_bytes >> 20
-            outcome = Outcome(fault=f"it needs more memory than the {limit_mb} MiB that reward_memory_mb allows")
+            limit = f"{begin.memory_bytes >> 20} MiB that reward_memory_mb allows"
+            outcome = Outcome(fault=f"it needs more memory than the {limit}")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
             outcome = Outcome(fault=f"it raised {said(error)}")
         _send(answers, outcome)
@@ -92,12 +94,12 @@ def main() -> None:
 
 def said(error: BaseException) -> str:
     """An exception in a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_SAID]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the pool, under numbers that neither a reward nor what it starts knows; prints go elsewhere. All
-    else that is open is closed: not every event loop does so when it starts a process."""
+    """The pipes to the pool, under numbers that neither a reward nor its children know; prints go elsewhere. Every
+    other descriptor is closed, since not every event loop does so when it starts a process."""
     commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     low, high = sorted((commands.fileno(), answers.fileno()))
     for begin, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
@@ -106,7 +108,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    # What a reward prints before it is killed is told to its author.
+    # Line by line, so that the author sees what a reward printed before it was killed.
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     return commands, answers
@@ -128,7 +130,7 @@ def _read(commands: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
         while len(size := commands.read(4)) == 4:
             inbox.put(commands.read(struct.unpack(">I", size)[0]))
     finally:
-        # The pool is gone: whatever is being computed is of no use to anybody.
+        # The pool is gone, and nobody needs the result.
         os._exit(0)
 
 
@@ -141,20 +143,14 @@ def framed(body: bytes) -> bytes:
 
 
 def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], stop_token_ids: Collection[int]) -> str:
-    """What a reward reads: all that was drawn but the stop token at its end. Other special tokens stay in it: a model
-    would hide them in its answers if no reward could see them."""
+    """The text that a reward reads: the completion without the stop token at its end. Other special tokens stay in:
+    a model would learn to hide things in them if no reward could see them."""
     kept = token_ids[:-1] if token_ids and token_ids[-1] in stop_token_ids else token_ids
     return str(tokenizer.decode(kept, skip_special_tokens=False))
 
 
-def _score(task: Task, reward: RewardKind, text: str, completion: Completion) -> Score:
-    if reward == "random":
-        return checked(random_score(task, completion.prompt, text, completion.seed))
-    return checked(task.score(completion.prompt, text))
-
-
 def checked(score: object) -> Score:
-    """`score` in plain types (a reward may be of numpy's); raises for one that nothing can be learned from."""
+    """`score` in plain types (a reward may be one of numpy's). Raises if nothing can be learned from it."""
     if not isinstance(score, Score):
         raise TypeError(f"a reward is a Score, not a {type(score).__name__}")
     parts = {str(name)[:PART_NAME_LENGTH]: float(part) for name, part in score.parts.items()}

@@ -1,6 +1,6 @@
 """Rewards of a completion whose right answer is known: pure functions of the two texts, 1 for right and 0 for wrong.
 
-What a model thinks aloud is no answer: everything up to the last `</think>` is left out of what is read.
+Thoughts are no answer: everything up to the last `</think>` is left out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from swarm.errors import UserError
 from swarm.types import Score
 
 EXTRA = "pip install 'echo-node[tasks]'"
-MAX_DIGITS = 200  # Of a number that is read as one: Python itself refuses to read some thousands
-
-MATH_CPU_S = 1.0
-"""For one completion; an honest one takes some milliseconds. Of the processor, so that a busy machine judges alike."""
-
+MAX_DIGITS = 200  # Of a number; Python itself refuses to read one of some thousands
+MATH_CPU_S = 1.0  # CPU time for one completion, the same on a busy machine; an honest one takes some milliseconds
 EQUAL = 10  # Exit status of a child that found both equal. No fault ends with it.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]++)"
@@ -55,18 +52,17 @@ _NUMBER = re.compile(
 
 _LEAD = re.compile(r"\banswer\b[ *]{0,4}(?:is\b[ ]?:?|[:=])", re.IGNORECASE)
 _AROUND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\{(.*)\}|\((\w{1,3})\)|(\w)\)")
-MARKS_DEEP = 4  # Marks around an answer that are taken off: `$\textbf{(B)}$.` has three
 _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f~", " "))  # Spaces that keep a number together
 
 
 class Number(NamedTuple):
-    """A number as it was written; `percent`: with a percent sign, of which `value` knows nothing."""
+    """A number as it was written. `percent`: a percent sign follows it, which `value` does not contain."""
 
     value: Fraction
     percent: bool = False
 
     def equals(self, other: Number) -> bool:
-        """Exactly. 50% is 50, since the sign is often left out, and 0.5; but 0.5% is not 50%."""
+        """Exactly. 50% equals 50, since the sign is often left out, and 0.5; but 0.5% is not 50%."""
         if self.percent == other.percent:
             return self.value == other.value
         percent, plain = (self, other) if self.percent else (other, self)
@@ -82,12 +78,12 @@ def without_thoughts(completion: str) -> str:
 
 
 def before_stop(completion: str, stops: Sequence[str]) -> str:
-    """What stands before the first stop string; the token that completed one may have said more."""
+    """The text before the first stop string; the token that completed it may have gone on."""
     return completion[: min((at for stop in stops if (at := completion.find(stop)) >= 0), default=len(completion))]
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the `\boxed{}` that is closed last; None if there is none."""
+    r"""The content of the `\boxed{}` that is closed last, or None."""
     found, opened = None, list[int]()
     for match in _BRACES.finditer(text):
         if match[0] != "}":
@@ -101,7 +97,7 @@ def last_box(text: str) -> str | None:
 def last_number(text: str) -> Number | None:
     r"""The last number of a text, such as 1,234.5, -3 1/2, \frac{3}{4}, 1.5 \times 10^3, 1e-3, \$12 or 50%.
 
-    A `\boxed{}` with a number in it goes before whatever follows it.
+    A number in a `\boxed{}` goes before one that follows it.
     """
     boxed = _last_number(last_box(text) or "")
     return _last_number(text) if boxed is None else boxed
@@ -122,7 +118,7 @@ def _last_number(text: str) -> Number | None:
 
 
 def _value(match: re.Match[str]) -> Fraction:
-    """Without its sign. ValueError or ZeroDivisionError if it is none."""
+    """Without its sign. ValueError or ZeroDivisionError if it is not a number."""
     if match["above"] is not None:
         return _mixed(match["whole"], _fraction(match["above"]), _fraction(match["under"]))
     if match["number"] is None:
@@ -144,37 +140,38 @@ def _power(base: Fraction, exponent: str) -> Fraction:
 
 
 def _mixed(whole: str, above: Fraction, under: Fraction) -> Fraction:
-    """Of 1 500/3 the space is one between thousands."""
+    """The space in 1 500/3 separates thousands."""
     if above > under and len(whole) <= 3 and 100 <= above < 1000:
         return (int(whole) * 1000 + above) / under
     return _beside(whole, above / under)
 
 
 def _beside(whole: str | None, fraction: Fraction) -> Fraction:
-    """A mixed number has a proper fraction: 3 1/2 is 3.5, and of 5 7/2 the last number is 7/2."""
+    """A mixed number has a proper fraction: 3 1/2 is 3.5, and the last number of 5 7/2 is 7/2."""
     return int(whole or 0) + fraction if 0 < fraction < 1 else fraction
 
 
 def exact(completion: str, answer: str) -> float:
-    """The answer and nothing else, but for white space around it."""
+    """The completion is the answer, with white space around it at most."""
     return float(without_thoughts(completion).strip() == answer.strip())
 
 
 def lenient(completion: str, answer: str) -> bool:
-    """The answer but for case, dots at the end, and what people put around one: `The answer is (B).`, `**B**`, a box.
+    """The answer, apart from case, dots at the end and what people put around it: `The answer is (B).`, `**B**`, a box.
 
-    Read is what follows the last `answer is` or `answer:` in its line, else the last box, else all of the completion.
+    Reads the rest of the line after the last `answer is` or `answer:`, else the last box, else the whole completion.
     """
     text = without_thoughts(completion)
     said = [match.end() for match in _LEAD.finditer(text)]
     line = text[said[-1] :].partition("\n")[0] if said else last_box(text) or text
-    # Another sentence may follow the answer.
+    # Another sentence may follow in the line.
     return bool(wanted := _bare(answer)) and wanted in (_bare(line), _bare(line.partition(". ")[0]))
 
 
 def _bare(text: str) -> str:
     bare = (last_box(text) or text).casefold()
-    for _ in range(MARKS_DEEP):
+    # Marks around an answer: `$\textbf{(B)}$.` has three.
+    for _ in range(4):
         bare = bare.strip(" \t\r\n.*`\"'$")
         if (inside := _AROUND.fullmatch(bare)) is not None:
             bare = next(part for part in inside.groups() if part is not None)
@@ -190,12 +187,12 @@ def numeric(completion: str, answer: str) -> float:
 def math(completion: str, answer: str) -> float:
     """math-verify finds the completion's final expression equal to the answer's, or it is the same text.
 
-    One that takes longer than MATH_CPU_S, or more memory than there is, is wrong: `9^{9^{9^9}}` is evaluated as it
-    stands, and neither a handler of a signal nor another thread would end that. So a child does it.
+    An answer that takes longer than MATH_CPU_S, or more memory than there is, is wrong: `9^{9^{9^9}}` is evaluated as
+    it stands, and neither a signal handler nor another thread could end that. So a child process does it.
     """
     _load_math_verify()
     with warnings.catch_warnings():
-        # Python warns of forks where there are threads. The child uses none of theirs, and ends by itself.
+        # Python warns of a fork beside threads. The child uses nothing of theirs, and ends by itself.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -206,7 +203,7 @@ def math(completion: str, answer: str) -> float:
 
 @cache
 def _load_math_verify() -> None:
-    """Here and not in each child: libraries, and what its parser learns of the forms that answers mostly have."""
+    """Load the libraries, and warm their parser with common forms of answers, once and not in every child."""
     for text in (r"\boxed{\frac{12}{5}}", r"$x^2 + 3\sqrt{2}$", "it is 3.5, not -1,000"):
         _equal(text, text.removeprefix("it is "))
 
@@ -232,7 +229,7 @@ def _equal(completion: str, answer: str) -> bool:
 
 
 def _parse(text: str) -> list[Any]:
-    # Its warning that nothing is timed would be said once a process.
+    # It would warn in every process that nothing is timed.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse
 
@@ -240,32 +237,23 @@ def _parse(text: str) -> list[Any]:
 
 
 def boxed(completion: str, answer: str) -> float:
-    r"""There is an answer in a closed `\boxed{}`, right or wrong. A small weight of it teaches the form."""
+    r"""There is an answer in a closed `\boxed{}`, right or wrong. A small weight teaches the form."""
     return float(bool((last_box(without_thoughts(completion)) or "").strip()))
 
 
 Reward = Callable[[str, str], float]  # (completion, answer) to a number
 REWARDS: dict[str, Reward] = {"exact": exact, "numeric": numeric, "math": math, "boxed": boxed}
-
-CORRECTNESS = ("exact", "numeric", "math")
-"""Rewards that say whether the answer is right: any of those asked for decides what counts as solved."""
-
-
+CORRECTNESS = ("exact", "numeric", "math")  # Rewards that say whether the answer is right, and so what counts as solved
 LENIENT = ("exact", "math")  # Rewards that the setting `lenient` is about
 
 
-@cache
-def _has_math_verify() -> bool:
-    return find_spec("math_verify") is not None
-
-
 def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -> dict[str, float]:
-    """The weights asked for, exact alone if there are none. UserError for a reward that is not there, and for a wish
-    that none of them can follow."""
+    """The weights, or exact alone if there are none. UserError for a reward that does not exist or cannot be computed
+    here, and for `is_lenient` if none of them heeds it."""
     for name in weights:
         if name not in REWARDS:
             raise UserError(f"there is no reward {name!r}; known rewards: {', '.join(REWARDS)}")
-    if "math" in weights and not _has_math_verify():
+    if "math" in weights and find_spec("math_verify") is None:
         raise UserError(f"the reward math needs a package that is not installed: {EXTRA}")
     chosen = dict(weights) or {"exact": 1.0}
     if is_lenient and not set(chosen) & set(LENIENT) and set(chosen) & set(CORRECTNESS):
@@ -276,10 +264,10 @@ def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -
 def weighted_score(
     weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = (), *, is_lenient: bool = False
 ) -> Score:
-    """The weighted sum of rewards, each of them in `parts` as it was before.
+    """The weighted sum of rewards; `parts` has each of them without its weight.
 
-    The stop string that ended a completion is part of it: `}` may close a box. `exact` alone reads up to there.
-    `is_lenient`: what is right by `lenient` is right for `exact` and `math` too.
+    The stop string that ended a completion is part of it, since `}` may close a box; only `exact` reads up to it.
+    `is_lenient`: an answer that `lenient` accepts is right for `exact` and `math` too.
     """
     bare = before_stop(completion, stops)
     found = is_lenient and (lenient(bare, answer) or lenient(completion, answer))

@@ -1,13 +1,13 @@
 """Rewards in processes of their own: timed, bounded in memory, and started without what the node knows.
 
-Theory of operation. A process is started as a program, not forked or spawned from the node: it has a new session, no
-descriptor of the node's but its pipes, and of its environment only the names in INHERITED. So neither the node's key
-nor a token in a variable reaches a reward by itself. It still runs as the same user in the same directory (tasks read
-files there), and may open what that user may: a reward that is not trusted needs a user or a container of its own.
+Theory of operation. A process is started as a program, not forked from the node. It has a new session, no descriptor
+of the node but its pipes, and only the environment variables in INHERITED. So neither the node's key nor a token in a
+variable reaches a reward by itself. It still runs as the same user in the same directory (tasks read files there) and
+can open every file of that user: a reward that you do not trust needs a user or a container of its own.
 
-One completion is one question and one answer, so each has a fate of its own: a reward that raises, or returns what is
-no finite score, fails it alone; one that takes too long, or ends its process twice, costs a process besides, and the
-others are asked of a new one. A process that was killed from outside costs nothing but its start.
+Every completion stands for itself. If its reward raises or returns no finite score, only that completion fails. If the
+reward takes too long, or ends its process twice, the process is lost as well, and a new one scores the others. A
+process that was killed from outside costs only its start.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import struct
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 import swarm
 from swarm.errors import EchoError, UserError
+from swarm.process import read_frame
 from swarm.tasks.base import RewardKind, TaskOptions
 from swarm.tasks.reward_child import Begin, Completion, Outcome, framed
 from swarm.types import Score, Unscored
@@ -32,11 +34,9 @@ __all__ = ["Completion", "RewardPool"]
 
 START_S = 600.0  # Longest wait for a process to load the task: libraries, and a data set of some millions of lines
 
-MAX_DEATHS = 2
-"""Ends of processes over one completion: the first may be no fault of it (the kernel killed what was largest)."""
-
+MAX_DEATHS = 2  # Of processes over one completion; the first may not be its fault (the kernel kills the largest)
 OUTCOME_BYTES = 64 * 1024  # Largest frame of an answer: a score with its parts is about 2 kB at most
-LAST_WORDS_S = 1.0  # Wait for what a process printed before it ended; what it started may hold the pipe open
+LAST_WORDS_S = 1.0  # Wait for what a process printed before it ended; its children may hold the pipe open
 SAID_BYTES = 2048  # Kept of what a process printed, for the reason of its end
 
 INHERITED = (
@@ -45,10 +45,10 @@ INHERITED = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
 )
-"""Variables that a reward process gets from the node; the others may hold secrets."""
+"""Environment variables that a reward process gets from the node; others may hold secrets."""
 
 SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
-"""Where the node's environment does not say: several processes share the machine with the trainer."""
+"""Defaults for variables that the node's environment does not set: the trainer needs the cores as well."""
 
 CLOSED = "the rewards are closed"
 
@@ -58,7 +58,7 @@ class _Broken(EchoError):
 
 
 class RewardPool:
-    """A few processes that decode completions and score them, each started when it is first needed."""
+    """A few processes that decode completions and score them; each is started when it is first needed."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class RewardPool:
         processes: int = 1,
         heard: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`tokenizer`: None where completions come as texts. `timeout_s` for one completion; `memory_mb` MiB for one
-        process, kept on Linux alone. `heard` is given what rewards print."""
+        """`tokenizer` is None if completions come as texts. `timeout_s` is for one completion, `memory_mb` in MiB for
+        one process, on Linux alone. `heard` is called with what rewards print."""
         begin = Begin(
             task=task,
             reward=reward,
@@ -89,27 +89,27 @@ class RewardPool:
             self._free.put_nowait(worker)
 
     async def start(self) -> None:
-        """Have one process load the task, before anybody works for its rewards. UserError if it cannot."""
+        """Have one process load the task before any sampler draws for it. UserError if it cannot."""
         try:
             await self._workers[-1].begin()
         except _Broken as error:
             raise UserError(str(error)) from error
 
     async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
-        """In order, up to the first that cost a process, which may have taken long: ask for the others again, and hear
-        of it meanwhile. They wait for a free process for as long as it takes: whoever asks is bounded by pacing."""
+        """Scores in order, up to the first completion that cost a process: that may have taken long, so the caller can
+        use these before it asks for the rest. Waits for a free process without a limit: pacing bounds the callers."""
         worker = await self._free.get()
         try:
             outcomes = await worker.score(completions)
         finally:
             self._free.put_nowait(worker)
         if self._closed:
-            # That its process was ended says nothing of the reward, and must not be recorded as its failure.
+            # We ended its process ourselves; that must not be recorded as a failure of the reward.
             raise asyncio.CancelledError
         return outcomes
 
     async def close(self) -> None:
-        """Whoever waits for scores is cancelled."""
+        """End the processes and cancel those who wait for scores."""
         self._closed = True
         for worker in self._workers:
             await worker.close()
@@ -128,10 +128,6 @@ class _Worker:
         self._closed = asyncio.Event()
         self._status = 0
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
     async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
         outcomes: list[Score | Unscored] = []
         deaths = 0
@@ -149,13 +145,16 @@ class _Worker:
         return outcomes
 
     async def _score_on(self, completions: Sequence[Completion], outcomes: list[Score | Unscored]) -> str | None:
-        """Add outcomes as far as a process gets; None at the end of all, else why the next one has none: empty if its
-        process is gone."""
+        """Add outcomes as far as a process gets. None if that was to the end; else why the next completion has none,
+        which is "" if its process is gone."""
         try:
             process = await self.begin()
             assert process.stdin is not None
-            # All at once: it is in memory anyway, and the process reads beside its work.
-            process.stdin.write(b"".join(framed(msgspec.msgpack.encode(_stripped(one))) for one in completions))
+            # All at once: they are in memory anyway, and the process reads while it works. Rewards see texts alone, so
+            # prompts go without their tokens.
+            for one in completions:
+                prompt = replace(one.prompt, token_ids=())
+                process.stdin.write(framed(msgspec.msgpack.encode(replace(one, prompt=prompt))))
             for _ in completions:
                 async with asyncio.timeout(self._timeout_s):
                     outcome = await _answer(process)
@@ -167,13 +166,13 @@ class _Worker:
             await self._kill()
             return ""
         except BaseException:
-            # Its answers would be taken for those to the next call.
+            # Its answers would be taken for answers to the next call.
             await self._kill()
             raise
         return None
 
     async def begin(self) -> asyncio.subprocess.Process:
-        """Have a process that has loaded the task. _Broken if there can be none."""
+        """A process that has loaded the task. _Broken if there can be none."""
         if self._process is not None and self._process.returncode is None:
             return self._process
         await self._kill()
@@ -195,7 +194,7 @@ class _Worker:
         self._process = process
         self._listening = asyncio.create_task(self._listen(process.stderr))
         if self._closed.is_set():
-            # While it was being started: `close` has not seen it.
+            # `close` was called before this process could be seen.
             await self._kill()
             raise _Broken(CLOSED)
         process.stdin.write(framed(msgspec.msgpack.encode(self._begin)))
@@ -220,7 +219,7 @@ class _Worker:
         await self._kill()
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
-        """Keep the end of what it prints; a pipe that nobody reads would stop it."""
+        """Keep the end of what the process prints. A pipe that nobody reads would block it."""
         self._printed.clear()
         while said := await stderr.read(SAID_BYTES):
             self._heard(said)
@@ -238,27 +237,22 @@ class _Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._status = await process.wait()
         if self._listening is not None:
-            # What it said last may still be on its way.
+            # Its last words may still be on their way.
             await asyncio.wait({self._listening}, timeout=LAST_WORDS_S)
             self._listening.cancel()
 
 
 async def _answer(process: asyncio.subprocess.Process) -> Outcome:
     assert process.stdout is not None
-    (size,) = struct.unpack(">I", await process.stdout.readexactly(4))
-    if size > OUTCOME_BYTES:
-        raise OSError(f"an answer of {size} bytes")
-    return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Outcome)
+    return msgspec.msgpack.decode(await read_frame(process.stdout, OUTCOME_BYTES), type=Outcome)
 
 
 def clean_environment(given: dict[str, str] | os._Environ[str]) -> dict[str, str]:
-    """What a reward process gets of the environment `given`, and the way to this package."""
+    """The environment of a reward process, from `given`; PYTHONPATH leads to this package."""
     kept = {name: given[name] for name in INHERITED if name in given}
     package = str(Path(swarm.__file__).absolute().parent.parent)
     kept["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [kept.get("PYTHONPATH")])])
@@ -266,12 +260,5 @@ def clean_environment(given: dict[str, str] | os._Environ[str]) -> dict[str, str
 
 
 def module_path() -> tuple[str, ...]:
-    """Where this process looks for modules, and its working directory, where a user's own are."""
-    places = [os.path.abspath(place) for place in sys.path]
-    return tuple(dict.fromkeys([*places, os.getcwd()]))
-
-
-def _stripped(completion: Completion) -> Completion:
-    """Without the token ids of the prompt: a reward sees texts."""
-    prompt = msgspec.structs.replace(completion.prompt, token_ids=())
-    return msgspec.structs.replace(completion, prompt=prompt)
+    """Where this process looks for modules, and its working directory, where the user's own are."""
+    return tuple(dict.fromkeys([*map(os.path.abspath, sys.path), os.getcwd()]))

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from swarm.tasks.copy import DIGITS, CopyTask
+from swarm.tasks.digits import DIGITS, CopyTask
 from tests.integration.processes import Node, command, eventually, swarm_in
 
 

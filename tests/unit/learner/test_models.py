@@ -13,8 +13,7 @@ from benchmarks.learning_forced import OneProcess
 from swarm.learner.checkpoint.model import load_model
 from swarm.learner.models import IGNORED, Curriculum, Lesson, _rows, four_skills, teach, tiny_model, tiny_tokenizer
 from swarm.settings import LeadConfig
-from swarm.tasks.copy import is_held_out
-from swarm.tasks.sort import SKILLS, SortTask
+from swarm.tasks.digits import SKILLS, SortTask, is_held_out
 
 SHORT = Curriculum(steps=12, batch=16, learning_rate=3e-3, warmup_steps=4)
 

@@ -14,11 +14,9 @@ import pytest
 from swarm.errors import UserError
 from swarm.tasks import KINDS, check_task, load_task
 from swarm.tasks.base import Task, TaskOptions
-from swarm.tasks.evaluation import evaluate
-from swarm.tasks.fetch import fetch
-from swarm.tasks.hub import Fetch
-from swarm.tasks.jsonl import read_questions
-from swarm.tasks.questions import is_held_out, permutation, prompt_id
+from swarm.tasks.gym import evaluate
+from swarm.tasks.hub import fetch
+from swarm.tasks.questions import is_held_out, permutation, prompt_id, read_questions
 from swarm.types import Prompt
 
 SHARE = 0.2
@@ -149,7 +147,10 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
         (b'{"prompt": [{"role": "system", "content": "a"}], "answer": "b"}\n', r"the user's, not the system's"),
         (b'{"prompt": "a", "answer": [1]}\n', r"bad.jsonl:1: the answer is neither"),
         (b'{"prompt": "a", "answer": true}\n', r"bad.jsonl:1: the answer is neither"),
-        (b'{"id": "x", "prompt": "a", "answer": "b"}\n' * 2, r"bad.jsonl:2: the id 'x' is that of .*bad.jsonl:1"),
+        (
+            b'{"id": "x", "prompt": "a", "answer": "b"}\n' * 2,
+            r"bad.jsonl:2: the id 'x' is already that of .*:1",
+        ),
         (b"", r"is empty: it has no question"),
         (b"\n\n", r"is empty: it has no question"),
         (b'{"prompt": "a", "answer": "b"}\n', r"no question of .* is (held out|left to train on): it has 1, and"),
@@ -216,7 +217,7 @@ def test_a_data_set_on_disk_is_read_with_its_own_test_split(tmp_path: Path) -> N
         ("train", "prompt", "it has no column 'prompt', only question, answer, id: name one with prompt_column"),
     ):
         with pytest.raises(UserError, match=words):
-            fetch(Fetch(str(tmp_path / "set"), None, split, column, "answer", 9, str(tmp_path)))
+            fetch(str(tmp_path / "set"), None, split, column, "answer", str(tmp_path))
 
 
 def test_a_data_set_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from swarm.errors import UserError
 from swarm.tasks import TASKS, load_task
 from swarm.tasks.base import Task, TaskOptions, random_score
-from swarm.tasks.copy import CopyTask, is_held_out
+from swarm.tasks.digits import CopyTask, is_held_out
 from swarm.types import Prompt
 
 TASK = CopyTask(0)

@@ -6,8 +6,7 @@ import pytest
 
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions
-from swarm.tasks.copy import is_held_out
-from swarm.tasks.sort import SKILLS, SortTask
+from swarm.tasks.digits import SKILLS, SortTask, is_held_out
 from swarm.types import Prompt
 
 TASK = SortTask(0)
