@@ -36,10 +36,9 @@ def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) 
     logs = [run_dir / "logs" / f"sampler-{number}.log" for number in range(3)]
     said = "\n".join(log.read_text()[-1000:] for log in logs)
     assert sorted(sampler["engine"] for sampler in summary["by_sampler"]) == ["transformers", "vllm", "vllm"]
-    assert all(sampler["rollouts_accepted"] for sampler in summary["by_sampler"]), said
-    # Not so much of each: an engine that a busy machine loses takes most of these few steps to come back.
-    drawn = sum(sampler["rollouts_accepted"] for sampler in summary["by_sampler"] if sampler["engine"] == "vllm")
-    assert drawn > 0.25 * summary["rollouts_accepted"], said
+    # The share of 1,000 rollouts in the 48,000 of a longer demo. What kept one sampler below it once is not known.
+    least = 0.02 * summary["rollouts_accepted"]
+    assert all(sampler["rollouts_accepted"] > least for sampler in summary["by_sampler"]), said
     # Some come after their group was dropped: in one demo the stale, dropped and duplicate ones together were the
     # 1,328 samples of its 83 dropped groups. That none is leased twice is shown by test_session.
     for sampler in summary["by_sampler"]:
