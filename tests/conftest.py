@@ -4,7 +4,8 @@ does not say why is a failure; side by side run no two swarms of a ring."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Container, Generator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
+    from xdist.workermanage import WorkerController
 
 settings.register_profile(
     "default",
@@ -41,9 +43,50 @@ SMALL = frozenset(
 MEASURED = frozenset({"test_provisioning.py"})
 """Comes last in its ring, when the others have finished: it asserts how long a learner waited."""
 
+SLOW_RINGS = ("netns", "vllm")
+"""Rings that are slow as a whole: they want root or an installed vLLM, and start engines or networks."""
 
+TIERS = {"slow": "bin/test --submission, as .ci/run does", "long": "bin/test --all"}
+"""Marks that a shorter run leaves out, and the command that runs them too."""
+
+left_out = pytest.StashKey[Counter[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        ring = item.path.parent.name
+        if ring in SWARMS:
+            item.add_marker(ring)
+        if ring in SLOW_RINGS:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.name in MEASURED)
+
+
+def tier(marks: Container[str]) -> str | None:
+    """Return the longest tier that a test with these marks belongs to."""
+    return next((mark for mark in reversed(TIERS) if mark in marks), None)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    if not items or items[0].config.option.keyword:
+        return
+    config = items[0].config
+    counts = Counter(mark for item in items if (mark := tier(item.keywords)))
+    config.stash[left_out] = counts
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = dict(counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    # Every worker collects the same tests, so the last one to end speaks for all.
+    node.config.stash[left_out] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for mark, count in terminalreporter.config.stash.get(left_out, Counter()).items():
+        terminalreporter.write_line(f"left out: {count} {mark} tests ({TIERS[mark]})")
 
 
 def unit_of_work(nodeid: str) -> str:

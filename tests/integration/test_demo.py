@@ -114,6 +114,7 @@ def test_configuration_and_picture_are_kept(learned: dict[str, Any]) -> None:
     assert ElementTree.parse(learned["picture"]).getroot().tag.endswith("svg")
 
 
+@pytest.mark.long
 def test_a_random_reward_does_not_teach(tmp_path: Path) -> None:
     done = command("demo", "--reward", "random", "--steps", "40", "--json", "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -124,7 +125,8 @@ def test_a_random_reward_does_not_teach(tmp_path: Path) -> None:
     assert summary["steps"] == 40
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals) -> None:
     demo = Node(tmp_path, "demo", "demo", "--run-dir", str(tmp_path / "run"))
     try:

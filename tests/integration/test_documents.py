@@ -261,9 +261,17 @@ def stranger_in(directory: Path) -> Iterator[Stranger]:
 
 
 @pytest.mark.timeout(900)
-def test_every_command_runs_as_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "documents",
+    [
+        pytest.param(DOCUMENTS[:1], id="README", marks=pytest.mark.slow),
+        pytest.param(DOCUMENTS, id="all", marks=pytest.mark.long),
+    ],
+)
+def test_every_command_runs_as_written(documents: tuple[str, ...], tmp_path: Path) -> None:
+    """The other documents go on with what README.md has cloned."""
     with stranger_in(tmp_path) as stranger:
-        for document in DOCUMENTS:
+        for document in documents:
             for command in commands(document):
                 if command not in NOT_RUN and command not in LONG:
                     stranger.types(command)

@@ -14,6 +14,8 @@ from swarm.process import Child
 from swarm.settings import LeadConfig
 from tests.unit.trainers import group
 
+pytestmark = pytest.mark.slow
+
 HANG_S = 120.0
 LINEAGE = b"\1" * 32
 
@@ -27,11 +29,12 @@ async def save(trainer: TrainerProcess, directory: Path, step: int) -> Saved:
     return await trainer.flush()
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("function", "path"),
-    [("fsync", "step-000002.partial/trainer.safetensors"), ("rename", "step-000002.partial")],
-    ids=["among its files", "before the commit"],
+    [
+        pytest.param("fsync", "step-000002.partial/trainer.safetensors", id="among its files", marks=pytest.mark.long),
+        pytest.param("rename", "step-000002.partial", id="before the commit"),
+    ],
 )
 async def test_a_trainer_killed_while_saving_leaves_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, path: str

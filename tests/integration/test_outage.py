@@ -12,6 +12,8 @@ from swarm.sampler.spool import Spool
 from tests.integration.gate import gate_to
 from tests.integration.processes import Swarm, accepted_by, eventually, fetch_status, free_port, swarm_in
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = ("--steps", "1000000")
 
 
@@ -70,6 +72,7 @@ def test_a_learner_that_never_answers_does_not_hold_a_leaver(swarm: Swarm) -> No
         learner.signal(signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_an_engine_that_stands_still_is_replaced(swarm: Swarm, tmp_path: Path) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
     config = tmp_path / "hang.toml"

@@ -37,7 +37,14 @@ def arm(found: dict[str, Any], name: str, activate: str = "cheapest") -> dict[st
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["lab-4b", "volunteers-8b", "internet-32b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("lab-4b", marks=pytest.mark.slow),
+        pytest.param("volunteers-8b", marks=pytest.mark.long),
+        pytest.param("internet-32b", marks=pytest.mark.long),
+    ],
+)
 def test_an_example_is_planned(name: str) -> None:
     done = run_plan(EXAMPLES / f"{name}.toml", "--json")
     assert done.returncode == 0, done.stderr
@@ -58,6 +65,7 @@ def test_an_example_is_planned(name: str) -> None:
     assert "What would help most next:" in text
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text((EXAMPLES / "lab-4b.toml").read_text().replace("S = [2, 3, 6, 11]", "S = [3]"))
@@ -67,6 +75,7 @@ def test_a_narrow_terminal_is_enough(tmp_path: Path) -> None:
     assert "…" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_too_small_is_shown_with_what_binds_and_what_would_help(tmp_path: Path) -> None:
     file = tmp_path / "few.toml"
     text = (EXAMPLES / "lab-4b.toml").read_text().replace("S = [2, 3, 6, 11]", "S = [6]")

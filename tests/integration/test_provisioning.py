@@ -86,6 +86,7 @@ def _passes(learner: Learner, steps: int) -> int:
     return int(wanted)
 
 
+@pytest.mark.slow
 def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swarm: Swarm) -> None:
     _rehearsal(swarm, groups_per_step=5, step_s=1.0)
     learner = swarm.lead("--port", "0", "--steps", "100000")
@@ -120,6 +121,7 @@ def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swar
     assert median(after[noticed + i] for i in range(PERIODS, PERIODS + STEADY_STEPS)) <= IDLE_TARGET, after
 
 
+@pytest.mark.long
 def test_a_run_ends_in_good_order_when_it_has_cost_enough_and_goes_on_with_more(swarm: Swarm) -> None:
     _rehearsal(swarm, groups_per_step=2, step_s=0.3)
     learner = swarm.lead("--port", "0", "--steps", "100000", "--max-cost", "12")

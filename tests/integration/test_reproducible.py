@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from safetensors import safe_open
 
 from swarm.learner.checkpoint.files import TENSORS, checkpoint_path, read_state
 from tests.integration.processes import Learner, swarm_in
+
+pytestmark = pytest.mark.long
 
 STEPS = 5
 

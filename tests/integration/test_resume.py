@@ -136,6 +136,7 @@ def _wait_a_moment(random: Random, learner: Learner) -> None:
         time.sleep(random.uniform(0.0, 1.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [2, pytest.param(7, marks=pytest.mark.long)])
 def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm, kills: int) -> None:
     """At first between the arrival of rollouts and their commit, then `kills` times at random, then twice more."""
@@ -188,6 +189,7 @@ def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: 
         assert "the run is finished; thank you" in said
 
 
+@pytest.mark.long
 def test_a_demo_kills_its_learner_and_resumes_it(tmp_path: Path) -> None:
     arguments = ("--kill-learner", "2", "--kill-seed", "1", "--steps", "12", "--samplers", "1")
     done = command("demo", *arguments, "--json", "--run-dir", str(tmp_path / "run"), timeout_s=400)
@@ -213,6 +215,7 @@ def _damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm, tmp_path: Path) -> None:
     learner = swarm.lead("--port", "0", "--keep-checkpoints", "2", *OFTEN, *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")
@@ -265,6 +268,7 @@ def test_what_is_no_run_is_not_resumed(tmp_path: Path) -> None:
     assert "is not a run directory" in _refused("lead", "--resume", str(tmp_path / "nowhere"))
 
 
+@pytest.mark.slow
 def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swarm) -> None:
     """With a real model at the sampler, whose weights have to be those that the learner goes on with."""
     learner = swarm.lead("--port", "0", "--max-staleness", "0", *OFTEN, *ENDLESS)
@@ -284,6 +288,7 @@ def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swa
     assert max(line["staleness/max"] for line in _lines(again, "metrics.jsonl")) == 0
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_made_again_are_replaced_by_a_later_incarnation(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")
@@ -321,6 +326,7 @@ def _bounds_are_kept(learner: Learner) -> None:
         assert line["staleness/max"] <= bounds[line["step"] - 1]
 
 
+@pytest.mark.slow
 def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     """In a directory whose name is too long for a socket."""
     name = "a" * 60 + "/" + "b" * 60
@@ -372,6 +378,7 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
 # -- a trainer that stands still -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm) -> None:
     swarm.lead_with(trainer_hang_s=10)
     learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)

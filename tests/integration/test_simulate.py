@@ -35,6 +35,7 @@ def figures(*arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_figures_in_json() -> None:
     first = figures()
     assert first == figures()
@@ -44,6 +45,7 @@ def test_the_same_seed_gives_the_same_figures_in_json() -> None:
     assert first["cost_per_hour_by_class"]["learner"] == pytest.approx(7.16)
 
 
+@pytest.mark.slow
 def test_a_person_reads_the_figures_and_sees_them(tmp_path: Path) -> None:
     picture = tmp_path / "lab.svg"
     done = simulate(*SHORT, "--trace", "--plot", str(picture))

@@ -26,6 +26,7 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
         yield processes
 
 
+@pytest.mark.slow
 def test_a_stopped_learner_keeps_what_it_says_and_another_run_begins_with_its_model(swarm: Swarm) -> None:
     learner = swarm.lead("--learning-rate", "1e-3", *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")
@@ -64,6 +65,7 @@ def test_a_stopped_learner_keeps_what_it_says_and_another_run_begins_with_its_mo
     assert "training again" not in resumed.output()
 
 
+@pytest.mark.slow
 def test_a_learner_in_the_middle_of_a_step_says_so_and_ends_at_once_if_it_is_asked_again(swarm: Swarm) -> None:
     swarm.lead_with(rehearse_step_s=3600)
     learner = swarm.lead("--max-staleness", "0", *ENDLESS)

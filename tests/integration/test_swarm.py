@@ -42,6 +42,7 @@ def _child(node: Node, module: str) -> psutil.Process:
     return next(child for child in node.children() if any(module in word for word in child.cmdline()))
 
 
+@pytest.mark.slow
 def test_samplers_join_late_leave_politely_and_outlive_their_learner(swarm: Swarm) -> None:
     """One life in sequential mode: a second sampler joins, the first leaves, the learner dies, another takes over."""
     port = str(free_port())
@@ -82,20 +83,20 @@ def test_samplers_join_late_leave_politely_and_outlive_their_learner(swarm: Swar
     assert late.says("another swarm")
 
 
-def test_a_killed_engine_is_replaced(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", *ENDLESS)
+@pytest.mark.slow
+def test_a_killed_engine_and_a_killed_trainer_are_replaced(swarm: Swarm) -> None:
+    """One life, in which all say what they do; the trainer makes the same weights again."""
+    learner = swarm.lead("--port", "0", "--checkpoint-every-steps", "4", *ENDLESS)
     sampler = swarm.join(learner.url(), name="sampler")
     eventually(lambda: _contributes(learner, 1), sampler, "the sampler contributes")
+    _says_what_it_does(learner, sampler)
+
     _child(sampler, "swarm.sampler.engine_child").kill()
     eventually(lambda: sampler.says("starting again"), sampler, "the node says that its engine died")
     before = sum(accepted_by(learner.status()).values())
     eventually(lambda: sum(accepted_by(learner.status()).values()) > before, sampler, "it contributes again")
     assert sampler.process.poll() is None
 
-
-def test_a_killed_trainer_is_replaced_and_makes_the_same_weights_again(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", "--checkpoint-every-steps", "4", *ENDLESS)
-    sampler = swarm.join(learner.url(), name="sampler")
     eventually(lambda: learner.status()["step"] > 5, sampler, "a checkpoint and more steps")
     _child(learner, "swarm.learner.trainer").kill()
     eventually(lambda: learner.says("starting it again from the last checkpoint"), learner, "the node says so")
@@ -182,6 +183,7 @@ def test_of_what_is_no_run_nothing_is_verified_or_exported(tmp_path: Path) -> No
     assert not to.exists()
 
 
+@pytest.mark.slow
 def test_a_target_that_is_not_reached_is_exit_status_1(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", "--steps", "2", "--target", "0.9")
     sampler = swarm.join(learner.url(), name="sampler")
@@ -189,10 +191,7 @@ def test_a_target_that_is_not_reached_is_exit_status_1(swarm: Swarm) -> None:
     assert sampler.wait() == 0, sampler.output()
 
 
-def test_nodes_say_of_themselves_what_they_do(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", *ENDLESS)
-    sampler = swarm.join(learner.url(), name="sampler")
-    eventually(lambda: _contributes(learner, 1), sampler, "the sampler contributes")
+def _says_what_it_does(learner: Learner, sampler: Node) -> None:
     table = command("status", learner.url())
     assert table.returncode == 0
     assert table.stdout.startswith("learner ")

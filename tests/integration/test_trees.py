@@ -9,6 +9,8 @@ import pytest
 
 from tests.integration.processes import Node, Publisher, Swarm, eventually, free_port, is_complete, swarm_in
 
+pytestmark = pytest.mark.slow
+
 RELAYS = 5
 SIZE = 8 << 20
 VERSION = "0.0"
@@ -67,8 +69,8 @@ class Trees:
     ("scheme", "by_learner", "by_relays"),
     [
         ("star", 5, [0, 0, 0, 0, 0]),
-        ("chain", 1, [1, 1, 1, 1, 0]),
-        ("tree", 2, [2, 1, 0, 0, 0]),
+        pytest.param("chain", 1, [1, 1, 1, 1, 0], marks=pytest.mark.long),
+        pytest.param("tree", 2, [2, 1, 0, 0, 0], marks=pytest.mark.long),
         ("forest", 1, [0.8, 0.8, 0.8, 0.8, 0.8]),
     ],
 )
@@ -86,7 +88,7 @@ def test_each_node_sends_what_is_its_part_in_the_scheme(
     assert [trees.copies_of(relay) for relay in trees.relays] == pytest.approx(by_relays, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("scheme", ["chain", "forest"])
+@pytest.mark.parametrize("scheme", [pytest.param("chain", marks=pytest.mark.long), "forest"])
 def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_below_it(swarm: Swarm, scheme: str) -> None:
     trees = Trees(swarm, scheme, size=LARGE_SIZE, arguments=CAPPED)
     trees.learner.publish()

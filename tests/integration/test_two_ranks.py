@@ -34,7 +34,7 @@ from swarm.settings import TINY, LeadConfig
 from tests.builders import floats, ints
 from tests.integration.processes import PATIENCE_S, eventually, free_port, swarm_in
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.slow
 
 CONFIG = LeadConfig(
     device="cpu",
@@ -314,6 +314,7 @@ def test_a_rank_that_stands_still_is_ended(two: Two) -> None:
     assert "made no progress" in two.end
 
 
+@pytest.mark.long
 def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         swarm.lead_with(checkpoint_every_steps=2, device="cpu")

@@ -13,8 +13,6 @@ import pytest
 from tests.integration.processes import Node, Publisher, Swarm, eventually, fetch_status, swarm_in
 from tests.netns.hosts import Host, Hosts, hosts
 
-pytestmark = pytest.mark.netns
-
 SIZE = 16 << 20
 LEARNER_MBIT = 20.0
 CAP_MBIT = 8.0

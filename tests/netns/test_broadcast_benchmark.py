@@ -16,7 +16,8 @@ import pytest
 
 from tests.netns.hosts import swarms
 
-pytestmark = pytest.mark.netns
+pytestmark = pytest.mark.long
+
 needs_libtorrent = pytest.mark.skipif(
     importlib.util.find_spec("libtorrent") is None, reason="needs libtorrent: pip install '.[bench]'"
 )

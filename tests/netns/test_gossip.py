@@ -13,7 +13,7 @@ import pytest
 from tests.integration.processes import Learner, Node, Swarm, accepted_by, eventually, fetch_status, swarm_in
 from tests.netns.hosts import Host, Hosts, hosts
 
-pytestmark = pytest.mark.netns
+pytestmark = pytest.mark.long
 
 PARTITION_S = 60.0
 ENDLESS = ("--steps", "1000000", "--lan")

@@ -18,8 +18,6 @@ import pytest
 from tests.netns.hosts import Host, Hosts, NetnsError, attach, create, hosts, owned_name, remove, swarms, sweep
 from tests.netns.traffic import PORT, answered, connect, dial, echoes, receive, serve_echo, unanswered, until
 
-pytestmark = pytest.mark.netns
-
 FILE_BYTES = 1_000_000
 
 

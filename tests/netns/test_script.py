@@ -10,8 +10,6 @@ import pytest
 
 from tests.netns.hosts import owned_name, remove, swarms
 
-pytestmark = pytest.mark.netns
-
 SCRIPT = Path(__file__).parents[2] / "bin" / "netns-swarm"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

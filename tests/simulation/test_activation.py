@@ -38,7 +38,13 @@ def noisy_plan(noise: Noise, random: Random) -> Disseminate:
 
 
 @pytest.mark.parametrize(
-    ("noise", "max_staleness", "seed"), [(uniform, 1, 1), (uniform, 3, 2), (normal, 1, 3), (normal, 3, 4)]
+    ("noise", "max_staleness", "seed"),
+    [
+        pytest.param(uniform, 1, 1, marks=pytest.mark.long),
+        pytest.param(uniform, 3, 2, marks=pytest.mark.long),
+        pytest.param(normal, 1, 3, marks=pytest.mark.long),
+        (normal, 3, 4),
+    ],
 )
 def test_nothing_flaps_at_ten_percent_noise_in_every_figure(noise: Noise, max_staleness: int, seed: int) -> None:
     random = Random(seed)
@@ -145,6 +151,7 @@ def test_a_third_lost_is_replaced_at_once_and_nothing_flaps_after_it() -> None:
     assert swarm.periods(40) <= 2
 
 
+@pytest.mark.slow
 def test_cheaper_samplers_that_join_are_tried_and_replace_dear_ones() -> None:
     swarm = settled(cards(20, 0.4, 0.9, "dear"), 3)
     new = cards(20, 0.3, 0.1, "cheap")

@@ -90,6 +90,7 @@ def test_a_steady_fleet_keeps_the_learner_busy_at_the_price_of_whom_it_takes() -
     assert figures.cost_per_step == pytest.approx(figures.cost_per_hour * TRAIN_STEP_S / 3600, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_class_that_vanishes_is_replaced_at_once_by_who_is_on_standby() -> None:
     run, figures = after_a_departure()
     assert figures.happened.vanished == 8
@@ -107,6 +108,7 @@ def test_after_a_departure_the_learner_is_busy_again_within_three_periods() -> N
     assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
 
 
+@pytest.mark.slow
 def test_a_version_that_is_missed_is_made_up_for_by_a_patch_and_a_first_one_is_whole() -> None:
     of = scenario(machines("restless", 0.1, volunteer=True, **RESTLESS), machines("steady", 0.2, volunteer=True))
     run = simulation(of)
@@ -149,6 +151,7 @@ def test_without_anybody_the_learner_waits() -> None:
     assert figures.cost_per_hour == pytest.approx(10.0)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures() -> None:
     of = scenario(machines("restless", 0.1, volunteer=True, **RESTLESS), machines("steady", 0.2))
     short = replace(SETTINGS, hours=1.0)
@@ -180,6 +183,7 @@ def test_a_third_of_the_active_killed_is_made_up_for_within_three_periods_and_by
     assert min(active) >= 0.85 * planned[0]
 
 
+@pytest.mark.slow
 def test_those_who_step_in_for_a_class_that_vanished_count_for_what_they_can_do() -> None:
     """Only the slowest class is left of those that have shown anything: others are not taken for as slow."""
     of = scenario(

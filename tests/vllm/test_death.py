@@ -66,6 +66,7 @@ async def test_a_core_that_is_killed_in_a_generation_ends_the_call_and_no_engine
     await ended(cores)
 
 
+@pytest.mark.long
 async def test_an_engine_that_is_killed_in_a_swap_beneath_samples_ends_all_calls_and_vllm_s_processes(
     tmp_path: Path,
 ) -> None:
@@ -89,6 +90,7 @@ async def test_an_engine_that_is_killed_in_a_swap_beneath_samples_ends_all_calls
     await child.kill()
 
 
+@pytest.mark.long
 async def test_an_engine_that_hangs_while_it_is_busy_ends_itself_with_all_below_it(tmp_path: Path) -> None:
     child = await child_of(staged_pair(tmp_path)[0], tmp_path, hang_s=1.0)
     cores = below(child.pid)
@@ -101,6 +103,7 @@ async def test_an_engine_that_hangs_while_it_is_busy_ends_itself_with_all_below_
     await ended(cores)
 
 
+@pytest.mark.long
 async def test_a_worker_that_dies_in_the_middle_of_a_swap_ends_the_swap_and_the_samples_beneath_it(
     tmp_path: Path,
 ) -> None:

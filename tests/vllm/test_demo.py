@@ -23,6 +23,19 @@ def _of(directory: Path) -> list[psutil.Process]:
     return found
 
 
+def test_a_sampler_with_vllm_draws_for_a_learner(tmp_path: Path) -> None:
+    arguments = ("--engine", "vllm", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))
+    done = command("demo", *arguments, "--json", timeout_s=400)
+    assert done.returncode == 1, done.stderr[-3000:]  # in 4 steps nothing is learned
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["steps"], summary["verified"]) == (4, True)
+    (sampler,) = summary["by_sampler"]
+    assert sampler["engine"] == "vllm"
+    assert sampler["rollouts_accepted"] == summary["rollouts_accepted"] > 0
+    assert "vLLM is up in 1 samplers after" in done.stderr
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)  # vLLM is loaded twice beside the learning: 155 s of one core's time
 def test_two_samplers_with_vllm_and_one_with_transformers_learn(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"

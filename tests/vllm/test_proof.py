@@ -41,7 +41,14 @@ async def summed(engine: VllmEngine, staged: Staged) -> set[str]:
     return set.intersection(*(set(msgspec.json.decode(answer)) for answer in answers))
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("llama", True), ("llama", False)])
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    [
+        ("qwen3", False),
+        pytest.param("llama", True, marks=pytest.mark.long),
+        pytest.param("llama", False, marks=pytest.mark.long),
+    ],
+)
 async def test_after_each_of_several_swaps_log_probs_are_the_new_weights(tmp_path: Path, kind: str, tied: bool) -> None:
     """Of a tied Qwen3 test_vllm_engine.py shows it."""
     pair = staged_pair(tmp_path, kind, tied=tied)
@@ -91,6 +98,7 @@ async def test_a_bit_that_flips_in_fused_weights_is_found_by_the_sums_and_nothin
         assert isinstance(again, NotInstalled)
 
 
+@pytest.mark.long
 async def test_shards_of_two_workers_sum_up_and_what_both_hold_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +115,7 @@ async def test_shards_of_two_workers_sum_up_and_what_both_hold_counts_once(
         check_logprobs(asked, sampled, {v(1): pair[1]})
 
 
+@pytest.mark.long
 async def test_a_reload_that_fails_gives_up_the_samples_beneath_it(tmp_path: Path) -> None:
     pair = staged_pair(tmp_path)
     async with running(f"{EXTENSIONS}.Refusing") as engine:
@@ -122,6 +131,7 @@ async def test_a_reload_that_fails_gives_up_the_samples_beneath_it(tmp_path: Pat
         assert (await sample).samples[0].fault == UNPROVEN
 
 
+@pytest.mark.long
 async def test_a_cache_that_holds_no_sample_is_said_with_what_to_change(tmp_path: Path) -> None:
     pair = staged_pair(tmp_path)
     async with running() as engine:
@@ -129,6 +139,7 @@ async def test_a_cache_that_holds_no_sample_is_said_with_what_to_change(tmp_path
             await started(engine, pair[0], max_model_len=LENGTH, arguments={"kv_cache_memory_bytes": 512 << 10})
 
 
+@pytest.mark.long
 async def test_where_no_length_was_asked_for_samples_are_as_long_as_the_cache_holds(tmp_path: Path) -> None:
     pair = staged_pair(tmp_path)
     async with running() as engine:

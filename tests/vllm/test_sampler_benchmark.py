@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.sampler_swaps import swap_times
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.integration
+
 async def test_a_swap_beneath_running_samples_is_timed_in_its_parts(tmp_path: Path) -> None:
     times = await swap_times("vllm", tmp_path, parameters=3e5, swaps=1, device="cpu", dtype="float32")
     assert "probe" in times.proof

@@ -36,14 +36,6 @@ def taught(seed: int, course: Curriculum = SHORT) -> tuple[Any, list[float]]:
     return model, losses
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory where tiny-warm of seed 0 is kept: made once, because it takes nine seconds."""
-    directory = tmp_path_factory.mktemp("warm") / "model"
-    load_model("tiny-warm", 0, directory)
-    return directory
-
-
 def test_teaching_is_deterministic_and_lowers_the_loss() -> None:
     (one, losses), (other, same) = taught(0), taught(0)
     assert torch.equal(weights(one), weights(other))
@@ -76,20 +68,14 @@ def test_lessons_leave_the_held_out_numbers_alone_and_are_of_all_skills() -> Non
         assert 450 < shown < 650
 
 
-def test_the_base_has_all_four_skills_and_no_choice_among_them(base: Path) -> None:
+@pytest.mark.slow
+def test_the_base_has_all_four_skills_and_a_few_learner_steps_elicit_the_one_that_is_rewarded(tmp_path: Path) -> None:
+    base = tmp_path / "model"
     model, tokenizer = load_model("tiny-warm", 0, base)
     shown = shares(model.eval(), tokenizer)
     assert all(0.15 < share < 0.32 for share in shown.values()), shown
     assert sum(shown.values()) > 0.75
 
-
-def test_what_was_made_is_read_and_not_made_again(tmp_path: Path) -> None:
-    other = tiny_model(5)
-    save_model(other, str(tmp_path / "base.safetensors"))
-    assert torch.equal(weights(load_model("tiny-warm", 0, tmp_path)[0]), weights(other))
-
-
-def test_a_few_learner_steps_elicit_the_skill_that_is_rewarded(base: Path) -> None:
     config = LeadConfig(model="tiny-warm", task="sort", group_size=8, max_staleness=0, eval_prompts=200)
     assert config.resolved_learning_rate == 3e-4
     process = OneProcess(config, base.parent)
@@ -97,6 +83,12 @@ def test_a_few_learner_steps_elicit_the_skill_that_is_rewarded(base: Path) -> No
     assert sum(rewards[:3]) / 3 < 0.4
     assert sum(rewards[-3:]) / 3 > 0.45
     assert process.accuracy() > 0.6
+
+
+def test_what_was_made_is_read_and_not_made_again(tmp_path: Path) -> None:
+    other = tiny_model(5)
+    save_model(other, str(tmp_path / "base.safetensors"))
+    assert torch.equal(weights(load_model("tiny-warm", 0, tmp_path)[0]), weights(other))
 
 
 @torch.inference_mode()
