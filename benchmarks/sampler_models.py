@@ -163,8 +163,7 @@ class Versions:
         held = self.store.begin(made)
         for index in range(len(held.chunks.spans)):
             if not held.chunks.has(index):
-                held.chunks.place(index)[:] = made.chunks.chunk(index)
-                assert held.chunks.accept(index)
+                assert held.chunks.put(index, made.chunks.chunk(index))
         began = time.perf_counter()
         self.weights.apply(held, self.pool)
         self.apply_s = time.perf_counter() - began

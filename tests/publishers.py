@@ -72,6 +72,5 @@ def hand_over(store: VersionStore, version: HeldVersion) -> HeldVersion:
     held = begin(store, version)
     for index in reversed(range(len(held.chunks.spans))):
         if not held.chunks.has(index):
-            held.chunks.place(index)[:] = version.chunks.chunk(index)
-            assert held.chunks.accept(index)
+            assert held.chunks.put(index, version.chunks.chunk(index))
     return held

@@ -10,16 +10,14 @@ requests in flight; a peer that fails or lies is not asked again.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.serving import Meter
-from swarm.broadcast.store.base_model import BaseModel, take_from_base
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import FULL_RATIO
@@ -60,126 +58,114 @@ class Piece:
     take: Callable[[bytes], bool]
 
 
+@dataclass(slots=True, eq=False)
+class Source:
+    """A peer that is asked, and its answers without a piece since the last one with."""
+
+    peer: Peer
+    gone: int = 0
+    busy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    source: Source
+    piece: Piece
+    asked_at: float
+
+
 class Download:
     """Pieces to fetch from one set of peers, and what is left of them from another."""
 
     def __init__(self, pieces: Sequence[Piece], pool: Executor, *, meter: Meter | None = None) -> None:
-        self.faults: Counter[str] = Counter()
-        self.blamed: list[Peer] = []
-        self.fetched_bytes = 0
+        self.failed: list[Peer] = []
+        self.left = set(pieces)
         self._pool = pool
         self._meter = meter
         self._waiting = deque(pieces)
-        self._asked: dict[Piece, tuple[float, int]] = {}
-        self._left = set(pieces)
+        self._requests: dict[asyncio.Task[bool], Request] = {}
         self._seconds = 0.0
         self._taken = 0
-        self._news = asyncio.Event()
-
-    @property
-    def left(self) -> int:
-        return len(self._left)
 
     async def run(self, peers: Sequence[Peer]) -> bool:
         """True once every piece is taken; False if no peer is left that gives the rest."""
-        if not peers:
-            return not self._left
-        each = min(REQUESTS_A_PEER, max(1, REQUESTS_IN_ALL // len(peers)))
-        tasks = [
-            asyncio.create_task(self._work(state))
-            for state in [_PeerState(peer) for peer in peers[:REQUESTS_IN_ALL]]
-            for _ in range(each)
-        ]
+        each = min(REQUESTS_A_PEER, max(1, REQUESTS_IN_ALL // max(1, len(peers))))
+        free = deque([Source(peer) for peer in peers[:REQUESTS_IN_ALL]] * each)
         try:
-            pending = set(tasks)
-            while pending and self._left:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            while self.left:
+                self._ask(free)
+                if not self._requests:
+                    return False
+                done, _ = await asyncio.wait(self._requests, timeout=LATE_S / 2, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    task.result()
+                    free.append(self._end(task))
         finally:
-            for task in tasks:
+            for task in self._requests:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return not self._left
+            await asyncio.gather(*self._requests, return_exceptions=True)
+            self._waiting.extend(request.piece for request in self._requests.values())
+            self._requests.clear()
+        return True
 
-    async def _work(self, state: _PeerState) -> None:
-        while not state.left and (piece := await self._next(state)) is not None:
-            try:
-                reason = await self._fetch(state, piece)
-            finally:
-                self._put_back(piece)
-            if reason is not None and not state.left:
-                state.left = True
-                self.faults[reason] += 1
-                self.blamed.append(state.peer)
+    def _ask(self, free: deque[Source]) -> None:
+        """Give every source that is free something to do, if there is anything."""
+        for _ in range(len(free)):
+            source = free.popleft()
+            if source.peer in self.failed:
+                continue
+            if (piece := self._next(source)) is None:
+                free.append(source)
+                continue
+            task = asyncio.create_task(self._fetch(source, piece))
+            self._requests[task] = Request(source, piece, asyncio.get_running_loop().time())
 
-    async def _next(self, state: _PeerState) -> Piece | None:
-        """A piece that nobody was asked for yet, or one that is late; None once all are taken."""
-        loop = asyncio.get_running_loop()
-        while self._left and not state.left:
-            while self._waiting:
-                piece = self._waiting.popleft()
-                if piece in self._left:
-                    self._asked[piece] = (loop.time(), 1)
-                    return piece
-            late_s = max(LATE_S, LATE_RATIO * self._seconds / max(1, self._taken))
-            for piece, (since, askers) in self._asked.items():
-                if askers == 1 and loop.time() - since > late_s:
-                    self._asked[piece] = (since, 2)
-                    return piece
-            self._news.clear()
-            try:
-                async with asyncio.timeout(LATE_S / 2):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
+    def _next(self, source: Source) -> Piece | None:
+        """A piece that nobody is asked for, or one that another peer alone is asked for and is late with."""
+        while self._waiting:
+            if (piece := self._waiting.popleft()) in self.left:
+                return piece
+        late_s = max(LATE_S, LATE_RATIO * self._seconds / max(1, self._taken))
+        asked_before = asyncio.get_running_loop().time() - late_s
+        for request in self._requests.values():
+            if request.asked_at < asked_before and request.source is not source and self._askers(request.piece) == 1:
+                return request.piece
         return None
 
-    def _put_back(self, piece: Piece) -> None:
-        """A piece that did not come waits again, unless another peer is being asked for it."""
-        asked = self._asked.pop(piece, None)
-        if piece in self._left:
-            if asked is not None and asked[1] > 1:
-                self._asked[piece] = (asked[0], asked[1] - 1)
-            else:
-                self._waiting.append(piece)
-        self._news.set()
+    def _askers(self, piece: Piece) -> int:
+        return sum(request.piece is piece for request in self._requests.values())
 
-    async def _fetch(self, state: _PeerState, piece: Piece) -> str | None:
-        """Ask for a piece and take it. Returns why the peer is to be given up, or None."""
+    def _end(self, task: asyncio.Task[bool]) -> Source:
+        request = self._requests.pop(task)
+        if not task.result():
+            self.failed.append(request.source.peer)
+        if request.piece in self.left and not self._askers(request.piece):
+            self._waiting.append(request.piece)
+        return request.source
+
+    async def _fetch(self, source: Source, piece: Piece) -> bool:
+        """Ask for a piece and take it. False if the peer is not to be asked again."""
         loop = asyncio.get_running_loop()
         if self._meter is not None:
             await self._meter(piece.expected_bytes)
         began = loop.time()
         try:
-            body = await state.peer.get(piece.path, cap_bytes=piece.cap_bytes, timeout_s=FETCH_S)
+            body = await source.peer.get(piece.path, cap_bytes=piece.cap_bytes, timeout_s=FETCH_S)
         except Gone:
-            state.gone += 1
-            return "gone" if state.gone >= GONE_IN_A_ROW else None
+            source.gone += 1
+            return source.gone < GONE_IN_A_ROW
         except Busy as busy:
-            state.busy += 1
+            source.busy += 1
             await asyncio.sleep(busy.retry_after_s)
-            return "busy" if state.busy >= BUSY_IN_A_ROW else None
-        except ProtocolError:
-            return "refused"
-        except PeerUnreachable:
-            return "unreachable"
-        self.fetched_bytes += len(body)
-        if piece in self._left and not await in_thread(piece.take, body, pool=self._pool):
-            return "lied"
-        self._left.discard(piece)
-        state.gone = state.busy = 0
+            return source.busy < BUSY_IN_A_ROW
+        except (ProtocolError, PeerUnreachable):
+            return False
+        if piece in self.left and not await in_thread(piece.take, body, pool=self._pool):
+            return False
+        self.left.discard(piece)
+        source.gone = source.busy = 0
         self._seconds += loop.time() - began
         self._taken += 1
-        return None
-
-
-@dataclass(slots=True)
-class _PeerState:
-    peer: Peer
-    left: bool = False
-    gone: int = 0
-    busy: int = 0
+        return True
 
 
 CHUNKS_WORTH = 1.1
@@ -187,17 +173,6 @@ CHUNKS_WORTH = 1.1
 
 FRAMING_BYTES = 64  # An answer with a region states the codec before the encoding
 MAX_DELTAS = 8  # Deltas applied in sequence: peers keep four versions and those in use
-
-
-@dataclass(slots=True, kw_only=True)
-class CaughtUp:
-    """What a catch-up took. `blamed` are the peers that failed or lied; `faults` counts why."""
-
-    way: Literal["nothing", "deltas", "regions"] = "nothing"
-    fetched_bytes: int = 0
-    from_base_bytes: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    blamed: list[Peer] = field(default_factory=list)
 
 
 async def catch_up(
@@ -208,15 +183,15 @@ async def catch_up(
     *,
     pool: Executor,
     learner: Peer | None = None,
-    base: BaseModel | None = None,
     meter: Meter | None = None,
-) -> CaughtUp:
+) -> None:
     """Make the map hold `target`. Nothing else may change the map meanwhile.
 
     The sources are asked in parallel, the learner only for what none of them gives. PeerUnreachable if nobody gives
     the rest: what came is kept, and the next call goes on from there. `meter` is awaited before each request.
     """
-    return await _CatchUp(store, weights, list(sources), learner, pool, meter).run(target, base)
+    if weights.version != target.head.version:
+        await _CatchUp(store, weights, list(sources), [learner] if learner is not None else [], pool, meter).run(target)
 
 
 @dataclass(slots=True)
@@ -224,55 +199,44 @@ class _CatchUp:
     _store: VersionStore
     _weights: WeightMap
     _sources: list[Peer]
-    _learner: Peer | None
+    _learner: list[Peer]
     _pool: Executor
     _meter: Meter | None
-    _report: CaughtUp = field(default_factory=CaughtUp)
 
-    async def run(self, target: SignedVersion, base: BaseModel | None) -> CaughtUp:
-        if self._weights.version == target.head.version:
-            return self._report
-        if base is not None and self._weights.last_whole is None:
-            await in_thread(self._weights.begin_fill, target)
-            self._report.from_base_bytes = await in_thread(take_from_base, base, self._weights, target.table)
+    async def run(self, target: SignedVersion) -> None:
         full_bytes = self._full_bytes(target, self._weights.lacking(target.table))
-        row = await self._deltas(target, int(CHUNKS_WORTH * full_bytes))
-        if row is not None:
-            self._report.way = "deltas"
+        chain = await self._deltas(target, int(CHUNKS_WORTH * full_bytes))
+        if chain is not None:
             try:
-                await self._take_deltas(row)
+                return await self._take_deltas(chain)
             except (PeerUnreachable, ProtocolError):
-                # The others pruned a version meanwhile, or one is damaged here: full regions need no base.
-                row = None
-        if row is None:
-            self._report.way = "regions"
-            await in_thread(self._weights.begin_fill, target)
-            await self._fetch_regions(target, self._weights.lacking(target.table))
-            await in_thread(self._weights.finish)
-        return self._report
+                pass  # The others pruned a version meanwhile, or one is damaged here: full regions need no base.
+        await in_thread(self._weights.begin_fill, target)
+        await self._fetch_regions(target, self._weights.lacking(target.table))
+        await in_thread(self._weights.finish)
 
     # -- deltas ----------------------------------------------------------------------------------------------
 
     async def _deltas(self, target: SignedVersion, limit_bytes: int) -> list[SignedVersion] | None:
         """The versions to apply in sequence, the oldest first; None if that takes more than `limit_bytes`."""
-        row = [target]
+        chain = [target]
         cost = self._chunk_bytes(target)
-        while needs_base(row[0].table) and row[0].head.base != self._weights.last_whole:
-            older = row[0].head.base
+        while needs_base(chain[0].table) and chain[0].head.base != self._weights.last_whole:
+            older = chain[0].head.base
             assert older is not None
             whole = self._weights.last_whole
-            if whole is None or older < whole or len(row) == MAX_DELTAS or cost > limit_bytes:
+            if whole is None or older < whole or len(chain) == MAX_DELTAS or cost > limit_bytes:
                 return None
             found = self._store.find(older) or await self._signed(older)
             if found is None:
                 return None
-            row.insert(0, found)
+            chain.insert(0, found)
             cost += self._chunk_bytes(found)
-        cost += self._full_bytes(row[0], self._weights.missing_base(row[0]))
-        return row if cost <= limit_bytes else None
+        cost += self._full_bytes(chain[0], self._weights.missing_base(chain[0]))
+        return chain if cost <= limit_bytes else None
 
-    async def _take_deltas(self, row: list[SignedVersion]) -> None:
-        for version in row:
+    async def _take_deltas(self, chain: list[SignedVersion]) -> None:
+        for version in chain:
             held = await in_thread(self._store.begin, version)
             await self._fetch_chunks(held)
             if damaged := self._weights.missing_base(held):
@@ -286,7 +250,7 @@ class _CatchUp:
                 raise
 
     async def _signed(self, version: VersionId) -> SignedVersion | None:
-        for peer in self._everybody():
+        for peer in [*self._sources, *self._learner]:
             try:
                 return await self._signed_from(peer, version)
             except (ProtocolError, PeerUnreachable):
@@ -348,16 +312,11 @@ class _CatchUp:
     async def _fetch(self, pieces: list[Piece], what: str) -> None:
         download = Download(pieces, self._pool, meter=self._meter)
         try:
-            done = await download.run(self._sources)
-            if not done and self._learner is not None:
-                done = await download.run([self._learner])
+            done = await download.run(self._sources) or await download.run(self._learner)
         finally:
-            self._report.fetched_bytes += download.fetched_bytes
-            self._report.faults += download.faults
-            self._report.blamed += download.blamed
-            self._sources = [peer for peer in self._sources if peer not in download.blamed]
+            self._sources = [peer for peer in self._sources if peer not in download.failed]
         if not done:
-            raise PeerUnreachable(f"nobody gives the last {download.left} {what}")
+            raise PeerUnreachable(f"nobody gives the last {len(download.left)} {what}")
 
     def _full_bytes(self, version: SignedVersion, indices: Sequence[int]) -> int:
         return sum(self._full_region_bytes(version, index) for index in indices)
@@ -375,8 +334,3 @@ class _CatchUp:
         if held is None:
             return version.table.encoded_bytes
         return sum(span.nbytes for i, span in enumerate(held.chunks.spans) if not held.chunks.has(i))
-
-    def _everybody(self) -> Iterator[Peer]:
-        yield from self._sources
-        if self._learner is not None:
-            yield self._learner

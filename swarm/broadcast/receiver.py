@@ -528,7 +528,6 @@ class Receiver:
                     sources,
                     pool=self._pool,
                     learner=None if patient else learner,
-                    base=self._base,
                     meter=self._station.download.flow,
                 )
             self._behind_since = None

@@ -215,7 +215,11 @@ class BroadcastService:
         if plan.scheme != "mesh":
             routes = plan.routes_of(self._station.me)
             courier = TreeCourier(
-                count=count, learner=self._station.me, routes=routes, whole=True, random=self._station.random
+                count=count,
+                learner=self._station.me,
+                routes=routes,
+                held=held.chunks.have(),
+                random=self._station.random,
             )
         self._transfers.open(held, courier)
         self.newest = held

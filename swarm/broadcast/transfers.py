@@ -2,8 +2,8 @@
 
 Theory of operation. Each version under way has a core (a Courier) and a file of chunks. A peer takes part in a version
 once both ends have opened it: each says so with Have, or Complete. A link is filled with notes first, then with what
-the cores give, the oldest version first, because a delta needs the version before. A chunk is received into its place
-in the file; its core hears of it only when its digest is the signed one (I2), else it is a fault of its sender.
+the cores give, the oldest version first, because a delta needs the version before. A chunk is written to its file, and
+its core hears of it, only if its digest is the signed one (I2); else it is a fault of its sender.
 
 Tables. A large chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one
 forwarder. A part cannot be proven by itself; the whole is, by the head. A receiver that ends up with another table
@@ -27,7 +27,7 @@ from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, TABLE_BYTES, Span
 from swarm.errors import ProtocolError
 from swarm.net.stream import Frame, Outgoing, Stream
-from swarm.net.wire import digest, encode
+from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
 
 MIN_PART_BYTES = 16 * 1024
@@ -165,7 +165,6 @@ class Transfer:
     held: HeldVersion
     courier: Courier
     joined: set[NodeId] = field(default_factory=set)
-    receiving: dict[int, Link] = field(default_factory=dict)
     completed_at: float | None = None
     sent_bytes: int = 0
 
@@ -220,8 +219,6 @@ class Transfers:
         self._sent_gone += link.stream.sent_bytes
         now = time.monotonic()
         for transfer in self.active.values():
-            for index in [i for i, by in transfer.receiving.items() if by is link]:
-                del transfer.receiving[index]
             if link.node in transfer.joined:
                 transfer.joined.discard(link.node)
                 transfer.courier.leave(link.node, now=now)
@@ -248,10 +245,7 @@ class Transfers:
 
     def close(self, version: VersionId) -> None:
         """Leave a transfer."""
-        transfer = self.active.pop(version, None)
-        if transfer is not None:
-            for index, link in list(transfer.receiving.items()):
-                link.divert(transfer, index)
+        self.active.pop(version, None)
 
     def stir(self) -> None:
         """After any call of a core: wake the links that may have something to send, and arm the timer."""
@@ -319,21 +313,26 @@ class Transfers:
             self._on_peer_complete(link.node, transfer.held.head.version)
         self.stir()
 
-    def arrived(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
-        """A chunk is in its place in the file: prove it, and tell the core."""
-        if not transfer.held.chunks.accept(frame.index):
+    def take_chunk(self, link: Link, frame: Frame, payload: memoryview, via: NodeId | None) -> None:
+        """Prove a chunk, write it to its place and tell the core, which may have to forward one that is held already.
+
+        A chunk of a version that is not under way here is dropped: the sender could not know.
+        """
+        transfer = self.active.get(frame.version)
+        if transfer is None or link.node not in transfer.joined:
+            return
+        chunks, index = transfer.held.chunks, frame.index
+        if index >= len(chunks.spans) or chunks.spans[index].nbytes != frame.size or frame.kind not in KINDS:
+            self.reject(link, "shape")
+            return
+        if not chunks.has(index) and not chunks.put(index, payload):
             self.reject(link, "digest")
             return
         now = time.monotonic()
-        transfer.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=now)
-        if transfer.completed_at is None and transfer.held.chunks.complete:
+        transfer.courier.arrived(link.node, index, Kind(frame.kind), via, now=now)
+        if transfer.completed_at is None and chunks.complete:
             transfer.completed_at = now
             self._on_complete(transfer)
-        self.stir()
-
-    def repeated(self, link: Link, transfer: Transfer, frame: Frame, via: NodeId | None) -> None:
-        """A chunk came that is held already: its core still has to forward it if it is told to."""
-        transfer.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=time.monotonic())
         self.stir()
 
     def reject(self, link: Link, reason: str) -> None:
@@ -355,8 +354,6 @@ class Link:
         self.faults = 0
         self._early: dict[VersionId, Have | Complete] = {}
         self._queue: deque[Outgoing] = deque()
-        self._direct: Transfer | None = None
-        self._diverted = False
         self._scratch = memoryview(bytearray(0))
 
     def say(self, version: VersionId, note: Note) -> None:
@@ -409,24 +406,17 @@ class Link:
     def place(self, frame: Frame) -> memoryview:
         if frame.size > CAPS.get(frame.type, 0):
             raise ProtocolError(f"a frame of type {frame.type} has no {frame.size} bytes")
-        self._direct = None
-        self._diverted = False
         if frame.type != CHUNK:
             return memoryview(bytearray(frame.size))
-        transfer = self._transfers.active.get(frame.version)
-        if transfer is not None and self._fits(transfer, frame):
-            chunks = transfer.held.chunks
-            if not chunks.has(frame.index) and frame.index not in transfer.receiving:
-                transfer.receiving[frame.index] = self
-                self._direct = transfer
-                return chunks.place(frame.index)
-        return self._scratch_of(frame.size)
+        if len(self._scratch) < frame.size:
+            self._scratch = memoryview(bytearray(frame.size))
+        return self._scratch[: frame.size]
 
     def received(self, frame: Frame, payload: memoryview) -> None:
         if frame.type == NOTE:
             self._transfers.hear(self, frame.version, read_note(payload))
         elif frame.type == CHUNK:
-            self._take(frame, payload)
+            self._transfers.take_chunk(self, frame, payload, self._named(frame.via))
         elif frame.type in CAPS:
             self._transfers.on_frame(self.node, frame, bytes(payload))
         else:
@@ -436,14 +426,6 @@ class Link:
         self._transfers.link_closed(self)
 
     # -- chunks ----------------------------------------------------------------------------------------------
-
-    def divert(self, transfer: Transfer, index: int) -> None:
-        """What this link is receiving as chunk `index` is not needed any more."""
-        transfer.receiving.pop(index, None)
-        if self._direct is transfer:
-            self._direct = None
-            self._diverted = True
-            self.stream.divert(self._scratch_of(transfer.held.chunks.spans[index].nbytes))
 
     def _chunk(self, version: VersionId, transfer: Transfer, send: Send) -> Outgoing:
         payload = transfer.held.chunks.chunk(send.index)
@@ -457,48 +439,9 @@ class Link:
 
         return Outgoing(header, payload, sent)
 
-    def _fits(self, transfer: Transfer, frame: Frame) -> bool:
-        spans = transfer.held.chunks.spans
-        if frame.index < len(spans) and spans[frame.index].nbytes == frame.size and frame.kind in KINDS:
-            return True
-        self._transfers.reject(self, "shape")
-        return False
-
-    def _take(self, frame: Frame, payload: memoryview) -> None:
-        """A chunk of a version that is not under way here is dropped: the sender could not know."""
-        direct, self._direct = self._direct, None
-        transfer = self._transfers.active.get(frame.version)
-        if direct is not None:
-            direct.receiving.pop(frame.index, None)
-        if transfer is None or self.node not in transfer.joined:
-            return
-        spans = transfer.held.chunks.spans
-        if frame.index >= len(spans) or spans[frame.index].nbytes != frame.size or frame.kind not in KINDS:
-            return
-        via = self._named(frame.via)
-        if direct is transfer:
-            self._transfers.arrived(self, transfer, frame, via)
-        elif transfer.held.chunks.has(frame.index):
-            self._transfers.repeated(self, transfer, frame, via)
-        elif self._diverted:
-            pass  # its first bytes went elsewhere, and what was held instead has been forgotten: nobody's fault
-        elif digest(payload) == transfer.held.table.chunk_digests[frame.index]:
-            # Another link is slower with the same chunk.
-            if (slower := transfer.receiving.get(frame.index)) is not None:
-                slower.divert(transfer, frame.index)
-            transfer.held.chunks.place(frame.index)[:] = payload
-            self._transfers.arrived(self, transfer, frame, via)
-        else:
-            self._transfers.reject(self, "digest")
-
     def _named(self, via: bytes) -> NodeId | None:
         prefix = via.hex()
         return next((node for node in self._transfers.links if node.startswith(prefix)), None) if any(via) else None
-
-    def _scratch_of(self, nbytes: int) -> memoryview:
-        if len(self._scratch) < nbytes:
-            self._scratch = memoryview(bytearray(nbytes))
-        return self._scratch[:nbytes]
 
 
 def read_note(data: memoryview) -> Note:

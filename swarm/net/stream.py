@@ -1,11 +1,10 @@
 """Framed streams between nodes, on the port that serves HTTP: long-lived, both ways, and filled as late as possible.
 
 A stream begins with PREAMBLE, then TLS where the address has a certificate, then frames: a header of 32 bytes and a
-payload. A chunk's payload is received into its final place and sent from where it lies. A link is asked for its next
-frame only when the kernel holds little unsent (UNSENT_S), one chunk per wake-up, so that the choice of what goes to
-whom is made late and all links get their turn. Sockets are used directly: asyncio's transports would keep another
-64 KiB per connection out of reach (docs/decisions/0006). A `Pace` caps what a node sends or receives in all, and its
-streams share the cap fairly.
+payload. A chunk is sent from where it lies in its file. A link is asked for its next frame only when the kernel holds
+little unsent (UNSENT_S), one chunk per wake-up, so that the choice of what goes to whom is made late and all links get
+their turn. Sockets are used directly: asyncio's transports would keep another 64 KiB per connection out of reach
+(docs/decisions/0006). A `Pace` caps what a node sends or receives in all, and its streams share the cap fairly.
 """
 
 from __future__ import annotations
@@ -204,11 +203,6 @@ class Stream:
             self._unsent = wanted
             with suppress(OSError):  # a kernel without it, as in tune
                 self._sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted)
-
-    def divert(self, into: memoryview) -> None:
-        """Receive the payload that is under way into another place. What has come so far is of no use."""
-        assert len(into) == len(self._into)
-        self._into = into
 
     def close(self, error: Exception | None = None) -> None:
         if self._closed:

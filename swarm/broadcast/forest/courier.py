@@ -2,21 +2,22 @@
 
 Theory of operation. Chunk i is of stripe i mod K. A new chunk goes to the children of its stripe, through a queue for
 each link in index order; a link is asked for its next frame only when it can take one, so a slow child delays nobody
-but its own subtree. A child that joins, or comes back, says what it holds (Have) and is sent the rest. A child given to
-this node while the transfer runs is sent new chunks at once, and what else it may lack once it has said so.
+but its own subtree. A child that joins, comes back, or is given to this node by a new plan says what it holds (Have),
+and is sent the rest.
 
 A node pulls what the trees lost, and at the end what a slow parent still has. A chunk is overdue if its stripe has no
 linked parent or has been silent while others went on, or if its parent sent a later one long ago (so the chunk was
 lost, or refused as wrong). The node asks (Want) a peer known to hold it, else a parent in another stripe, at last the
-learner, and passes the chunk on to its children like any other. Pulls end by themselves when new routes come. Only a
-few links at a time are served what they asked for, because a repair slows down the trees of others.
+learner, and passes the chunk on to its children like any other. A
+peer sends what it is asked for as soon as it holds it, and says what it holds. Pulls end by themselves when new routes
+come.
 
 Bounds: an index is in a link's queue once; what a peer asked for, and what is asked of it, is at most MAX_INDICES.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -109,12 +110,11 @@ class Pulls:
         assert len(self.asks) < MAX_INDICES
         self.asks[index] = Ask(peer, now + ASK_S)
 
-    def expired(self, *, now: float) -> list[int]:
-        """Asks that were not answered in time."""
-        late = [index for index, ask in self.asks.items() if ask.until <= now]
-        for index in late:
+    def expire(self, *, now: float) -> None:
+        """Give up asks that were not answered in time."""
+        for index in [index for index, ask in self.asks.items() if ask.until <= now]:
+            del self.asks[index]
             self._tries[index] = self._tries.get(index, 0) + 1
-        return late
 
     def exhausted(self, index: int) -> bool:
         """Whether enough peers were asked in vain for the learner to be asked."""
@@ -202,7 +202,6 @@ ASKED_OF_ONE = 16  # Asked of one peer at a time: 1 MiB of 64 KiB chunks
 MAX_NOTES = 2
 """Notes that may wait for a link before it is asked for more; the newest note on what is held may come on top."""
 
-MAX_COPYING = 4  # Links that are served what they asked for at a time
 HAVE_EVERY_S = 1.0  # Bitmaps sent in answer to one peer's vain questions
 
 LEAD_ROUNDS = 4
@@ -213,33 +212,23 @@ WALK = 1.4
 """Multiple of the planned pace at which links go on when another holds them up. With 100 peers this takes 1.13 of the
 bound; waiting for half of the links took 1.26, for all 1.98. Below the planned pace a stalled child holds up all."""
 
-BACKLOG_S = 2.0  # How long a new child's word about what it holds is waited for
-
 
 @dataclass(slots=True)
 class _Link:
     """The state of one link. Bit i of `theirs` is set if the peer says it has chunk i, sent it or was sent it."""
 
-    leaf: bool
     theirs: bytearray
-    complete: bool = False
-    heard_at: float | None = None
     told_at: float | None = None
     notes: deque[Note] = field(default_factory=deque)
     queue: list[int] = field(default_factory=list)
     asked: deque[int] = field(default_factory=deque)
-    wishes: dict[int, None] = field(default_factory=dict)
-    copying: bool = False
-    backlog: dict[int, float] = field(default_factory=dict)
-    pending: int = 0
+    wishes: set[int] = field(default_factory=set)
 
 
 class TreeCourier:
     """A Courier for static routes. `held` is a bitmap as in Have; the learner holds everything."""
 
-    def __init__(
-        self, *, count: int, learner: NodeId, routes: Routing, held: bytes = b"", whole: bool = False, random: Random
-    ) -> None:
+    def __init__(self, *, count: int, learner: NodeId, routes: Routing, held: bytes = b"", random: Random) -> None:
         assert count >= 1
         self._count = count
         self._learner = learner
@@ -247,20 +236,13 @@ class TreeCourier:
         self._routes = routes
         self._links: dict[NodeId, _Link] = {}
         self._ready: dict[NodeId, None] = {}
-        self._held = bytearray((count + 7) // 8)
-        self._missing = 0 if whole else count
-        if whole:
-            self._held = _full(count)
-        for index in range(count) if held and not whole else ():
-            if has_bit(held, index):
-                self._keep(index)
+        self._held = bytearray(held.ljust((count + 7) // 8, b"\0"))
+        self._missing = count - int.from_bytes(held).bit_count()
         self.complete = self._missing == 0
-        self.duplicates = 0
         self.pulled = 0
         self.stripes = len(routes.parents)
         self._pulls = Pulls(count=count, stripes=self.stripes, held=self._held)
-        self._wishers: dict[int, list[NodeId]] = {}
-        self._copying = 0
+        self._wishers: dict[int, dict[NodeId, None]] = {}
         self._limit = LEAD_ROUNDS * self.stripes
         self._until_paced = 0
         self._ahead: dict[NodeId, None] = {}
@@ -283,25 +265,14 @@ class TreeCourier:
                 if child not in routes.children[stripe]:
                     self._release(child, stripe)
             for child in routes.children[stripe]:
-                if child not in old.children[stripe]:
-                    self._adopt(child, stripe, now)
+                if child not in old.children[stripe] and (link := self._links.get(child)) is not None:
+                    self._enqueue_stripe(child, link, stripe)
 
     def _release(self, child: NodeId, stripe: int) -> None:
         link = self._links.get(child)
         if link is not None:
             link.queue = [index for index in link.queue if index % self.stripes != stripe]
             heapify(link.queue)
-            link.backlog.pop(stripe, None)
-
-    def _adopt(self, child: NodeId, stripe: int, now: float) -> None:
-        link = self._links.get(child)
-        if link is None:
-            return
-        if link.heard_at is not None and now - link.heard_at < BACKLOG_S:
-            self._enqueue_stripe(child, link, stripe)
-        else:
-            link.backlog[stripe] = now + BACKLOG_S
-            self._arm(now)
 
     def _enqueue_stripe(self, child: NodeId, link: _Link, stripe: int) -> None:
         queued = set(link.queue)
@@ -313,7 +284,7 @@ class TreeCourier:
 
     def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
         assert peer not in self._links
-        link = self._links[peer] = _Link(leaf, bytearray((self._count + 7) // 8))
+        link = self._links[peer] = _Link(bytearray((self._count + 7) // 8))
         self._pulls.begin(now=now)
         if self._missing < self._count:
             self._tell(peer, link, now)
@@ -327,12 +298,8 @@ class TreeCourier:
     def leave(self, peer: NodeId, *, now: float) -> None:
         link = self._links.pop(peer, None)
         self._ready.pop(peer, None)
-        if link is None:
-            return
-        if link.copying:
-            self._end_copy(link)
-        for index in link.wishes:
-            self._wishers[index].remove(peer)
+        for index in link.wishes if link is not None else ():
+            del self._wishers[index][peer]
         for index in [index for index, ask in self._pulls.asks.items() if ask.peer == peer]:
             del self._pulls.asks[index]
         for stripe, parent in enumerate(self._routes.parents):
@@ -350,38 +317,27 @@ class TreeCourier:
             set_bit(link.theirs, index)
         from_parent = kind is Kind.FRESH and self._routes.parents[index % self.stripes] == peer
         self._pulls.arrived(index, from_parent=from_parent, now=now)
-        self._settle_ask(index)
+        self._pulls.asks.pop(index, None)
         if has_bit(self._held, index):
-            self.duplicates += 1
             return
-        self._keep(index)
-        self._pass_on(index)
+        set_bit(self._held, index)
+        self._missing -= 1
+        for child in self._routes.children[index % self.stripes]:
+            link = self._links.get(child)
+            if link is not None and not has_bit(link.theirs, index):
+                heappush(link.queue, index)
+                self._ready[child] = None
+        for wisher in self._wishers.pop(index, ()):
+            self._links[wisher].wishes.remove(index)
+            self._promise(wisher, self._links[wisher], index)
         if not self._missing:
             self._finish()
         self._arm(now)
-
-    def _keep(self, index: int) -> None:
-        set_bit(self._held, index)
-        self._missing -= 1
-
-    def _pass_on(self, index: int) -> None:
-        for child in self._routes.children[index % self.stripes]:
-            link = self._links.get(child)
-            if link is not None and not link.complete and not has_bit(link.theirs, index):
-                heappush(link.queue, index)
-                self._ready[child] = None
-        for peer in self._wishers.pop(index, ()):
-            link = self._links[peer]
-            del link.wishes[index]
-            if len(link.asked) < MAX_INDICES:
-                link.asked.append(index)
-                self._ready[peer] = None
 
     def _finish(self) -> None:
         self.complete = True
         self._pulls.forget()
         for peer, link in self._links.items():
-            link.pending = 0
             link.notes = deque(note for note in link.notes if not isinstance(note, Want | Have))
             link.notes.append(Complete())
             self._ready[peer] = None
@@ -394,14 +350,11 @@ class TreeCourier:
             case Have(bitmap=bitmap):
                 for at, byte in enumerate(bitmap[: len(link.theirs)]):
                     link.theirs[at] |= byte
-                self._hear_what_it_holds(peer, link, now)
             case Complete():
-                link.complete = True
                 if self._whole_at is None and peer != self._learner:
                     self._whole_at = now
-                link.theirs = _full(self._count)
+                link.theirs = bytearray(b"\xff" * len(link.theirs))
                 link.queue.clear()
-                self._hear_what_it_holds(peer, link, now)
             case Want(indices=indices):
                 self._take_want(peer, link, indices, now)
             case Behind(stripes=stripes) if self.complete:
@@ -409,24 +362,21 @@ class TreeCourier:
             case _:
                 pass  # of the mesh: it has no meaning here, and costs nothing
 
-    def _hear_what_it_holds(self, peer: NodeId, link: _Link, now: float) -> None:
-        link.heard_at = now
-        for stripe in list(link.backlog):
-            del link.backlog[stripe]
-            self._enqueue_stripe(peer, link, stripe)
-
     def _take_want(self, peer: NodeId, link: _Link, indices: tuple[int, ...], now: float) -> None:
         """Send what is held now and the rest when it comes, and tell the asker what is held."""
         for index in indices:
-            if index < self._count and index not in link.asked and index not in link.wishes:
-                if has_bit(self._held, index) and len(link.asked) < MAX_INDICES:
-                    link.asked.append(index)
-                elif not has_bit(self._held, index) and len(link.wishes) < MAX_INDICES:
-                    link.wishes[index] = None
-                    self._wishers.setdefault(index, []).append(peer)
+            if index < self._count and has_bit(self._held, index):
+                self._promise(peer, link, index)
+            elif index < self._count and len(link.wishes) < MAX_INDICES:
+                link.wishes.add(index)
+                self._wishers.setdefault(index, {})[peer] = None
         if link.wishes and (link.told_at is None or now - link.told_at >= HAVE_EVERY_S):
             self._tell(peer, link, now)
-        self._ready[peer] = None
+
+    def _promise(self, peer: NodeId, link: _Link, index: int) -> None:
+        if index not in link.asked and len(link.asked) < MAX_INDICES:
+            link.asked.append(index)
+            self._ready[peer] = None
 
     def _tell(self, peer: NodeId, link: _Link, now: float) -> None:
         link.told_at = now
@@ -442,19 +392,16 @@ class TreeCourier:
             return None
         if link.notes:
             return link.notes.popleft()
-        if link.asked and not link.copying and self._copying < MAX_COPYING:
-            link.copying = True
-            self._copying += 1
-            return self._give(link, link.asked.popleft(), Kind.COPY)
         while link.queue:
             if link.queue[0] > self._limit and not self._may_lead(link.queue[0]):
                 self._ahead[peer] = None
                 self._arm(now)
-                return None
+                break
             index = heappop(link.queue)
             if not has_bit(link.theirs, index):
                 return self._give(link, index, Kind.FRESH)
-        return None
+        # Repairs come last: where an uplink is short they would slow down the trees, and so make more repairs.
+        return self._give(link, link.asked.popleft(), Kind.COPY) if link.asked else None
 
     def _may_lead(self, index: int) -> bool:
         """Whether a link may send `index` now. The limit rises when all links have come up to it."""
@@ -484,16 +431,7 @@ class TreeCourier:
         return Send(index, kind)
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
-        link = self._links.get(peer)
-        if link is not None and link.copying and send.kind is Kind.COPY:
-            self._end_copy(link)
-
-    def _end_copy(self, link: _Link) -> None:
-        link.copying = False
-        self._copying -= 1
-        for peer, waiting in self._links.items():
-            if waiting.asked:
-                self._ready[peer] = None
+        """What is sent counts as held from the moment it is given."""
 
     def ready(self) -> list[NodeId]:
         found = list(self._ready)
@@ -506,18 +444,13 @@ class TreeCourier:
         return self._tick_at
 
     def _arm(self, now: float) -> None:
-        waiting = not self.complete or self._ahead or any(link.backlog for link in self._links.values())
-        if self._tick_at is None and waiting:
+        if self._tick_at is None and (not self.complete or self._ahead):
             self._tick_at = now + TICK_S
 
     def tick(self, *, now: float) -> None:
         if self._tick_at is None or now < self._tick_at:
             return
         self._tick_at = None
-        for peer, link in self._links.items():
-            for stripe in [stripe for stripe, until in link.backlog.items() if until <= now]:
-                del link.backlog[stripe]
-                self._enqueue_stripe(peer, link, stripe)
         if self._ahead:
             self._walk()
         if not self.complete and self._links:
@@ -525,12 +458,6 @@ class TreeCourier:
             self._pull(now)
         if self._links:
             self._arm(now)
-
-    def _settle_ask(self, index: int) -> None:
-        ask = self._pulls.asks.pop(index, None)
-        link = self._links.get(ask.peer) if ask is not None else None
-        if link is not None:
-            link.pending -= 1
 
     def complaints(self) -> list[tuple[NodeId, int]]:
         """Who fell behind in which stripe since the last call, for the learner's planner."""
@@ -547,44 +474,31 @@ class TreeCourier:
             self._ready[self._learner] = None
 
     def _pull(self, now: float) -> None:
-        for index in self._pulls.expired(now=now):
-            self._settle_ask(index)
+        self._pulls.expire(now=now)
+        asked_of = Counter(ask.peer for ask in self._pulls.asks.values())
         wants: dict[NodeId, list[int]] = {}
         overdue = self._pulls.overdue([parent in self._links for parent in self._routes.parents], now=now)
         for index in overdue or self._pulls.last_missing(whole_at=self._whole_at, now=now):
-            peer = self._holder_of(index)
+            peer = self._holder_of(index, asked_of)
             if peer is not None and len(self._pulls.asks) < MAX_INDICES:
                 self._pulls.ask(index, peer, now=now)
-                self._links[peer].pending += 1
+                asked_of[peer] += 1
                 wants.setdefault(peer, []).append(index)
         for peer, indices in wants.items():
             self.pulled += len(indices)
             self._links[peer].notes.append(Want(indices=tuple(indices)))
             self._ready[peer] = None
 
-    def _holder_of(self, index: int) -> NodeId | None:
+    def _holder_of(self, index: int, asked_of: Counter[NodeId]) -> NodeId | None:
         """Whom to ask: a holder, else a peer that may become one, the learner last; after TRIES the learner at once."""
-        best: tuple[int, int, float] | None = None
-        chosen = None
-        exhausted = self._pulls.exhausted(index)
-        for peer, link in self._links.items():
-            if link.pending >= ASKED_OF_ONE or len(link.notes) >= MAX_NOTES:
-                continue
+
+        def score(peer: NodeId) -> tuple[int, int, float]:
+            rank = 2 if peer in self._routes.parents else 4
             if peer == self._learner:
-                rank = 0 if exhausted else 3
-            elif has_bit(link.theirs, index):
+                rank = 0 if self._pulls.exhausted(index) else 3
+            elif has_bit(self._links[peer].theirs, index):
                 rank = 1
-            else:
-                rank = 2 if peer in self._routes.parents else 4
-            score = (rank, link.pending, self._random.random())
-            if best is None or score < best:
-                best, chosen = score, peer
-        return chosen
+            return rank, asked_of[peer], self._random.random()
 
-
-def _full(count: int) -> bytearray:
-    """A bitmap of `count` ones."""
-    bitmap = bytearray(b"\xff" * (count // 8))
-    if count % 8:
-        bitmap.append((1 << count % 8) - 1)
-    return bitmap
+        able = (p for p, link in self._links.items() if asked_of[p] < ASKED_OF_ONE and len(link.notes) < MAX_NOTES)
+        return min(able, key=score, default=None)

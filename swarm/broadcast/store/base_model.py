@@ -17,9 +17,8 @@ import msgspec
 
 from swarm.broadcast.store.store import SignedVersion
 from swarm.broadcast.store.weight_map import WeightMap
-from swarm.broadcast.version.manifest import ITEM_BYTES, ChunkTable, Layout, Span, TensorSpec, tensor_spans
+from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, Span, TensorSpec, tensor_spans
 from swarm.errors import ProtocolError, UserError
-from swarm.net.wire import digest
 
 HEADER_BYTES = 32 * 1024 * 1024
 """Largest header of a safetensors file: a million tensors at 30 bytes; the format's own cap is 100 MB."""
@@ -88,27 +87,19 @@ class BaseModel:
         return None
 
 
-def take_from_base(base: BaseModel, weights: WeightMap, table: ChunkTable) -> int:
-    """Put the regions of the fill's target that the base model has. Returns the bytes that this saves."""
-    spared = 0
-    tensors = tensor_spans(weights.layout)
-    for index in weights.lacking(table):
-        content = base.fill(weights.layout, tensors, weights.regions[index])
-        if content is not None and digest(content) == table.regions[index].decoded_digest:
-            weights.put_region(index, "raw", content)
-            spared += len(content)
-    return spared
-
-
 def begin_from_base(base: BaseModel, weights: WeightMap, version: SignedVersion) -> int:
     """Fill the map with what the base model has of a version. Returns the bytes left; at 0 the map holds the version.
     Blocking."""
     weights.begin_fill(version)
-    take_from_base(base, weights, version.table)
-    lacking = weights.lacking(version.table)
-    if not lacking:
+    tensors = tensor_spans(weights.layout)
+    left = 0
+    for index in weights.lacking(version.table):
+        content = base.fill(weights.layout, tensors, weights.regions[index])
+        if content is None or not weights.put_region(index, "raw", content):
+            left += weights.regions[index].nbytes
+    if not left:
         weights.finish()
-    return sum(weights.regions[index].nbytes for index in lacking)
+    return left
 
 
 def find_base(name: str) -> Path:

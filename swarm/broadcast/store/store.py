@@ -3,9 +3,9 @@
 A directory holds `layout`, and for each version `V.table`, `V.chunks` and `V.head`. The head is written last and
 removed first: a version without a head does not exist, and anything else in the directory is removed at the next start.
 
-`V.chunks` is a ChunkFile: one version's encodings, end to end, mapped into memory, so that chunks are received straight
-into it. It keeps I2: a chunk counts as held only through `accept` and `put`, which compare its BLAKE3 with the signed
-table, and `chunk` gives out no other. Chunks that an earlier process received are found by the same digests.
+`V.chunks` is a ChunkFile: one version's encodings, end to end, mapped into memory. It keeps I2: only `put` writes to
+it, after it has compared a chunk's BLAKE3 with the signed table, and `chunk` gives out no other. Chunks that an earlier
+process received are found by the same digests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from swarm.types import VersionId
 
 
 class ChunkFile:
-    """The chunks of one version. Safe from several threads, as long as only one fills a place at a time."""
+    """The chunks of one version. Safe from several threads: two that put the same chunk write the same bytes."""
 
     def __init__(self, path: Path, table: ChunkTable, *, whole: bool = False) -> None:
         """Open or make the file; DiskFull if there is no room for it. Blocking: what it holds is read and hashed,
@@ -52,10 +52,8 @@ class ChunkFile:
         held = path.stat().st_size if path.exists() else 0
         self._view = _mapped(path, self._nbytes)
         for index, span in enumerate(self.spans):
-            if whole:
+            if whole or (span.start + span.nbytes <= held and digest(self._at(span)) == self._digests[index]):
                 self._record(index)
-            elif span.start + span.nbytes <= held:
-                self.accept(index)
 
     @property
     def complete(self) -> bool:
@@ -67,27 +65,6 @@ class ChunkFile:
     def have(self) -> bytes:
         """A bitmap: bit i % 8 of byte i // 8 is set if chunk i is held."""
         return bytes(self._have)
-
-    def place(self, index: int) -> memoryview:
-        """Where chunk `index` is to be received, while it is not held.
-
-        One receiver at a time: a second one would overwrite what the first one has proven. A caller that has the
-        chunk in memory uses `put`.
-        """
-        assert not self.has(index)
-        return self._at(self.spans[index])
-
-    def accept(self, index: int) -> bool:
-        """True, and held from now on, if what lies at the place of chunk `index` is what was signed.
-
-        Otherwise it is no longer held: somebody may have put the right one there while a wrong one was being received.
-        """
-        with self._at(self.spans[index]) as received:
-            if digest(received) != self._digests[index]:
-                self._forget(index)
-                return False
-        self._record(index)
-        return True
 
     def put(self, index: int, data: bytes | memoryview) -> bool:
         """True, and held from now on, if `data` is chunk `index`; nothing is written otherwise."""

@@ -109,7 +109,7 @@ def within_caps(courier: TreeCourier) -> bool:
         len(link.queue) <= courier._count
         and len(link.asked) <= MAX_INDICES
         and len(link.wishes) <= MAX_INDICES
-        and link.pending <= ASKED_OF_ONE
+        and sum(ask.peer == peer for ask in courier._pulls.asks.values()) <= ASKED_OF_ONE
         and len(link.notes) <= MAX_NOTES + 1
-        for link in courier._links.values()
+        for peer, link in courier._links.items()
     )

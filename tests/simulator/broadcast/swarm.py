@@ -147,7 +147,6 @@ class BroadcastSwarm:
             learner=self.learner.node,
             routes=self.plan.routes_of(host.node),
             held=held,
-            whole=seeds,
             random=Random(f"{host.node} {self.world.random.random()}"),
         )
 

@@ -103,36 +103,6 @@ async def test_several_frames_in_one_segment_come_apart() -> None:
     raw.close()
 
 
-class Filed(Place):
-    """Receives chunks into one buffer."""
-
-    def __init__(self, nbytes: int) -> None:
-        super().__init__()
-        self.file = bytearray(nbytes)
-
-    def place(self, frame: Frame) -> memoryview:
-        return memoryview(self.file)[: frame.size]
-
-
-async def test_what_is_diverted_goes_on_in_the_other_place() -> None:
-    raw, sock = pair_of_sockets()
-    place = Filed(1000)
-    at(sock, place)
-    payload = random.Random(3).randbytes(1000)
-    raw.send(frame_of(payload).header + payload[:400])
-    await until(lambda: bytes(place.file[:400]) == payload[:400])
-    aside = bytearray(1000)
-    place.stream.divert(memoryview(aside))
-    place.file[:] = bytes(1000)
-    raw.send(payload[400:] + frame_of(b"next").header + b"next")
-    await until(lambda: len(place.came) == 2)
-    assert place.file == b"next" + bytes(996)
-    assert bytes(aside) == bytes(400) + payload[400:]
-    assert place.came[1][1] == b"next"
-    place.stream.close()
-    raw.close()
-
-
 # -- ends ----------------------------------------------------------------------------------------------------
 
 

@@ -72,7 +72,7 @@ def test_who_falls_behind_in_one_stripe_says_so_to_the_learner_who_keeps_it_for_
         said = [note for note in iter(lambda at=now: core.next_for(LEARNER, now=at), None) if isinstance(note, Behind)]  # type: ignore[misc]
     assert said == [Behind(stripes=(0,))]
     whole = Routing(parents=(NO_NODE,) * 3, children=((), (), ()), chunks_per_s=0.0)
-    learner = TreeCourier(count=3000, learner=LEARNER, routes=whole, whole=True, random=Random(1))
+    learner = TreeCourier(count=3000, learner=LEARNER, routes=whole, held=b"\xff" * 375, random=Random(1))
     learner.join(A, leaf=False, now=0.0)
     learner.heard(A, Behind(stripes=(0, 7)), now=0.0)
     assert learner.complaints() == [(A, 0)]

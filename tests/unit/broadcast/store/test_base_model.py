@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from swarm.broadcast.store import base_model as basemodel
-from swarm.broadcast.store.base_model import BaseModel, find_base, take_from_base
+from swarm.broadcast.store.base_model import BaseModel, begin_from_base, find_base
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.manifest import Layout, Span, TensorSpec, tensor_spans
 from swarm.errors import UserError
@@ -44,9 +44,7 @@ def test_the_base_model_is_the_first_version(publisher: Publisher, tmp_path: Pat
     base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, publisher.history[v(0)], files=files))
     version = publisher.published.store.versions()[0]
     weights = open_weights(receiver_store(tmp_path / "receiver"))
-    weights.begin_fill(version)
-    assert take_from_base(base, weights, version.table) == MIXED_LAYOUT.total_bytes
-    weights.finish()
+    assert begin_from_base(base, weights, version) == 0
     assert weights.version == v(0)
     assert weights.path.read_bytes() == publisher.history[v(0)]
 
@@ -68,10 +66,9 @@ def test_only_what_matches_by_digest_is_taken(publisher: Publisher, tmp_path: Pa
     base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, bytes(content)))
     version = publisher.published.store.versions()[0]
     weights = open_weights(receiver_store(tmp_path / "receiver"))
-    weights.begin_fill(version)
-    spared = take_from_base(base, weights, version.table)
+    assert begin_from_base(base, weights, version) == weights.regions[1].nbytes
     assert weights.lacking(version.table) == [1]
-    assert spared == MIXED_LAYOUT.total_bytes - weights.regions[1].nbytes
+    assert weights.version is None
 
 
 def test_tensors_under_another_name_shape_or_dtype_are_not_taken(publisher: Publisher, tmp_path: Path) -> None:
