@@ -52,7 +52,6 @@ from swarm.rollout.journal.reading import (
 )
 from swarm.rollout.journal.segments import (
     NoRoom,
-    SegmentReader,
     SegmentWriter,
     Stored,
     require_room,
@@ -118,7 +117,6 @@ class Journal:
         if self._writer is not None:
             await asyncio.wait([self._writer])
         self._end(JournalFailed("the journal is closed"))
-        await self._in_thread(self._segments.close)
         await self._in_thread(self._index.close)
         self._thread.shutdown()
 
@@ -165,8 +163,8 @@ class Journal:
 
     def batch(self, step: int) -> list[RecordedGroup]:
         """A recorded batch in its order. UserError if a payload of it is lost, LookupError if it is not recorded."""
-        with reading(self._directory / DATABASE) as found, self._reader() as reader:
-            return read_batch(found, reader, step)
+        with reading(self._directory / DATABASE) as found:
+            return read_batch(found, self._directory / SEGMENTS, step)
 
     def published(self, version: int) -> VersionPublished | None:
         """What was last recorded under a version's number, in any incarnation."""
@@ -180,12 +178,12 @@ class Journal:
 
     def check_batches(self, first: int) -> None:
         """Damaged unless every recorded batch from `first` on is as it was recorded, and can be trained on again."""
-        with reading(self._directory / DATABASE) as found, self._reader() as reader:
+        with reading(self._directory / DATABASE) as found:
             for step in range(first, count_batches(found)):
                 samples = msgspec.convert(read_samples(found, step), list[tuple[int, int, bytes, float]])
                 if next_lineage(read_lineage(found, step), step, samples) != read_lineage(found, step + 1):
                     raise Damaged(self._directory, DATABASE, f"the rows of batch {step} were changed")
-                if not has_whole_batch(found, reader, step):
+                if not has_whole_batch(found, self._directory / SEGMENTS, step):
                     raise Damaged(self._directory, SEGMENTS, f"rollouts of batch {step} are lost")
 
     # -- on the event loop -----------------------------------------------------------------------------------
@@ -283,12 +281,11 @@ class Journal:
     def _load(self) -> RecordedRun:
         connection = self._index.connection
         check_pages(connection)
-        with self._reader() as reader:
-            for step in range(synced_batches(connection), count_batches(connection)):
-                if not has_whole_batch(connection, reader, step):
-                    self._index.transact(partial(self._undo_batches, step))
-                    break
-            run, lost = read_run(connection, reader)
+        for step in range(synced_batches(connection), count_batches(connection)):
+            if not has_whole_batch(connection, self._directory / SEGMENTS, step):
+                self._index.transact(partial(self._undo_batches, step))
+                break
+        run, lost = read_run(connection, self._directory / SEGMENTS)
         if lost:
             self._index.transact(
                 lambda: connection.executemany("DELETE FROM rollouts WHERE number = ? AND idx = ?", lost)
@@ -313,9 +310,6 @@ class Journal:
         gone = [s for s in segments_of(self._directory / SEGMENTS) if s < count_batches(connection) and s not in kept]
         self._segments.remove(gone[:PRUNED_AT_ONCE])
         return min(len(gone), PRUNED_AT_ONCE)
-
-    def _reader(self) -> SegmentReader:
-        return SegmentReader(self._directory / SEGMENTS)
 
 
 def _payload_bytes(entry: Entry) -> int:

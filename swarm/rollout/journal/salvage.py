@@ -22,7 +22,7 @@ import msgspec
 from swarm.rollout.journal.index import Index, next_lineage
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, group_rows, rollout_rows
-from swarm.rollout.journal.segments import SegmentReader, segment_path, segments_of
+from swarm.rollout.journal.segments import read_payload, segment_path, segments_of
 from swarm.rollout.journal.verify import Report, check_batch, fate_faults, says_the_same
 
 NO_SEGMENT = -1  # The row of a lost payload names no file, as if it had been pruned
@@ -62,20 +62,22 @@ def salvage_journal(
     """Write a journal to the directory `to` from the one in `run_dir`, which stays as it is. `checkpoints`: step and
     lineage of each whole one."""
     lost = _copy_segments(run_dir / SEGMENTS, to / SEGMENTS)
-    with closing(Index(to / DATABASE, group_size=group_size)) as index, SegmentReader(to / SEGMENTS) as reader:
+    with closing(Index(to / DATABASE, group_size=group_size)) as index:
         new = index.connection
         new.execute("PRAGMA foreign_keys = OFF")
         with _copy_of(run_dir, to / "damaged") as old:
             index.transact(lambda: lost.extend(_copy_rows(old, new)))
         index.transact(lambda: _mend_rows(new, group_size, max_staleness))
-        seen = _look_through(new, reader, Report(groups_per_step, group_size))
+        seen = _look_through(new, to / SEGMENTS, Report(groups_per_step, group_size))
         known = [step for step, lineage in checkpoints if step < len(seen.lineages) and seen.lineages[step] == lineage]
         step = max(known, default=0)
         # Nothing before the checkpoint is trained on again, so its payloads may be gone, as if pruned.
         batches = min((at for at in seen.without_payloads if at >= step), default=len(seen.lineages) - 1)
         lost += _lost_batches(new, batches)
         index.transact(lambda: _cut(new, batches))
-        index.transact(lambda: _let_go_of_lost(new, reader, batches, Report(groups_per_step, group_size, batches)))
+        index.transact(
+            lambda: _let_go_of_lost(new, to / SEGMENTS, batches, Report(groups_per_step, group_size, batches))
+        )
     return Salvaged(batches=batches, checkpoints=tuple(known), lost=tuple(lost))
 
 
@@ -158,7 +160,7 @@ class _Seen(NamedTuple):
     without_payloads: list[int]
 
 
-def _look_through(new: sqlite3.Connection, reader: SegmentReader, report: Report) -> _Seen:
+def _look_through(new: sqlite3.Connection, segments: Path, report: Report) -> _Seen:
     seen = _Seen([b""], [])
     recorded = new.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
     report.batches = len(recorded)
@@ -169,7 +171,7 @@ def _look_through(new: sqlite3.Connection, reader: SegmentReader, report: Report
         rollouts = [one for _, ones in groups for one in ones]
         samples = check_batch(new, step, bound, report)
         faults = [fault for row, ones in groups for fault in fate_faults(row, ones, report)]
-        payloads = [(one, reader.payload(one.place)) for one in rollouts]
+        payloads = [(one, read_payload(segments, one.place)) for one in rollouts]
         differ = any(payload is not None and not says_the_same(one, payload) for one, payload in payloads)
         if report.breaches or faults or differ or samples is None:
             break
@@ -196,11 +198,11 @@ def _cut(new: sqlite3.Connection, batches: int) -> None:
     new.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (batches,))
 
 
-def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int, report: Report) -> None:
+def _let_go_of_lost(new: sqlite3.Connection, segments: Path, batches: int, report: Report) -> None:
     """Make every row agree with its payload, and give every group one fate that is true."""
     for group in list(group_rows(new, "TRUE")):
         rollouts = rollout_rows(new, group.number)
-        payloads = {one.idx: reader.payload(one.place) for one in rollouts}
+        payloads = {one.idx: read_payload(segments, one.place) for one in rollouts}
         gone = [idx for idx, payload in payloads.items() if payload is None]
         if group.step is not None:
             _set_segment(new, group.number, gone)
