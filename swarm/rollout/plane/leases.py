@@ -25,7 +25,19 @@ from msgspec import structs
 
 from swarm.net.wire import digest
 from swarm.rollout.plane.rules import deadline
-from swarm.types import GroupId, NodeId, Prompt, Purpose, Rollout, SampleSpec, SamplingRules, Score, VersionId
+from swarm.types import (
+    GroupId,
+    Lease,
+    NodeId,
+    Prompt,
+    Purpose,
+    Rollout,
+    SampleSpec,
+    SamplingRules,
+    Score,
+    SwarmId,
+    VersionId,
+)
 
 MISSED_BEATS = 3  # Beats after which a node counts as gone: one may be lost and one late
 
@@ -145,19 +157,11 @@ class NodeState:
     held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Samples of one group that one grant hands to one node."""
-
-    group: Group
-    specs: tuple[SampleSpec, ...]
-    time_limit_s: float
-
-
 class LeaseTable:
     """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
 
-    def __init__(self, *, run_seed: int, beat_s: float, time_limit_s: float) -> None:
+    def __init__(self, *, swarm: SwarmId, run_seed: int, beat_s: float, time_limit_s: float) -> None:
+        self._swarm = swarm
         self._run_seed = run_seed
         self._most_limit_s = time_limit_s
         self._silence_s = MISSED_BEATS * beat_s
@@ -237,14 +241,23 @@ class LeaseTable:
         """How many more samples `node`, which was heard before, may hold."""
         return max(0, self._nodes[node].most - len(self._nodes[node].held))
 
-    def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
-        """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
+    def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
+        """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`, which was heard before."""
         taken = [sample for sample in group.samples if sample.waiting and self._may_try(node, sample, now)][:capacity]
         limit_s = self._limit_s(node, group.rules.max_new_tokens)
         for sample in taken:
             self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
-        specs = tuple(structs.replace(sample.spec, attempt=sample.failures) for sample in taken)
-        return Share(group=group, specs=specs, time_limit_s=limit_s)
+        return Lease(
+            swarm=self._swarm,
+            node=node,
+            purpose=group.purpose,
+            group_id=group.group_id,
+            prompt_token_ids=group.prompt.token_ids,
+            samples=tuple(structs.replace(sample.spec, attempt=sample.failures) for sample in taken),
+            rules=group.rules,
+            min_version=group.min_version,
+            time_limit_s=limit_s,
+        )
 
     def restore(self, group: Group, holders: Mapping[int, NodeId], *, heard_at: float) -> None:
         """Lease the samples of a group of a former life to the nodes that had them, as if heard at `heard_at`."""

@@ -43,7 +43,7 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
 )
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
-from swarm.rollout.plane.leases import Group, LeaseTable, Share
+from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
@@ -106,27 +106,27 @@ class Grant:
     now: float
     capacity: int
     at_once: int
-    shares: list[Share] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
     records: list[GroupOpened | SamplesLeased] = field(default_factory=list)
 
     @property
     def samples(self) -> int:
-        return sum(len(share.specs) for share in self.shares)
+        return sum(len(lease.samples) for lease in self.leases)
 
     @property
     def held_out(self) -> int:
-        return sum(len(share.specs) for share in self.shares if share.group.purpose == "eval")
+        return sum(len(lease.samples) for lease in self.leases if lease.purpose == "eval")
 
     def take(self, group: Group, most: int) -> int:
         """Lease up to `most` waiting samples of `group`; returns how many there were."""
-        share = self.table.claim(group, self.node, min(most, self.capacity), now=self.now)
-        count = len(share.specs)
+        lease = self.table.claim(group, self.node, min(most, self.capacity), now=self.now)
+        count = len(lease.samples)
         if count:
-            self.shares.append(share)
+            self.leases.append(lease)
             self.capacity -= count
             self.at_once = max(0, self.at_once - count)
             if group.purpose == "train":
-                indices = tuple(spec.index for spec in share.specs)
+                indices = tuple(spec.index for spec in lease.samples)
                 self.records.append(SamplesLeased(number=group.order, node=self.node, indices=indices))
         return count
 
@@ -175,7 +175,9 @@ class RolloutPlane:
         self.next_batch = 0
         self.newest: VersionId | None = None
         self._prompts = prompts
-        self.leased = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s)
+        self.leased = LeaseTable(
+            swarm=rules.swarm, run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s
+        )
         """Who holds what; others only read it."""
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
@@ -227,9 +229,8 @@ class RolloutPlane:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
         # What another incarnation held may be of another run altogether, however new its number is.
         of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
-        shares, records = self._claim(node, held, capacity, at_once, now=now) if of_this_life else ([], [])
-        if shares:
-            return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
+        if of_this_life and (grant := self._grant(node, held, capacity, at_once, now=now)).leases:
+            return [*grant.records, Granted(leases=tuple(grant.leases))]
         if (why := self.standby.get(node)) is not None:
             return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
         reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
@@ -381,9 +382,7 @@ class RolloutPlane:
     def _fresh(self, version: int) -> bool:
         return is_fresh(version, self.next_batch, self.max_staleness)
 
-    def _claim(
-        self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float
-    ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
+    def _grant(self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float) -> Grant:
         room = min(capacity, self.leased.room(node))
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
@@ -391,7 +390,7 @@ class RolloutPlane:
         if node not in self.standby or (self._round.open and self.leased.nodes() <= self.standby.keys()):
             self._fill(grant, held)
         self._round.leased(grant.samples, grant.held_out)
-        return grant.shares, grant.records
+        return grant
 
     def _fill(self, grant: Grant, held: VersionId) -> None:
         """Grant training beside as many held-out prompts as are allowed, then fill free places with more of these."""
@@ -462,19 +461,6 @@ class RolloutPlane:
                 wanted.append(_score_wanted(group, found.rollout, found.node))
         self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
-
-    def _lease(self, share: Share, node: NodeId) -> Lease:
-        return Lease(
-            swarm=self.rules.swarm,
-            node=node,
-            purpose=share.group.purpose,
-            group_id=share.group.group_id,
-            prompt_token_ids=share.group.prompt.token_ids,
-            samples=share.specs,
-            rules=share.group.rules,
-            min_version=share.group.min_version,
-            time_limit_s=share.time_limit_s,
-        )
 
     def _judge(self, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None) -> tuple[Verdict, str]:
         if lease.node != node or lease.swarm != self.rules.swarm or self.newest is None:
