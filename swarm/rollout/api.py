@@ -26,7 +26,7 @@ from swarm.net.signing import SigningKey
 from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
-from swarm.rollout.intake import TEXTS, Intake, IntakeLimits, Opened, Overloaded, is_small, open_submission
+from swarm.rollout.intake import TEXTS, Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
 from swarm.rollout.journal.entries import Entry, GroupDropped
 from swarm.rollout.messages import (
     LEASE_CONTEXT,
@@ -303,27 +303,27 @@ class RolloutService:
     async def _take_in(self, request: web.Request) -> web.Response:
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
         if is_small(body):
-            judged = self._judge(node, self._open(body))
+            judged = self._judge(node, *self._open(body))
         else:
             async with self._unpacking:
-                judged = self._judge(node, await asyncio.to_thread(self._open, body))
+                judged = self._judge(node, *await asyncio.to_thread(self._open, body))
         if not await self._committed_soon():
             return come_back(SLOW_COMMIT)
         verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
         return binary(encode(SubmissionReply(verdicts=verdicts)))
 
-    def _open(self, body: bytes) -> Opened:
+    def _open(self, body: bytes) -> tuple[str, list[Claimed]]:
         return open_submission(body, self._key.public_bytes, self._opened.rules.vocab_size)
 
-    def _judge(self, node: NodeId, opened: Opened) -> list[Judged]:
+    def _judge(self, node: NodeId, named: str, claimed: Sequence[Claimed]) -> list[Judged]:
         """Judge a submission of `node`, and perform what follows."""
-        self._check_sender(node, opened.node)
+        self._check_sender(node, named)
         self._hear(node)
         plane, now = self._opened, time.monotonic()
         effects: list[Effect] = []
         verdicts: list[Judged] = []
         useless = 0
-        for one in opened.claimed:
+        for one in claimed:
             leased = (one.rollout.group_id, one.rollout.index) in plane.leased.held_by(node)
             judged, *more = plane.submit(node, one.lease, one.rollout, now=now, fault=one.fault)
             assert isinstance(judged, Judged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 
 class Changes:
@@ -21,8 +22,6 @@ class Changes:
     async def wait(self, seen: int, seconds: float | None) -> None:
         """Until there were more than `seen` changes, or for so long."""
         if self.count == seen:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._changed.wait()
-            except TimeoutError:
-                pass

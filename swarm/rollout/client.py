@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 from swarm.errors import ProtocolError
 from swarm.net.client import Peer, SlowLine
-from swarm.net.signing import unseal
 from swarm.net.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
 from swarm.rollout.messages import (
-    LEASE_CONTEXT,
     LEASE_REPLY_BYTES,
     LEASE_TOKEN_BYTES,
     MAX_SUBMITTED,
@@ -31,6 +29,7 @@ from swarm.rollout.messages import (
     RolloutVerdict,
     Submission,
     SubmissionReply,
+    open_lease,
 )
 from swarm.types import Lease, NodeId, Rollout, VersionId
 
@@ -193,8 +192,7 @@ class RolloutClient:
 
     def open_lease(self, token: bytes) -> SealedLease:
         """A lease of this learner for this node, whose time starts now; ProtocolError if it is of or for another."""
-        body = unseal(LEASE_CONTEXT, token, self._learner_key, cap_bytes=LEASE_TOKEN_BYTES)
-        lease = decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
+        lease = open_lease(token, self._learner_key)
         if lease.node != self._node:
             raise ProtocolError("a lease of another node")
         return SealedLease(lease=lease, token=token, deadline=time.monotonic() + lease.time_limit_s)

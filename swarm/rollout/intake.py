@@ -24,11 +24,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from swarm.errors import TooLarge
 from swarm.net.sessions import Claim
-from swarm.net.signing import unseal
 from swarm.net.wire import (
     ROLLOUT_BODY_BYTES,
     ROLLOUT_MAX_RATIO,
@@ -37,7 +36,7 @@ from swarm.net.wire import (
     decompress,
     stated_size,
 )
-from swarm.rollout.messages import LEASE_CONTEXT, LEASE_TOKEN_BYTES, MAX_SUBMITTED, Submission
+from swarm.rollout.messages import MAX_SUBMITTED, Submission, open_lease
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.rollout.plane.verdict import malformation
 from swarm.types import Lease, NodeId, Rollout
@@ -47,8 +46,7 @@ INLINE_BYTES = 256 * 1024
 takes 0.3 ms of a busy core for the way there and back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A rollout, the lease that it came under, and its malformation (empty if there is none)."""
 
     lease: Lease
@@ -56,43 +54,22 @@ class Claimed:
     fault: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """What a submission holds, and which node it names as its sender."""
-
-    node: str
-    claimed: tuple[Claimed, ...]
-
-
 def is_small(body: bytes) -> bool:
     """Whether it is opened without a thread. ProtocolError if it states no size."""
     return stated_size(body) <= INLINE_BYTES
 
 
-def open_submission(body: bytes, learner_key: bytes, vocab_size: int) -> Opened:
-    """Unpack, decode and check what can be checked without knowing the run. ProtocolError if it is no submission."""
+def open_submission(body: bytes, learner_key: bytes, vocab_size: int) -> tuple[str, list[Claimed]]:
+    """Unpack, decode and check what can be checked without knowing the run. Returns the node that the submission names
+    as its sender, and its rollouts. ProtocolError if it is no submission."""
     content = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
     submission = decode(content, Submission, cap_bytes=ROLLOUT_UNPACKED_BYTES)
     if sum(len(item.rollouts) for item in submission.items) > MAX_SUBMITTED:
         raise TooLarge(f"a submission of more than {MAX_SUBMITTED} rollouts")
     # Each lease is checked once: that takes ten times as long as judging a rollout.
     leases = {token: open_lease(token, learner_key) for token in {item.lease for item in submission.items}}
-    claimed = tuple(
-        Claimed(
-            lease=leases[item.lease],
-            rollout=rollout,
-            fault=malformation(rollout, leases[item.lease], vocab_size=vocab_size),
-        )
-        for item in submission.items
-        for rollout in item.rollouts
-    )
-    return Opened(node=submission.node, claimed=claimed)
-
-
-def open_lease(token: bytes, learner_key: bytes) -> Lease:
-    """The lease that the owner of `learner_key` sealed; ProtocolError for anything else."""
-    body = unseal(LEASE_CONTEXT, token, learner_key, cap_bytes=LEASE_TOKEN_BYTES)
-    return decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
+    claimed = [(leases[item.lease], rollout) for item in submission.items for rollout in item.rollouts]
+    return submission.node, [Claimed(*one, malformation(one[1], one[0], vocab_size=vocab_size)) for one in claimed]
 
 
 Reason = Literal["journal", "bodies", "own_bodies", "useless"]

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from swarm.net.wire import Message
-from swarm.types import Count, Id, Rollout, Seconds, Verdict, VersionId
+from swarm.net.signing import unseal
+from swarm.net.wire import Message, decode
+from swarm.types import Count, Id, Lease, Rollout, Seconds, Verdict, VersionId
 
 MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
 LEASE_CONTEXT = "lease"  # What the signature of a lease is for
@@ -123,6 +124,12 @@ class Release(Message, frozen=True):
     node: Id
     samples: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
     forget: bool
+
+
+def open_lease(token: bytes, learner_key: bytes) -> Lease:
+    """The lease that the owner of `learner_key` sealed; ProtocolError for anything else."""
+    body = unseal(LEASE_CONTEXT, token, learner_key, cap_bytes=LEASE_TOKEN_BYTES)
+    return decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
 
 
 class LeasedRollouts(Message, frozen=True):

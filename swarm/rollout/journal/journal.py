@@ -23,6 +23,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,7 @@ from typing import TypeVar
 import msgspec
 
 from swarm.errors import Damaged, EchoError
+from swarm.rollout.changes import Changes
 from swarm.rollout.journal.entries import Entry, RecordedGroup, RecordedRun, RolloutAccepted, VersionPublished
 from swarm.rollout.journal.index import (
     WAITING,
@@ -95,8 +97,8 @@ class Journal:
         self._segments = SegmentWriter(directory / SEGMENTS, unsynced=unsynced)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._queue: deque[Entry] = deque()
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queued = self._written = 0
+        self._progress = Changes()
         self._wake, self._closing = asyncio.Event(), asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._failed: BaseException | None = None
@@ -122,8 +124,7 @@ class Journal:
 
     def enqueue(self, entries: Sequence[Entry]) -> None:
         """Queue entries to be written. JournalFailed if nothing can be written any more."""
-        if self._failed is not None:
-            raise JournalFailed(f"the journal cannot be written: {self._failed}") from self._failed
+        self._check()
         self._queue.extend(entries)
         self._queued += len(entries)
         self.pending_bytes += sum(map(_payload_bytes, entries))
@@ -132,11 +133,10 @@ class Journal:
     async def write(self, entries: Sequence[Entry]) -> None:
         """Return when the entries, and all that were queued before them, are committed."""
         self.enqueue(entries)
-        if self._written == self._queued:
-            return
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append((self._queued, written))
-        await written
+        needed = self._queued
+        while self._written < needed:
+            self._check()
+            await self._progress.wait(self._progress.count, None)
 
     async def sync(self) -> None:
         """Return when everything that was queued survives a power cut. Called before a checkpoint is begun."""
@@ -200,10 +200,7 @@ class Journal:
                 self._queue.popleft()
             self._written += len(entries)
             self.pending_bytes -= sum(map(_payload_bytes, entries))
-            while self._waiters and self._waiters[0][0] <= self._written:
-                _, waiter = self._waiters.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._progress.tell()
 
     def _next_entries(self) -> list[Entry]:
         """The queued entries for the next transaction: at least one if there is any."""
@@ -228,11 +225,9 @@ class Journal:
             else:
                 self.fault = ""
                 return
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s):
                     await self._closing.wait()
-            except TimeoutError:
-                pass
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -244,10 +239,11 @@ class Journal:
 
     def _end(self, error: BaseException) -> None:
         self._failed = self._failed or error
-        while self._waiters:
-            _, waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(JournalFailed(f"the journal cannot be written: {self._failed}"))
+        self._progress.tell()
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise JournalFailed(f"the journal cannot be written: {self._failed}") from self._failed
 
     # -- in the thread ---------------------------------------------------------------------------------------
 

@@ -54,47 +54,45 @@ class Buffer:
 
     def __init__(self, *, batch_groups: int) -> None:
         self._batch_groups = batch_groups
-        self._ready: dict[GroupId, Group] = {}
-        self._ages: Counter[int] = Counter()
+        self._ready: dict[int, dict[int, Group]] = {}
+        """By oldest version and order."""
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return sum(map(len, self._ready.values()))
 
     def add(self, group: Group) -> None:
         assert group.complete
-        self._ready[group.group_id] = group
-        self._ages[group.oldest_version] += 1
+        self._ready.setdefault(group.oldest_version, {})[group.order] = group
 
     def by_deadline(self, max_staleness: int) -> Counter[int]:
         """How many ready groups there are, by deadline."""
-        return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
+        return Counter({deadline(version, max_staleness): len(groups) for version, groups in self._ready.items()})
 
     def count(self, next_batch: int, max_staleness: int) -> int:
         """How many ready groups may be in batch `next_batch`."""
-        return sum(count for version, count in self._ages.items() if is_fresh(version, next_batch, max_staleness))
+        return sum(len(self._ready[version]) for version in self._fresh(next_batch, max_staleness))
 
     def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
         """Remove and return what may not be in batch `next_batch` or any later one."""
-        ready = self._ready.values()
-        return self._remove([g for g in ready if not is_fresh(g.oldest_version, next_batch, max_staleness)])
+        stale = sorted(self._ready.keys() - self._fresh(next_batch, max_staleness))
+        return [group for version in stale for group in self._ready.pop(version).values()]
 
     def first(self, next_batch: int, max_staleness: int) -> list[Group]:
         """The groups that batch `next_batch` would hold: the B fresh ones that are due earliest."""
-        fresh = [g for g in self._ready.values() if is_fresh(g.oldest_version, next_batch, max_staleness)]
-        fresh.sort(key=lambda g: (g.deadline(max_staleness), g.order))
-        return fresh[: self._batch_groups]
+        fresh = self._fresh(next_batch, max_staleness)
+        return [group for v in fresh for _, group in sorted(self._ready[v].items())][: self._batch_groups]
 
     def take(self, next_batch: int, max_staleness: int) -> list[Group]:
         """Remove and return batch `next_batch`: B groups, each of which is fresh (I1 is guaranteed here)."""
         batch = self.first(next_batch, max_staleness)
         assert len(batch) == self._batch_groups
-        return self._remove(batch)
+        for group in batch:
+            del self._ready[group.oldest_version][group.order]
+        self._ready = {version: groups for version, groups in self._ready.items() if groups}
+        return batch
 
-    def _remove(self, groups: list[Group]) -> list[Group]:
-        for group in groups:
-            del self._ready[group.group_id]
-        self._ages = Counter(group.oldest_version for group in self._ready.values())
-        return groups
+    def _fresh(self, next_batch: int, max_staleness: int) -> list[int]:
+        return sorted(version for version in self._ready if is_fresh(version, next_batch, max_staleness))
 
 
 @dataclass(slots=True, kw_only=True)
