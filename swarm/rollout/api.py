@@ -356,12 +356,13 @@ class RolloutService:
             raise Forbidden(f"this is signed by node {node} and speaks for {named[:64]}")
 
     def _perform(self, effects: Sequence[Effect]) -> None:
+        judged: list[Judged] = []
         wanted: list[ScoreWanted] = []
         records: list[Record] = []
         for effect in effects:
             match effect:
                 case Judged():
-                    pass
+                    judged.append(effect)
                 case ScoreWanted():
                     wanted.append(effect)
                 case GroupDropped():
@@ -384,7 +385,6 @@ class RolloutService:
                     records.append(effect)
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
-        judged = [effect for effect in effects if isinstance(effect, Judged)]
         self.tally.judged(judged, now=time.monotonic())
         if malformed := [one for one in judged if one.verdict == "malformed"]:
             # One event a submission: its sender decides how many rollouts it has.

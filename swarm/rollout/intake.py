@@ -80,29 +80,16 @@ class IntakeLimits:
     """The bounds, each with its reason."""
 
     bodies: int = 256
-    """In hand at once. At 200 submissions a second this is more than a second of work: a later one had better come
-    back than wait."""
+    """In hand at once: more than a second of work at 200 submissions a second, so a later one had better come back."""
 
-    body_bytes: int = 8 * ROLLOUT_BODY_BYTES
-    """In hand at once: eight of the largest, or all 256 of groups of 50 rollouts."""
-
+    body_bytes: int = 8 * ROLLOUT_BODY_BYTES  # In hand at once: eight of the largest, or 256 of groups of 50 rollouts
     guest_share: float = 0.25  # Of both, for nodes that hold no lease, such as samplers back from an outage
-
-    bodies_of_session: int = 2
-    """A sampler hands in one after another. The second is for a retry that comes before we know that its connection
-    is lost."""
-
-    spare_rollouts: int = 2048
-    """Rollouts that a node may hand in unasked: twice what may have been under way when its line broke, 1,024."""
-
-    spare_per_s: float = 32.0
-    """Such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core."""
-
-    journal_bytes: int = 64 * 1024 * 1024
-    """Payloads that wait for the journal: a second of a slow disk, in memory."""
-
+    bodies_of_session: int = 2  # One after another, and a retry that comes before we know that its connection is lost
+    spare_rollouts: int = 2048  # That a node may hand in unasked: twice what may be under way when its line breaks
+    spare_per_s: float = 32.0  # Such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core
+    journal_bytes: int = 64 * 1024 * 1024  # Payloads that wait for the journal: a second of a slow disk
     retry_after_s: float = 1.0  # A full learner works off what it has in about this time
-    most_retry_after_s: float = 60.0  # A purse may be far overdrawn, but a node that comes too early is refused again
+    max_retry_after_s: float = 60.0  # A purse may be far overdrawn, but a node that comes too early is refused again
 
     hold_s: float = 1.0
     """How long a refusal for the node's own doing is held back; it has to wait that long anyway. With its eight
@@ -167,16 +154,25 @@ class Intake:
             nbytes=ROLLOUT_BODY_BYTES if nbytes is None else min(nbytes, ROLLOUT_BODY_BYTES),
             guest=not (holds and claim.proven),
         )
+        debt_s = max(0.0, (1.0 - self._purse(claim.node, now)) / limits.spare_per_s)
+        reason: Reason
         if self._of_session[body.session] >= limits.bodies_of_session:
-            return self._refuse("own_bodies", hold_s=limits.hold_s)
-        if (wait_s := self._in_debt_s(claim.node, now)) > 0.0:
-            return self._refuse("useless", hold_s=limits.hold_s, wait_s=wait_s)
-        if journal_bytes > limits.journal_bytes:
-            return self._refuse("journal")
-        if not self._fits(body):
-            return self._refuse("bodies")
-        self._count(body, 1)
-        return body
+            reason = "own_bodies"
+        elif debt_s > 0.0:
+            reason = "useless"
+        elif journal_bytes > limits.journal_bytes:
+            reason = "journal"
+        elif not self._fits(body):
+            reason = "bodies"
+        else:
+            self._count(body, 1)
+            return body
+        self.refused[reason] += 1
+        return Overloaded(
+            reason=reason,
+            retry_after_s=min(limits.max_retry_after_s, max(limits.retry_after_s, debt_s)),
+            hold_s=limits.hold_s if reason in ("own_bodies", "useless") else 0.0,
+        )
 
     def done(self, body: Body) -> None:
         """A submission was answered, or its sender has gone."""
@@ -206,19 +202,9 @@ class Intake:
         tokens, then = self._purses.get(node, (float(self._limits.spare_rollouts), now))
         return min(self._limits.spare_rollouts, tokens + (now - then) * self._limits.spare_per_s)
 
-    def _in_debt_s(self, node: NodeId, now: float) -> float:
-        """Seconds until the node's purse holds a rollout; 0 if it does."""
-        return max(0.0, (1.0 - self._purse(node, now)) / self._limits.spare_per_s)
-
     def _count(self, body: Body, by: int) -> None:
         self._bodies[body.guest] += by
         self._bytes[body.guest] += by * body.nbytes
         self._of_session[body.session] += by
         if not self._of_session[body.session]:
             del self._of_session[body.session]
-
-    def _refuse(self, reason: Reason, *, hold_s: float = 0.0, wait_s: float = 0.0) -> Overloaded:
-        self.refused[reason] += 1
-        limits = self._limits
-        retry_after_s = min(limits.most_retry_after_s, max(limits.retry_after_s, wait_s))
-        return Overloaded(reason=reason, retry_after_s=retry_after_s, hold_s=hold_s)

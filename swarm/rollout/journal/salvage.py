@@ -73,8 +73,7 @@ def salvage_journal(
         step = max(known, default=0)
         # Nothing before the checkpoint is trained on again, so its payloads may be gone, as if pruned.
         batches = min((at for at in seen.without_payloads if at >= step), default=len(seen.lineages) - 1)
-        lost += _lost_batches(new, batches)
-        index.transact(lambda: _cut(new, batches))
+        index.transact(lambda: lost.extend(_cut(new, batches)))
         index.transact(
             lambda: _let_go_of_lost(new, to / SEGMENTS, batches, Report(groups_per_step, group_size, batches))
         )
@@ -183,19 +182,16 @@ def _look_through(new: sqlite3.Connection, segments: Path, report: Report) -> _S
     return seen
 
 
-def _lost_batches(new: sqlite3.Connection, kept: int) -> list[str]:
+def _cut(new: sqlite3.Connection, batches: int) -> list[str]:
+    """End the journal before batch `batches`, and return a line on what that loses."""
     (newest,) = new.execute("SELECT max(step) FROM batches").fetchone()
-    if newest is None or newest < kept:
-        return []
-    return [f"batches {kept} to {newest}: not all of batch {kept} is there as it was recorded"]
-
-
-def _cut(new: sqlite3.Connection, batches: int) -> None:
-    """End the journal before batch `batches`."""
     new.execute("UPDATE groups SET step = NULL, place = NULL WHERE step >= ?", (batches,))
     new.execute("UPDATE groups SET place = NULL WHERE step IS NULL")
     new.execute("DELETE FROM batches WHERE step < 0 OR step >= ?", (batches,))
     new.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (batches,))
+    if newest is None or newest < batches:
+        return []
+    return [f"batches {batches} to {newest}: not all of batch {batches} is there as it was recorded"]
 
 
 def _let_go_of_lost(new: sqlite3.Connection, segments: Path, batches: int, report: Report) -> None:
@@ -203,24 +199,16 @@ def _let_go_of_lost(new: sqlite3.Connection, segments: Path, batches: int, repor
     for group in list(group_rows(new, "TRUE")):
         rollouts = rollout_rows(new, group.number)
         payloads = {one.idx: read_payload(segments, one.place) for one in rollouts}
-        gone = [idx for idx, payload in payloads.items() if payload is None]
-        if group.step is not None:
-            _set_segment(new, group.number, gone)
+        gone = {idx for idx, payload in payloads.items() if payload is None}
+        odd = {one.idx for one in rollouts if (held := payloads[one.idx]) is not None and not says_the_same(one, held)}
+        is_dropped = group.reason is not None
+        if group.step is not None or (is_dropped and not odd and not list(fate_faults(group, rollouts, report))):
+            rows = [(NO_SEGMENT, group.number, idx) for idx in gone]
+            new.executemany("UPDATE rollouts SET segment = ? WHERE number = ? AND idx = ?", rows)
             continue
-        odd = [one.idx for one in rollouts if (held := payloads[one.idx]) is not None and not says_the_same(one, held)]
-        if group.reason is not None:
-            if not odd and not list(fate_faults(group, rollouts, report)):
-                _set_segment(new, group.number, gone)
-                continue
-            odd = list(payloads)
         # The group waits. What was drawn with lost weights could be in no batch before these are made again.
-        future = [one.idx for one in rollouts if one.oldest > batches or one.oldest < group.version]
-        _draw_again(new, group.number, {*gone, *odd, *future}, batches, answered=len(rollouts))
-
-
-def _set_segment(new: sqlite3.Connection, number: int, gone: Sequence[int]) -> None:
-    rows = [(NO_SEGMENT, number, idx) for idx in gone]
-    new.executemany("UPDATE rollouts SET segment = ? WHERE number = ? AND idx = ?", rows)
+        future = {one.idx for one in rollouts if is_dropped or not group.version <= one.oldest <= batches}
+        _draw_again(new, group.number, gone | odd | future, batches, answered=len(rollouts))
 
 
 def _draw_again(new: sqlite3.Connection, number: int, samples: set[int], batches: int, *, answered: int) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from swarm.rollout.plane.effects import Evaluated
-from swarm.rollout.plane.leases import LeaseTable
+from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
 WRONG = Score(reward=0.0, exact=False)
@@ -55,16 +55,16 @@ class HeldOutRound:
         for order, prompt in enumerate(prompts):
             name = GroupId(f"e{self._life}.{self._rounds}-{order}")
             self._scores[name] = None
-            table.open(
-                name,
+            group = Group(
+                group_id=name,
                 order=order,
                 purpose="eval",
                 prompt=prompt,
                 rules=self._rules,
                 min_version=version,
                 bound=bound,
-                size=self._samples,
             )
+            table.open(group, self._samples)
 
     def allowance(self, capacity: int) -> int:
         """How many of the next `capacity` samples may be held-out before training work."""

@@ -107,7 +107,7 @@ class Group:
     rules: SamplingRules
     min_version: VersionId
     bound: int
-    samples: list[Sample]
+    samples: list[Sample] = field(default_factory=list)
     answered: int = 0
     oldest_answer: int | None = None
     waiting: int = 0
@@ -182,32 +182,14 @@ class LeaseTable:
     def group(self, group_id: str) -> Group | None:
         return self._groups.get(GroupId(group_id))
 
-    def open(
-        self,
-        group_id: GroupId,
-        *,
-        order: int,
-        purpose: Purpose,
-        prompt: Prompt,
-        rules: SamplingRules,
-        min_version: VersionId,
-        bound: int,
-        size: int,
-    ) -> Group:
-        """Add a group of `size` waiting samples."""
-        assert group_id not in self._groups
-        samples = [Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, group_id, i))) for i in range(size)]
-        group = Group(
-            group_id=group_id,
-            order=order,
-            purpose=purpose,
-            prompt=prompt,
-            rules=rules,
-            min_version=min_version,
-            bound=bound,
-            samples=samples,
-        )
-        self._groups[group_id] = group
+    def open(self, group: Group, size: int) -> Group:
+        """Add a group, and `size` waiting samples to it."""
+        name = group.group_id
+        assert name not in self._groups
+        group.samples = [
+            Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, name, i))) for i in range(size)
+        ]
+        self._groups[name] = group
         self._age(group, 1)
         self._wait(group, size)
         return group
@@ -266,11 +248,10 @@ class LeaseTable:
                 limit_s = self._longest_s(group.rules.max_new_tokens)
                 self._hold(group, group.samples[index], node, heard_at + limit_s + LEASE_SLACK_S)
 
-    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> bool:
-        """Take `rollout` as the one answer to its sample; False if there is one already."""
+    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> None:
+        """Take `rollout` as the one answer to its sample, which has none."""
         sample = group.samples[rollout.index]
-        if sample.rollout is not None:
-            return False
+        assert sample.rollout is None
         self._take_back(group, sample)
         self._wait(group, -1)
         if node in self._nodes:
@@ -282,7 +263,6 @@ class LeaseTable:
         group.answered += 1
         group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
         self._age(group, 1)
-        return True
 
     def retract(self, group: Group, index: int) -> bool:
         """Have a sample whose answer cannot be scored drawn again; False if that was done often enough."""

@@ -438,16 +438,16 @@ class RolloutPlane:
         return self._buffer.by_deadline(self.max_staleness) + self.leased.by_deadline(self.max_staleness)
 
     def _open(self, number: int, version: VersionId, bound: int) -> Group:
-        return self.leased.open(
-            GroupId(f"t{number}"),
+        group = Group(
+            group_id=GroupId(f"t{number}"),
             order=number,
             purpose="train",
             prompt=self._prompts(number),
             rules=self.rules.rules,
             min_version=version,
             bound=bound,
-            size=self.rules.group_size,
         )
+        return self.leased.open(group, self.rules.group_size)
 
     def _restore_group(self, recorded: RecordedGroup, *, now: float) -> list[Effect]:
         group = self._open(recorded.number, recorded.version, recorded.max_staleness)
