@@ -84,9 +84,7 @@ class LeafLeases:
         return [LeafGone(node=node) for node in gone]
 
 
-MAX_OTHERS = MAX_PUBLICS - 2
-"""Alive at a time: with this node itself and the learner, which always finds room, their digest fits a message."""
-
+MAX_OTHERS = MAX_PUBLICS - 2  # Alive at a time: this node and the learner, which always finds room, complete the digest
 MAX_BACK_OFF = 5  # A public that does not answer is called again after 2, 4, ... 32 rounds; its own calls end the wait.
 
 Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]

@@ -36,9 +36,7 @@ from swarm.types import Lease, NodeId, Rollout, VersionId
 SUBMIT_PATH = "/v1/rollouts"
 CALL_S = 30.0  # Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s
 
-PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES
-"""Unpacked size of one submission: it fits the body's cap, and is no bomb however well it compresses."""
-
+PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES  # Of one unpacked submission: no bomb, however well it compresses
 ROLLOUT_OVERHEAD_BYTES = 400  # What a rollout takes besides its tokens: ids, a few spans, a reason
 
 SLOW_PAUSE_S = 3.0

@@ -79,9 +79,7 @@ Reason = Literal["journal", "bodies", "own_bodies", "useless"]
 class IntakeLimits:
     """The bounds, each with its reason."""
 
-    bodies: int = 256
-    """In hand at once: more than a second of work at 200 submissions a second, so a later one had better come back."""
-
+    bodies: int = 256  # In hand at once: more than a second of work, after which a later one had better come back
     body_bytes: int = 8 * ROLLOUT_BODY_BYTES  # In hand at once: eight of the largest, or 256 of groups of 50 rollouts
     guest_share: float = 0.25  # Of both, for nodes that hold no lease, such as samplers back from an outage
     bodies_of_session: int = 2  # One after another, and a retry that comes before we know that its connection is lost

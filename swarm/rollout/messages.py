@@ -13,15 +13,9 @@ from swarm.types import Count, Id, Lease, Rollout, Seconds, Verdict, VersionId
 MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
 LEASE_CONTEXT = "lease"  # What the signature of a lease is for
 
-LEASE_TOKEN_BYTES = 768 * 1024
-"""A lease for a prompt of 131,072 tokens at 5 bytes an id, with room to spare; ordinary ones take a few hundred."""
-
-LEASE_REPLY_BYTES = 8 * 1024 * 1024
-"""What a sampler reads of an answer to a lease request: the learner is trusted further than a peer, not without end."""
-
-MAX_SUBMITTED = 1024
-"""Rollouts of one submission: judging them takes the learner's event loop 5 ms (4.5 microseconds each)."""
-
+LEASE_TOKEN_BYTES = 768 * 1024  # A lease for a prompt of 131,072 tokens at 5 bytes an id; most take a few hundred bytes
+LEASE_REPLY_BYTES = 8 * 1024 * 1024  # The sampler trusts the learner more than a peer, but not without limit
+MAX_SUBMITTED = 1024  # Rollouts of one submission: judging them takes the event loop 5 ms
 Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finished"]
 
 WHY_LENGTH = 200  # Characters of a line that tells a person why a node waits

@@ -26,12 +26,8 @@ Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]
 
 MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this with a chance of one in 1.6 million
 
-MAX_OF_ONE = 512
-"""One node may be broken, or may want the run to end. Twice what it may hold before its first answer."""
-
-EVENT_EVERY_S = 10.0
-"""Between two events of failures, each of which says how many it stands for: a broken reward fails by the hundred."""
-
+MAX_OF_ONE = 512  # One node may be broken, or may want the run to end: twice what it may hold at first
+EVENT_EVERY_S = 10.0  # Between events of failures, since a broken reward fails by the hundred; each says how many
 REASON_LENGTH = 400
 
 

@@ -38,12 +38,8 @@ from swarm.types import NodeId
 
 SCHEMA_VERSION = 2  # Of the tables below, in the database's user_version
 
-WAL_PAGES = 4096
-"""Pages of 4 kB in the write-ahead log before it is worked into the database: 16 MiB, a hundred transactions."""
-
-BUSY_S = 30.0
-"""Longest wait for another process; readers such as `verify` hold no lock that a writer waits for."""
-
+WAL_PAGES = 4096  # Pages of 4 kB in the log before it is worked into the database: a hundred transactions
+BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for
 KNOWN_NODES = 65_536  # Row numbers of nodes that are kept in memory
 MAX_ROWS = 256  # In one statement: of 12 columns, a tenth of the parameters that SQLite allows
 FINISHES = ("stop", "length", "failed")  # Their places are what the rows hold

@@ -69,9 +69,7 @@ TRANSACTION_BYTES = 32 * 1024 * 1024
 
 ROW_BYTES = 256  # Room that an entry may need in database and log together, besides its payload
 
-PRUNED_AT_ONCE = 64
-"""Segments that one call of `prune` deletes, each in 2 ms (measured) in which nothing else is written."""
-
+PRUNED_AT_ONCE = 64  # Segments that one call of `prune` deletes, in 2 ms each, during which nothing is written
 RETRY_S = 1.0  # Between tries while the disk is full
 T = TypeVar("T")
 
@@ -102,10 +100,8 @@ class Journal:
         self._wake, self._closing = asyncio.Event(), asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._failed: BaseException | None = None
-        self.pending_bytes = 0
-        """Payloads that are queued or being written."""
-        self.fault = ""
-        """Why writing is paused."""
+        self.pending_bytes = 0  # Payloads that are queued or being written
+        self.fault = ""  # Why writing is paused
 
     async def start(self) -> None:
         """Begin to write."""

@@ -27,8 +27,7 @@ from swarm.rollout.journal.verify import Report, check_batch, fate_faults, says_
 
 NO_SEGMENT = -1  # The row of a lost payload names no file, as if it had been pruned
 
-SPARSE = 1000
-"""A number of a group beyond twice those that were read, plus this, is taken for damage, since each gap is filled."""
+SPARSE = 1000  # A group number above this plus twice the groups that were read is damage, since each gap is filled
 
 
 TABLES: dict[str, tuple[dict[str, Any], int]] = {

@@ -23,9 +23,7 @@ SPARE_BYTES = 16 * 1024 * 1024
 """Left free on the disk, so that the write-ahead log can be worked into the database. A quarter of what the broadcast
 leaves free, so that versions pause before the journal does."""
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a write that room would cure: a full disk, a quota, `ulimit -f`."""
-
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Cured by room: a full disk, a quota, `ulimit -f`
 SUFFIX = ".rollouts"
 
 

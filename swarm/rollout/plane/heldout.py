@@ -21,9 +21,7 @@ from swarm.rollout.plane.effects import Evaluated
 from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
-WRONG = Score(reward=0.0, exact=False)
-"""A held-out prompt that cannot be answered counts as wrong: the share must not rise by dropping."""
-
+WRONG = Score(reward=0.0, exact=False)  # Of a prompt that cannot be answered: dropping must not raise the share
 EVERY = 8  # At most one leased sample of these is held-out: up to 14 % more samples for a batch while a round is open
 
 

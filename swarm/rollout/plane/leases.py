@@ -41,9 +41,7 @@ from swarm.types import (
 
 MISSED_BEATS = 3  # Beats after which a node counts as gone: one may be lost and one late
 
-LEASE_SLACK_S = 60.0
-"""Added to a lease's time limit on this side: the sampler counts from receipt and has to hand its answer in."""
-
+LEASE_SLACK_S = 60.0  # Added to a time limit here: the sampler counts from receipt and has to hand its answer in
 LIMIT_FACTOR = 8.0
 """A lease's time limit, in times that its longest completion takes at the sampler's measured rate. This leaves room for
 a shared batch, a swap of weights, or an engine that slows down; to fail long samples would favour short answers."""
@@ -52,24 +50,16 @@ SLOWEST_TOKENS_PER_S = 2.0
 """Rate that is assumed of a sampler until it is known, and the slowest that a limit follows from: a node that claims
 less would only keep samples from others."""
 
-MIN_LIMIT_S = 30.0
-"""Shortest time limit of a lease: a short completion may wait behind a batch and an install."""
-
-MAX_HELD = 8192
-"""Samples that one node may hold: twice what it may ask for at once, since it asks one batch ahead of its engine."""
-
+MIN_LIMIT_S = 30.0  # Shortest time limit of a lease: a short completion may wait behind a batch and an install
+MAX_HELD = 8192  # Samples that a node may hold: twice what it may ask for, since it asks one batch ahead of its engine
 UNPROVEN_HELD = 256
 """Samples that a node may hold before its first accepted answer, two batches of an ordinary engine: keys cost nothing,
 and a node that never answers keeps its leases from others for a while."""
 
 RETRY_S = 60.0  # A sample that a node failed is kept for others this long, unless all have failed it
 
-FAILED_BY = 3
-"""Different nodes (or all there are) that must fail a sample before its group is given up: one may lie."""
-
-MAX_REDRAWS = 2
-"""Times that a sample is drawn again because its answer could not be scored. By the third answer it is the prompt."""
-
+FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
+MAX_REDRAWS = 2  # Times that a sample is drawn again because its answer has no score: then it is the prompt
 MAX_NODES = 4096  # Samplers that the table remembers; the same bound as the table of publics
 
 

@@ -54,8 +54,7 @@ class Buffer:
 
     def __init__(self, *, batch_groups: int) -> None:
         self._batch_groups = batch_groups
-        self._ready: dict[int, dict[int, Group]] = {}
-        """By oldest version and order."""
+        self._ready: dict[int, dict[int, Group]] = {}  # By oldest version and order
 
     def __len__(self) -> int:
         return sum(map(len, self._ready.values()))
@@ -139,8 +138,7 @@ RETURN_S = 30.0
 """After a restart a sampler is back within its longest pause between two tries (node/link.py); only then its beats
 count."""
 
-MAX_FAILURES = 8
-"""Failed generations of one sample before its group is dropped: by then it is the prompt, not the samplers."""
+MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then it is the prompt, not the samplers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +185,7 @@ class RolloutPlane:
         )
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
-        self.standby: Mapping[NodeId, str] = {}
-        """The nodes that are leased nothing, and why."""
+        self.standby: Mapping[NodeId, str] = {}  # The nodes that are leased nothing, and why
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Go on where the records of a former life end; open groups count as leased. Called before anything else."""
