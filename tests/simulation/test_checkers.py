@@ -249,7 +249,7 @@ def _a_lowered_bound_goes_unsaid(patch: pytest.MonkeyPatch) -> None:
     def submit(plane: RolloutPlane, *args: Any, **rest: Any) -> list[Effect]:
         judged, *more = honest(plane, *args, **rest)
         assert isinstance(judged, Judged)
-        return [dataclasses.replace(judged, bound_lowered=False), *more]
+        return [dataclasses.replace(judged, counted_as=judged.verdict), *more]
 
     patch.setattr(RolloutPlane, "submit", submit)
 

@@ -55,7 +55,6 @@ from swarm.rollout.journal.reading import (
 from swarm.rollout.journal.segments import (
     NoRoom,
     SegmentWriter,
-    Stored,
     require_room,
     segments_of,
     sync_path,
@@ -245,13 +244,9 @@ class Journal:
 
     def _commit(self, entries: Sequence[Entry]) -> None:
         accepted = [entry for entry in entries if isinstance(entry, RolloutAccepted)]
-        payloads: dict[int, list[bytes]] = {}
-        for entry in accepted:
-            payloads.setdefault(entry.next_batch, []).append(msgspec.msgpack.encode(entry.rollout))
-        nbytes = sum(len(payload) for parts in payloads.values() for payload in parts)
-        require_room(self._directory, nbytes + ROW_BYTES * len(entries))
-        places = {segment: iter(stored) for segment, stored in self._segments.append(payloads).items()}
-        stored: list[Stored] = [next(places[entry.next_batch]) for entry in accepted]
+        payloads = [(entry.next_batch, msgspec.msgpack.encode(entry.rollout)) for entry in accepted]
+        require_room(self._directory, sum(len(payload) for _, payload in payloads) + ROW_BYTES * len(entries))
+        stored = self._segments.append(payloads)
         try:
             self._index.apply(entries, stored)
         except BaseException:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,21 +87,21 @@ class SegmentWriter:
         self._unsynced = set(unsynced)
         self._before: dict[int, int] = {}
 
-    def append(self, payloads: Mapping[int, Sequence[bytes]]) -> dict[int, list[Stored]]:
-        """Append the payloads of each segment, with one write each; NoRoom, and none is kept, if they do not all fit.
-
-        Until the next call `undo` takes them back.
+    def append(self, payloads: Sequence[tuple[int, bytes]]) -> list[Stored]:
+        """Append payloads to their segments, with one write for those that stand together. NoRoom, and none is kept, if
+        they do not all fit. Until the next call `undo` takes them back.
         """
         self._before = {}
+        stored: list[Stored] = []
         try:
-            return {segment: self._append(segment, parts) for segment, parts in payloads.items()}
+            for segment, some in groupby(payloads, key=itemgetter(0)):
+                stored += self._append(segment, [payload for _, payload in some])
         except OSError as error:
             self.undo()
             if error.errno in NO_ROOM:
-                raise no_room(
-                    self._directory, SPARE_BYTES + sum(len(p) for ps in payloads.values() for p in ps)
-                ) from None
+                raise no_room(self._directory, SPARE_BYTES + sum(len(payload) for _, payload in payloads)) from None
             raise
+        return stored
 
     def undo(self) -> None:
         """Cut off what the last `append` wrote."""
@@ -123,7 +124,8 @@ class SegmentWriter:
     def _append(self, segment: int, parts: Sequence[bytes]) -> list[Stored]:
         with segment_path(self._directory, segment).open("ab") as file:
             self._unsynced.add(segment)
-            at = self._before[segment] = file.tell()
+            at = file.tell()
+            self._before.setdefault(segment, at)
             file.write(b"".join(parts))
         starts = accumulate(map(len, parts), initial=at)
         return [Stored(segment, start, len(p), payload_digest(p)) for start, p in zip(starts, parts, strict=False)]

@@ -40,22 +40,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdict on one submitted rollout. `failed`: what was accepted is the news that a generation failed;
-    `bound_lowered`: it is stale, and would not be by the bound under which its group was opened."""
+    """The verdict on one submitted rollout. It is counted as the verdict; as "failed" if what was accepted is the news
+    that a generation failed; as "bound_lowered" if the bound under which its group was opened would not make it stale.
+    """
 
     rollout_id: str
     node: NodeId
     verdict: Verdict
     detail: str
-    failed: bool
-    bound_lowered: bool = False
-
-    @property
-    def counted_as(self) -> str:
-        """The name under which it is counted."""
-        if self.bound_lowered:
-            return "bound_lowered"
-        return "failed" if self.failed and self.verdict == "accepted" else self.verdict
+    counted_as: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,10 +238,11 @@ class LeaseTable:
                 limit_s = self._longest_s(group.rules.max_new_tokens)
                 self._hold(group, group.samples[index], node, heard_at + limit_s + LEASE_SLACK_S)
 
-    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> None:
-        """Take `rollout` as the one answer to its sample, which has none."""
+    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> bool:
+        """Take `rollout` as the one answer to its sample; False if there is one already."""
         sample = group.samples[rollout.index]
-        assert sample.rollout is None
+        if sample.rollout is not None:
+            return False
         self._take_back(group, sample)
         self._wait(group, -1)
         if node in self._nodes:
@@ -253,6 +254,7 @@ class LeaseTable:
         group.answered += 1
         group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
         self._age(group, 1)
+        return True
 
     def retract(self, group: Group, index: int) -> bool:
         """Have a sample whose answer cannot be scored drawn again; False if that was done often enough."""

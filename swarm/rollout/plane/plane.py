@@ -242,18 +242,12 @@ class RolloutPlane:
         self.leased.hear(node, now=now)
         group = self.leased.group(rollout.group_id)
         verdict, detail = self._judge(node, lease, rollout, fault)
-        failed = rollout.finish == "failed"
-        judged = Judged(
-            rollout_id=rollout.rollout_id,
-            node=node,
-            verdict=verdict,
-            detail=detail,
-            failed=failed,
-            bound_lowered=verdict == "stale"
-            and group is not None
-            and rollout.oldest is not None
-            and is_fresh(rollout.oldest, self.next_batch, group.bound),
-        )
+        failed, oldest, counted_as = rollout.finish == "failed", rollout.oldest, str(verdict)
+        if verdict == "accepted" and failed:
+            counted_as = "failed"
+        elif verdict == "stale" and group and oldest is not None and is_fresh(oldest, self.next_batch, group.bound):
+            counted_as = "bound_lowered"
+        judged = Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, counted_as=counted_as)
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
                 self.leased.release(node, rollout.group_id, rollout.index)
