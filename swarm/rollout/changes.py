@@ -1,4 +1,4 @@
-"""Waiting for something to change, without waking everybody for everything."""
+"""Waiting until something changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class Changes:
-    """Wakes all who wait for the next change. Who waits again is woken by the changes after that alone."""
+    """Wakes everybody who waits for the next change."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -20,7 +20,7 @@ class Changes:
         self._changed = asyncio.Event()
 
     async def wait(self, seen: int, seconds: float | None) -> None:
-        """Until there were more than `seen` changes, or for so long."""
+        """Return once there were more than `seen` changes, or after `seconds`."""
         if self.count == seen:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -40,8 +40,8 @@ PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES  # Of one unpacked submissi
 ROLLOUT_OVERHEAD_BYTES = 400  # What a rollout takes besides its tokens: ids, a few spans, a reason
 
 SLOW_PAUSE_S = 3.0
-"""Pause after a submission that was too slow: what held it up (weights under way, lost packets) may pass. With the 2 s
-and more that the learner waits, a dead line costs it a dozen tries a minute."""
+"""Pause after a submission that was too slow: what held it up (weights under way, lost packets) may pass. The learner
+waits 2 s and more for a body, so a dead line costs it a dozen tries a minute."""
 
 VERDICTS_BYTES = 1024 * 1024  # 4,096 verdicts with a line each
 SampleName = tuple[str, int]  # Group id and index of one sample
@@ -76,10 +76,8 @@ class Answer:
 
 
 class RolloutClient:
-    """Calls of one node to one learner. `peer` signs them with the key of `node`; they raise what PeerClient raises.
-
-    `say` hears when a line turns out to be slow, `pause_s` passes before rollouts are sent over it again.
-    """
+    """Calls of `node` to one learner; they raise what PeerClient raises. `say` tells a person that the line is slow,
+    `pause_s` passes before rollouts are sent over it again."""
 
     def __init__(
         self,
@@ -145,9 +143,8 @@ class RolloutClient:
     ) -> list[RolloutVerdict]:
         """Hand in rollouts. Idempotent: what was accepted before is answered as a duplicate.
 
-        What a slow line does not carry is sent again in smaller portions, down to one rollout. `on_refused` hears the
-        number of rollouts in a portion that the learner refuses, and why; the others are handed in all the same.
-        Without it the first refusal is raised.
+        A portion that is too large for a slow line is sent again in smaller ones. `on_refused` hears how many rollouts
+        the learner refuses in a portion, and why, and the rest is handed in; without it a refusal is raised.
         """
         verdicts: list[RolloutVerdict] = []
         waiting = deque(portions(answers, self._portion_bytes))

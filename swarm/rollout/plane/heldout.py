@@ -26,8 +26,8 @@ EVERY = 8  # At most one leased sample of these is held-out: up to 14 % more sam
 
 
 class HeldOutRound:
-    """One round at a time. `life` keeps apart the names of rounds of different lives of a learner. Every prompt is
-    answered by `samples` samples under `rules`, a single one greedily. A batch has `batch_samples`."""
+    """One round at a time, named by the learner's `life` and its number. Each prompt gets `samples` samples under
+    `rules`, a single one greedily. A batch for training has `batch_samples`."""
 
     def __init__(self, life: int, rules: SamplingRules, *, samples: int, batch_samples: int) -> None:
         self._life = life

@@ -43,17 +43,15 @@ MISSED_BEATS = 3  # Beats after which a node counts as gone: one may be lost and
 
 LEASE_SLACK_S = 60.0  # Added to a time limit here: the sampler counts from receipt and has to hand its answer in
 LIMIT_FACTOR = 8.0
-"""A lease's time limit, in times that its longest completion takes at the sampler's measured rate. This leaves room for
-a shared batch, a swap of weights, or an engine that slows down; to fail long samples would favour short answers."""
+"""A lease's time limit is this times its longest completion at the sampler's measured rate. It leaves room for a shared
+batch, a swap of weights, or an engine that slows down: failing long samples would favour short answers."""
 
-SLOWEST_TOKENS_PER_S = 2.0
-"""Rate that is assumed of a sampler until it is known, and the slowest that a limit follows from: a node that claims
-less would only keep samples from others."""
+SLOWEST_TOKENS_PER_S = 2.0  # Assumed until the rate is known; a node that claims less keeps samples from others
 
 MIN_LIMIT_S = 30.0  # Shortest time limit of a lease: a short completion may wait behind a batch and an install
 MAX_HELD = 8192  # Samples that a node may hold: twice what it may ask for, since it asks one batch ahead of its engine
 UNPROVEN_HELD = 256
-"""Samples that a node may hold before its first accepted answer, two batches of an ordinary engine: keys cost nothing,
+"""Samples that a node may hold before its first accepted answer: two batches of an ordinary engine. Keys cost nothing,
 and a node that never answers keeps its leases from others for a while."""
 
 RETRY_S = 60.0  # A sample that a node failed is kept for others this long, unless all have failed it
@@ -137,8 +135,8 @@ class Group:
 class NodeState:
     """What the table knows of one sampler. `held` says when each of its samples is overdue.
 
-    `tokens_per_s` is how fast one of its samples grows, as it says; 0 while that is unknown. `most` is how many samples
-    it may hold: few before its first answer, and one after it kept some past their limit.
+    It says that one of its samples grows by `tokens_per_s` (0: unknown). It may hold `most` samples: few before its
+    first answer, and one after it kept some past their limit.
     """
 
     heard_at: float
@@ -160,8 +158,8 @@ class LeaseTable:
         self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
         self.chances = 0
-        """Rises when a node that got nothing may now get something: a sample went back to waiting, a node has nothing
-        left in its hands, a group was dropped, or one turned out to be due later."""
+        """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
+        more, a group was dropped or is due later than it seemed."""
 
     def __len__(self) -> int:
         return len(self._groups)

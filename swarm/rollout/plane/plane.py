@@ -134,19 +134,16 @@ class Grant:
             most -= self.take(group, most)
 
 
-RETURN_S = 30.0
-"""After a restart a sampler is back within its longest pause between two tries (node/link.py); only then its beats
-count."""
+RETURN_S = 30.0  # A sampler's longest pause between two tries (node/link.py): after a restart its beats count from then
 
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then it is the prompt, not the samplers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneRules:
-    """What the user set. `rules` are for training, and for held-out prompts if each is answered by several samples
-    (`eval_samples`); one alone is drawn greedily. `life` differs between two lives of a learner, `hold_s` is how long a
-    whole batch waits for samples that would become stale if it were taken.
-    """
+    """What the user set. `rules` are for training, and for held-out prompts with more than one of `eval_samples`; a
+    single one is drawn greedily. `life` counts the lives of a learner. A whole batch waits up to `hold_s` for samples
+    that would become stale if it were taken."""
 
     swarm: SwarmId
     run_seed: int
@@ -207,12 +204,10 @@ class RolloutPlane:
     ) -> list[Effect]:
         """A sampler that has installed `held` can take on `capacity` samples. The answer is the last effect.
 
-        `at_once` of these can begin at once, in places of its engine that are free while others work; 0: all of them
-        if it holds nothing, else none.
-
-        `holding`, when the question arrives: (group id, index) of all that it has in its hands. What it does not name
-        is put back, or an answer that was lost would stay leased for as long as the sampler lives. None on later tries
-        of a question that was held open, when the list may be outdated; `now` is when the question arrived.
+        `at_once` of these can begin now, in free places of its engine; 0 means all of them if it holds nothing, else
+        none. `holding` names all samples that it holds, by group and index. Others are put back: if an answer was lost,
+        they would stay leased as long as the sampler lives. None when a question that was held open is asked again,
+        since the list may be outdated. `now` is when the question arrived.
         """
         if not self.leased.hear(node, now=now):
             return [Refused(reason="draining", retry_after_s=60.0)]
@@ -312,8 +307,7 @@ class RolloutPlane:
         return self._drop(group, "reward_failed")
 
     def can_take(self, *, now: float) -> bool:
-        """True if batch `next_batch` is ready, and taking it now makes no sample stale that somebody works on; a batch
-        that would do so waits `hold_s`."""
+        """Whether batch `next_batch` is ready, and has waited for leased samples that taking it would make stale."""
         if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
             return False
         if not self._pacing.holds:
@@ -382,7 +376,7 @@ class RolloutPlane:
         return grant
 
     def _fill(self, grant: Grant, held: VersionId) -> None:
-        """Grant training beside as many held-out prompts as are allowed, then fill free places with more of these."""
+        """Grant training and as many held-out prompts as are allowed, then fill free places with held-out prompts."""
         claimable = self.leased.claimable(held)
         held_out = [group for group in claimable if group.purpose == "eval"]
         if self._ending or grant.node in self.standby:

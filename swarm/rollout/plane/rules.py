@@ -91,8 +91,8 @@ def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, 
 
 
 SPARE_SHARE = 1 / 8
-"""Largest share of a batch that is spare, and largest share missing for which any is: with it the learner waits less
-than 1 % of the time in simulation (benchmarks.staleness), wherever a fleet can be fast enough."""
+"""Largest share of a batch that is spare, and largest share missing for which any is. In simulation the learner then
+waits less than 1 % of the time (benchmarks.staleness), wherever a fleet can be fast enough."""
 
 SPARE_GAIN = 0.5  # Spare groups for each that was missing when the learner began to wait; others end meanwhile
 SPARE_KEPT = 0.95  # What is left of `spare` after a batch for which the learner did not wait: 20 batches of memory
