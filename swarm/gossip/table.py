@@ -90,7 +90,7 @@ MAX_BACK_OFF = 5  # A public that does not answer is called again after 2, 4, ..
 Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
 
 LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_full", "subnet_full"})
-"""A record refused for one of these reasons is not asked for again until it is issued anew, or until `pardon`."""
+"""Records refused for these reasons are asked for again only when renewed, or after `pardon`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """A node that is no public any more: lost, or by its own word, which nobody need look into."""
+    """A node that was a public: lost, or no public any more by its own word."""
 
     signed: SignedRecord
     died_at: float

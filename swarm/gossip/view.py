@@ -7,7 +7,6 @@ ours is newer. What does not fit goes with the next round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from random import Random
 
 from swarm.errors import ProtocolError
@@ -38,21 +37,16 @@ FRAME_BYTES = 64  # What msgpack adds to the fields of an answer
 FIELD_BYTES = 3  # With the header that msgpack puts before bytes
 
 
-@dataclass(slots=True)
 class View:
     """The node itself, the publics, its leaves, and the newest head."""
 
-    owner: Owner
-    rules: GossipRules
-    dialable: Callable[[Address], bool]
-    table: Table = field(init=False)
-    leases: LeafLeases = field(init=False)
-    newest: VersionId | None = None
-    head: bytes = b""
-
-    def __post_init__(self) -> None:
-        self.table = Table(self.rules, self.dialable)
-        self.leases = LeafLeases(self.rules)
+    def __init__(self, owner: Owner, rules: GossipRules, dialable: Callable[[Address], bool]) -> None:
+        self.owner = owner
+        self.rules = rules
+        self.table = Table(rules, dialable)
+        self.leases = LeafLeases(rules)
+        self.newest: VersionId | None = None
+        self.head = b""
 
     @property
     def own(self) -> SignedRecord:
