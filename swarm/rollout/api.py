@@ -26,7 +26,7 @@ from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encod
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
 from swarm.rollout.intake import TEXTS, Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
-from swarm.rollout.journal.entries import Entry, GroupDropped
+from swarm.rollout.journal.entries import Entry, GroupDropped, Record
 from swarm.rollout.messages import (
     LEASE_CONTEXT,
     WHY_LENGTH,
@@ -47,7 +47,6 @@ from swarm.rollout.plane.effects import (
     Judged,
     LeaseOverdue,
     NodeSilent,
-    Record,
     Refused,
     ScoreWanted,
 )

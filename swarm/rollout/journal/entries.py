@@ -102,17 +102,10 @@ class BoundSet:
     publish_every_steps: int
 
 
-Entry = (
-    GroupOpened
-    | SamplesLeased
-    | RolloutAccepted
-    | RolloutReturned
-    | RolloutScored
-    | GroupDropped
-    | BatchTaken
-    | VersionPublished
-    | BoundSet
-)
+Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
+"""What the plane wants recorded, in this order: before a question or submission is answered or a batch trained on."""
+
+Entry = Record | VersionPublished | BoundSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.rollout.journal.entries import (
-    BatchTaken,
-    GroupDropped,
-    GroupOpened,
-    RolloutAccepted,
-    RolloutReturned,
-    RolloutScored,
-    SamplesLeased,
-)
+from swarm.rollout.journal.entries import Record
 from swarm.rollout.messages import Refusal
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
 
@@ -94,9 +86,5 @@ class Evaluated:
     version: int
     scores: tuple[tuple[Score, ...], ...]
 
-
-Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
-"""To be journaled, in this order. What a question, a submission or a batch recorded is committed before its answer is
-sent or its trainer called."""
 
 Effect = Granted | Refused | Judged | ScoreWanted | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated | Record

@@ -6,7 +6,7 @@ prompts (heldout). Answers are judged (verdict.py), matched with their sample (l
 groups go to the buffer. `take` hands out batch n, after which n is n + 1; groups that can be in no later batch are
 dropped then.
 
-What the learner must not forget comes out as records (effects.Record); `restore` puts a new plane where the records of
+What the learner must not forget comes out as records (entries.Record); `restore` puts a new plane where the records of
 an earlier process left off. Groups for training are numbered from 0, and every number below the next one that is not
 open was closed, so nothing has to be remembered of closed groups.
 
