@@ -290,10 +290,9 @@ class RolloutPlane:
         if group is None:
             return []
         group.samples[index].score = score
-        effects: list[Effect] = []
-        if group.purpose == "train":
-            effects.append(RolloutScored(number=group.order, index=index, score=score))
-        return effects + self._completed(group) if group.complete else effects
+        is_recorded = group.purpose == "train"
+        record = [RolloutScored(number=group.order, index=index, score=score)] if is_recorded else []
+        return [*record, *(self._completed(group) if group.complete else [])]
 
     def unscorable(self, group_id: str, index: int) -> list[Effect]:
         """A reward failed: the sample is drawn again, or its group is dropped if that did not help or comes too late. A
@@ -310,8 +309,6 @@ class RolloutPlane:
         """Whether batch `next_batch` is ready, and has waited for leased samples that taking it would make stale."""
         if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
             return False
-        if not self._pacing.holds:
-            return True
         batch = self._buffer.first(self.next_batch, self.max_staleness)
         due = Counter(group.deadline(self.max_staleness) for group in batch)
         return self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
