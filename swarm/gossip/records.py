@@ -1,8 +1,7 @@
 """The plain data of membership: its constants, signed records, the bodies of calls, and the core's effects.
 
 All durations are multiples of the round, so one number sets the pace. The learner chooses `round_s`, and joining nodes
-take it from its hello, because nodes of different pace would believe one another dead. docs/membership.md gives the
-figures behind each value.
+take it from its hello, because nodes of different pace would believe one another dead.
 
 A record is what a node says about itself, signed over the exact bytes that travel. Records of one node are ordered by
 (generation, sequence). The generation is persisted and rises at every start, the sequence whenever the record is
@@ -104,8 +103,8 @@ Counter16 = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
 class Profile(Message, frozen=True):
-    """What a node claims to hold and to be able to do; nothing that matters rests on it unmeasured. 0 is unknown.
-    `leaves` is how many leaves have this node as a home."""
+    """What a node claims to hold and to be able to do; 0 is unknown. Nothing that matters rests on it unmeasured.
+    `leaves` counts those that have this node as a home."""
 
     held: VersionId | None = None
     engine: Annotated[str, msgspec.Meta(max_length=32)] = ""
@@ -213,8 +212,8 @@ class Exchange(Message, frozen=True):
 
 
 class ExchangeReply(Message, frozen=True):
-    """What the caller lacks. `wanted` are records that this node lacks, `refute` is the caller's own record if this
-    node believes it dead, `full` says that this home has no room for the leaf that polled."""
+    """What the caller lacks. This node lacks the records `wanted`. `refute` is the caller's own record if this node
+    believes it dead, `full` says that this home has no room for the leaf that polled."""
 
     digest: DigestBytes = b""
     records: SealedRecords = ()
@@ -240,7 +239,7 @@ def unpack_digest(digest: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 class Owner:
     """Signs and numbers the records of one key. `generation` must be higher than in every former life. A learner
-    publishes under `incarnation`: generation - 1, or that of the life whose run it resumes."""
+    publishes under `incarnation`: generation - 1, or that of the run that it resumes."""
 
     def __init__(
         self,
@@ -288,9 +287,9 @@ class Owner:
         return effects
 
     def refute(self, claimed: SignedRecord) -> list[Effect]:
-        """Go past `claimed`, a record by our own key that others believe dead, or that this life never issued. In the
-        second case the state directory was restored from a copy: the generation has to rise past that of the former
-        life, which may have said more than this record."""
+        """Go past `claimed`, a record by our own key that others believe dead, or that this life never issued. If it
+        never did, the state directory was restored from a copy, and the generation has to rise past that of the former
+        life, which may have issued other records too."""
         if claimed.order < self.signed.order:
             return []
         if claimed.body == self.signed.body:
@@ -298,8 +297,8 @@ class Owner:
         return self._raise_generation(claimed.record.generation + 1) + self.issue()
 
     def outlive(self, version: VersionId) -> list[Effect]:
-        """Go past `version`, which this life cannot serve: it is newer than what this life has published, so either
-        another life that the disk forgot has published it, or its weights cannot be made again."""
+        """Go past `version`, which this life cannot serve: another life that the disk forgot has published it, or its
+        weights cannot be made again."""
         if self.role != "learner" or version.incarnation < self.incarnation:
             return []
         return self._raise_generation(max(version.incarnation + 2, self._generation + 1)) + self.issue()
@@ -325,8 +324,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greet:
-    """Say hello to a bootstrap and hand its record in: no other node is known, or it is time to look across a
-    partition."""
+    """Say hello to a bootstrap and hand its record in: to find a first node, or to look across a partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

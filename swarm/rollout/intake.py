@@ -8,15 +8,15 @@ that its headers state. Over a bound it is refused unread, with the seconds afte
     own_bodies  this session has two in hand: samplers hand in one after another, and a retry may overtake one
     useless     this node has handed in too much that it was not asked for
 
-A flood is paid for by its sender. A rollout is useful if it is accepted, or if its sample was leased to its sender when
-it came, even if it is stale, failed or malformed (the lease then ends). Every other rollout is paid from the node's own
+The sender of a flood pays for it. A rollout is useful if it is accepted, or if its sample was leased to its sender when
+it came, even if it is stale, failed or malformed (the lease then ends). The node pays for every other rollout from its
 purse of `spare_rollouts`, which refills by `spare_per_s`. One submission may overdraw it, since bodies are opened late;
-until it has refilled, nothing more is taken from that node. So a node beyond its leases costs a known share of a core.
+nothing more is taken from that node until it has refilled. So a node beyond its leases costs a known share of a core.
 
 No node can throttle another. A purse is charged only for bytes under the node's checked signature. Bodies in hand are
-counted by session, whose id only its node was told; over plain HTTP others on the line see it, but they could as well
-cut the line. Sessions opened with a recorded OpenSession cannot prove themselves: they and nodes without a lease (keys
-cost nothing, leases do) share a quarter of the places, so nodes at work always find the rest.
+counted by session, whose id only its node was told; over plain HTTP others on the line see it, but they could also cut
+the line. Sessions opened with a recorded OpenSession cannot prove themselves: they and nodes without a lease (keys cost
+nothing, leases do) share a quarter of the places, so nodes at work always find the rest.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ TEXTS: Mapping[Reason, str] = {
 
 
 class Intake:
-    """Admits submissions. `now` is monotonic seconds."""
+    """Admits submissions. Times are monotonic seconds."""
 
     def __init__(self, limits: IntakeLimits | None = None) -> None:
         self._limits = limits or IntakeLimits()

@@ -51,7 +51,7 @@ ROOM_ERRORS = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_IOERR_TRUNCATE,
 )
-"""SQLite's errors for a file that could not grow: ENOSPC becomes SQLITE_FULL, a quota does not."""
+"""A file could not grow: ENOSPC becomes SQLITE_FULL, a quota does not."""
 
 NOT_DAMAGE = (
     sqlite3.SQLITE_BUSY,
@@ -108,10 +108,8 @@ def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, byt
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database to read, as of one moment; a learner may be writing it, or may have been killed.
-
-    Damaged if what the block reads is not what a journal holds.
-    """
+    """Open the database to read, as of one moment; a learner may be writing it, or may have been killed. Damaged if the
+    block finds what no journal holds."""
     if not path.is_file() or not path.stat().st_size:
         raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
     with telling_damage(path):
@@ -341,12 +339,9 @@ class Index:
         self.connection.executemany("DELETE FROM leases WHERE number = ?", [(number,) for number in numbers])
 
     def _many(self, sql: str, rows: Sequence[tuple[object, ...]]) -> int:
-        """Run a statement with `rows` as its VALUES, in powers of two so that few statements are prepared. Returns how
-        many rows it changed.
-
-        Python releases its lock for each step of SQLite and waits up to 5 ms to get it back from a busy event loop;
-        executemany would do so for each row.
-        """
+        """Run a statement with `rows` as its VALUES; returns how many rows it changed. Python releases its lock for
+        each step of SQLite and waits up to 5 ms to get it back from a busy event loop: executemany would do so for each
+        row. Powers of two keep the prepared statements few."""
         changed, start = 0, 0
         while start < len(rows):
             count = min(MAX_ROWS, 1 << ((len(rows) - start).bit_length() - 1))

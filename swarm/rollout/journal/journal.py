@@ -139,11 +139,9 @@ class Journal:
         await self._retried(self._sync)
 
     async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> int:
-        """Delete segments that are no longer needed, and return how many; a long list takes several calls.
-
-        A segment is needed for a group that waits, a batch from `oldest_step` (of the oldest checkpoint) on, or one of
-        the last `keep_rollouts` batches; None keeps all.
-        """
+        """Delete segments that are not needed, and return how many; a long list takes several calls. Needed is what
+        belongs to a group that waits, to a batch from `oldest_step` (of the oldest checkpoint) on, or to one of the
+        last `keep_rollouts` batches; None keeps all."""
         if keep_rollouts is None:
             return 0
         return await self._in_thread(lambda: self._prune(oldest_step, keep_rollouts))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -67,11 +67,11 @@ def salvage_journal(
         with _copy_of(run_dir, to / "damaged") as old:
             index.transact(lambda: lost.extend(_copy_rows(old, new)))
         index.transact(lambda: _mend_rows(new, group_size, max_staleness))
-        seen = _look_through(new, to / SEGMENTS, Report(groups_per_step, group_size))
-        known = [step for step, lineage in checkpoints if step < len(seen.lineages) and seen.lineages[step] == lineage]
+        lineages, lacking = _look_through(new, to / SEGMENTS, Report(groups_per_step, group_size))
+        known = [step for step, lineage in checkpoints if lineages[step : step + 1] == [lineage]]
         step = max(known, default=0)
         # Nothing before the checkpoint is trained on again, so its payloads may be gone, as if pruned.
-        batches = min((at for at in seen.without_payloads if at >= step), default=len(seen.lineages) - 1)
+        batches = min((at for at in lacking if at >= step), default=len(lineages) - 1)
         index.transact(lambda: lost.extend(_cut(new, batches)))
         index.transact(
             lambda: _let_go_of_lost(new, to / SEGMENTS, batches, Report(groups_per_step, group_size, batches))
@@ -151,15 +151,10 @@ def _mend_rows(new: sqlite3.Connection, group_size: int, max_staleness: int) -> 
     new.execute("INSERT OR IGNORE INTO nodes SELECT DISTINCT node, printf('%032x', node) FROM rollouts")
 
 
-class _Seen(NamedTuple):
-    """Lineages up to the first batch that is not whole, the empty one first, and batches without a payload."""
-
-    lineages: list[bytes]
-    without_payloads: list[int]
-
-
-def _look_through(new: sqlite3.Connection, segments: Path, report: Report) -> _Seen:
-    seen = _Seen([b""], [])
+def _look_through(new: sqlite3.Connection, segments: Path, report: Report) -> tuple[list[bytes], list[int]]:
+    """Lineages up to the first batch that is not whole, the empty one first, and the batches that lack a payload."""
+    lineages: list[bytes] = [b""]
+    lacking: list[int] = []
     recorded = new.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
     report.batches = len(recorded)
     for place, (step, bound, lineage) in enumerate(recorded):
@@ -173,12 +168,12 @@ def _look_through(new: sqlite3.Connection, segments: Path, report: Report) -> _S
         differ = any(payload is not None and not says_the_same(one, payload) for one, payload in payloads)
         if report.breaches or faults or differ or samples is None:
             break
-        if next_lineage(seen.lineages[-1], step, samples) != lineage:
+        if next_lineage(lineages[-1], step, samples) != lineage:
             break
-        seen.lineages.append(lineage)
+        lineages.append(lineage)
         if any(payload is None for _, payload in payloads):
-            seen.without_payloads.append(step)
-    return seen
+            lacking.append(step)
+    return lineages, lacking
 
 
 def _cut(new: sqlite3.Connection, batches: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the rollout plane wants done or known. Its shell performs these; the cores only return them."""
+"""What the rollout plane wants done or known: the core returns these, and its shell performs them."""
 
 from __future__ import annotations
 

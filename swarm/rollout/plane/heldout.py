@@ -1,10 +1,9 @@
 """A round of held-out prompts: which are out, their scores, and how little the round takes from training.
 
-There is one round at a time. While it is open and there is training work for the node that asks, at most one of `EVERY`
-leased samples is held-out, after a burst of an `EVERY`-th of a batch with which small rounds end soon. A node with free
-places and no training work for them may fill all of them. So a round, however large, adds at most 1 / (EVERY - 1) to
-the samples drawn for a batch, and the burst once. At S = 0 training goes first and a round gets what is left
-(RolloutPlane): samplers wait there while the learner trains.
+There is one round at a time. While there is training work too, at most one of `EVERY` leased samples is held-out, after
+a burst of an `EVERY`-th of a batch with which small rounds end soon. A node may fill places for which there is no
+training work. So a round of any size adds at most 1 / (EVERY - 1) to the samples drawn for a batch, and the burst once.
+At S = 0 training goes first and a round gets what is left: samplers wait there while the learner trains.
 
 A round must not cost more time than its samples. An engine that draws a batch at once takes as long over two samples as
 over sixteen, so a few held-out ones make no batch of their own while another is to come (`RolloutPlane._fill`), and a

@@ -3,12 +3,11 @@
 Theory of operation. Groups are opened on demand: a sampler asks (`ask`), and the plane first offers samples that lost
 their node, then opens new groups as far as the pacing rule (rules.Pacing) allows, and keeps some room for held-out
 prompts (heldout). Answers are judged (verdict.py), matched with their sample (leases), scored outside, and complete
-groups go to the buffer. `take` hands out batch n, after which n is n + 1; groups that can be in no later batch are
-dropped then.
+groups go to the buffer. `take` hands out batch n and drops groups that can be in no later one.
 
 What the learner must not forget comes out as records (entries.Record); `restore` puts a new plane where the records of
-an earlier process left off. Groups for training are numbered from 0, and every number below the next one that is not
-open was closed, so nothing has to be remembered of closed groups.
+an earlier process left off. Groups for training are numbered from 0; one below the next number that is not open was
+closed, so nothing has to be remembered of closed groups.
 
 I1 is guaranteed by `take` (through Buffer.take) and checked again by its caller's metrics and by `verify`; I5 because
 groups are only opened under the pacing rule.
@@ -479,7 +478,7 @@ class RolloutPlane:
         return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
-        """The record of a group that is in no batch from n on."""
+        """The record of a group that is in no batch."""
         if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
             reason = "bound_lowered"
         return GroupDropped(
@@ -494,7 +493,7 @@ class RolloutPlane:
         )
 
     def _expire(self) -> list[Effect]:
-        """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it and
+        """Drop what can be in no batch from n on. A group past its first deadline is kept while nodes work on it and
         its answers are fresh: they may have installed a newer version before they began."""
         stale = self._buffer.expire(self.next_batch, self.max_staleness)
         effects: list[Effect] = [self._dropped(group, "stale") for group in stale]
