@@ -143,16 +143,16 @@ def ready_group(version: int, order: int, *, samples: int = 1) -> Group:
 
 
 def open_group(table: LeaseTable, number: int, *, purpose: Purpose = "train", version: int = 0, size: int = 2) -> Group:
-    return table.open(
-        GroupId(f"t{number}"),
+    group = Group(
+        group_id=GroupId(f"t{number}"),
         order=number,
         purpose=purpose,
         prompt=prompt(number),
         rules=RULES,
         min_version=v(version),
         bound=2,
-        size=size,
     )
+    return table.open(group, size)
 
 
 def new_plane(

@@ -75,7 +75,7 @@ class Homes:
     def choose(self, candidates: Sequence[NodeId], *, last_resort: NodeId | None, now: float) -> None:
         """Fill up the homes from `candidates`, and give up the last resort once there are others.
 
-        The first polls are spread over the time of a call, so that they do not come round together.
+        The first polls are spread over a round, so that they do not come together ever after.
         """
         if last_resort not in candidates:
             self.homes = [home for home in self.homes if home.node != last_resort]
@@ -83,7 +83,7 @@ class Homes:
         free = [node for node in candidates if node not in taken]
         self._random.shuffle(free)
         for node in free[: max(0, self._rules.homes - len(self.homes))]:
-            soon = self._random.uniform(0.0, self._rules.call_s) if self.homes else 0.0
+            soon = self._random.uniform(0.0, self._rules.round_s) if self.homes else 0.0
             self.homes.append(Home(node=node, next_at=now + soon))
 
     def keep(self, is_known: Callable[[NodeId], bool]) -> None:
@@ -145,7 +145,8 @@ class Calls:
         address = self._random.choice(addresses)
         self._last += 1
         self.pending[self._last] = Pending(node=node, address=address, purpose=purpose, sent_at=now)
-        timeout_s = self._rules.call_s + message.hold_s
+        # A round is four times the way around the world and back.
+        timeout_s = self._rules.round_s + message.hold_s
         return Call(ticket=self._last, node=node, address=address, message=message, timeout_s=timeout_s)
 
     def take(self, ticket: int) -> Pending:

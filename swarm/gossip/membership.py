@@ -2,11 +2,10 @@
 
 Theory of operation. A *public* keeps a table of all publics. Every round it calls a few of them with a digest of the
 table. The answer holds what the caller lacks (records, younger beats) and names what the other lacks, which follows in
-a second call. News (a node, an address, a head, a refutation) is also pushed on at once; a record that is merely
-renewed travels with the rounds. The publics that it calls change one by one: connections stay open (a call on an open
-one takes a fifth of the bytes), and in the course of time every public is called. A *leaf* only dials out: it polls its
-homes, which hold the poll open until there is a newer head or the learner has moved, and now and then it asks a random
-public for others.
+a second call. News (a node, an address, a head, a refutation) is pushed on at once; a renewed record travels with the
+rounds. The publics that it calls change one by one, so connections stay open and in time every public is called. A
+*leaf* only dials out: it polls its homes, which hold the poll open until there is a newer head or the learner has
+moved, and now and then it asks a random public for others.
 
 The order matters: a caller is heard (it is authenticated, so its beat is now) before its digest is merged; records are
 admitted before ages, since an age without a record is of no use; the answer is made last.
@@ -41,9 +40,7 @@ from swarm.gossip.table import Peer
 from swarm.gossip.view import View, answer_to, fitting, seen_in
 from swarm.types import Address, NodeId, VersionId
 
-FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0
-"""Between two tries to reach a bootstrap while no other node is known; doubles each time."""
-
+FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0  # Between tries to reach a bootstrap while no node is known; doubles each time
 HELLO_S = 10.0  # By then a hello is answered or has failed
 
 
@@ -148,8 +145,8 @@ class Membership:
         return [self.calls.to(signed.node, self._table.callable_at(signed), "revive", message, now=now)]
 
     def _has_to_greet(self, now: float) -> bool:
-        """A leaf greets only if it can reach no public. Of the publics only a few at a time look across a partition:
-        thousands would wear the bootstraps out."""
+        """A leaf greets only if it can reach no public. A few publics at a time look across a partition: more would
+        wear the bootstraps out."""
         if not self.view.is_public:
             return not self.view.usable(now)
         return self._random.random() * len(self._table) < self.rules.greeters
@@ -311,8 +308,8 @@ class Membership:
     def _take_in(
         self, sealed: Iterable[bytes], digest: bytes, latest: float, now: float, *, direct: tuple[NodeId, float]
     ) -> list[Effect]:
-        """Take in records, and the beats of a digest whose ages count back from `latest`. `direct` is who said it, and
-        when. A record without an age brings no beat, so a node that was not known before stays unknown."""
+        """Take in records, and the beats of a digest whose ages count back from `latest`. `direct`: who said it, and
+        when. A record without an age brings no beat, so it makes no unknown node known."""
         effects: list[Effect] = []
         try:
             beats = {prefix: heard_at for prefix, (_, heard_at) in seen_in(digest, latest=latest).items()}
@@ -366,7 +363,7 @@ class Membership:
             self._table.forget(min(spare, key=lambda peer: peer.heard_at))
 
     def _count_leaves(self) -> None:
-        """The next re-issue says it: leaves come and go too often for each to be worth a record to everybody."""
+        """The next re-issue tells: leaves come and go too often to issue a record for each."""
         self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
 
     def _refute(self, sealed: bytes, now: float) -> list[Effect]:

@@ -20,10 +20,8 @@ from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
 
 WITNESSES = 2  # One witness may sit in our own network, or lie; the young swarm has only the learner
-ASK_ROUNDS = 5
-CHECK_ROUNDS = 150
-"""A leaf asks every 10 s until it has its witnesses, or eight were of no use; then, and as a public, every 5 min."""
-
+ASK_ROUNDS = 5  # A leaf asks every 10 s until it has its witnesses, or eight were of no use
+CHECK_ROUNDS = 150  # Then, and as a public, every 5 min
 PATIENT_FAILURES = 8
 LOST_AFTER = 2  # Failed checks in a row that make a public a leaf
 DIAL_BACKS_PER_MINUTE = 1

@@ -1,8 +1,7 @@
 """The plain data of membership: its constants, signed records, the bodies of calls, and the core's effects.
 
 All durations are multiples of the round, so one number sets the pace. The learner chooses `round_s`, and joining nodes
-take it from its hello, because nodes of different pace would believe one another dead. docs/membership.md gives the
-figures behind each value.
+take it from its hello, because nodes of different pace would believe one another dead.
 
 A record is what a node says about itself, signed over the exact bytes that travel. Records of one node are ordered by
 (generation, sequence). The generation is persisted and rises at every start, the sequence whenever the record is
@@ -28,9 +27,7 @@ from swarm.net.signing import PublicKeyField, Sealed, SigningKey, node_id_of, sw
 from swarm.net.wire import CONTROL_BODY_BYTES, PROTOCOL, Message, decode, encode
 from swarm.types import Address, Id, NodeId, Role, Seconds, SwarmId, VersionId
 
-GOSSIP_BODY_BYTES = 64 * 1024
-"""Largest body of gossip, either way: the digest of the largest table (57,344 bytes) and some records."""
-
+GOSSIP_BODY_BYTES = 64 * 1024  # Largest body: the digest of the largest table (57,344 bytes) and some records
 MAX_PUBLICS = 4096  # Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB
 MAX_PER_SUBNET = 64  # Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table
 MAX_LEAVES = 1024  # Of one home: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core
@@ -42,64 +39,36 @@ assert GOSSIP_BODY_BYTES <= CONTROL_BODY_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipRules:
-    """Times in seconds. Only `round_s` is ever set."""
+    """Times in seconds. Only `round_s` is ever set; docs/membership.md gives the figures behind the others."""
 
     round_s: Seconds = 2.0
-
-    fanout: int = 2
-    """Peers of one round. At 30 % loss and with stalls of 5 s no beat at 100 publics was older than 18 s; with one peer
-    a round that was 33 s, too near the 40 s of a death, for a quarter less traffic."""
-
-    partners: int = 8
-    partner_rounds: int = 8
-    """A public calls the same eight, and exchanges one of them every 16 s: connections stay open, and a call takes
-    0.5 kB besides its bodies instead of 2.5 kB."""
-
-    push_fanout: int = 4
-    """Peers to which news is pushed at once: 99 % of 100 publics know in about a second, the rounds do the rest. With 3
-    the last leaf of 1,000 hears of a head a second later, and nothing is saved."""
-
     jitter: float = 0.2  # Share by which every period varies, so that nodes started together drift apart
+    fanout: int = 2  # Peers of one round; with one, beats at 30 % loss come too near the age of a death
+    partners: int = 8  # A public calls the same eight: on an open connection a call takes a fifth of the bytes
+    partner_rounds: int = 8  # One of them is exchanged every 16 s
+    push_fanout: int = 4  # Peers to which news is pushed at once: with 3 the last leaf of 1,000 hears a second later
+
     suspect_rounds: int = 8
-    dead_rounds: int = 20
-    """By the age of a beat: dead after 40 s, of which a stall of 5 s and 30 % loss make at most 18."""
+    dead_rounds: int = 20  # Dead when the beat is 40 s old, of which a stall of 5 s and 30 % loss make at most 18
+    reissue_rounds: int = 30  # A record is renewed every 60 s,
+    life_rounds: int = 90  # and void after 180 s without that, whatever others claim of its beats
+    tombstone_rounds: int = 1800  # For an hour no older record of a dead node comes back, and a partition heals
 
-    reissue_rounds: int = 30
-    life_rounds: int = 90
-    """A record is renewed every 60 s and void after 180 s without that, whatever others claim of its beats."""
-
-    tombstone_rounds: int = 1800
-    """A dead node is remembered for an hour: no older record of it comes back, and a partition of that length heals."""
-
-    bootstrap_rounds: int = 30
-    dead_try_rounds: int = 15
-    """A bootstrap is called every 60 s and a dead node every 30 s only to heal partitions."""
-
-    greeters: int = 8  # Publics that do so, however many there are: 500 would take 75 KB/s of the only bootstrap
+    bootstrap_rounds: int = 30  # A bootstrap is called every 60 s
+    dead_try_rounds: int = 15  # and a dead node every 30 s only to heal partitions
+    greeters: int = 8  # Publics that call a bootstrap, however many there are: 500 would take 75 KB/s of it
 
     homes: int = 3
     hold_rounds: float = 4.0
-    """A leaf has three polls held open for 8 s each. At 10 % loss each way a poll hands a head over three times in
-    four: all three miss it for one leaf in 60, which then asks again within 10 s. Four polls of 10 s would bring the
-    last leaf of 1,000 from 7 to 3 s, for 570 bytes a second instead of 490."""
+    """A leaf has three polls held open for 8 s each. At 10 % loss each way all three miss a head for one leaf in 60,
+    which then asks again within 10 s. Four polls of 10 s would bring the last leaf of 1,000 from 7 to 3 s, for 570
+    bytes a second instead of 490."""
 
     lease_rounds: int = 18  # A leaf is gone 36 s after its last poll: three lost in a row, at most 12 s each
-
-    refresh_rounds: int = 30
-    """Every 60 s a leaf asks a random public for others, so that no set of homes can isolate it."""
-
     leaf_publics: int = 32  # Publics that a leaf knows: three homes and ten times as many to choose from
-
-    scarce_rounds: int = 5
-    """It asks every 10 s while it knows too few to fill its homes, or could reach none: in a young swarm the bootstrap
-    hardly knew any node, and 8 % of 1,000 leaves sat on one home for a minute."""
-
+    refresh_rounds: int = 30  # Every 60 s it asks a random public for others, so that no set of homes can isolate it
+    scarce_rounds: int = 5  # Every 10 s while it knows too few to fill its homes, or could reach none
     refreshed: int = 12  # Known publics, the stalest, that it asks about: all have their turn within a record's life
-
-    @property
-    def call_s(self) -> float:
-        """Time limit of a call, beyond what it asks to be held: four round trips around the world."""
-        return self.round_s
 
     @property
     def transit_s(self) -> float:
@@ -125,12 +94,8 @@ RECORD_CONTEXT = "record"
 RECORD_BYTES = 1024  # An ordinary record takes 270 to 340 bytes; one with four long DNS names fits too
 MAX_ADDRESSES = 4  # IPv4, IPv6 and two names
 
-MAX_SEQUENCE = 65_535
-"""Sequence and generation have two bytes each in a digest; after 45 days of re-issues the generation rises."""
-
-PREFIX_BYTES = 8
-"""A digest names a node by this much of its id: enough that no two of 4,096 nodes meet, by chance or by design."""
-
+MAX_SEQUENCE = 65_535  # A digest has two bytes each for sequence and generation; after 45 days the generation rises
+PREFIX_BYTES = 8  # Of a node's id in a digest: no two of 4,096 nodes share them, by chance or by design
 Reachability = Literal["leaf", "public", "gone"]  # Dials out only; proven reachable from outside; has left
 
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
@@ -138,8 +103,8 @@ Counter16 = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
 class Profile(Message, frozen=True):
-    """What a node claims to hold and to be able to do; nothing that matters rests on it unmeasured. 0 is unknown.
-    `leaves` is how many leaves have this node as a home."""
+    """What a node claims to hold and to be able to do; 0 is unknown. Nothing that matters rests on it unmeasured.
+    `leaves` counts those that have this node as a home."""
 
     held: VersionId | None = None
     engine: Annotated[str, msgspec.Meta(max_length=32)] = ""
@@ -247,8 +212,8 @@ class Exchange(Message, frozen=True):
 
 
 class ExchangeReply(Message, frozen=True):
-    """What the caller lacks. `wanted` are records that this node lacks, `refute` is the caller's own record if this
-    node believes it dead, `full` says that this home has no room for the leaf that polled."""
+    """What the caller lacks. This node lacks the records `wanted`. `refute` is the caller's own record if this node
+    believes it dead, `full` says that this home has no room for the leaf that polled."""
 
     digest: DigestBytes = b""
     records: SealedRecords = ()
@@ -274,7 +239,7 @@ def unpack_digest(digest: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 class Owner:
     """Signs and numbers the records of one key. `generation` must be higher than in every former life. A learner
-    publishes under `incarnation`: generation - 1, or that of the life whose run it resumes."""
+    publishes under `incarnation`: generation - 1, or that of the run that it resumes."""
 
     def __init__(
         self,
@@ -322,9 +287,9 @@ class Owner:
         return effects
 
     def refute(self, claimed: SignedRecord) -> list[Effect]:
-        """Go past `claimed`, a record by our own key that others believe dead, or that this life never issued. In the
-        second case the state directory was restored from a copy: the generation has to rise past that of the former
-        life, which may have said more than this record."""
+        """Go past `claimed`, a record by our own key that others believe dead, or that this life never issued. If it
+        never did, the state directory was restored from a copy, and the generation has to rise past that of the former
+        life, which may have issued other records too."""
         if claimed.order < self.signed.order:
             return []
         if claimed.body == self.signed.body:
@@ -332,8 +297,8 @@ class Owner:
         return self._raise_generation(claimed.record.generation + 1) + self.issue()
 
     def outlive(self, version: VersionId) -> list[Effect]:
-        """Go past `version`, which this life cannot serve: it is newer than what this life has published, so either
-        another life that the disk forgot has published it, or its weights cannot be made again."""
+        """Go past `version`, which this life cannot serve: another life that the disk forgot has published it, or its
+        weights cannot be made again."""
         if self.role != "learner" or version.incarnation < self.incarnation:
             return []
         return self._raise_generation(max(version.incarnation + 2, self._generation + 1)) + self.issue()
@@ -359,8 +324,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greet:
-    """Say hello to a bootstrap and hand its record in: no other node is known, or it is time to look across a
-    partition."""
+    """Say hello to a bootstrap and hand its record in: to find a first node, or to look across a partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,7 +217,7 @@ class GossipService:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
-            # Nothing that a peer sends ends a node: what gets here is a bug of ours, which must not be hidden.
+            # Nothing that a peer sends gets here: this is a bug of ours, which must not be hidden.
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a gossip task failed", "exception": fault, "task": task}
             )

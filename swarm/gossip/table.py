@@ -1,11 +1,10 @@
 """What a node knows of the swarm: publics that are alive, dead or banned, and the leaves of a home.
 
 Theory of operation. A public is alive while its beat is young and its record is renewed. The *beat* is the last time
-that any node heard it directly: an authenticated call or answer counts for the node that got it; the others learn the
-age of that moment through digests and keep the youngest. So a claim cannot make a live node look dead, and a claim that
-a dead one lives is believed for one lifetime of a record at most, since only the owner can renew it. A dead record
-becomes a tombstone, which outlives every copy of the record that is still under way: only a record of a higher order
-brings its node back (I4).
+that any node heard it directly, by an authenticated call or answer; the others learn the age of that moment through
+digests and keep the youngest. So no claim can make a live node look dead, and a claim that a dead one lives is believed
+for one lifetime of a record at most, since only the owner can renew it. A dead record becomes a tombstone, which
+outlives every copy of the record that is still under way: only a record of a higher order brings its node back (I4).
 
 Leaves are not gossiped one by one; a home's record counts them. Only a leaf's authenticated polls renew its lease, so
 no record has to be forwarded and no clock but the home's matters.
@@ -84,15 +83,13 @@ class LeafLeases:
         return [LeafGone(node=node) for node in gone]
 
 
-MAX_OTHERS = MAX_PUBLICS - 2
-"""Alive at a time: with this node itself and the learner, which always finds room, their digest fits a message."""
-
+MAX_OTHERS = MAX_PUBLICS - 2  # Alive at a time: this node and the learner, which always finds room, complete the digest
 MAX_BACK_OFF = 5  # A public that does not answer is called again after 2, 4, ... 32 rounds; its own calls end the wait.
 
 Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
 
 LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_full", "subnet_full"})
-"""A record refused for one of these reasons is not asked for again until it is issued anew, or until `pardon`."""
+"""Records refused for these reasons are asked for again only when renewed, or after `pardon`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +117,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """A node that is no public any more: lost, or by its own word, which nobody need look into."""
+    """A node that was a public: lost, or no public any more by its own word."""
 
     signed: SignedRecord
     died_at: float
@@ -160,8 +157,8 @@ class Table:
         return self.by_prefix.get(self._learner) or self.dead.get(self._learner) if self._learner else None
 
     def callable_at(self, signed: SignedRecord) -> tuple[Address, ...]:
-        """The addresses of a record that this node may call. Only the learner, which every node trusts, may be known by
-        a name, and only with a certificate: this node speaks to nothing else that the name may lead to."""
+        """The addresses of a record that this node may call. Only the learner may be known by a name, and only with a
+        certificate: a name may lead anywhere."""
         record = signed.record
         named = record.role == "learner"
         return tuple(a for a in record.addresses if self._dialable(a) or (named and a.fingerprint and is_name(a.host)))
@@ -200,8 +197,7 @@ class Table:
             self.unwanted.clear()
 
     def expire(self, *, now: float, patience: float) -> list[Effect]:
-        """Bury publics whose beat or record is too old. `patience` stretches the age of a beat while this node itself
-        runs late."""
+        """Bury publics whose beat or record is too old. `patience` is above 1 while this node itself runs late."""
         rules = self._rules
         oldest_beat = now - patience * rules.dead_rounds * rules.round_s
         oldest_record = now - rules.life_rounds * rules.round_s

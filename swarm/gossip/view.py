@@ -7,7 +7,6 @@ ours is newer. What does not fit goes with the next round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from random import Random
 
 from swarm.errors import ProtocolError
@@ -33,26 +32,21 @@ from swarm.types import Address, NodeId, VersionId
 
 Seen = dict[bytes, tuple[int, float]]  # Order and beat by prefix, as a digest claims them
 RECORDS_BYTES = 40 * 1024  # Records of one message: with the digest of 1,000 publics they fit the body's cap
-MAX_WANTED = RECORDS_BYTES // 256  # As many as one message of records can bring; the shortest takes about 256 bytes
+MAX_WANTED = RECORDS_BYTES // 256  # As many as one message can bring: the shortest takes about 256 bytes
 FRAME_BYTES = 64  # What msgpack adds to the fields of an answer
 FIELD_BYTES = 3  # With the header that msgpack puts before bytes
 
 
-@dataclass(slots=True)
 class View:
     """The node itself, the publics, its leaves, and the newest head."""
 
-    owner: Owner
-    rules: GossipRules
-    dialable: Callable[[Address], bool]
-    table: Table = field(init=False)
-    leases: LeafLeases = field(init=False)
-    newest: VersionId | None = None
-    head: bytes = b""
-
-    def __post_init__(self) -> None:
-        self.table = Table(self.rules, self.dialable)
-        self.leases = LeafLeases(self.rules)
+    def __init__(self, owner: Owner, rules: GossipRules, dialable: Callable[[Address], bool]) -> None:
+        self.owner = owner
+        self.rules = rules
+        self.table = Table(rules, dialable)
+        self.leases = LeafLeases(rules)
+        self.newest: VersionId | None = None
+        self.head = b""
 
     @property
     def own(self) -> SignedRecord:
@@ -87,8 +81,8 @@ class View:
         return [peer for peer in self.table if peer.retry_at <= now]
 
     def at_least(self, count: int, now: float) -> list[Peer]:
-        """Publics that may be called now, filled up to `count` with those whose turn comes next: a newcomer that knows
-        one other must not fall silent because some of its first calls were lost."""
+        """Publics that may be called now, and up to `count` those whose turn comes next: a newcomer that knows one
+        other must not fall silent because its first calls were lost."""
         usable = self.usable(now)
         missing = max(0, count - len(usable))
         waiting = sorted((peer for peer in self.table if peer.retry_at > now), key=lambda peer: peer.retry_at)
@@ -246,8 +240,8 @@ def _news_for(
 
 
 def _wanted_of(view: View, seen: Seen, random: Random) -> list[bytes]:
-    """Prefixes of records that the caller has and this node lacks. If there are too many, a random part: records that
-    this node would refuse must not stand before the others for ever."""
+    """Prefixes of records that the caller has and this node lacks. Of too many it takes random ones: records that it
+    would refuse must not hold up the others for ever."""
     wanted: list[bytes] = []
     for prefix, (order, _) in seen.items():
         known = view.table.by_prefix.get(prefix) or view.table.dead.get(prefix)

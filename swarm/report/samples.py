@@ -13,7 +13,7 @@ from swarm.report.charts import shown
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, decode_payload, rollout_rows
-from swarm.rollout.journal.segments import SegmentReader
+from swarm.rollout.journal.segments import read_payload
 from swarm.types import Prompt
 
 STEPS_TRIED = 8  # Batches from a place on that are searched for one with intact payloads
@@ -48,13 +48,13 @@ def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
     if not (run_dir / DATABASE).is_file():
         return Journaled(fault="the run has recorded nothing yet")
     try:
-        with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
+        with reading(run_dir / DATABASE) as found:
             (versions,) = found.execute("SELECT count(*) FROM versions").fetchone()
             steps = [step for (step,) in found.execute("SELECT step FROM batches ORDER BY step")]
             if not steps:
                 return Journaled(versions=versions, fault="no batch was trained on yet")
             try:
-                samples = tuple(_samples(found, reader, steps, readers()))
+                samples = tuple(_samples(found, run_dir / SEGMENTS, steps, readers()))
             except UserError as fault:
                 return Journaled(versions=versions, fault=str(fault))
     except Damaged as fault:
@@ -66,26 +66,26 @@ def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
     )
 
 
-def _samples(found: sqlite3.Connection, reader: SegmentReader, steps: Sequence[int], read: Read) -> Iterator[Sample]:
+def _samples(found: sqlite3.Connection, segments: Path, steps: Sequence[int], read: Read) -> Iterator[Sample]:
     """From the first batch that is kept, the middle one and the last; from the next one where that is damaged."""
     # The oldest payloads are deleted first, so all from some batch on are kept.
-    kept = steps[bisect_left(steps, True, key=lambda step: _is_kept(found, reader, step)) :]
+    kept = steps[bisect_left(steps, True, key=lambda step: _is_kept(found, segments, step)) :]
     taken: set[int] = set()
     for place, at in (("early", 0), ("middle", len(kept) // 2), ("late", len(kept) - 1)):
         for step in kept[max(0, at) :][:STEPS_TRIED]:
-            picked = [] if step in taken else list(_of_step(found, reader, step, place, read))
+            picked = [] if step in taken else list(_of_step(found, segments, step, place, read))
             taken.add(step)
             yield from picked
             if picked:
                 break
 
 
-def _is_kept(found: sqlite3.Connection, reader: SegmentReader, step: int) -> bool:
+def _is_kept(found: sqlite3.Connection, segments: Path, step: int) -> bool:
     rows = [row for group in batch_rows(found, step)[:1] for row in rollout_rows(found, group.number)]
-    return any(reader.payload(row.place) is not None for row in rows)
+    return any(read_payload(segments, row.place) is not None for row in rows)
 
 
-def _of_step(found: sqlite3.Connection, reader: SegmentReader, step: int, place: str, read: Read) -> Iterator[Sample]:
+def _of_step(found: sqlite3.Connection, segments: Path, step: int, place: str, read: Read) -> Iterator[Sample]:
     """The best, the middle and the worst rollout of the group whose rewards differ most."""
     groups = [(group, rollout_rows(found, group.number)) for group in batch_rows(found, step)[:GROUPS_TRIED]]
     if not groups:
@@ -94,7 +94,7 @@ def _of_step(found: sqlite3.Connection, reader: SegmentReader, step: int, place:
     ranked = sorted(rows, key=lambda row: (row.reward or 0.0, row.idx))
     picked = {ranked[at].idx: ranked[at] for at in (len(ranked) - 1, len(ranked) // 2, 0)}
     for row in picked.values():
-        sample = _sample(group, row, reader, place, read)
+        sample = _sample(group, row, segments, place, read)
         if sample is not None:
             yield sample
 
@@ -104,8 +104,8 @@ def _spread(rows: Sequence[RolloutRow]) -> float:
     return max(rewards) - min(rewards) if rewards else -1.0
 
 
-def _sample(group: GroupRow, row: RolloutRow, reader: SegmentReader, place: str, read: Read) -> Sample | None:
-    payload = reader.payload(row.place)
+def _sample(group: GroupRow, row: RolloutRow, segments: Path, place: str, read: Read) -> Sample | None:
+    payload = read_payload(segments, row.place)
     if payload is None:
         return None
     prompt_of, decode_text = read

@@ -1,7 +1,7 @@
-"""Training prompts are made ahead in a thread: one may take a second, and a batch must not block the event loop.
+"""Makes training prompts ahead in a thread: one may take a second, and a batch must not block the event loop.
 
-Groups are opened in the order of their numbers, so the next numbers are made ahead. A question for leases is answered
-once the prompts that its answer may open are made (`has`); so what is leased does not depend on how fast they are made.
+Groups are opened in the order of their numbers, so the next ones are known. A question for leases waits for all prompts
+that it may open (`has`), so what is leased does not depend on how fast they are made.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class PromptsAhead:
         self._begun.set()
 
     def __call__(self, number: int) -> Prompt:
-        """Training prompt `number`: the next one, or a former one, which any thread may ask for. Blocks while it is
-        made, if it was not made ahead."""
+        """Training prompt `number`: the next one, or from any thread a former one. Blocks if it is not made yet."""
         if number < self._next:
             return self._one(number)
         assert number == self._next

@@ -1,9 +1,8 @@
 """The learner's HTTP face of the rollout plane: it performs the plane's effects and holds questions open.
 
-The order matters: what an answer rests on is committed to the journal before the answer is sent. So a sampler never
-holds a lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost. An
-answer that is not committed in time is a 503; the sampler then hands in again, and hears of a duplicate once the
-original is committed.
+The order matters: an answer is sent after what it rests on is committed to the journal. So a sampler never holds a
+lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost. If the
+commit takes too long the answer is a 503; the sampler hands in again, and hears of a duplicate if all went well.
 
 Intake refuses submissions before their bodies are read. Small ones are opened on the event loop, large ones one at a
 time in a thread, so at most one is unpacked in memory.
@@ -26,8 +25,8 @@ from swarm.net.signing import SigningKey
 from swarm.net.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES, decode, encode
 from swarm.rollout.ahead import PromptsAhead
 from swarm.rollout.changes import Changes
-from swarm.rollout.intake import TEXTS, Intake, IntakeLimits, Opened, Overloaded, is_small, open_submission
-from swarm.rollout.journal.entries import Entry, GroupDropped
+from swarm.rollout.intake import TEXTS, Claimed, Intake, IntakeLimits, Overloaded, is_small, open_submission
+from swarm.rollout.journal.entries import Entry, GroupDropped, Record
 from swarm.rollout.messages import (
     LEASE_CONTEXT,
     WHY_LENGTH,
@@ -48,7 +47,6 @@ from swarm.rollout.plane.effects import (
     Judged,
     LeaseOverdue,
     NodeSilent,
-    Record,
     Refused,
     ScoreWanted,
 )
@@ -62,10 +60,10 @@ MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
 
 COMMIT_S = 8.0
-"""How long an answer waits for the journal. With the time that a body may take to come (client.MAX_BODY_S) it is less
-than the time limit of the sampler's call (client.CALL_S), so that the sampler hears why."""
+"""How long an answer waits for the journal. Together with the longest time for a body (client.MAX_BODY_S) it is less
+than the time limit of the sampler's call (client.CALL_S), so the sampler hears why."""
 
-FAULT_CHECK_S = 1.0  # Between two looks whether the journal can write again: as often as it tries
+FAULT_CHECK_S = 1.0  # Between two looks at whether the journal can write again, which it tries as often
 
 
 class Recorder(Protocol):
@@ -82,7 +80,7 @@ class Recorder(Protocol):
 
 class RolloutService:
     """The plane on an event loop. `sessions` tell who asks, `emit(kind, **fields)` writes an event, `watch` hears of
-    samplers, `prompts` are waited for. `absent` are the samplers of when a former life of the learner ended."""
+    samplers. `absent` are the samplers that a former life of the learner had at its end."""
 
     def __init__(
         self,
@@ -118,8 +116,7 @@ class RolloutService:
         self.finished = False
 
     def open(self, plane: RolloutPlane, scorer: Scorer, journal: Recorder, effects: Sequence[Effect] = ()) -> None:
-        """Start to answer from `plane`; until then samplers hear that the learner is starting. `effects` come from
-        restoring the plane."""
+        """Start to answer from `plane`; samplers were told to wait until now. Restoring it gave `effects`."""
         self._plane = plane
         self._scoring = Scoring(scorer, scored=self._scored)
         self._journal = journal
@@ -183,14 +180,14 @@ class RolloutService:
         self._chances.tell()
 
     async def farewell(self, patience_s: float) -> None:
-        """Wait until every sampler has heard that the run is over and left; a silent one is not waited for. A sampler
-        from a former life of the learner may be in a long pause between two tries."""
+        """Wait until every sampler but silent ones has heard that the run is over, and left. One from a former life of
+        the learner may be in a long pause between two tries."""
         until = time.monotonic() + (max(patience_s, RETURN_S) if self._absent else patience_s)
         while (self.samplers or self._absent) and (left := until - time.monotonic()) > 0:
             await self._chances.wait(self._chances.count, left)
 
     async def watch_silence(self) -> None:
-        """Take samples from silent nodes until cancelled. Raises what scoring or recording in the background raised."""
+        """Take samples from silent nodes until cancelled. Raises errors of scoring and recording."""
         while (fault := self._broken) is None:
             due = self._plane.deadline() if self._plane else None
             await asyncio.sleep(1.0 if due is None else min(1.0, max(0.05, due - time.monotonic())))
@@ -303,27 +300,27 @@ class RolloutService:
     async def _take_in(self, request: web.Request) -> web.Response:
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
         if is_small(body):
-            judged = self._judge(node, self._open(body))
+            judged = self._judge(node, *self._open(body))
         else:
             async with self._unpacking:
-                judged = self._judge(node, await asyncio.to_thread(self._open, body))
+                judged = self._judge(node, *await asyncio.to_thread(self._open, body))
         if not await self._committed_soon():
             return come_back(SLOW_COMMIT)
         verdicts = tuple(RolloutVerdict(rollout_id=e.rollout_id, verdict=e.verdict, detail=e.detail) for e in judged)
         return binary(encode(SubmissionReply(verdicts=verdicts)))
 
-    def _open(self, body: bytes) -> Opened:
+    def _open(self, body: bytes) -> tuple[str, list[Claimed]]:
         return open_submission(body, self._key.public_bytes, self._opened.rules.vocab_size)
 
-    def _judge(self, node: NodeId, opened: Opened) -> list[Judged]:
+    def _judge(self, node: NodeId, named: str, claimed: Sequence[Claimed]) -> list[Judged]:
         """Judge a submission of `node`, and perform what follows."""
-        self._check_sender(node, opened.node)
+        self._check_sender(node, named)
         self._hear(node)
         plane, now = self._opened, time.monotonic()
         effects: list[Effect] = []
         verdicts: list[Judged] = []
         useless = 0
-        for one in opened.claimed:
+        for one in claimed:
             leased = (one.rollout.group_id, one.rollout.index) in plane.leased.held_by(node)
             judged, *more = plane.submit(node, one.lease, one.rollout, now=now, fault=one.fault)
             assert isinstance(judged, Judged)
@@ -356,12 +353,13 @@ class RolloutService:
             raise Forbidden(f"this is signed by node {node} and speaks for {named[:64]}")
 
     def _perform(self, effects: Sequence[Effect]) -> None:
+        judged: list[Judged] = []
         wanted: list[ScoreWanted] = []
         records: list[Record] = []
         for effect in effects:
             match effect:
                 case Judged():
-                    pass
+                    judged.append(effect)
                 case ScoreWanted():
                     wanted.append(effect)
                 case GroupDropped():
@@ -384,7 +382,6 @@ class RolloutService:
                     records.append(effect)
                 case Granted() | Refused():
                     raise AssertionError("answers to a question are not effects to perform")
-        judged = [effect for effect in effects if isinstance(effect, Judged)]
         self.tally.judged(judged, now=time.monotonic())
         if malformed := [one for one in judged if one.verdict == "malformed"]:
             # One event a submission: its sender decides how many rollouts it has.
@@ -428,9 +425,8 @@ class RolloutService:
         return stats
 
     def _is_ahead(self, version: VersionId) -> bool:
-        """Whether a sampler holds a version of another life of this learner: this life has published nothing yet, or
-        has still to learn of that one and pass it. Samplers keep weights on disk, and a learner restored from a copy
-        may repeat an incarnation, so its number alone says nothing."""
+        """Whether another life of this learner published `version`, since this one has published nothing as new yet.
+        The incarnation alone does not tell: a learner restored from a copy may repeat one."""
         newest = self._opened.newest
         return newest is None or version > newest
 

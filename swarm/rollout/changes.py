@@ -1,12 +1,13 @@
-"""Waiting for something to change, without waking everybody for everything."""
+"""Waiting until something changes."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 
 class Changes:
-    """Wakes all who wait for the next change. Who waits again is woken by the changes after that alone."""
+    """Wakes everybody who waits for the next change."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -19,10 +20,8 @@ class Changes:
         self._changed = asyncio.Event()
 
     async def wait(self, seen: int, seconds: float | None) -> None:
-        """Until there were more than `seen` changes, or for so long."""
+        """Return once there were more than `seen` changes, or after `seconds`."""
         if self.count == seen:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._changed.wait()
-            except TimeoutError:
-                pass

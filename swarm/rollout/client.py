@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 from swarm.errors import ProtocolError
 from swarm.net.client import Peer, SlowLine
-from swarm.net.signing import unseal
 from swarm.net.wire import CONTROL_BODY_BYTES, RATIO_FREE_BYTES, compress, decode, encode
 from swarm.rollout.messages import (
-    LEASE_CONTEXT,
     LEASE_REPLY_BYTES,
     LEASE_TOKEN_BYTES,
     MAX_SUBMITTED,
@@ -31,20 +29,19 @@ from swarm.rollout.messages import (
     RolloutVerdict,
     Submission,
     SubmissionReply,
+    open_lease,
 )
 from swarm.types import Lease, NodeId, Rollout, VersionId
 
 SUBMIT_PATH = "/v1/rollouts"
 CALL_S = 30.0  # Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s
 
-PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES
-"""Unpacked size of one submission: it fits the body's cap, and is no bomb however well it compresses."""
-
+PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES  # Of one unpacked submission: no bomb, however well it compresses
 ROLLOUT_OVERHEAD_BYTES = 400  # What a rollout takes besides its tokens: ids, a few spans, a reason
 
 SLOW_PAUSE_S = 3.0
-"""Pause after a submission that was too slow: what held it up (weights under way, lost packets) may pass. With the 2 s
-and more that the learner waits, a dead line costs it a dozen tries a minute."""
+"""Pause after a submission that was too slow: what held it up (weights under way, lost packets) may pass. The learner
+waits 2 s and more for a body, so a dead line costs it a dozen tries a minute."""
 
 VERDICTS_BYTES = 1024 * 1024  # 4,096 verdicts with a line each
 SampleName = tuple[str, int]  # Group id and index of one sample
@@ -79,10 +76,8 @@ class Answer:
 
 
 class RolloutClient:
-    """Calls of one node to one learner. `peer` signs them with the key of `node`; they raise what PeerClient raises.
-
-    `say` hears when a line turns out to be slow, `pause_s` passes before rollouts are sent over it again.
-    """
+    """Calls of `node` to one learner; they raise what PeerClient raises. `say` tells a person that the line is slow,
+    `pause_s` passes before rollouts are sent over it again."""
 
     def __init__(
         self,
@@ -148,9 +143,8 @@ class RolloutClient:
     ) -> list[RolloutVerdict]:
         """Hand in rollouts. Idempotent: what was accepted before is answered as a duplicate.
 
-        What a slow line does not carry is sent again in smaller portions, down to one rollout. `on_refused` hears the
-        number of rollouts in a portion that the learner refuses, and why; the others are handed in all the same.
-        Without it the first refusal is raised.
+        A portion that is too large for a slow line is sent again in smaller ones. `on_refused` hears how many rollouts
+        the learner refuses in a portion, and why, and the rest is handed in; without it a refusal is raised.
         """
         verdicts: list[RolloutVerdict] = []
         waiting = deque(portions(answers, self._portion_bytes))
@@ -193,8 +187,7 @@ class RolloutClient:
 
     def open_lease(self, token: bytes) -> SealedLease:
         """A lease of this learner for this node, whose time starts now; ProtocolError if it is of or for another."""
-        body = unseal(LEASE_CONTEXT, token, self._learner_key, cap_bytes=LEASE_TOKEN_BYTES)
-        lease = decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
+        lease = open_lease(token, self._learner_key)
         if lease.node != self._node:
             raise ProtocolError("a lease of another node")
         return SealedLease(lease=lease, token=token, deadline=time.monotonic() + lease.time_limit_s)

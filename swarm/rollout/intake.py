@@ -8,15 +8,15 @@ that its headers state. Over a bound it is refused unread, with the seconds afte
     own_bodies  this session has two in hand: samplers hand in one after another, and a retry may overtake one
     useless     this node has handed in too much that it was not asked for
 
-A flood is paid for by its sender. A rollout is useful if it is accepted, or if its sample was leased to its sender when
-it came, even if it is stale, failed or malformed (the lease then ends). Every other rollout is paid from the node's own
+The sender of a flood pays for it. A rollout is useful if it is accepted, or if its sample was leased to its sender when
+it came, even if it is stale, failed or malformed (the lease then ends). The node pays for every other rollout from its
 purse of `spare_rollouts`, which refills by `spare_per_s`. One submission may overdraw it, since bodies are opened late;
-until it has refilled, nothing more is taken from that node. So a node beyond its leases costs a known share of a core.
+nothing more is taken from that node until it has refilled. So a node beyond its leases costs a known share of a core.
 
 No node can throttle another. A purse is charged only for bytes under the node's checked signature. Bodies in hand are
-counted by session, whose id only its node was told; over plain HTTP others on the line see it, but they could as well
-cut the line. Sessions opened with a recorded OpenSession cannot prove themselves: they and nodes without a lease (keys
-cost nothing, leases do) share a quarter of the places, so nodes at work always find the rest.
+counted by session, whose id only its node was told; over plain HTTP others on the line see it, but they could also cut
+the line. Sessions opened with a recorded OpenSession cannot prove themselves: they and nodes without a lease (keys cost
+nothing, leases do) share a quarter of the places, so nodes at work always find the rest.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from swarm.errors import TooLarge
 from swarm.net.sessions import Claim
-from swarm.net.signing import unseal
 from swarm.net.wire import (
     ROLLOUT_BODY_BYTES,
     ROLLOUT_MAX_RATIO,
@@ -37,7 +36,7 @@ from swarm.net.wire import (
     decompress,
     stated_size,
 )
-from swarm.rollout.messages import LEASE_CONTEXT, LEASE_TOKEN_BYTES, MAX_SUBMITTED, Submission
+from swarm.rollout.messages import MAX_SUBMITTED, Submission, open_lease
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.rollout.plane.verdict import malformation
 from swarm.types import Lease, NodeId, Rollout
@@ -47,8 +46,7 @@ INLINE_BYTES = 256 * 1024
 takes 0.3 ms of a busy core for the way there and back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A rollout, the lease that it came under, and its malformation (empty if there is none)."""
 
     lease: Lease
@@ -56,43 +54,22 @@ class Claimed:
     fault: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """What a submission holds, and which node it names as its sender."""
-
-    node: str
-    claimed: tuple[Claimed, ...]
-
-
 def is_small(body: bytes) -> bool:
     """Whether it is opened without a thread. ProtocolError if it states no size."""
     return stated_size(body) <= INLINE_BYTES
 
 
-def open_submission(body: bytes, learner_key: bytes, vocab_size: int) -> Opened:
-    """Unpack, decode and check what can be checked without knowing the run. ProtocolError if it is no submission."""
+def open_submission(body: bytes, learner_key: bytes, vocab_size: int) -> tuple[str, list[Claimed]]:
+    """Unpack, decode and check what can be checked without knowing the run. Returns the node that the submission names
+    as its sender, and its rollouts. ProtocolError if it is no submission."""
     content = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
     submission = decode(content, Submission, cap_bytes=ROLLOUT_UNPACKED_BYTES)
     if sum(len(item.rollouts) for item in submission.items) > MAX_SUBMITTED:
         raise TooLarge(f"a submission of more than {MAX_SUBMITTED} rollouts")
     # Each lease is checked once: that takes ten times as long as judging a rollout.
     leases = {token: open_lease(token, learner_key) for token in {item.lease for item in submission.items}}
-    claimed = tuple(
-        Claimed(
-            lease=leases[item.lease],
-            rollout=rollout,
-            fault=malformation(rollout, leases[item.lease], vocab_size=vocab_size),
-        )
-        for item in submission.items
-        for rollout in item.rollouts
-    )
-    return Opened(node=submission.node, claimed=claimed)
-
-
-def open_lease(token: bytes, learner_key: bytes) -> Lease:
-    """The lease that the owner of `learner_key` sealed; ProtocolError for anything else."""
-    body = unseal(LEASE_CONTEXT, token, learner_key, cap_bytes=LEASE_TOKEN_BYTES)
-    return decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
+    claimed = [(leases[item.lease], rollout) for item in submission.items for rollout in item.rollouts]
+    return submission.node, [Claimed(*one, malformation(one[1], one[0], vocab_size=vocab_size)) for one in claimed]
 
 
 Reason = Literal["journal", "bodies", "own_bodies", "useless"]
@@ -102,30 +79,15 @@ Reason = Literal["journal", "bodies", "own_bodies", "useless"]
 class IntakeLimits:
     """The bounds, each with its reason."""
 
-    bodies: int = 256
-    """In hand at once. At 200 submissions a second this is more than a second of work: a later one had better come
-    back than wait."""
-
-    body_bytes: int = 8 * ROLLOUT_BODY_BYTES
-    """In hand at once: eight of the largest, or all 256 of groups of 50 rollouts."""
-
+    bodies: int = 256  # In hand at once: more than a second of work, after which a later one had better come back
+    body_bytes: int = 8 * ROLLOUT_BODY_BYTES  # In hand at once: eight of the largest, or 256 of groups of 50 rollouts
     guest_share: float = 0.25  # Of both, for nodes that hold no lease, such as samplers back from an outage
-
-    bodies_of_session: int = 2
-    """A sampler hands in one after another. The second is for a retry that comes before we know that its connection
-    is lost."""
-
-    spare_rollouts: int = 2048
-    """Rollouts that a node may hand in unasked: twice what may have been under way when its line broke, 1,024."""
-
-    spare_per_s: float = 32.0
-    """Such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core."""
-
-    journal_bytes: int = 64 * 1024 * 1024
-    """Payloads that wait for the journal: a second of a slow disk, in memory."""
-
+    bodies_of_session: int = 2  # One after another, and a retry that comes before we know that its connection is lost
+    spare_rollouts: int = 2048  # That a node may hand in unasked: twice what may be under way when its line breaks
+    spare_per_s: float = 32.0  # Such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core
+    journal_bytes: int = 64 * 1024 * 1024  # Payloads that wait for the journal: a second of a slow disk
     retry_after_s: float = 1.0  # A full learner works off what it has in about this time
-    most_retry_after_s: float = 60.0  # A purse may be far overdrawn, but a node that comes too early is refused again
+    max_retry_after_s: float = 60.0  # A purse may be far overdrawn, but a node that comes too early is refused again
 
     hold_s: float = 1.0
     """How long a refusal for the node's own doing is held back; it has to wait that long anyway. With its eight
@@ -160,7 +122,7 @@ TEXTS: Mapping[Reason, str] = {
 
 
 class Intake:
-    """Admits submissions. `now` is monotonic seconds."""
+    """Admits submissions. Times are monotonic seconds."""
 
     def __init__(self, limits: IntakeLimits | None = None) -> None:
         self._limits = limits or IntakeLimits()
@@ -190,16 +152,25 @@ class Intake:
             nbytes=ROLLOUT_BODY_BYTES if nbytes is None else min(nbytes, ROLLOUT_BODY_BYTES),
             guest=not (holds and claim.proven),
         )
+        debt_s = max(0.0, (1.0 - self._purse(claim.node, now)) / limits.spare_per_s)
+        reason: Reason
         if self._of_session[body.session] >= limits.bodies_of_session:
-            return self._refuse("own_bodies", hold_s=limits.hold_s)
-        if (wait_s := self._in_debt_s(claim.node, now)) > 0.0:
-            return self._refuse("useless", hold_s=limits.hold_s, wait_s=wait_s)
-        if journal_bytes > limits.journal_bytes:
-            return self._refuse("journal")
-        if not self._fits(body):
-            return self._refuse("bodies")
-        self._count(body, 1)
-        return body
+            reason = "own_bodies"
+        elif debt_s > 0.0:
+            reason = "useless"
+        elif journal_bytes > limits.journal_bytes:
+            reason = "journal"
+        elif not self._fits(body):
+            reason = "bodies"
+        else:
+            self._count(body, 1)
+            return body
+        self.refused[reason] += 1
+        return Overloaded(
+            reason=reason,
+            retry_after_s=min(limits.max_retry_after_s, max(limits.retry_after_s, debt_s)),
+            hold_s=limits.hold_s if reason in ("own_bodies", "useless") else 0.0,
+        )
 
     def done(self, body: Body) -> None:
         """A submission was answered, or its sender has gone."""
@@ -229,19 +200,9 @@ class Intake:
         tokens, then = self._purses.get(node, (float(self._limits.spare_rollouts), now))
         return min(self._limits.spare_rollouts, tokens + (now - then) * self._limits.spare_per_s)
 
-    def _in_debt_s(self, node: NodeId, now: float) -> float:
-        """Seconds until the node's purse holds a rollout; 0 if it does."""
-        return max(0.0, (1.0 - self._purse(node, now)) / self._limits.spare_per_s)
-
     def _count(self, body: Body, by: int) -> None:
         self._bodies[body.guest] += by
         self._bytes[body.guest] += by * body.nbytes
         self._of_session[body.session] += by
         if not self._of_session[body.session]:
             del self._of_session[body.session]
-
-    def _refuse(self, reason: Reason, *, hold_s: float = 0.0, wait_s: float = 0.0) -> Overloaded:
-        self.refused[reason] += 1
-        limits = self._limits
-        retry_after_s = min(limits.most_retry_after_s, max(limits.retry_after_s, wait_s))
-        return Overloaded(reason=reason, retry_after_s=retry_after_s, hold_s=hold_s)

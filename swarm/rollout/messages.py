@@ -6,21 +6,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from swarm.net.wire import Message
-from swarm.types import Count, Id, Rollout, Seconds, Verdict, VersionId
+from swarm.net.signing import unseal
+from swarm.net.wire import Message, decode
+from swarm.types import Count, Id, Lease, Rollout, Seconds, Verdict, VersionId
 
 MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
 LEASE_CONTEXT = "lease"  # What the signature of a lease is for
 
-LEASE_TOKEN_BYTES = 768 * 1024
-"""A lease for a prompt of 131,072 tokens at 5 bytes an id, with room to spare; ordinary ones take a few hundred."""
-
-LEASE_REPLY_BYTES = 8 * 1024 * 1024
-"""What a sampler reads of an answer to a lease request: the learner is trusted further than a peer, not without end."""
-
-MAX_SUBMITTED = 1024
-"""Rollouts of one submission: judging them takes the learner's event loop 5 ms (4.5 microseconds each)."""
-
+LEASE_TOKEN_BYTES = 768 * 1024  # A lease for a prompt of 131,072 tokens at 5 bytes an id; most take a few hundred bytes
+LEASE_REPLY_BYTES = 8 * 1024 * 1024  # The sampler trusts the learner more than a peer, but not without limit
+MAX_SUBMITTED = 1024  # Rollouts of one submission: judging them takes the event loop 5 ms
 Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finished"]
 
 WHY_LENGTH = 200  # Characters of a line that tells a person why a node waits
@@ -40,12 +35,10 @@ class HeldSamples(Message, frozen=True):
 
 
 class LeaseRequest(Message, frozen=True):
-    """`held` is what the sampler's engine has installed, `capacity` how many samples it takes on now.
-
-    `holding` is all that it has in its hands. Anything else that the learner thinks it holds was lost on the way, or
-    belonged to a former life of the node, and is put back. `at_once` of the samples can begin at once, in places of an
-    engine that refills each by itself; 0 means all of them if the node holds nothing, else none.
-    """
+    """The sampler's engine has installed `held`, and it takes on `capacity` samples now. `holding` names all that it
+    holds. What else the learner thinks it holds was lost on the way, or belonged to a former life of the node, and is
+    put back. `at_once` of the samples can begin now, in places of an engine that refills each by itself; 0 means all
+    of them if the node holds nothing, else none."""
 
     node: Id
     held: VersionId
@@ -65,12 +58,10 @@ class LeaseReply(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """What a sampler says that it is and costs; the result does not rest on it.
-
-    Its engine draws `samples_at_once`, which begin and end together if it works in `lockstep`, and was measured to make
-    `full_rollouts_per_s` with all places filled. Prices are in the swarm's currency, of traffic for 1e9 bytes. A
-    rate of 0 is unknown. `sent_bytes` and `received_bytes` count weights since its process began.
-    """
+    """What a sampler says that it is and costs; the result does not rest on it. Its engine draws `samples_at_once`,
+    which begin and end together if it works in `lockstep`, and was measured to make `full_rollouts_per_s` with all
+    places filled. Prices are in the swarm's currency, of traffic for 1e9 bytes. A rate of 0 is unknown. `sent_bytes`
+    and `received_bytes` count weights since its process began."""
 
     device_class: Annotated[str, msgspec.Meta(max_length=DEVICE_CLASS_LENGTH)] = ""
     samples_at_once: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_ASK)] = 1
@@ -86,11 +77,8 @@ class Offer(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """A sign of life: `installed` is the engine's version, `samples` how many samples are in its hands.
-
-    `tokens_per_s` is the measured rate of one sample in a running batch, 0 while unknown. The time limits of this
-    node's leases follow from it.
-    """
+    """A sign of life: `installed` is the engine's version, `samples` how many it holds, `tokens_per_s` the measured
+    rate of one sample in a running batch (0: unknown). The time limits of this node's leases follow from it."""
 
     node: Id
     installed: VersionId | None
@@ -108,8 +96,8 @@ class DroppedRollouts(Message, frozen=True):
 
 
 class BeatReply(Message, frozen=True):
-    """The newest version, whether the run is over, and what became of this node's accepted rollouts that were dropped
-    since the learner started. `standby` says why this node is kept in reserve; empty: it is active."""
+    """The newest version, whether the run is over, and why accepted rollouts of this node were dropped since the
+    learner started. `standby` says why this node is kept in reserve; empty: it is active."""
 
     newest: VersionId | None
     finished: bool
@@ -123,6 +111,12 @@ class Release(Message, frozen=True):
     node: Id
     samples: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
     forget: bool
+
+
+def open_lease(token: bytes, learner_key: bytes) -> Lease:
+    """The lease that the owner of `learner_key` sealed; ProtocolError for anything else."""
+    body = unseal(LEASE_CONTEXT, token, learner_key, cap_bytes=LEASE_TOKEN_BYTES)
+    return decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
 
 
 class LeasedRollouts(Message, frozen=True):

@@ -1,12 +1,12 @@
-"""Rewards are computed in the background, one task a group, and their outcomes go back to the plane.
+"""Computes rewards in the background, one task a group, and hands their outcomes back to the plane.
 
 A reward fails if it raises, hangs, ends its process or is not a finite number. The user's `reward_failure` says what
 follows. "zero": the rollout gets 0 and counts in its group, so the data are what the policy drew. "redraw": the plane
 has the sample drawn again or drops its group (plane.unscorable), so the data lack answers on which the reward fails.
 "stop": the first failure ends the run.
 
-A reward that does nothing but fail always ends the run, or volunteers would work for nothing: after MAX_IN_A_ROW
-failures without a score between them, or MAX_OF_ONE if the reward has worked before and all of them are of one node.
+A reward that only fails ends the run in any case, or volunteers would work for nothing: after MAX_IN_A_ROW failures
+without a score between them, or MAX_OF_ONE if the reward has worked before and all of them are of one node.
 """
 
 from __future__ import annotations
@@ -26,12 +26,8 @@ Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]
 
 MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this with a chance of one in 1.6 million
 
-MAX_OF_ONE = 512
-"""One node may be broken, or may want the run to end. Twice what it may hold before its first answer."""
-
-EVENT_EVERY_S = 10.0
-"""Between two events of failures, each of which says how many it stands for: a broken reward fails by the hundred."""
-
+MAX_OF_ONE = 512  # One node may be broken, or may want the run to end: twice what it may hold at first
+EVENT_EVERY_S = 10.0  # Between events of failures, since a broken reward fails by the hundred; each says how many
 REASON_LENGTH = 400
 
 

@@ -105,7 +105,7 @@ class Tally:
 
 
 class SamplerWatch:
-    """Hears of samplers, on the event loop, so each call returns at once. Here every call does nothing."""
+    """Hears of samplers on the event loop, so each call must return at once. This one does nothing."""
 
     def offered(self, node: NodeId, offer: Offer) -> None:
         """Called at every beat, with what the sampler says that it is and costs."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swarm.net.wire import Digest
-from swarm.rollout.journal.entries import BoundSet, VersionPublished
-from swarm.rollout.plane.effects import Effect, Granted, Record, ScoreWanted
+from swarm.rollout.journal.entries import BoundSet, Record, VersionPublished
+from swarm.rollout.plane.effects import Effect, Granted, ScoreWanted
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Score, VersionId
 from tests.builders import RULES, SWARM, VOCAB, failed_rollout, prompt, rollout, v

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from swarm.broadcast.version.manifest import Head, open_head, open_layout, open_table, sign_head
 from swarm.errors import ProtocolError
-from swarm.net.signing import unseal
 from swarm.net.wire import Message, compress, decode, decompress, digest, encode
-from swarm.rollout.messages import LEASE_CONTEXT
-from swarm.types import Lease
+from swarm.rollout.messages import LEASE_CONTEXT, open_lease
 from tests.builders import KEY, MIXED_LAYOUT, SWARM_OF_KEY, lease, v
 from tests.property.strategies import message_types, messages
 
@@ -98,15 +96,10 @@ HEAD = Head(
 SEALED_HEAD = sign_head(HEAD, KEY)
 
 
-def open_lease(sealed: bytes) -> Lease:
-    body = unseal(LEASE_CONTEXT, sealed, KEY.public_bytes, cap_bytes=CAP)
-    return decode(body, Lease, cap_bytes=CAP)
-
-
 @given(junk)
 def test_no_junk_opens_as_anything(data: bytes) -> None:
     openers: list[Any] = [
-        lambda: open_lease(data),
+        lambda: open_lease(data, KEY.public_bytes),
         lambda: open_head(data, KEY.public_bytes),
         lambda: open_layout(data, HEAD),
         lambda: open_table(data, HEAD, MIXED_LAYOUT),
@@ -145,7 +138,7 @@ def test_no_flipped_bits_of_a_head_pass(flips: list[int]) -> None:
 @given(st.lists(bits, min_size=1, max_size=4, unique_by=lambda bit: bit % (8 * len(SEALED_LEASE))))
 def test_no_flipped_bits_of_a_lease_pass(flips: list[int]) -> None:
     with pytest.raises(ProtocolError):
-        open_lease(with_flips(SEALED_LEASE, flips))
+        open_lease(with_flips(SEALED_LEASE, flips), KEY.public_bytes)
 
 
 @given(junk, st.integers(1, 64))

@@ -74,9 +74,9 @@ def _latest_deadline_first(patch: pytest.MonkeyPatch) -> None:
     def take(buffer: Buffer, next_batch: int, max_staleness: int) -> list[Group]:
         batch = taken(buffer, next_batch, max_staleness)
         if buffer._ready:
-            last = max(buffer._ready.values(), key=lambda group: group.oldest_version)
-            del buffer._ready[last.group_id]
-            buffer._ready[batch[0].group_id] = batch[0]
+            newest = buffer._ready[max(buffer._ready)]
+            last = newest.pop(next(iter(newest)))
+            buffer.add(batch[0])
             batch[0] = last
         return batch
 
@@ -112,7 +112,8 @@ def _batches_stay_in_the_buffer(patch: pytest.MonkeyPatch) -> None:
 
     def take(buffer: Buffer, next_batch: int, max_staleness: int) -> list[Group]:
         batch = taken(buffer, next_batch, max_staleness)
-        buffer._ready |= {group.group_id: group for group in batch}
+        for group in batch:
+            buffer.add(group)
         return batch
 
     patch.setattr(Buffer, "take", take)
@@ -248,7 +249,7 @@ def _a_lowered_bound_goes_unsaid(patch: pytest.MonkeyPatch) -> None:
     def submit(plane: RolloutPlane, *args: Any, **rest: Any) -> list[Effect]:
         judged, *more = honest(plane, *args, **rest)
         assert isinstance(judged, Judged)
-        return [dataclasses.replace(judged, bound_lowered=False), *more]
+        return [dataclasses.replace(judged, counted_as=judged.verdict), *more]
 
     patch.setattr(RolloutPlane, "submit", submit)
 

@@ -1,8 +1,7 @@
 """What the journal records, and what it gives back after a crash. Plain data; only groups for training are recorded.
 
-The order in which entries are written is the order in which the plane returned them: a rollout comes after the opening
-of its group, a batch after the scores of all that is in it. Whoever writes a BatchTaken may train on it once it is
-committed, and not before.
+Entries are written in the order in which the plane returned them: a rollout comes after the opening of its group, a
+batch after the scores of all that is in it. A batch may be trained on once its BatchTaken is committed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class RolloutAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReturned:
-    """An accepted rollout that cannot be scored: it counts as never accepted, and its sample waits to be drawn anew."""
+    """An accepted rollout that cannot be scored: it counts as never accepted, and its sample is drawn again."""
 
     number: int
     index: int
@@ -61,11 +60,9 @@ class RolloutScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDropped:
-    """A group left the plane without being trained on; `rollouts` of it had been accepted, by `nodes` (how many each).
-
-    `oldest` is the version of its oldest token, `next_batch` and `max_staleness` what it was judged by. `number` is
-    None for held-out prompts, which are not recorded.
-    """
+    """A group left the plane without being trained on; it had `rollouts` accepted ones, counted by node in `nodes`. Its
+    oldest token was of version `oldest`; `next_batch` and `max_staleness` are what it was judged by. `number` is None
+    for held-out prompts, which are not recorded."""
 
     number: int | None
     group_id: GroupId
@@ -102,17 +99,10 @@ class BoundSet:
     publish_every_steps: int
 
 
-Entry = (
-    GroupOpened
-    | SamplesLeased
-    | RolloutAccepted
-    | RolloutReturned
-    | RolloutScored
-    | GroupDropped
-    | BatchTaken
-    | VersionPublished
-    | BoundSet
-)
+Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
+"""What the plane wants recorded, in this order: before a question or submission is answered or a batch trained on."""
+
+Entry = Record | VersionPublished | BoundSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +116,7 @@ class RecordedRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGroup:
-    """A group as it was found again. `holders` are the nodes that were last given the samples by index; the answered
-    ones may be among them."""
+    """A group as it was found again. `holders` says which node was last given a sample, answered or not, by index."""
 
     number: int
     version: VersionId
@@ -138,7 +127,7 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """Where a run stood. `groups` are the open and the ready ones, by number; `opened` will be the next one's."""
+    """Where a run stood. `groups` are the open and the ready ones, by number; `opened` is the next number."""
 
     next_batch: int
     opened: int

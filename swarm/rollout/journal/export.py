@@ -18,7 +18,7 @@ from swarm.errors import UserError
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, group_rows, rollout_rows
-from swarm.rollout.journal.segments import SegmentReader
+from swarm.rollout.journal.segments import read_payload
 from swarm.types import Prompt, Rollout
 
 ROW_GROUP = 1024  # Rollouts that are held at once for .parquet: some tens of MB as Python lists at 512 tokens
@@ -49,9 +49,9 @@ def export_rollouts(
         raise UserError(f"{to.parent} is not a directory: make it, or name another file")
     partial = to.with_name(to.name + ".partial")
     counts = {True: 0, False: 0}
-    with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
+    with reading(run_dir / DATABASE) as found:
         try:
-            write(partial, _rows(found, reader, counts, prompt, decode_text))
+            write(partial, _rows(found, run_dir / SEGMENTS, counts, prompt, decode_text))
             partial.replace(to)
         finally:
             partial.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def export_rollouts(
 
 def _rows(
     connection: sqlite3.Connection,
-    reader: SegmentReader,
+    segments: Path,
     counts: dict[bool, int],
     prompt: Callable[[int], Prompt],
     decode_text: Callable[[Sequence[int]], str],
@@ -69,7 +69,7 @@ def _rows(
     for group in group_rows(connection, "TRUE"):
         question = prompt(group.number)
         for one in rollout_rows(connection, group.number):
-            payload = reader.payload(one.place)
+            payload = read_payload(segments, one.place)
             counts[payload is not None] += 1
             if payload is not None:
                 yield _row(group, one, question, decode_payload(payload), decode_text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -38,13 +38,8 @@ from swarm.types import NodeId
 
 SCHEMA_VERSION = 2  # Of the tables below, in the database's user_version
 
-WAL_PAGES = 4096
-"""Pages of 4 kB in the write-ahead log before it is worked into the database: 16 MiB, a hundred transactions."""
-
-BUSY_S = 30.0
-"""Longest wait for another process; readers such as `verify` hold no lock that a writer waits for."""
-
-KNOWN_NODES = 65_536  # Row numbers of nodes that are kept in memory
+WAL_PAGES = 4096  # Pages of 4 kB in the log before it is worked into the database: a hundred transactions
+BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for
 MAX_ROWS = 256  # In one statement: of 12 columns, a tenth of the parameters that SQLite allows
 FINISHES = ("stop", "length", "failed")  # Their places are what the rows hold
 LINEAGE_STEP = struct.Struct("<q")
@@ -56,7 +51,7 @@ ROOM_ERRORS = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_IOERR_TRUNCATE,
 )
-"""SQLite's errors for a file that could not grow: ENOSPC becomes SQLITE_FULL, a quota does not."""
+"""A file could not grow: ENOSPC becomes SQLITE_FULL, a quota does not."""
 
 NOT_DAMAGE = (
     sqlite3.SQLITE_BUSY,
@@ -113,10 +108,8 @@ def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, byt
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database to read, as of one moment; a learner may be writing it, or may have been killed.
-
-    Damaged if what the block reads is not what a journal holds.
-    """
+    """Open the database to read, as of one moment; a learner may be writing it, or may have been killed. Damaged if the
+    block finds what no journal holds."""
     if not path.is_file() or not path.stat().st_size:
         raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
     with telling_damage(path):
@@ -162,7 +155,6 @@ class Index:
     def __init__(self, path: Path, *, group_size: int) -> None:
         self._path = path
         self._group_size = group_size
-        self._nodes: dict[NodeId, int] = {}
         # SQLite would make it 0644 whatever the umask allows, and its log like it.
         path.touch()
         self.connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -221,7 +213,6 @@ class Index:
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _roll_back(self) -> None:
-        self._nodes.clear()
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
@@ -249,9 +240,11 @@ class Index:
             ],
         )
         leased = [e for e in entries if isinstance(e, SamplesLeased)]
-        rows = [(e.number, index, self._node(e.node)) for e in leased for index in e.indices]
+        accepted = [e for e in entries if isinstance(e, RolloutAccepted)]
+        nodes = self._node_rows({e.node for e in leased} | {e.node for e in accepted})
+        rows = [(e.number, index, nodes[e.node]) for e in leased for index in e.indices]
         self._many("INSERT OR REPLACE INTO leases VALUES {}", rows)
-        self._accept([e for e in entries if isinstance(e, RolloutAccepted)], stored)
+        self._accept(accepted, nodes, stored)
         self._score([e for e in entries if isinstance(e, RolloutScored)])
         self._drop([e for e in entries if isinstance(e, GroupDropped) and e.number is not None])
         for entry in entries:
@@ -265,12 +258,12 @@ class Index:
                     (entry.max_staleness, entry.publish_every_steps),
                 )
 
-    def _accept(self, entries: Sequence[RolloutAccepted], stored: Iterator[Stored]) -> None:
+    def _accept(self, entries: Sequence[RolloutAccepted], nodes: Mapping[str, int], stored: Iterator[Stored]) -> None:
         rows = [
             (
                 e.number,
                 r.index,
-                self._node(e.node),
+                nodes[e.node],
                 r.oldest,
                 r.length,
                 FINISHES.index(r.finish),
@@ -346,12 +339,9 @@ class Index:
         self.connection.executemany("DELETE FROM leases WHERE number = ?", [(number,) for number in numbers])
 
     def _many(self, sql: str, rows: Sequence[tuple[object, ...]]) -> int:
-        """Run a statement with `rows` as its VALUES, in powers of two so that few statements are prepared. Returns how
-        many rows it changed.
-
-        Python releases its lock for each step of SQLite and waits up to 5 ms to get it back from a busy event loop;
-        executemany would do so for each row.
-        """
+        """Run a statement with `rows` as its VALUES; returns how many rows it changed. Python releases its lock for
+        each step of SQLite and waits up to 5 ms to get it back from a busy event loop: executemany would do so for each
+        row. Powers of two keep the prepared statements few."""
         changed, start = 0, 0
         while start < len(rows):
             count = min(MAX_ROWS, 1 << ((len(rows) - start).bit_length() - 1))
@@ -366,15 +356,11 @@ class Index:
         if rows and self.connection.executemany(sql, rows).rowcount != len(rows):
             raise Contradiction(f"the journal refuses what it is told: {fault}")
 
-    def _node(self, node: NodeId) -> int:
-        known = self._nodes.get(node)
-        if known is None:
-            self.connection.execute("INSERT OR IGNORE INTO nodes(name) VALUES (?)", (node,))
-            (known,) = self.connection.execute("SELECT id FROM nodes WHERE name = ?", (node,)).fetchone()
-            if len(self._nodes) >= KNOWN_NODES:
-                self._nodes.clear()
-            self._nodes[node] = known
-        return known
+    def _node_rows(self, names: Collection[NodeId]) -> dict[str, int]:
+        """The row numbers of nodes, which get rows if they have none."""
+        self._many("INSERT OR IGNORE INTO nodes(name) VALUES {}", [(name,) for name in sorted(names)])
+        slots = ",".join("?" * len(names))
+        return dict(self.connection.execute(f"SELECT name, id FROM nodes WHERE name IN ({slots})", [*names]).fetchall())
 
 
 def read_meta(connection: sqlite3.Connection, name: str) -> int:

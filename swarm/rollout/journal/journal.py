@@ -23,6 +23,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,7 @@ from typing import TypeVar
 import msgspec
 
 from swarm.errors import Damaged, EchoError
+from swarm.rollout.changes import Changes
 from swarm.rollout.journal.entries import Entry, RecordedGroup, RecordedRun, RolloutAccepted, VersionPublished
 from swarm.rollout.journal.index import (
     WAITING,
@@ -52,9 +54,7 @@ from swarm.rollout.journal.reading import (
 )
 from swarm.rollout.journal.segments import (
     NoRoom,
-    SegmentReader,
     SegmentWriter,
-    Stored,
     require_room,
     segments_of,
     sync_path,
@@ -68,9 +68,7 @@ TRANSACTION_BYTES = 32 * 1024 * 1024
 
 ROW_BYTES = 256  # Room that an entry may need in database and log together, besides its payload
 
-PRUNED_AT_ONCE = 64
-"""Segments that one call of `prune` deletes, each in 2 ms (measured) in which nothing else is written."""
-
+PRUNED_AT_ONCE = 64  # Segments that one call of `prune` deletes, in 2 ms each, during which nothing is written
 RETRY_S = 1.0  # Between tries while the disk is full
 T = TypeVar("T")
 
@@ -96,15 +94,13 @@ class Journal:
         self._segments = SegmentWriter(directory / SEGMENTS, unsynced=unsynced)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._queue: deque[Entry] = deque()
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queued = self._written = 0
+        self._progress = Changes()
         self._wake, self._closing = asyncio.Event(), asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._failed: BaseException | None = None
-        self.pending_bytes = 0
-        """Payloads that are queued or being written."""
-        self.fault = ""
-        """Why writing is paused."""
+        self.pending_bytes = 0  # Payloads that are queued or being written
+        self.fault = ""  # Why writing is paused
 
     async def start(self) -> None:
         """Begin to write."""
@@ -118,14 +114,12 @@ class Journal:
         if self._writer is not None:
             await asyncio.wait([self._writer])
         self._end(JournalFailed("the journal is closed"))
-        await self._in_thread(self._segments.close)
         await self._in_thread(self._index.close)
         self._thread.shutdown()
 
     def enqueue(self, entries: Sequence[Entry]) -> None:
         """Queue entries to be written. JournalFailed if nothing can be written any more."""
-        if self._failed is not None:
-            raise JournalFailed(f"the journal cannot be written: {self._failed}") from self._failed
+        self._check()
         self._queue.extend(entries)
         self._queued += len(entries)
         self.pending_bytes += sum(map(_payload_bytes, entries))
@@ -134,11 +128,10 @@ class Journal:
     async def write(self, entries: Sequence[Entry]) -> None:
         """Return when the entries, and all that were queued before them, are committed."""
         self.enqueue(entries)
-        if self._written == self._queued:
-            return
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append((self._queued, written))
-        await written
+        needed = self._queued
+        while self._written < needed:
+            self._check()
+            await self._progress.wait(self._progress.count, None)
 
     async def sync(self) -> None:
         """Return when everything that was queued survives a power cut. Called before a checkpoint is begun."""
@@ -146,11 +139,9 @@ class Journal:
         await self._retried(self._sync)
 
     async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> int:
-        """Delete segments that are no longer needed, and return how many; a long list takes several calls.
-
-        A segment is needed for a group that waits, a batch from `oldest_step` (of the oldest checkpoint) on, or one of
-        the last `keep_rollouts` batches; None keeps all.
-        """
+        """Delete segments that are not needed, and return how many; a long list takes several calls. Needed is what
+        belongs to a group that waits, to a batch from `oldest_step` (of the oldest checkpoint) on, or to one of the
+        last `keep_rollouts` batches; None keeps all."""
         if keep_rollouts is None:
             return 0
         return await self._in_thread(lambda: self._prune(oldest_step, keep_rollouts))
@@ -165,8 +156,8 @@ class Journal:
 
     def batch(self, step: int) -> list[RecordedGroup]:
         """A recorded batch in its order. UserError if a payload of it is lost, LookupError if it is not recorded."""
-        with reading(self._directory / DATABASE) as found, self._reader() as reader:
-            return read_batch(found, reader, step)
+        with reading(self._directory / DATABASE) as found:
+            return read_batch(found, self._directory / SEGMENTS, step)
 
     def published(self, version: int) -> VersionPublished | None:
         """What was last recorded under a version's number, in any incarnation."""
@@ -180,12 +171,12 @@ class Journal:
 
     def check_batches(self, first: int) -> None:
         """Damaged unless every recorded batch from `first` on is as it was recorded, and can be trained on again."""
-        with reading(self._directory / DATABASE) as found, self._reader() as reader:
+        with reading(self._directory / DATABASE) as found:
             for step in range(first, count_batches(found)):
                 samples = msgspec.convert(read_samples(found, step), list[tuple[int, int, bytes, float]])
                 if next_lineage(read_lineage(found, step), step, samples) != read_lineage(found, step + 1):
                     raise Damaged(self._directory, DATABASE, f"the rows of batch {step} were changed")
-                if not has_whole_batch(found, reader, step):
+                if not has_whole_batch(found, self._directory / SEGMENTS, step):
                     raise Damaged(self._directory, SEGMENTS, f"rollouts of batch {step} are lost")
 
     # -- on the event loop -----------------------------------------------------------------------------------
@@ -202,10 +193,7 @@ class Journal:
                 self._queue.popleft()
             self._written += len(entries)
             self.pending_bytes -= sum(map(_payload_bytes, entries))
-            while self._waiters and self._waiters[0][0] <= self._written:
-                _, waiter = self._waiters.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._progress.tell()
 
     def _next_entries(self) -> list[Entry]:
         """The queued entries for the next transaction: at least one if there is any."""
@@ -230,11 +218,9 @@ class Journal:
             else:
                 self.fault = ""
                 return
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s):
                     await self._closing.wait()
-            except TimeoutError:
-                pass
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -246,22 +232,19 @@ class Journal:
 
     def _end(self, error: BaseException) -> None:
         self._failed = self._failed or error
-        while self._waiters:
-            _, waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(JournalFailed(f"the journal cannot be written: {self._failed}"))
+        self._progress.tell()
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise JournalFailed(f"the journal cannot be written: {self._failed}") from self._failed
 
     # -- in the thread ---------------------------------------------------------------------------------------
 
     def _commit(self, entries: Sequence[Entry]) -> None:
         accepted = [entry for entry in entries if isinstance(entry, RolloutAccepted)]
-        payloads: dict[int, list[bytes]] = {}
-        for entry in accepted:
-            payloads.setdefault(entry.next_batch, []).append(msgspec.msgpack.encode(entry.rollout))
-        nbytes = sum(len(payload) for parts in payloads.values() for payload in parts)
-        require_room(self._directory, nbytes + ROW_BYTES * len(entries))
-        places = {segment: iter(stored) for segment, stored in self._segments.append(payloads).items()}
-        stored: list[Stored] = [next(places[entry.next_batch]) for entry in accepted]
+        payloads = [(entry.next_batch, msgspec.msgpack.encode(entry.rollout)) for entry in accepted]
+        require_room(self._directory, sum(len(payload) for _, payload in payloads) + ROW_BYTES * len(entries))
+        stored = self._segments.append(payloads)
         try:
             self._index.apply(entries, stored)
         except BaseException:
@@ -283,12 +266,11 @@ class Journal:
     def _load(self) -> RecordedRun:
         connection = self._index.connection
         check_pages(connection)
-        with self._reader() as reader:
-            for step in range(synced_batches(connection), count_batches(connection)):
-                if not has_whole_batch(connection, reader, step):
-                    self._index.transact(partial(self._undo_batches, step))
-                    break
-            run, lost = read_run(connection, reader)
+        for step in range(synced_batches(connection), count_batches(connection)):
+            if not has_whole_batch(connection, self._directory / SEGMENTS, step):
+                self._index.transact(partial(self._undo_batches, step))
+                break
+        run, lost = read_run(connection, self._directory / SEGMENTS)
         if lost:
             self._index.transact(
                 lambda: connection.executemany("DELETE FROM rollouts WHERE number = ? AND idx = ?", lost)
@@ -313,9 +295,6 @@ class Journal:
         gone = [s for s in segments_of(self._directory / SEGMENTS) if s < count_batches(connection) and s not in kept]
         self._segments.remove(gone[:PRUNED_AT_ONCE])
         return min(len(gone), PRUNED_AT_ONCE)
-
-    def _reader(self) -> SegmentReader:
-        return SegmentReader(self._directory / SEGMENTS)
 
 
 def _payload_bytes(entry: Entry) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ from swarm.errors import UserError
 from swarm.net.wire import Digest
 from swarm.rollout.journal.entries import BoundSet, RecordedGroup, RecordedRollout, RecordedRun, VersionPublished
 from swarm.rollout.journal.index import FINISHES, WAITING, read_meta
-from swarm.rollout.journal.segments import SegmentReader, Stored
+from swarm.rollout.journal.segments import Stored, read_payload
 from swarm.types import NodeId, Parts, Rollout, Score, VersionId
 
 _ROLLOUT = msgspec.msgpack.Decoder(Rollout)
@@ -99,12 +100,12 @@ def decode_payload(payload: bytes) -> Rollout:
     return _ROLLOUT.decode(payload)
 
 
-def read_run(connection: sqlite3.Connection, reader: SegmentReader) -> tuple[RecordedRun, list[tuple[int, int]]]:
+def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRun, list[tuple[int, int]]]:
     """Where the run stands, and the waiting rollouts (number and index) whose payloads are lost."""
     groups: list[RecordedGroup] = []
     lost: list[tuple[int, int]] = []
     for row in list(group_rows(connection, WAITING)):
-        group, missing = _read_group(connection, row, reader)
+        group, missing = _read_group(connection, row, segments)
         groups.append(group)
         lost += missing
     (last,) = connection.execute("SELECT max(number) FROM groups").fetchone()
@@ -121,37 +122,37 @@ def read_run(connection: sqlite3.Connection, reader: SegmentReader) -> tuple[Rec
     return run, lost
 
 
-def read_batch(connection: sqlite3.Connection, reader: SegmentReader, step: int) -> list[RecordedGroup]:
+def read_batch(connection: sqlite3.Connection, segments: Path, step: int) -> list[RecordedGroup]:
     """A recorded batch in its order. UserError if a payload of it is lost, LookupError if there is no such batch."""
     rows = batch_rows(connection, step)
     if not rows:
         raise LookupError(f"batch {step} is not recorded")
     groups = []
     for row in rows:
-        group, missing = _read_group(connection, row, reader)
+        group, missing = _read_group(connection, row, segments)
         if missing:
             raise UserError(f"batch {step} cannot be read again: the payload of t{row.number}/{missing[0][1]} is lost")
         groups.append(group)
     return groups
 
 
-def has_whole_batch(connection: sqlite3.Connection, reader: SegmentReader, step: int) -> bool:
+def has_whole_batch(connection: sqlite3.Connection, segments: Path, step: int) -> bool:
     """True if every payload of a batch is there as it was."""
     rows = connection.execute(
         "SELECT r.segment, r.start, r.nbytes, r.digest FROM groups g JOIN rollouts r ON r.number = g.number "
         "WHERE g.step = ? ORDER BY r.segment, r.start",
         (step,),
     )
-    return all(reader.payload(Stored._make(row)) is not None for row in rows)
+    return all(read_payload(segments, Stored._make(row)) is not None for row in rows)
 
 
 def _read_group(
-    connection: sqlite3.Connection, row: GroupRow, reader: SegmentReader
+    connection: sqlite3.Connection, row: GroupRow, segments: Path
 ) -> tuple[RecordedGroup, list[tuple[int, int]]]:
     """A group, and its rollouts (number and index) whose payloads are lost."""
     found, lost = [], []
     for one in rollout_rows(connection, row.number):
-        if (payload := reader.payload(one.place)) is None:
+        if (payload := read_payload(segments, one.place)) is None:
             lost.append((row.number, one.idx))
         else:
             found.append(RecordedRollout(node=NodeId(one.node), rollout=decode_payload(payload), score=one.score))

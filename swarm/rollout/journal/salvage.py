@@ -15,20 +15,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
 from swarm.rollout.journal.index import Index, next_lineage
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, group_rows, rollout_rows
-from swarm.rollout.journal.segments import SegmentReader, segment_path, segments_of
+from swarm.rollout.journal.segments import read_payload, segment_path, segments_of
 from swarm.rollout.journal.verify import Report, check_batch, fate_faults, says_the_same
 
 NO_SEGMENT = -1  # The row of a lost payload names no file, as if it had been pruned
 
-SPARSE = 1000
-"""A number of a group beyond twice those that were read, plus this, is taken for damage, since each gap is filled."""
+SPARSE = 1000  # A group number above this plus twice the groups that were read is damage, since each gap is filled
 
 
 TABLES: dict[str, tuple[dict[str, Any], int]] = {
@@ -62,20 +61,21 @@ def salvage_journal(
     """Write a journal to the directory `to` from the one in `run_dir`, which stays as it is. `checkpoints`: step and
     lineage of each whole one."""
     lost = _copy_segments(run_dir / SEGMENTS, to / SEGMENTS)
-    with closing(Index(to / DATABASE, group_size=group_size)) as index, SegmentReader(to / SEGMENTS) as reader:
+    with closing(Index(to / DATABASE, group_size=group_size)) as index:
         new = index.connection
         new.execute("PRAGMA foreign_keys = OFF")
         with _copy_of(run_dir, to / "damaged") as old:
             index.transact(lambda: lost.extend(_copy_rows(old, new)))
         index.transact(lambda: _mend_rows(new, group_size, max_staleness))
-        seen = _look_through(new, reader, Report(groups_per_step, group_size))
-        known = [step for step, lineage in checkpoints if step < len(seen.lineages) and seen.lineages[step] == lineage]
+        lineages, lacking = _look_through(new, to / SEGMENTS, Report(groups_per_step, group_size))
+        known = [step for step, lineage in checkpoints if lineages[step : step + 1] == [lineage]]
         step = max(known, default=0)
         # Nothing before the checkpoint is trained on again, so its payloads may be gone, as if pruned.
-        batches = min((at for at in seen.without_payloads if at >= step), default=len(seen.lineages) - 1)
-        lost += _lost_batches(new, batches)
-        index.transact(lambda: _cut(new, batches))
-        index.transact(lambda: _let_go_of_lost(new, reader, batches, Report(groups_per_step, group_size, batches)))
+        batches = min((at for at in lacking if at >= step), default=len(lineages) - 1)
+        index.transact(lambda: lost.extend(_cut(new, batches)))
+        index.transact(
+            lambda: _let_go_of_lost(new, to / SEGMENTS, batches, Report(groups_per_step, group_size, batches))
+        )
     return Salvaged(batches=batches, checkpoints=tuple(known), lost=tuple(lost))
 
 
@@ -151,15 +151,10 @@ def _mend_rows(new: sqlite3.Connection, group_size: int, max_staleness: int) -> 
     new.execute("INSERT OR IGNORE INTO nodes SELECT DISTINCT node, printf('%032x', node) FROM rollouts")
 
 
-class _Seen(NamedTuple):
-    """Lineages up to the first batch that is not whole, the empty one first, and batches without a payload."""
-
-    lineages: list[bytes]
-    without_payloads: list[int]
-
-
-def _look_through(new: sqlite3.Connection, reader: SegmentReader, report: Report) -> _Seen:
-    seen = _Seen([b""], [])
+def _look_through(new: sqlite3.Connection, segments: Path, report: Report) -> tuple[list[bytes], list[int]]:
+    """Lineages up to the first batch that is not whole, the empty one first, and the batches that lack a payload."""
+    lineages: list[bytes] = [b""]
+    lacking: list[int] = []
     recorded = new.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
     report.batches = len(recorded)
     for place, (step, bound, lineage) in enumerate(recorded):
@@ -169,56 +164,45 @@ def _look_through(new: sqlite3.Connection, reader: SegmentReader, report: Report
         rollouts = [one for _, ones in groups for one in ones]
         samples = check_batch(new, step, bound, report)
         faults = [fault for row, ones in groups for fault in fate_faults(row, ones, report)]
-        payloads = [(one, reader.payload(one.place)) for one in rollouts]
+        payloads = [(one, read_payload(segments, one.place)) for one in rollouts]
         differ = any(payload is not None and not says_the_same(one, payload) for one, payload in payloads)
         if report.breaches or faults or differ or samples is None:
             break
-        if next_lineage(seen.lineages[-1], step, samples) != lineage:
+        if next_lineage(lineages[-1], step, samples) != lineage:
             break
-        seen.lineages.append(lineage)
+        lineages.append(lineage)
         if any(payload is None for _, payload in payloads):
-            seen.without_payloads.append(step)
-    return seen
+            lacking.append(step)
+    return lineages, lacking
 
 
-def _lost_batches(new: sqlite3.Connection, kept: int) -> list[str]:
+def _cut(new: sqlite3.Connection, batches: int) -> list[str]:
+    """End the journal before batch `batches`, and return a line on what that loses."""
     (newest,) = new.execute("SELECT max(step) FROM batches").fetchone()
-    if newest is None or newest < kept:
-        return []
-    return [f"batches {kept} to {newest}: not all of batch {kept} is there as it was recorded"]
-
-
-def _cut(new: sqlite3.Connection, batches: int) -> None:
-    """End the journal before batch `batches`."""
     new.execute("UPDATE groups SET step = NULL, place = NULL WHERE step >= ?", (batches,))
     new.execute("UPDATE groups SET place = NULL WHERE step IS NULL")
     new.execute("DELETE FROM batches WHERE step < 0 OR step >= ?", (batches,))
     new.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (batches,))
+    if newest is None or newest < batches:
+        return []
+    return [f"batches {batches} to {newest}: not all of batch {batches} is there as it was recorded"]
 
 
-def _let_go_of_lost(new: sqlite3.Connection, reader: SegmentReader, batches: int, report: Report) -> None:
+def _let_go_of_lost(new: sqlite3.Connection, segments: Path, batches: int, report: Report) -> None:
     """Make every row agree with its payload, and give every group one fate that is true."""
     for group in list(group_rows(new, "TRUE")):
         rollouts = rollout_rows(new, group.number)
-        payloads = {one.idx: reader.payload(one.place) for one in rollouts}
-        gone = [idx for idx, payload in payloads.items() if payload is None]
-        if group.step is not None:
-            _set_segment(new, group.number, gone)
+        payloads = {one.idx: read_payload(segments, one.place) for one in rollouts}
+        gone = {idx for idx, payload in payloads.items() if payload is None}
+        odd = {one.idx for one in rollouts if (held := payloads[one.idx]) is not None and not says_the_same(one, held)}
+        is_dropped = group.reason is not None
+        if group.step is not None or (is_dropped and not odd and not list(fate_faults(group, rollouts, report))):
+            rows = [(NO_SEGMENT, group.number, idx) for idx in gone]
+            new.executemany("UPDATE rollouts SET segment = ? WHERE number = ? AND idx = ?", rows)
             continue
-        odd = [one.idx for one in rollouts if (held := payloads[one.idx]) is not None and not says_the_same(one, held)]
-        if group.reason is not None:
-            if not odd and not list(fate_faults(group, rollouts, report)):
-                _set_segment(new, group.number, gone)
-                continue
-            odd = list(payloads)
         # The group waits. What was drawn with lost weights could be in no batch before these are made again.
-        future = [one.idx for one in rollouts if one.oldest > batches or one.oldest < group.version]
-        _draw_again(new, group.number, {*gone, *odd, *future}, batches, answered=len(rollouts))
-
-
-def _set_segment(new: sqlite3.Connection, number: int, gone: Sequence[int]) -> None:
-    rows = [(NO_SEGMENT, number, idx) for idx in gone]
-    new.executemany("UPDATE rollouts SET segment = ? WHERE number = ? AND idx = ?", rows)
+        future = {one.idx for one in rollouts if is_dropped or not group.version <= one.oldest <= batches}
+        _draw_again(new, group.number, gone | odd | future, batches, answered=len(rollouts))
 
 
 def _draw_again(new: sqlite3.Connection, number: int, samples: set[int], batches: int, *, answered: int) -> None:

@@ -24,7 +24,7 @@ from swarm.rollout.journal.reading import (
     group_rows,
     rollout_rows,
 )
-from swarm.rollout.journal.segments import SegmentReader
+from swarm.rollout.journal.segments import read_payload, segment_path
 from swarm.rollout.plane.rules import is_fresh
 
 MAX_BREACHES = 100  # More lines would not explain a run any better
@@ -61,15 +61,15 @@ def verify_run(
 
     UserError if there is no journal that this release can read, Damaged if its database is broken.
     """
-    with reading(run_dir / DATABASE) as found, SegmentReader(run_dir / SEGMENTS) as reader:
+    with reading(run_dir / DATABASE) as found:
         check_pages(found)
         report = Report(groups_per_step, group_size, count_batches(found))
-        _check_groups(found, reader, report)
+        _check_groups(found, run_dir / SEGMENTS, report)
         _check_lineage(found, report, checkpoints)
     return report
 
 
-def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, report: Report) -> None:
+def _check_groups(connection: sqlite3.Connection, segments: Path, report: Report) -> None:
     """I3: each group has one fate, which is true; each accepted rollout belongs to one group."""
     for row in group_rows(connection, "TRUE"):
         if row.number != report.groups:
@@ -86,7 +86,7 @@ def _check_groups(connection: sqlite3.Connection, reader: SegmentReader, report:
             report.waiting += len(rollouts)
         for line in fate_faults(row, rollouts, report):
             report.breach(f"group {row.number} {line}")
-        _check_payloads(row, rollouts, reader, report)
+        _check_payloads(row, rollouts, segments, report)
     (accepted,) = connection.execute("SELECT count(*) FROM rollouts").fetchone()
     if accepted != report.accepted:
         report.breach(
@@ -130,11 +130,11 @@ def _drop_faults(row: GroupRow, oldest: Sequence[int], group_size: int) -> Itera
         )
 
 
-def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], reader: SegmentReader, report: Report) -> None:
+def _check_payloads(row: GroupRow, rollouts: Sequence[RolloutRow], segments: Path, report: Report) -> None:
     for one in rollouts:
-        payload = reader.payload(one.place)
+        payload = read_payload(segments, one.place)
         waits = row.step is None and row.reason is None
-        if payload is None and not waits and not reader.has(one.segment):
+        if payload is None and not waits and not segment_path(segments, one.segment).exists():
             report.pruned += 1
             continue
         if payload is None:

@@ -1,18 +1,10 @@
-"""What the rollout plane wants done or known. Its shell performs these; the cores only return them."""
+"""What the rollout plane wants done or known: the core returns these, and its shell performs them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.rollout.journal.entries import (
-    BatchTaken,
-    GroupDropped,
-    GroupOpened,
-    RolloutAccepted,
-    RolloutReturned,
-    RolloutScored,
-    SamplesLeased,
-)
+from swarm.rollout.journal.entries import Record
 from swarm.rollout.messages import Refusal
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
 
@@ -40,22 +32,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdict on one submitted rollout. `failed`: what was accepted is the news that a generation failed;
-    `bound_lowered`: it is stale, and would not be by the bound under which its group was opened."""
+    """The verdict on one submitted rollout. It is counted as the verdict; as "failed" if what was accepted is the news
+    that a generation failed; as "bound_lowered" if the bound under which its group was opened would not make it stale.
+    """
 
     rollout_id: str
     node: NodeId
     verdict: Verdict
     detail: str
-    failed: bool
-    bound_lowered: bool = False
-
-    @property
-    def counted_as(self) -> str:
-        """The name under which it is counted."""
-        if self.bound_lowered:
-            return "bound_lowered"
-        return "failed" if self.failed and self.verdict == "accepted" else self.verdict
+    counted_as: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +86,5 @@ class Evaluated:
     version: int
     scores: tuple[tuple[Score, ...], ...]
 
-
-Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
-"""To be journaled, in this order. What a question, a submission or a batch recorded is committed before its answer is
-sent or its trainer called."""
 
 Effect = Granted | Refused | Judged | ScoreWanted | NodeSilent | LeaseOverdue | GenerationFailed | Evaluated | Record

@@ -1,10 +1,9 @@
 """A round of held-out prompts: which are out, their scores, and how little the round takes from training.
 
-There is one round at a time. While it is open and there is training work for the node that asks, at most one of `EVERY`
-leased samples is held-out, after a burst of an `EVERY`-th of a batch with which small rounds end soon. A node with free
-places and no training work for them may fill all of them. So a round, however large, adds at most 1 / (EVERY - 1) to
-the samples drawn for a batch, and the burst once. At S = 0 training goes first and a round gets what is left
-(RolloutPlane): samplers wait there while the learner trains.
+There is one round at a time. While there is training work too, at most one of `EVERY` leased samples is held-out, after
+a burst of an `EVERY`-th of a batch with which small rounds end soon. A node may fill places for which there is no
+training work. So a round of any size adds at most 1 / (EVERY - 1) to the samples drawn for a batch, and the burst once.
+At S = 0 training goes first and a round gets what is left: samplers wait there while the learner trains.
 
 A round must not cost more time than its samples. An engine that draws a batch at once takes as long over two samples as
 over sixteen, so a few held-out ones make no batch of their own while another is to come (`RolloutPlane._fill`), and a
@@ -18,18 +17,16 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from swarm.rollout.plane.effects import Evaluated
-from swarm.rollout.plane.leases import LeaseTable
+from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
-WRONG = Score(reward=0.0, exact=False)
-"""A held-out prompt that cannot be answered counts as wrong: the share must not rise by dropping."""
-
+WRONG = Score(reward=0.0, exact=False)  # Of a prompt that cannot be answered: dropping must not raise the share
 EVERY = 8  # At most one leased sample of these is held-out: up to 14 % more samples for a batch while a round is open
 
 
 class HeldOutRound:
-    """One round at a time. `life` keeps apart the names of rounds of different lives of a learner. Every prompt is
-    answered by `samples` samples under `rules`, a single one greedily. A batch has `batch_samples`."""
+    """One round at a time, named by the learner's `life` and its number. Each prompt gets `samples` samples under
+    `rules`, a single one greedily. A batch for training has `batch_samples`."""
 
     def __init__(self, life: int, rules: SamplingRules, *, samples: int, batch_samples: int) -> None:
         self._life = life
@@ -55,16 +52,16 @@ class HeldOutRound:
         for order, prompt in enumerate(prompts):
             name = GroupId(f"e{self._life}.{self._rounds}-{order}")
             self._scores[name] = None
-            table.open(
-                name,
+            group = Group(
+                group_id=name,
                 order=order,
                 purpose="eval",
                 prompt=prompt,
                 rules=self._rules,
                 min_version=version,
                 bound=bound,
-                size=self._samples,
             )
+            table.open(group, self._samples)
 
     def allowance(self, capacity: int) -> int:
         """How many of the next `capacity` samples may be held-out before training work."""

@@ -25,39 +25,39 @@ from msgspec import structs
 
 from swarm.net.wire import digest
 from swarm.rollout.plane.rules import deadline
-from swarm.types import GroupId, NodeId, Prompt, Purpose, Rollout, SampleSpec, SamplingRules, Score, VersionId
+from swarm.types import (
+    GroupId,
+    Lease,
+    NodeId,
+    Prompt,
+    Purpose,
+    Rollout,
+    SampleSpec,
+    SamplingRules,
+    Score,
+    SwarmId,
+    VersionId,
+)
 
 MISSED_BEATS = 3  # Beats after which a node counts as gone: one may be lost and one late
 
-LEASE_SLACK_S = 60.0
-"""Added to a lease's time limit on this side: the sampler counts from receipt and has to hand its answer in."""
-
+LEASE_SLACK_S = 60.0  # Added to a time limit here: the sampler counts from receipt and has to hand its answer in
 LIMIT_FACTOR = 8.0
-"""A lease's time limit, in times that its longest completion takes at the sampler's measured rate. This leaves room for
-a shared batch, a swap of weights, or an engine that slows down; to fail long samples would favour short answers."""
+"""A lease's time limit is this times its longest completion at the sampler's measured rate. It leaves room for a shared
+batch, a swap of weights, or an engine that slows down: failing long samples would favour short answers."""
 
-SLOWEST_TOKENS_PER_S = 2.0
-"""Rate that is assumed of a sampler until it is known, and the slowest that a limit follows from: a node that claims
-less would only keep samples from others."""
+SLOWEST_TOKENS_PER_S = 2.0  # Assumed until the rate is known; a node that claims less keeps samples from others
 
-MIN_LIMIT_S = 30.0
-"""Shortest time limit of a lease: a short completion may wait behind a batch and an install."""
-
-MAX_HELD = 8192
-"""Samples that one node may hold: twice what it may ask for at once, since it asks one batch ahead of its engine."""
-
+MIN_LIMIT_S = 30.0  # Shortest time limit of a lease: a short completion may wait behind a batch and an install
+MAX_HELD = 8192  # Samples that a node may hold: twice what it may ask for, since it asks one batch ahead of its engine
 UNPROVEN_HELD = 256
-"""Samples that a node may hold before its first accepted answer, two batches of an ordinary engine: keys cost nothing,
+"""Samples that a node may hold before its first accepted answer: two batches of an ordinary engine. Keys cost nothing,
 and a node that never answers keeps its leases from others for a while."""
 
 RETRY_S = 60.0  # A sample that a node failed is kept for others this long, unless all have failed it
 
-FAILED_BY = 3
-"""Different nodes (or all there are) that must fail a sample before its group is given up: one may lie."""
-
-MAX_REDRAWS = 2
-"""Times that a sample is drawn again because its answer could not be scored. By the third answer it is the prompt."""
-
+FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
+MAX_REDRAWS = 2  # Times that a sample is drawn again because its answer has no score: then it is the prompt
 MAX_NODES = 4096  # Samplers that the table remembers; the same bound as the table of publics
 
 
@@ -95,7 +95,7 @@ class Group:
     rules: SamplingRules
     min_version: VersionId
     bound: int
-    samples: list[Sample]
+    samples: list[Sample] = field(default_factory=list)
     answered: int = 0
     oldest_answer: int | None = None
     waiting: int = 0
@@ -135,8 +135,8 @@ class Group:
 class NodeState:
     """What the table knows of one sampler. `held` says when each of its samples is overdue.
 
-    `tokens_per_s` is how fast one of its samples grows, as it says; 0 while that is unknown. `most` is how many samples
-    it may hold: few before its first answer, and one after it kept some past their limit.
+    It says that one of its samples grows by `tokens_per_s` (0: unknown). It may hold `most` samples: few before its
+    first answer, and one after it kept some past their limit.
     """
 
     heard_at: float
@@ -145,19 +145,11 @@ class NodeState:
     held: dict[tuple[GroupId, int], float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Samples of one group that one grant hands to one node."""
-
-    group: Group
-    specs: tuple[SampleSpec, ...]
-    time_limit_s: float
-
-
 class LeaseTable:
     """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
 
-    def __init__(self, *, run_seed: int, beat_s: float, time_limit_s: float) -> None:
+    def __init__(self, *, swarm: SwarmId, run_seed: int, beat_s: float, time_limit_s: float) -> None:
+        self._swarm = swarm
         self._run_seed = run_seed
         self._most_limit_s = time_limit_s
         self._silence_s = MISSED_BEATS * beat_s
@@ -166,8 +158,8 @@ class LeaseTable:
         self._ages: Counter[int] = Counter()
         self._nodes: dict[NodeId, NodeState] = {}
         self.chances = 0
-        """Rises when a node that got nothing may now get something: a sample went back to waiting, a node has nothing
-        left in its hands, a group was dropped, or one turned out to be due later."""
+        """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
+        more, a group was dropped or is due later than it seemed."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -178,32 +170,14 @@ class LeaseTable:
     def group(self, group_id: str) -> Group | None:
         return self._groups.get(GroupId(group_id))
 
-    def open(
-        self,
-        group_id: GroupId,
-        *,
-        order: int,
-        purpose: Purpose,
-        prompt: Prompt,
-        rules: SamplingRules,
-        min_version: VersionId,
-        bound: int,
-        size: int,
-    ) -> Group:
-        """Add a group of `size` waiting samples."""
-        assert group_id not in self._groups
-        samples = [Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, group_id, i))) for i in range(size)]
-        group = Group(
-            group_id=group_id,
-            order=order,
-            purpose=purpose,
-            prompt=prompt,
-            rules=rules,
-            min_version=min_version,
-            bound=bound,
-            samples=samples,
-        )
-        self._groups[group_id] = group
+    def open(self, group: Group, size: int) -> Group:
+        """Add a group, and `size` waiting samples to it."""
+        name = group.group_id
+        assert name not in self._groups
+        group.samples = [
+            Sample(spec=SampleSpec(index=i, seed=sample_seed(self._run_seed, name, i))) for i in range(size)
+        ]
+        self._groups[name] = group
         self._age(group, 1)
         self._wait(group, size)
         return group
@@ -237,14 +211,23 @@ class LeaseTable:
         """How many more samples `node`, which was heard before, may hold."""
         return max(0, self._nodes[node].most - len(self._nodes[node].held))
 
-    def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Share:
-        """Lease up to `capacity` waiting samples of `group` to `node`, which was heard before."""
+    def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
+        """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`, which was heard before."""
         taken = [sample for sample in group.samples if sample.waiting and self._may_try(node, sample, now)][:capacity]
         limit_s = self._limit_s(node, group.rules.max_new_tokens)
         for sample in taken:
             self._hold(group, sample, node, now + limit_s + LEASE_SLACK_S)
-        specs = tuple(structs.replace(sample.spec, attempt=sample.failures) for sample in taken)
-        return Share(group=group, specs=specs, time_limit_s=limit_s)
+        return Lease(
+            swarm=self._swarm,
+            node=node,
+            purpose=group.purpose,
+            group_id=group.group_id,
+            prompt_token_ids=group.prompt.token_ids,
+            samples=tuple(structs.replace(sample.spec, attempt=sample.failures) for sample in taken),
+            rules=group.rules,
+            min_version=group.min_version,
+            time_limit_s=limit_s,
+        )
 
     def restore(self, group: Group, holders: Mapping[int, NodeId], *, heard_at: float) -> None:
         """Lease the samples of a group of a former life to the nodes that had them, as if heard at `heard_at`."""

@@ -3,12 +3,11 @@
 Theory of operation. Groups are opened on demand: a sampler asks (`ask`), and the plane first offers samples that lost
 their node, then opens new groups as far as the pacing rule (rules.Pacing) allows, and keeps some room for held-out
 prompts (heldout). Answers are judged (verdict.py), matched with their sample (leases), scored outside, and complete
-groups go to the buffer. `take` hands out batch n, after which n is n + 1; groups that can be in no later batch are
-dropped then.
+groups go to the buffer. `take` hands out batch n and drops groups that can be in no later one.
 
-What the learner must not forget comes out as records (effects.Record); `restore` puts a new plane where the records of
-an earlier process left off. Groups for training are numbered from 0, and every number below the next one that is not
-open was closed, so nothing has to be remembered of closed groups.
+What the learner must not forget comes out as records (entries.Record); `restore` puts a new plane where the records of
+an earlier process left off. Groups for training are numbered from 0; one below the next number that is not open was
+closed, so nothing has to be remembered of closed groups.
 
 I1 is guaranteed by `take` (through Buffer.take) and checked again by its caller's metrics and by `verify`; I5 because
 groups are only opened under the pacing rule.
@@ -43,7 +42,7 @@ from swarm.rollout.plane.effects import (
     ScoreWanted,
 )
 from swarm.rollout.plane.heldout import WRONG, HeldOutRound
-from swarm.rollout.plane.leases import Group, LeaseTable, Share
+from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.rollout.plane.rules import Pacing, deadline, is_fresh
 from swarm.rollout.plane.verdict import is_current, malformation, verdict_on
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, SwarmId, Verdict, VersionId
@@ -54,47 +53,44 @@ class Buffer:
 
     def __init__(self, *, batch_groups: int) -> None:
         self._batch_groups = batch_groups
-        self._ready: dict[GroupId, Group] = {}
-        self._ages: Counter[int] = Counter()
+        self._ready: dict[int, dict[int, Group]] = {}  # By oldest version and order
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return sum(map(len, self._ready.values()))
 
     def add(self, group: Group) -> None:
         assert group.complete
-        self._ready[group.group_id] = group
-        self._ages[group.oldest_version] += 1
+        self._ready.setdefault(group.oldest_version, {})[group.order] = group
 
     def by_deadline(self, max_staleness: int) -> Counter[int]:
         """How many ready groups there are, by deadline."""
-        return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
+        return Counter({deadline(version, max_staleness): len(groups) for version, groups in self._ready.items()})
 
     def count(self, next_batch: int, max_staleness: int) -> int:
         """How many ready groups may be in batch `next_batch`."""
-        return sum(count for version, count in self._ages.items() if is_fresh(version, next_batch, max_staleness))
+        return sum(len(self._ready[version]) for version in self._fresh(next_batch, max_staleness))
 
     def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
         """Remove and return what may not be in batch `next_batch` or any later one."""
-        ready = self._ready.values()
-        return self._remove([g for g in ready if not is_fresh(g.oldest_version, next_batch, max_staleness)])
+        stale = sorted(self._ready.keys() - self._fresh(next_batch, max_staleness))
+        return [group for version in stale for group in self._ready.pop(version).values()]
 
     def first(self, next_batch: int, max_staleness: int) -> list[Group]:
         """The groups that batch `next_batch` would hold: the B fresh ones that are due earliest."""
-        fresh = [g for g in self._ready.values() if is_fresh(g.oldest_version, next_batch, max_staleness)]
-        fresh.sort(key=lambda g: (g.deadline(max_staleness), g.order))
-        return fresh[: self._batch_groups]
+        fresh = self._fresh(next_batch, max_staleness)
+        return [group for v in fresh for _, group in sorted(self._ready[v].items())][: self._batch_groups]
 
     def take(self, next_batch: int, max_staleness: int) -> list[Group]:
         """Remove and return batch `next_batch`: B groups, each of which is fresh (I1 is guaranteed here)."""
         batch = self.first(next_batch, max_staleness)
         assert len(batch) == self._batch_groups
-        return self._remove(batch)
+        for group in batch:
+            del self._ready[group.oldest_version][group.order]
+        self._ready = {version: groups for version, groups in self._ready.items() if groups}
+        return batch
 
-    def _remove(self, groups: list[Group]) -> list[Group]:
-        for group in groups:
-            del self._ready[group.group_id]
-        self._ages = Counter(group.oldest_version for group in self._ready.values())
-        return groups
+    def _fresh(self, next_batch: int, max_staleness: int) -> list[int]:
+        return sorted(version for version in self._ready if is_fresh(version, next_batch, max_staleness))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,27 +102,27 @@ class Grant:
     now: float
     capacity: int
     at_once: int
-    shares: list[Share] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
     records: list[GroupOpened | SamplesLeased] = field(default_factory=list)
 
     @property
     def samples(self) -> int:
-        return sum(len(share.specs) for share in self.shares)
+        return sum(len(lease.samples) for lease in self.leases)
 
     @property
     def held_out(self) -> int:
-        return sum(len(share.specs) for share in self.shares if share.group.purpose == "eval")
+        return sum(len(lease.samples) for lease in self.leases if lease.purpose == "eval")
 
     def take(self, group: Group, most: int) -> int:
         """Lease up to `most` waiting samples of `group`; returns how many there were."""
-        share = self.table.claim(group, self.node, min(most, self.capacity), now=self.now)
-        count = len(share.specs)
+        lease = self.table.claim(group, self.node, min(most, self.capacity), now=self.now)
+        count = len(lease.samples)
         if count:
-            self.shares.append(share)
+            self.leases.append(lease)
             self.capacity -= count
             self.at_once = max(0, self.at_once - count)
             if group.purpose == "train":
-                indices = tuple(spec.index for spec in share.specs)
+                indices = tuple(spec.index for spec in lease.samples)
                 self.records.append(SamplesLeased(number=group.order, node=self.node, indices=indices))
         return count
 
@@ -137,20 +133,16 @@ class Grant:
             most -= self.take(group, most)
 
 
-RETURN_S = 30.0
-"""After a restart a sampler is back within its longest pause between two tries (node/link.py); only then its beats
-count."""
+RETURN_S = 30.0  # A sampler's longest pause between two tries (node/link.py): after a restart its beats count from then
 
-MAX_FAILURES = 8
-"""Failed generations of one sample before its group is dropped: by then it is the prompt, not the samplers."""
+MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then it is the prompt, not the samplers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneRules:
-    """What the user set. `rules` are for training, and for held-out prompts if each is answered by several samples
-    (`eval_samples`); one alone is drawn greedily. `life` differs between two lives of a learner, `hold_s` is how long a
-    whole batch waits for samples that would become stale if it were taken.
-    """
+    """What the user set. `rules` are for training, and for held-out prompts with more than one of `eval_samples`; a
+    single one is drawn greedily. `life` counts the lives of a learner. A whole batch waits up to `hold_s` for samples
+    that would become stale if it were taken."""
 
     swarm: SwarmId
     run_seed: int
@@ -175,7 +167,9 @@ class RolloutPlane:
         self.next_batch = 0
         self.newest: VersionId | None = None
         self._prompts = prompts
-        self.leased = LeaseTable(run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s)
+        self.leased = LeaseTable(
+            swarm=rules.swarm, run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s
+        )
         """Who holds what; others only read it."""
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
@@ -187,8 +181,7 @@ class RolloutPlane:
         )
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
-        self.standby: Mapping[NodeId, str] = {}
-        """The nodes that are leased nothing, and why."""
+        self.standby: Mapping[NodeId, str] = {}  # The nodes that are leased nothing, and why
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
         """Go on where the records of a former life end; open groups count as leased. Called before anything else."""
@@ -210,12 +203,10 @@ class RolloutPlane:
     ) -> list[Effect]:
         """A sampler that has installed `held` can take on `capacity` samples. The answer is the last effect.
 
-        `at_once` of these can begin at once, in places of its engine that are free while others work; 0: all of them
-        if it holds nothing, else none.
-
-        `holding`, when the question arrives: (group id, index) of all that it has in its hands. What it does not name
-        is put back, or an answer that was lost would stay leased for as long as the sampler lives. None on later tries
-        of a question that was held open, when the list may be outdated; `now` is when the question arrived.
+        `at_once` of these can begin now, in free places of its engine; 0 means all of them if it holds nothing, else
+        none. `holding` names all samples that it holds, by group and index. Others are put back: if an answer was lost,
+        they would stay leased as long as the sampler lives. None when a question that was held open is asked again,
+        since the list may be outdated. `now` is when the question arrived.
         """
         if not self.leased.hear(node, now=now):
             return [Refused(reason="draining", retry_after_s=60.0)]
@@ -227,9 +218,8 @@ class RolloutPlane:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
         # What another incarnation held may be of another run altogether, however new its number is.
         of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
-        shares, records = self._claim(node, held, capacity, at_once, now=now) if of_this_life else ([], [])
-        if shares:
-            return [*records, Granted(leases=tuple(self._lease(share, node) for share in shares))]
+        if of_this_life and (grant := self._grant(node, held, capacity, at_once, now=now)).leases:
+            return [*grant.records, Granted(leases=tuple(grant.leases))]
         if (why := self.standby.get(node)) is not None:
             return [Refused(reason="standby", retry_after_s=self.rules.beat_s, detail=why)]
         reason: Refusal = "paced" if of_this_life and self._fresh(held.version) else "behind"
@@ -246,18 +236,12 @@ class RolloutPlane:
         self.leased.hear(node, now=now)
         group = self.leased.group(rollout.group_id)
         verdict, detail = self._judge(node, lease, rollout, fault)
-        failed = rollout.finish == "failed"
-        judged = Judged(
-            rollout_id=rollout.rollout_id,
-            node=node,
-            verdict=verdict,
-            detail=detail,
-            failed=failed,
-            bound_lowered=verdict == "stale"
-            and group is not None
-            and rollout.oldest is not None
-            and is_fresh(rollout.oldest, self.next_batch, group.bound),
-        )
+        failed, oldest, counted_as = rollout.finish == "failed", rollout.oldest, str(verdict)
+        if verdict == "accepted" and failed:
+            counted_as = "failed"
+        elif verdict == "stale" and group and oldest is not None and is_fresh(oldest, self.next_batch, group.bound):
+            counted_as = "bound_lowered"
+        judged = Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, counted_as=counted_as)
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(lease, rollout, group)):
                 self.leased.release(node, rollout.group_id, rollout.index)
@@ -305,10 +289,9 @@ class RolloutPlane:
         if group is None:
             return []
         group.samples[index].score = score
-        effects: list[Effect] = []
-        if group.purpose == "train":
-            effects.append(RolloutScored(number=group.order, index=index, score=score))
-        return effects + self._completed(group) if group.complete else effects
+        is_recorded = group.purpose == "train"
+        record = [RolloutScored(number=group.order, index=index, score=score)] if is_recorded else []
+        return [*record, *(self._completed(group) if group.complete else [])]
 
     def unscorable(self, group_id: str, index: int) -> list[Effect]:
         """A reward failed: the sample is drawn again, or its group is dropped if that did not help or comes too late. A
@@ -322,12 +305,9 @@ class RolloutPlane:
         return self._drop(group, "reward_failed")
 
     def can_take(self, *, now: float) -> bool:
-        """True if batch `next_batch` is ready, and taking it now makes no sample stale that somebody works on; a batch
-        that would do so waits `hold_s`."""
+        """Whether batch `next_batch` is ready, and has waited for leased samples that taking it would make stale."""
         if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
             return False
-        if not self._pacing.holds:
-            return True
         batch = self._buffer.first(self.next_batch, self.max_staleness)
         due = Counter(group.deadline(self.max_staleness) for group in batch)
         return self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
@@ -381,9 +361,7 @@ class RolloutPlane:
     def _fresh(self, version: int) -> bool:
         return is_fresh(version, self.next_batch, self.max_staleness)
 
-    def _claim(
-        self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float
-    ) -> tuple[list[Share], list[GroupOpened | SamplesLeased]]:
+    def _grant(self, node: NodeId, held: VersionId, capacity: int, at_once: int, *, now: float) -> Grant:
         room = min(capacity, self.leased.room(node))
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
@@ -391,10 +369,10 @@ class RolloutPlane:
         if node not in self.standby or (self._round.open and self.leased.nodes() <= self.standby.keys()):
             self._fill(grant, held)
         self._round.leased(grant.samples, grant.held_out)
-        return grant.shares, grant.records
+        return grant
 
     def _fill(self, grant: Grant, held: VersionId) -> None:
-        """Grant training beside as many held-out prompts as are allowed, then fill free places with more of these."""
+        """Grant training and as many held-out prompts as are allowed, then fill free places with held-out prompts."""
         claimable = self.leased.claimable(held)
         held_out = [group for group in claimable if group.purpose == "eval"]
         if self._ending or grant.node in self.standby:
@@ -441,16 +419,16 @@ class RolloutPlane:
         return self._buffer.by_deadline(self.max_staleness) + self.leased.by_deadline(self.max_staleness)
 
     def _open(self, number: int, version: VersionId, bound: int) -> Group:
-        return self.leased.open(
-            GroupId(f"t{number}"),
+        group = Group(
+            group_id=GroupId(f"t{number}"),
             order=number,
             purpose="train",
             prompt=self._prompts(number),
             rules=self.rules.rules,
             min_version=version,
             bound=bound,
-            size=self.rules.group_size,
         )
+        return self.leased.open(group, self.rules.group_size)
 
     def _restore_group(self, recorded: RecordedGroup, *, now: float) -> list[Effect]:
         group = self._open(recorded.number, recorded.version, recorded.max_staleness)
@@ -462,19 +440,6 @@ class RolloutPlane:
                 wanted.append(_score_wanted(group, found.rollout, found.node))
         self.leased.restore(group, recorded.holders, heard_at=now + RETURN_S)
         return [*wanted, *(self._completed(group) if group.complete else [])]
-
-    def _lease(self, share: Share, node: NodeId) -> Lease:
-        return Lease(
-            swarm=self.rules.swarm,
-            node=node,
-            purpose=share.group.purpose,
-            group_id=share.group.group_id,
-            prompt_token_ids=share.group.prompt.token_ids,
-            samples=share.specs,
-            rules=share.group.rules,
-            min_version=share.group.min_version,
-            time_limit_s=share.time_limit_s,
-        )
 
     def _judge(self, node: NodeId, lease: Lease, rollout: Rollout, fault: str | None) -> tuple[Verdict, str]:
         if lease.node != node or lease.swarm != self.rules.swarm or self.newest is None:
@@ -513,7 +478,7 @@ class RolloutPlane:
         return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
-        """The record of a group that is in no batch from n on."""
+        """The record of a group that is in no batch."""
         if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
             reason = "bound_lowered"
         return GroupDropped(
@@ -528,7 +493,7 @@ class RolloutPlane:
         )
 
     def _expire(self) -> list[Effect]:
-        """Drop what can be in no batch from n on. A group past its opening deadline is kept while nodes work on it and
+        """Drop what can be in no batch from n on. A group past its first deadline is kept while nodes work on it and
         its answers are fresh: they may have installed a newer version before they began."""
         stale = self._buffer.expire(self.next_batch, self.max_staleness)
         effects: list[Effect] = [self._dropped(group, "stale") for group in stale]

@@ -91,12 +91,10 @@ def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, 
 
 
 SPARE_SHARE = 1 / 8
-"""Largest share of a batch that is spare, and largest share missing for which any is: with it the learner waits less
-than 1 % of the time in simulation (benchmarks.staleness), wherever a fleet can be fast enough."""
+"""Largest share of a batch that is spare, and largest share missing for which any is. In simulation the learner then
+waits less than 1 % of the time (benchmarks.staleness), wherever a fleet can be fast enough."""
 
-SPARE_GAIN = 0.5
-"""Spare groups for each one that was missing when the learner began to wait: half, since others end meanwhile."""
-
+SPARE_GAIN = 0.5  # Spare groups for each that was missing when the learner began to wait; others end meanwhile
 SPARE_KEPT = 0.95  # What is left of `spare` after a batch for which the learner did not wait: 20 batches of memory
 
 
@@ -115,11 +113,6 @@ class Pacing:
         spare = -self._batch_groups if ahead else int(self._spare)
         return may_open(due, by_deadline, next_batch, self._batch_groups, spare)
 
-    @property
-    def holds(self) -> bool:
-        """Whether a whole batch may have to wait."""
-        return self._hold_s > 0
-
     def is_whole(self, ready: int) -> bool:
         """Whether `ready` groups make the batch that the learner waits for."""
         if ready >= self._batch_groups:
@@ -130,7 +123,7 @@ class Pacing:
 
     def may_take(self, others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, *, now: float) -> bool:
         """Whether a whole `batch` may be taken, leaving `others` behind; both are counted by deadline."""
-        if not self.holds or may_take(others, batch, next_batch, self._batch_groups):
+        if not self._hold_s or may_take(others, batch, next_batch, self._batch_groups):
             return True
         self._ready_at = now if self._ready_at is None else self._ready_at
         return now >= self._ready_at + self._hold_s
@@ -144,7 +137,7 @@ class Pacing:
     def taken(self) -> None:
         """A batch was taken. How many groups it lacked when first asked for decides how many are spare."""
         most = SPARE_SHARE * self._batch_groups
-        if 0 < self._missing <= most and not self.holds:
+        if 0 < self._missing <= most and not self._hold_s:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
         else:
             self._spare *= SPARE_KEPT

@@ -151,7 +151,9 @@ class WatchedPlane:
                 self._require(stale, "I3", f"{rollout.rollout_id} is fresh, yet is called stale")
                 lowered = entry is not None and self._next_batch - oldest_of(rollout) <= entry.bound
                 self._require(
-                    judged.bound_lowered is lowered, "I3", f"{rollout.rollout_id} is stale for another reason"
+                    (judged.counted_as == "bound_lowered") is lowered,
+                    "I3",
+                    f"{rollout.rollout_id} is stale for another reason",
                 )
                 self._require(lowered or self._may_waste, "I7", f"{rollout.rollout_id} is stale")
                 if self._books.is_current(lease, rollout):

@@ -19,6 +19,7 @@ from swarm.net.wire import Digest
 from swarm.rollout.journal.entries import (
     BoundSet,
     GroupDropped,
+    Record,
     RolloutAccepted,
     VersionPublished,
 )
@@ -30,7 +31,6 @@ from swarm.rollout.plane.effects import (
     Judged,
     LeaseOverdue,
     NodeSilent,
-    Record,
     Refused,
     ScoreWanted,
 )

@@ -69,7 +69,7 @@ def test_every_slot_is_filled_with_another_home() -> None:
 def test_the_first_home_is_polled_at_once_and_the_others_within_the_time_of_a_call() -> None:
     one = filled()
     assert len(one.due(now=0.0)) == 1
-    assert len(one.due(now=RULES.call_s)) == RULES.homes
+    assert len(one.due(now=RULES.round_s)) == RULES.homes
 
 
 def test_the_last_resort_is_given_up_when_there_are_others() -> None:
@@ -341,7 +341,7 @@ def test_a_dead_home_is_exchanged_for_a_live_one() -> None:
     while now < 60.0:
         for call in calls_in(leaf.tick(now=now)):
             asked.add(call.node)
-            leaf.failed(call.ticket, now=now + RULES.call_s)
+            leaf.failed(call.ticket, now=now + RULES.round_s)
         now = max(now + 0.1, leaf.deadline())
     assert len(asked) == RULES.homes + 1
 

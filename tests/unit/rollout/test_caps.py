@@ -23,7 +23,7 @@ from swarm.net.wire import (
 )
 from swarm.rollout import api
 from swarm.rollout.client import Answer
-from swarm.rollout.intake import INLINE_BYTES, IntakeLimits, Opened, open_submission
+from swarm.rollout.intake import INLINE_BYTES, Claimed, IntakeLimits, open_submission
 from swarm.rollout.messages import LEASE_CONTEXT, LeasedRollouts, Submission
 from swarm.types import Rollout
 from tests.builders import STOP, VOCAB, floats, ints, rollout, v
@@ -82,7 +82,7 @@ async def test_a_large_submission_is_opened_in_a_thread_with_the_same_verdicts(
 ) -> None:
     opened_in: list[threading.Thread] = []
 
-    def open_here(body: bytes, learner_key: bytes, vocab_size: int) -> Opened:
+    def open_here(body: bytes, learner_key: bytes, vocab_size: int) -> tuple[str, list[Claimed]]:
         opened_in.append(threading.current_thread())
         return open_submission(body, learner_key, vocab_size)
 

@@ -30,7 +30,7 @@ from swarm.rollout.journal.entries import (
     VersionPublished,
 )
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS, Journal, JournalFailed
-from swarm.rollout.journal.segments import NoRoom, SegmentReader, SegmentWriter, Stored
+from swarm.rollout.journal.segments import NoRoom, SegmentWriter, Stored, read_payload
 from swarm.types import GroupId, Rollout, Score
 from tests.builders import ALICE, BOB, rollout, v
 
@@ -390,15 +390,13 @@ async def test_too_little_free_room_is_seen_before_it_is_used_up(
 
 def test_a_partial_segment_is_cut_off_when_the_disk_is_full(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, unsynced=())
-    (kept,) = writer.append({0: [b"k" * 100]})[0]
+    (kept,) = writer.append([(0, b"k" * 100)])
     with file_size_limit(300), pytest.raises(NoRoom):
-        writer.append({1: [b"a" * 100], 0: [b"b" * 500]})
+        writer.append([(1, b"a" * 100), (0, b"b" * 500)])
     assert [path.stat().st_size for path in sorted(tmp_path.iterdir())] == [100, 0]
-    (after,) = writer.append({0: [b"c" * 100]})[0]
-    writer.close()
+    (after,) = writer.append([(0, b"c" * 100)])
     assert after.offset == 100
-    with SegmentReader(tmp_path) as reader:
-        assert [reader.payload(kept), reader.payload(after)] == [b"k" * 100, b"c" * 100]
+    assert [read_payload(tmp_path, kept), read_payload(tmp_path, after)] == [b"k" * 100, b"c" * 100]
 
 
 async def test_closing_with_a_full_disk_tells_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from swarm.rollout.plane.leases import (
     sample_seed,
 )
 from swarm.types import GroupId, NodeId, Score
-from tests.builders import ALICE, BOB, RULES, open_group, rollout, v
+from tests.builders import ALICE, BOB, RULES, SWARM, open_group, rollout, v
 
 TIME_LIMIT_S = 600.0
 
@@ -31,7 +31,7 @@ TIME_LIMIT_S = 600.0
 @pytest.fixture
 def table() -> LeaseTable:
     """A table that has heard Alice and Bob at time 0; a beat is a second."""
-    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    table = LeaseTable(swarm=SWARM, run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     table.hear(ALICE, now=0.0)
     table.hear(BOB, now=0.0)
     return table
@@ -58,8 +58,8 @@ def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseT
 def test_a_claim_takes_no_more_than_there_is_and_no_sample_twice(table: LeaseTable) -> None:
     group = open_group(table, 0, size=3)
     first, second = table.claim(group, ALICE, 2, now=0.0), table.claim(group, BOB, 5, now=0.0)
-    assert [s.index for s in first.specs] == [0, 1]
-    assert [s.index for s in second.specs] == [2]
+    assert [s.index for s in first.samples] == [0, 1]
+    assert [s.index for s in second.samples] == [2]
     assert table.claimable(v(0)) == []
 
 
@@ -90,7 +90,7 @@ def test_a_released_sample_keeps_its_place_and_its_seed(table: LeaseTable) -> No
     group = open_group(table, 0)
     first = table.claim(group, ALICE, 1, now=0.0)
     table.release(ALICE, "t0", 0)
-    assert table.claim(group, BOB, 1, now=0.0).specs == first.specs
+    assert table.claim(group, BOB, 1, now=0.0).samples == first.samples
 
 
 def test_three_missed_beats_are_silence_and_less_is_not(table: LeaseTable) -> None:
@@ -122,11 +122,11 @@ def test_closing_a_group_takes_its_samples_from_their_holders(table: LeaseTable)
 
 
 def test_no_nodes_no_deadline() -> None:
-    assert LeaseTable(run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S).next_due() is None
+    assert LeaseTable(swarm=SWARM, run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S).next_due() is None
 
 
 def test_the_table_of_nodes_is_bounded_and_keeps_those_it_knows() -> None:
-    table = LeaseTable(run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    table = LeaseTable(swarm=SWARM, run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     assert all(table.hear(NodeId(f"n{i}"), now=0.0) for i in range(MAX_NODES))
     assert not table.hear(NodeId("one too many"), now=0.0)
     assert table.hear(NodeId("n0"), now=1.0)
@@ -209,11 +209,11 @@ def test_a_failed_sample_is_for_others_first(table: LeaseTable) -> None:
     group = open_group(table, 0, size=1)
     table.claim(group, ALICE, 1, now=0.0)
     assert not table.fail(ALICE, group, 0, now=1.0)
-    assert table.claim(group, ALICE, 1, now=2.0).specs == ()
-    (spec,) = table.claim(group, BOB, 1, now=2.0).specs
+    assert table.claim(group, ALICE, 1, now=2.0).samples == ()
+    (spec,) = table.claim(group, BOB, 1, now=2.0).samples
     assert spec.attempt == 1
     assert table.fail(BOB, group, 0, now=3.0)
-    assert table.claim(group, ALICE, 1, now=4.0).specs
+    assert table.claim(group, ALICE, 1, now=4.0).samples
 
 
 def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(table: LeaseTable) -> None:
@@ -294,7 +294,7 @@ def test_restored_holders_have_what_is_not_answered(table: LeaseTable) -> None:
 
 def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> None:
     draw, opened = Random(5), 0
-    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
+    table = LeaseTable(swarm=SWARM, run_seed=7, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     unfilled = Counter[bool]()
     for _ in range(600):
         groups = list(table.groups())

@@ -12,12 +12,13 @@ from swarm.rollout.journal.entries import (
     BatchTaken,
     GroupDropped,
     GroupOpened,
+    Record,
     RolloutAccepted,
     RolloutReturned,
     RolloutScored,
     SamplesLeased,
 )
-from swarm.rollout.plane.effects import Effect, Granted, NodeSilent, Record, ScoreWanted
+from swarm.rollout.plane.effects import Effect, Granted, NodeSilent, ScoreWanted
 from swarm.rollout.plane.leases import LEASE_SLACK_S, MAX_REDRAWS, MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S, RolloutPlane
 from swarm.types import GroupId, Lease, NodeId, Score

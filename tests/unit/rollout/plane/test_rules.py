@@ -25,7 +25,19 @@ from swarm.rollout.plane.rules import (
 )
 from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, malformation, verdict_on
 from swarm.types import Lease, Rollout, SamplingRules, Span, VersionId
-from tests.builders import ALICE, STOP, VOCAB, failed_rollout, floats, ints, lease, open_group, rollout, v
+from tests.builders import (
+    ALICE,
+    STOP,
+    SWARM,
+    VOCAB,
+    failed_rollout,
+    floats,
+    ints,
+    lease,
+    open_group,
+    rollout,
+    v,
+)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +160,7 @@ def verdict(
     fault: str | None = None,
 ) -> tuple[str, str]:
     """The verdict on an answer of Alice's, who was leased both samples of the group."""
-    table = LeaseTable(run_seed=7, beat_s=1.0, time_limit_s=600.0)
+    table = LeaseTable(swarm=SWARM, run_seed=7, beat_s=1.0, time_limit_s=600.0)
     group = open_group(table, 0, purpose=given.purpose)
     table.hear(ALICE, now=0.0)
     table.claim(group, ALICE, 2, now=0.0)
