@@ -155,7 +155,7 @@ def _refuse_mixed(
 @with_settings(JoinConfig)
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
-    from swarm.node.relay import RelayNode
+    from swarm.node.joining import RelayNode
     from swarm.node.sampler import SamplerNode
     from swarm.settings import load_config
 

@@ -39,8 +39,8 @@ from swarm.net.client import (
 )
 from swarm.net.hosts import is_loopback
 from swarm.net.signing import PublicKeyField, swarm_id_of
-from swarm.net.tls import write_privately
 from swarm.net.wire import PROTOCOL, Message, decode, digest, encode
+from swarm.node.identity import write_privately
 from swarm.settings import DEFAULT_PORT
 from swarm.types import Address, Id, Role, Seconds, SwarmId
 

@@ -22,8 +22,8 @@ from swarm.net.client import PeerClient, binary, certificate_of, read_signed, se
 from swarm.net.limits import Limits
 from swarm.net.server import NodeServer
 from swarm.net.sessions import AUTH_HEADER, ServerSessions, Unauthorized
-from swarm.net.tls import ServerTls, load_or_create_tls
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
+from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import KEY, OTHER_KEY
 
