@@ -331,6 +331,32 @@ class JoinConfig(BaseModel):
         )
 
 
+class DemoConfig(BaseModel):
+    """A demonstration on this machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    samplers: Annotated[int, Field(ge=1, le=16), Flag(MOST, "Sampler processes.")] = 3
+    steps: Annotated[int, Field(ge=1), Flag(MOST, "Learner steps at most.")] = 200
+    kill_one: Annotated[bool, Flag(MOST, "SIGKILL a sampler half-way.")] = False
+    kill_learner: Annotated[
+        int, Field(ge=0, le=100), Flag(MOST, "How many times to SIGKILL the learner at a random moment and resume it.")
+    ] = 0
+    kill_seed: Annotated[int | None, Flag(MOST, "Seed of those moments, to repeat a former demo.", "random")] = None
+    reward: Annotated[Literal["task", "random"], Flag(MOST, "random is a control, which must not learn.")] = "task"
+    seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of the model and of everything that is drawn.")] = 0
+    max_staleness: Annotated[int, Field(ge=0, le=1024), Flag(MOST, "The bound S.")] = 2
+    engine: Annotated[
+        Literal["transformers", "vllm"], Flag(MOST, "vllm has all samplers but the last draw with vLLM.")
+    ] = "transformers"
+    run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/demo-DATE-TIME")] = None
+
+    @property
+    def vllm_samplers(self) -> int:
+        """With vLLM all samplers but the last have it: that both kinds draw for one batch is the point."""
+        return max(1, self.samplers - 1) if self.engine == "vllm" else 0
+
+
 MAX_FAULTS = 3  # Of a file that are told; more in one line would not be read
 MAX_SHOWN = 60  # Characters of a value or a name that a message repeats
 C = TypeVar("C", bound=BaseModel)

@@ -10,10 +10,9 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from random import Random
-from typing import Any, Literal
+from random import Random, SystemRandom
+from typing import Any
 
 from rich.console import Console
 
@@ -26,6 +25,7 @@ from swarm.report.figures import Column
 from swarm.report.live import LiveView
 from swarm.rollout.journal.verify import Report
 from swarm.sampler.choice import choose_engine, gpu_build
+from swarm.settings import DemoConfig
 
 POLL_S = 0.25
 START_S = 60.0
@@ -50,29 +50,10 @@ RUNNING_S = 3.0
 """The others come within this time of its first answer to samplers: ten of them fit into a demo that learns in 30 s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    samplers: int
-    steps: int
-    kill_one: bool
-    kill_learner: int
-    kill_seed: int
-    reward: str
-    max_staleness: int
-    run_dir: Path | None
-    seed: int = 0
-    engine: Literal["transformers", "vllm"] = "transformers"
-
-    @property
-    def vllm_samplers(self) -> int:
-        """With vLLM all samplers but the last have it: that both kinds draw for one batch is the point."""
-        return max(1, self.samplers - 1) if self.engine == "vllm" else 0
-
-
 class Demo:
     """One demonstration. Lines and view go to stderr when stdout is for JSON."""
 
-    def __init__(self, options: DemoOptions, *, to_stderr: bool) -> None:
+    def __init__(self, options: DemoConfig, *, to_stderr: bool) -> None:
         self._options = options
         self._console = Console(stderr=to_stderr)
         self._run_dir = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -82,7 +63,8 @@ class Demo:
         self._say = self._view.say
         self._killed = False
         self._by_sampler: dict[str, dict[str, Any]] = {}
-        self._random = Random(options.kill_seed)
+        self._kill_seed = SystemRandom().randrange(1 << 32) if options.kill_seed is None else options.kill_seed
+        self._random = Random(self._kill_seed)
         self._learner_kills = 0
         self._kill_at = math.inf
         self._kill_when_running_for_s = math.inf
@@ -98,7 +80,7 @@ class Demo:
             learner = await self._start("learner", *self._lead_arguments())
             url = await self._learner_url(learner)
             if self._options.kill_learner:
-                self._say(f"kills are drawn with --kill-seed {self._options.kill_seed}")
+                self._say(f"kills are drawn with --kill-seed {self._kill_seed}")
                 self._draw_kill()
             await self._start_samplers(url)
             await self._watch(url)

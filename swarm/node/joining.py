@@ -37,32 +37,28 @@ def join_settings(config: JoinConfig) -> NetworkSettings:
     local = all(is_loopback(bootstrap.host) for bootstrap in named)
     # A relay's port is opened in a router once; a sampler needs none.
     port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
-    return NetworkSettings(
-        host=config.host or ("127.0.0.1" if local else "0.0.0.0"),
-        port=port,
-        bootstrap=tuple(config.bootstrap),
-        tls=config.tls,
-        lan=config.lan,
-        max_upload_mbit=config.max_upload,
-        max_download_mbit=config.max_download,
-    )
+    return _settings(config, config.host or ("127.0.0.1" if local else "0.0.0.0"), port)
 
 
 def lead_settings(config: LeadConfig) -> NetworkSettings:
     """Where a learner listens. UserError for an invalid address, before anything is written."""
-    settings = NetworkSettings(
-        host=config.host,
-        port=config.port,
+    settings = _settings(config, config.host, config.port, config.advertise)
+    advertised(settings, config.port or DEFAULT_PORT, b"")
+    read_bootstraps(config.bootstrap)
+    return settings
+
+
+def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: str | None = None) -> NetworkSettings:
+    return NetworkSettings(
+        host=host,
+        port=port,
         bootstrap=config.bootstrap,
-        advertise=config.advertise,
+        advertise=advertise,
         tls=config.tls,
         lan=config.lan,
         max_upload_mbit=config.max_upload,
         max_download_mbit=config.max_download,
     )
-    advertised(settings, config.port or DEFAULT_PORT, b"")
-    read_bootstraps(config.bootstrap)
-    return settings
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
