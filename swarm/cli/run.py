@@ -104,7 +104,7 @@ def lead(
     check: Check = False,
     stop_with_stdin: WithStdin = False,
 ) -> None:
-    """Lead a swarm: train a model on a task. The rollouts come from whoever joins."""
+    """Lead a swarm: train a model on a task. The samplers that join generate its rollouts."""
     from rich.console import Console
 
     from swarm.node.checking import check_run

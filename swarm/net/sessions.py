@@ -246,7 +246,9 @@ class ServerSessions:
         except ProtocolError as error:
             raise self._refuse("bad_open", f"no session: {error}") from error
         if wish.server != self._key.node_id:
-            raise self._refuse("other_server", f"this is node {self._key.node_id}, not {wish.server}: learn it anew")
+            raise self._refuse(
+                "other_server", f"this is node {self._key.node_id}, not {wish.server}: say hello to learn its id"
+            )
         if wish.fingerprint != self._fingerprint:
             raise self._refuse("other_certificate", "you saw another certificate than this node's: someone is between")
         return wish
@@ -260,7 +262,9 @@ class ServerSessions:
         if granted is None:
             raise self._refuse("unknown_session", "this session is not known (any more): open a new one")
         if (fault := granted.window.fault(counter)) is not None:
-            raise self._refuse(fault, f"counter {counter} of this session was used or is too old: sign anew")
+            raise self._refuse(
+                fault, f"counter {counter} of this session was used or is too old: sign the request again"
+            )
         return session, counter, signature, granted
 
     def _parse(self, header: str) -> tuple[bytes, int, bytes]:

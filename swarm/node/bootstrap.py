@@ -150,7 +150,7 @@ WRONG_TRIES = 3
 that held the port for a moment while the learner was started again."""
 
 CACHED_TRIES = 3  # Remembered peers that are tried in one sweep, after everything that the user named
-ASK_AGAIN = "ask whoever leads the swarm for a new one"
+ASK_AGAIN = "ask the person who leads the swarm for a new one"
 MAX_CACHED = 64  # Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year
 CACHE_BYTES = MAX_CACHED * (RECORD_BYTES + 8) + 1024
 
