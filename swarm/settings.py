@@ -62,6 +62,10 @@ def _as_weights(value: Any) -> Any:
     return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
 
 
+Whole = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Of a prompt or a completion
+Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # A rate of the line in Mbit/s; None: no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or 1e9 bytes, in the one currency of the swarm; 0 is free
 Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time is longer or shorter
@@ -103,30 +107,23 @@ class LeadConfig(BaseModel):
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Seed of prompts, samples and batches.")] = 0
     device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ..."), RESUMED] = "auto"
-    max_staleness: Annotated[
-        int, Field(ge=0, le=1024), Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RUNNING
-    ] = 2
-    publish_every_steps: Annotated[int, Field(ge=1), Flag(LEARNING, "K, at most S + 1."), RESUMED] = 1
+    max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RUNNING] = 2
+    publish_every_steps: Annotated[Whole, Flag(LEARNING, "K, at most S + 1."), RESUMED] = 1
     hold_s: Annotated[
         float,
         Field(ge=0),
         Flag(LEARNING, "Longest wait for samples that would otherwise become stale; inf drops none."),
         RESUMED,
     ] = 0.0
-    steps: Annotated[int, Field(ge=1), Flag(MOST, "Learner steps."), RESUMED] = 200
+    steps: Annotated[Whole, Flag(MOST, "Learner steps."), RESUMED] = 200
     target: Annotated[
-        float | None,
-        Field(gt=0, le=1),
-        Flag(MOST, "Stop once the last version reaches this held-out exact match."),
-        RESUMED,
+        Share | None, Flag(MOST, "Stop once the last version reaches this held-out exact match."), RESUMED
     ] = None
 
     groups_per_step: Annotated[int, Field(ge=1, le=65_536), Flag(LEARNING, "Prompts in a learner step.")] = 32
     group_size: Annotated[int, Field(ge=2, le=1024), Flag(LEARNING, "Rollouts of each prompt.")] = 16
     temperature: Annotated[float, Field(gt=0, le=10), Flag(LEARNING, "Sampling temperature.")] = 1.0
-    max_new_tokens: Annotated[int | None, Field(ge=1, le=131_072), Flag(MOST, "Longest completion.", "the task's")] = (
-        None
-    )
+    max_new_tokens: Annotated[Tokens | None, Flag(MOST, "Longest completion.", "the task's")] = None
     learning_rate: Annotated[
         float | None, Field(gt=0, le=1), Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4")
     ] = None
@@ -143,7 +140,7 @@ class LeadConfig(BaseModel):
     advantage_normalisation: Literal["group", "none"] = "group"
     kl_weight: Annotated[float, Field(ge=0, le=10)] = 0.0
     overlong: Literal["keep", "mask", "punish"] = "keep"
-    overlong_margin: Annotated[int, Field(ge=1, le=131_072)] | None = None
+    overlong_margin: Tokens | None = None
 
     tokens_per_micro_batch: Annotated[
         int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Most tokens in one forward pass.", "chosen"), RESUMED
@@ -170,7 +167,7 @@ class LeadConfig(BaseModel):
     # Arguments of the model's chat template, such as enable_thinking of Qwen3.
     chat_arguments: Annotated[dict[str, bool | int | str], Field(max_length=64)] = {}
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
-    max_prompt_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
+    max_prompt_tokens: Tokens | None = None
     prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"
     answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
@@ -180,9 +177,9 @@ class LeadConfig(BaseModel):
     reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20), RESUMED] = 4096
     reward_processes: Annotated[int | None, Field(ge=1, le=256), RESUMED] = None
     eval_samples: Annotated[int, Field(ge=1, le=1024), RESUMED] = 1
-    eval_every_steps: Annotated[int, Field(ge=1), RESUMED] = 10
+    eval_every_steps: Annotated[Whole, RESUMED] = 10
     eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100
-    checkpoint_every_steps: Annotated[int, Field(ge=1), Flag(MEMORY, "Steps between two checkpoints."), RESUMED] = 50
+    checkpoint_every_steps: Annotated[Whole, Flag(MEMORY, "Steps between two checkpoints."), RESUMED] = 50
     keep_checkpoints: Annotated[
         int, Field(ge=1, le=1000), Flag(MEMORY, "Newest checkpoints that stay on disk."), RESUMED
     ] = 3
@@ -277,7 +274,7 @@ class JoinConfig(BaseModel):
     ] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
-    gpu_memory_share: Annotated[float, Field(gt=0, le=1), Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
+    gpu_memory_share: Annotated[Share, Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
     max_model_len: Annotated[
         int | None,
         Field(ge=16, le=16_777_216),
@@ -337,7 +334,7 @@ class DemoConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     samplers: Annotated[int, Field(ge=1, le=16), Flag(MOST, "Sampler processes.")] = 3
-    steps: Annotated[int, Field(ge=1), Flag(MOST, "Learner steps at most.")] = 200
+    steps: Annotated[Whole, Flag(MOST, "Learner steps at most.")] = 200
     kill_one: Annotated[bool, Flag(MOST, "SIGKILL a sampler half-way.")] = False
     kill_learner: Annotated[
         int, Field(ge=0, le=100), Flag(MOST, "How many times to SIGKILL the learner at a random moment and resume it.")
@@ -345,7 +342,7 @@ class DemoConfig(BaseModel):
     kill_seed: Annotated[int | None, Flag(MOST, "Seed of those moments, to repeat a former demo.", "random")] = None
     reward: Annotated[Literal["task", "random"], Flag(MOST, "random is a control, which must not learn.")] = "task"
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of the model and of everything that is drawn.")] = 0
-    max_staleness: Annotated[int, Field(ge=0, le=1024), Flag(MOST, "The bound S.")] = 2
+    max_staleness: Annotated[Bound, Flag(MOST, "The bound S.")] = 2
     engine: Annotated[
         Literal["transformers", "vllm"], Flag(MOST, "vllm has all samplers but the last draw with vLLM.")
     ] = "transformers"

@@ -18,7 +18,6 @@ import base64
 import binascii
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
@@ -281,15 +280,9 @@ class ServerSessions:
 
     def _expire(self, now: float) -> None:
         """Forget sessions that were idle for too long. Both tables are in the order of `touched`."""
-        for session in list(self._idle(now)):
-            self._drop(session)
-
-    def _idle(self, now: float) -> Iterator[bytes]:
         for table in (self._new, self._proven):
-            for session, granted in table.items():
-                if now - granted.touched < IDLE_S:
-                    break
-                yield session
+            while table and now - table[first := next(iter(table))].touched >= IDLE_S:
+                self._drop(first)
 
     def _drop(self, session: bytes) -> None:
         granted = self._new.pop(session, None) or self._proven.pop(session)

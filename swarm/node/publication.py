@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -205,7 +206,8 @@ class Publication:
                 continue
             self._say("others know a later run of this learner: publishing under the next incarnation")
             async with self._publishing:
-                await self._announce(await self._with_room(self._encode_again))
+                version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
+                await self._announce(await self._with_room(partial(self._broadcast.encode_again, version)))
 
     def diverged(self) -> None:
         """Called when what was published cannot be made again."""
@@ -221,10 +223,6 @@ class Publication:
             if self._training.staged_step != version.version:
                 return None
             return await self._broadcast.encode(self._training.staging, version)
-
-    async def _encode_again(self) -> HeldVersion:
-        version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
-        return await self._broadcast.encode_again(version)
 
     async def _announce(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version

@@ -118,7 +118,8 @@ class Steps:
                 if self._alarms.told(trained.alarms, step=self.step) or self._stop.is_set():
                     return
                 if self._is_for_publication():
-                    publishing = await self._begin_publication()
+                    await self._training.stage()
+                    publishing = asyncio.create_task(self._publication.publish_staged(self.step))
                 await self._save_if_due()
                 if evaluation.done():
                     evaluation.result()
@@ -286,10 +287,6 @@ class Steps:
     def _is_for_publication(self) -> bool:
         newest, period = self._publication.newest.version, self.bound.publish_every_steps
         return is_for_publication(self.step, newest, period, self._config.steps) or self._publication.due.is_set()
-
-    async def _begin_publication(self) -> asyncio.Task[None]:
-        await self._training.stage()
-        return asyncio.create_task(self._publication.publish_staged(self.step))
 
     async def _save_if_due(self) -> None:
         again = bool(self._training.save_fault) and time.monotonic() - self._save_failed_at > SAVE_AGAIN_S
