@@ -10,6 +10,8 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
@@ -149,23 +151,32 @@ class Demo:
     async def _wait_for_vllm(self, url: str, wanted: int) -> None:
         """Wait until `wanted` samplers with vLLM hold weights, or the run is over without them."""
         began, told_s = time.monotonic(), 0.0
+        async for status in self._statuses(url):
+            for number, process in enumerate(self._nodes[1:]):
+                if process.returncode is not None:
+                    raise EchoError(f"sampler-{number} ended: {self._log_tail(f'sampler-{number}')}")
+            up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
+            waited_s = time.monotonic() - began
+            if up >= wanted:
+                self._say(f"vLLM is up in {up} samplers after {waited_s:.0f} s")
+                return
+            if waited_s > VLLM_START_S:
+                raise EchoError(f"vLLM did not start in {VLLM_START_S:.0f} s: {self._log_tail('sampler-0')}")
+            if waited_s - told_s >= 5.0:
+                told_s = waited_s
+                self._say(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s")
+
+    async def _statuses(self, url: str) -> AsyncIterator[dict[str, Any] | None]:
+        """What the learner says of itself, or None if it does not answer, every POLL_S until it has ended."""
         async with PeerClient(plain_address(url)) as peer:
             while self._nodes[0].returncode is None:
-                for number, process in enumerate(self._nodes[1:]):
-                    if process.returncode is not None:
-                        raise EchoError(f"sampler-{number} ended: {self._log_tail(f'sampler-{number}')}")
-                status = await _status(peer)
-                up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
-                waited_s = time.monotonic() - began
-                if up >= wanted:
-                    self._say(f"vLLM is up in {up} samplers after {waited_s:.0f} s")
-                    return
-                if waited_s > VLLM_START_S:
-                    raise EchoError(f"vLLM did not start in {VLLM_START_S:.0f} s: {self._log_tail('sampler-0')}")
-                if waited_s - told_s >= 5.0:
-                    told_s = waited_s
-                    self._say(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s")
-                await _sleep_unless_ended(self._nodes[0], POLL_S)
+                status = None
+                with suppress(PeerUnreachable):
+                    status = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=5.0))
+                yield status
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._nodes[0].wait()
 
     async def _learner_url(self, learner: asyncio.subprocess.Process) -> str:
         path = self._run_dir / "node.json"
@@ -178,15 +189,12 @@ class Demo:
 
     async def _watch(self, url: str) -> None:
         with self._view as view:
-            async with PeerClient(plain_address(url)) as peer:
-                while self._nodes[0].returncode is None:
-                    self._check_samplers()
-                    status = await _status(peer)
-                    await self._kill_learner_if_due(status)
-                    if status is not None:
-                        self._note(status)
-                    view.update(status)
-                    await _sleep_unless_ended(self._nodes[0], POLL_S)
+            async for status in self._statuses(url):
+                self._check_samplers()
+                await self._kill_learner_if_due(status)
+                if status is not None:
+                    self._note(status)
+                view.update(status)
         if self._nodes[0].returncode not in (0, 1):
             raise EchoError(f"the learner failed: {self._log_tail(self._learner_name())}")
         if not (self._run_dir / "summary.json").exists():
@@ -345,19 +353,3 @@ def next_steps(run_dir: Path, picture: Path) -> list[str]:
         "the same in two terminals; this one prints what to type in the other:",
         f"  {command} lead --model tiny --task copy",
     ]
-
-
-async def _status(peer: PeerClient) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=5.0))
-        return found
-    except PeerUnreachable:
-        return None
-
-
-async def _sleep_unless_ended(process: asyncio.subprocess.Process, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await process.wait()
-    except TimeoutError:
-        pass
