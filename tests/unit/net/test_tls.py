@@ -285,7 +285,7 @@ async def test_over_plain_http_what_was_recorded_is_refused_when_it_is_sent_agai
             await who(peer, SECRET)
             (recorded,) = tap.sent
             assert SECRET in recorded
-            said = await _send_again(there.address.port, bytes(recorded), until=b"sign anew")
+            said = await _send_again(there.address.port, bytes(recorded), until=b"sign the request again")
             assert said.count(b"HTTP/1.1 401") == 1
             assert await who(peer) == KEY.node_id
         assert there.taken == [SECRET, b"body"]
