@@ -33,7 +33,6 @@ async def lead(options: argparse.Namespace) -> None:
         port=options.port,
         tls=options.tls,
         lan=True,
-        round_s=ROUND_S,
         max_upload_mbit=options.max_upload,
     )
     network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)

@@ -57,7 +57,7 @@ from swarm.net.stream import (
     tune,
 )
 from swarm.net.stream import unpack_frame as unpack
-from swarm.net.tls import ServerTls, load_or_create_tls
+from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address, VersionId
 
 WAYS = ("websocket", "transport", "stream")

@@ -1,7 +1,8 @@
 """What a user may set, as pydantic models, and how settings are read from a TOML file and from flags.
 
-Every field is a key of the file. A field with a `Flag` is also an option of the command line: cli/options.py makes the
-option from it, so a new setting is one line here. An error in a file names the file, the key and the line.
+Every field is a key of the file. A field with a `Flag` is also an option of the command line (cli/options.py), and its
+`Change` says when it may be changed. So a new setting is one line here. An error in a file names the file, the key and
+the line.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -43,12 +45,27 @@ class Flag:
     default: str = ""
 
 
+class Change(Enum):
+    """When a setting of a run may be changed. One without this mark never may: the recorded batches depend on it, and
+    to train on them again would be another run."""
+
+    RESUMED = "when the run is resumed"
+    RUNNING = "then, and by `echo-node set` while the learner runs"
+
+
+RESUMED, RUNNING = Change
+
+
 def _as_weights(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
     return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
 
 
+Whole = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Tokens = Annotated[int, Field(ge=1, le=131_072)]  # Of a prompt or a completion
+Bound = Annotated[int, Field(ge=0, le=1024)]  # Largest staleness in learner steps: older rollouts teach nothing
 Mbit = Annotated[float, Field(gt=0, le=1e6)]  # A rate of the line in Mbit/s; None: no cap
 Price = Annotated[float, Field(ge=0, le=1e6)]  # Per hour or 1e9 bytes, in the one currency of the swarm; 0 is free
 Noise = Annotated[float, Field(ge=0, le=0.5)]  # Largest random share by which a rehearsed time is longer or shorter
@@ -73,40 +90,40 @@ class LeadConfig(BaseModel):
     model: Annotated[str, Flag(MOST, "Directory, Hugging Face id, tiny or tiny-warm.")] = TINY
     task: Annotated[str, Flag(MOST, "What to learn; `echo-node tasks` lists it.")] = "copy"
     reward: Annotated[Literal["task", "random"], Flag(LEARNING, "random is a control that must not learn.")] = "task"
-    host: Annotated[str, Flag(SWARM, "Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535), Flag(MOST, "0 takes any free one.")] = DEFAULT_PORT
-    advertise: Annotated[str | None, Flag(SWARM, "host[:port] that others dial.", "--host")] = None
-    tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback")] = None
-    lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine")] = None
-    bootstrap: Annotated[Bootstrap, Flag(SWARM, "A member of a swarm that exists already.")] = ()
+    host: Annotated[str, Flag(SWARM, "Address to listen on."), RESUMED] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535), Flag(MOST, "0 takes any free one."), RESUMED] = DEFAULT_PORT
+    advertise: Annotated[str | None, Flag(SWARM, "host[:port] that others dial.", "--host"), RESUMED] = None
+    tls: Annotated[bool | None, Flag(SWARM, "Encrypt.", "unless on loopback"), RESUMED] = None
+    lan: Annotated[bool | None, Flag(SWARM, "Allow private addresses.", "only on one machine"), RESUMED] = None
+    bootstrap: Annotated[Bootstrap, Flag(SWARM, "A member of a swarm that exists already."), RESUMED] = ()
     round_s: Annotated[float, Field(ge=0.05, le=60)] = 2.0
-    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s.")] = None
-    max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s.")] = None
-    run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME")] = None
+    max_upload: Annotated[Mbit | None, Flag(SWARM, "Most upload that weights may use, in Mbit/s."), RESUMED] = None
+    max_download: Annotated[Mbit | None, Flag(SWARM, "Most download that weights may use, in Mbit/s."), RESUMED] = None
+    run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/TASK-DATE-TIME"), RESUMED] = None
     state_dir: Annotated[
         Path | None,
         Flag(SWARM, "Holds the swarm's key; keep it to lead the same swarm in another run.", "in the run directory"),
+        RESUMED,
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Seed of prompts, samples and batches.")] = 0
-    device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ...")] = "auto"
-    max_staleness: Annotated[int, Field(ge=0, le=1024), Flag(MOST, "S: 0 is on-policy, 1 and more overlap.")] = 2
-    publish_every_steps: Annotated[int, Field(ge=1), Flag(LEARNING, "K, at most S + 1.")] = 1
+    device: Annotated[str, Flag(MEMORY, "auto, cpu, cuda, cuda:1, ..."), RESUMED] = "auto"
+    max_staleness: Annotated[Bound, Flag(MOST, "S: 0 is on-policy, 1 and more overlap."), RUNNING] = 2
+    publish_every_steps: Annotated[Whole, Flag(LEARNING, "K, at most S + 1."), RESUMED] = 1
     hold_s: Annotated[
         float,
         Field(ge=0),
         Flag(LEARNING, "Longest wait for samples that would otherwise become stale; inf drops none."),
+        RESUMED,
     ] = 0.0
-    steps: Annotated[int, Field(ge=1), Flag(MOST, "Learner steps.")] = 200
+    steps: Annotated[Whole, Flag(MOST, "Learner steps."), RESUMED] = 200
     target: Annotated[
-        float | None, Field(gt=0, le=1), Flag(MOST, "Stop once the last version reaches this held-out exact match.")
+        Share | None, Flag(MOST, "Stop once the last version reaches this held-out exact match."), RESUMED
     ] = None
 
     groups_per_step: Annotated[int, Field(ge=1, le=65_536), Flag(LEARNING, "Prompts in a learner step.")] = 32
     group_size: Annotated[int, Field(ge=2, le=1024), Flag(LEARNING, "Rollouts of each prompt.")] = 16
     temperature: Annotated[float, Field(gt=0, le=10), Flag(LEARNING, "Sampling temperature.")] = 1.0
-    max_new_tokens: Annotated[int | None, Field(ge=1, le=131_072), Flag(MOST, "Longest completion.", "the task's")] = (
-        None
-    )
+    max_new_tokens: Annotated[Tokens | None, Flag(MOST, "Longest completion.", "the task's")] = None
     learning_rate: Annotated[
         float | None, Field(gt=0, le=1), Flag(MOST, "Peak of the learning rate.", "1e-6; tiny 1e-3, tiny-warm 3e-4")
     ] = None
@@ -123,21 +140,21 @@ class LeadConfig(BaseModel):
     advantage_normalisation: Literal["group", "none"] = "group"
     kl_weight: Annotated[float, Field(ge=0, le=10)] = 0.0
     overlong: Literal["keep", "mask", "punish"] = "keep"
-    overlong_margin: Annotated[int, Field(ge=1, le=131_072)] | None = None
+    overlong_margin: Tokens | None = None
 
     tokens_per_micro_batch: Annotated[
-        int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Most tokens in one forward pass.", "chosen")
+        int | None, Field(ge=16, le=1 << 24), Flag(MEMORY, "Most tokens in one forward pass.", "chosen"), RESUMED
     ] = None
     packing: bool | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: bool | None = None
     compile: bool = False
-    trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag(MEMORY, "GPUs that share the training.")] = 1
-    trainer_machines: Annotated[int, Field(ge=1, le=1024)] = 1
-    trainer_meeting: Annotated[str, Field(pattern=r"^[^\s:]+:[0-9]{1,5}$")] | None = None
-    alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100)] = 0.5
-    alarm_entropy: Annotated[float, Field(ge=0, le=1)] = 0.1
-    alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9)] = 10.0
+    trainer_ranks: Annotated[int, Field(ge=1, le=1024), Flag(MEMORY, "GPUs that share the training."), RESUMED] = 1
+    trainer_machines: Annotated[int, Field(ge=1, le=1024), RESUMED] = 1
+    trainer_meeting: Annotated[str | None, Field(pattern=r"^[^\s:]+:[0-9]{1,5}$"), RESUMED] = None
+    alarm_mismatch_kl: Annotated[float, Field(gt=0, le=100), RESUMED] = 0.5
+    alarm_entropy: Annotated[float, Field(ge=0, le=1), RESUMED] = 0.1
+    alarm_gradient_spike: Annotated[float, Field(gt=1, le=1e9), RESUMED] = 10.0
 
     rewards: Annotated[
         Rewards, Flag(LEARNING, "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed.", "the task's")
@@ -150,44 +167,50 @@ class LeadConfig(BaseModel):
     # Arguments of the model's chat template, such as enable_thinking of Qwen3.
     chat_arguments: Annotated[dict[str, bool | int | str], Field(max_length=64)] = {}
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
-    max_prompt_tokens: Annotated[int, Field(ge=1, le=131_072)] | None = None
+    max_prompt_tokens: Tokens | None = None
     prompt_column: Annotated[str, Field(min_length=1, max_length=256)] = "prompt"
     answer_column: Annotated[str, Field(min_length=1, max_length=256)] = "answer"
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-    reward_failure: Annotated[Literal["zero", "redraw", "stop"], Flag(LEARNING, "What to do when a reward fails.")] = (
-        "zero"
-    )
-    reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20)] = 4096
-    reward_processes: Annotated[int, Field(ge=1, le=256)] | None = None
-    eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
-    eval_every_steps: Annotated[int, Field(ge=1)] = 10
+    reward_failure: Annotated[
+        Literal["zero", "redraw", "stop"], Flag(LEARNING, "What to do when a reward fails."), RESUMED
+    ] = "zero"
+    reward_memory_mb: Annotated[int, Field(ge=256, le=1 << 20), RESUMED] = 4096
+    reward_processes: Annotated[int | None, Field(ge=1, le=256), RESUMED] = None
+    eval_samples: Annotated[int, Field(ge=1, le=1024), RESUMED] = 1
+    eval_every_steps: Annotated[Whole, RESUMED] = 10
     eval_prompts: Annotated[int, Field(ge=1, le=10_000)] = 100
-    checkpoint_every_steps: Annotated[int, Field(ge=1), Flag(MEMORY, "Steps between two checkpoints.")] = 50
-    keep_checkpoints: Annotated[int, Field(ge=1, le=1000), Flag(MEMORY, "Newest checkpoints that stay on disk.")] = 3
+    checkpoint_every_steps: Annotated[Whole, Flag(MEMORY, "Steps between two checkpoints."), RESUMED] = 50
+    keep_checkpoints: Annotated[
+        int, Field(ge=1, le=1000), Flag(MEMORY, "Newest checkpoints that stay on disk."), RESUMED
+    ] = 3
     keep_rollouts: Annotated[
-        int | None, Field(ge=0), Flag(MEMORY, "Steps whose rollouts keep their tokens on disk.", "all")
+        int | None, Field(ge=0), Flag(MEMORY, "Steps whose rollouts keep their tokens on disk.", "all"), RESUMED
     ] = None
-    tensorboard: Annotated[bool, Flag(MEMORY, "Log for TensorBoard too.")] = False
+    tensorboard: Annotated[bool, Flag(MEMORY, "Log for TensorBoard too."), RESUMED] = False
     beat_s: Annotated[float, Field(ge=0.2, le=60)] = 5.0
     lease_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    reward_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    trainer_hang_s: Annotated[float, Field(ge=10)] = 600.0
-    rehearse_step_s: Annotated[float, Field(gt=0, le=3600)] | None = None
-    rehearse_noise: Noise = 0.0
+    reward_timeout_s: Annotated[float, Field(gt=0, le=3600), RESUMED] = 10.0
+    trainer_hang_s: Annotated[float, Field(ge=10), RESUMED] = 600.0
+    rehearse_step_s: Annotated[float | None, Field(gt=0, le=3600), RESUMED] = None
+    rehearse_noise: Annotated[Noise, RESUMED] = 0.0
 
     activate: Annotated[
         Literal["all", "cheapest"] | None,
         Flag(MONEY, "All samplers, or the cheapest that suffice.", "cheapest if there are prices"),
+        RESUMED,
     ] = None
-    idle_target: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    idle_target: Annotated[float, Field(gt=0, lt=1), RESUMED] = 0.02
     budget_per_hour: Annotated[
-        float | None, Field(gt=0, le=1e6), Flag(MONEY, "Most that the active samplers may cost per hour.")
+        float | None, Field(gt=0, le=1e6), Flag(MONEY, "Most that the active samplers may cost per hour."), RESUMED
     ] = None
     max_cost: Annotated[
-        float | None, Field(gt=0, le=1e12), Flag(MONEY, "End the run, with a checkpoint, once it has cost this much.")
+        float | None,
+        Field(gt=0, le=1e12),
+        Flag(MONEY, "End the run, with a checkpoint, once it has cost this much."),
+        RESUMED,
     ] = None
-    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine per hour.")] = 0.0
-    egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, per 1e9 bytes.")] = 0.0
+    cost_per_hour: Annotated[Price, Flag(MONEY, "Price of this machine per hour."), RESUMED] = 0.0
+    egress_cost_per_gb: Annotated[Price, Flag(MONEY, "Price of metered traffic, per 1e9 bytes."), RESUMED] = 0.0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -212,6 +235,12 @@ class LeadConfig(BaseModel):
     def resolved_learning_rate(self) -> float:
         """By default that of EMBEDDED, or 1e-6, the usual rate for post-training a real model."""
         return self.learning_rate or EMBEDDED.get(self.model, 1e-6)
+
+
+CHANGEABLE = {
+    name: mark for name, field in LeadConfig.model_fields.items() for mark in field.metadata if isinstance(mark, Change)
+}
+"""Settings that may differ when a run is resumed, and when."""
 
 
 class JoinConfig(BaseModel):
@@ -245,7 +274,7 @@ class JoinConfig(BaseModel):
     ] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Flag(ENGINE, "Type of the weights.")] = "auto"
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64), Flag(ENGINE, "GPUs that share the model.")] = 1
-    gpu_memory_share: Annotated[float, Field(gt=0, le=1), Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
+    gpu_memory_share: Annotated[Share, Flag(ENGINE, "Share of each GPU's memory for vLLM.")] = 0.85
     max_model_len: Annotated[
         int | None,
         Field(ge=16, le=16_777_216),
@@ -297,6 +326,32 @@ class JoinConfig(BaseModel):
             max_model_len=self.max_model_len,
             arguments=self.engine_arguments,
         )
+
+
+class DemoConfig(BaseModel):
+    """A demonstration on this machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    samplers: Annotated[int, Field(ge=1, le=16), Flag(MOST, "Sampler processes.")] = 3
+    steps: Annotated[Whole, Flag(MOST, "Learner steps at most.")] = 200
+    kill_one: Annotated[bool, Flag(MOST, "SIGKILL a sampler half-way.")] = False
+    kill_learner: Annotated[
+        int, Field(ge=0, le=100), Flag(MOST, "How many times to SIGKILL the learner at a random moment and resume it.")
+    ] = 0
+    kill_seed: Annotated[int | None, Flag(MOST, "Seed of those moments, to repeat a former demo.", "random")] = None
+    reward: Annotated[Literal["task", "random"], Flag(MOST, "random is a control, which must not learn.")] = "task"
+    seed: Annotated[int, Field(ge=0, lt=2**63), Flag(MOST, "Of the model and of everything that is drawn.")] = 0
+    max_staleness: Annotated[Bound, Flag(MOST, "The bound S.")] = 2
+    engine: Annotated[
+        Literal["transformers", "vllm"], Flag(MOST, "vllm has all samplers but the last draw with vLLM.")
+    ] = "transformers"
+    run_dir: Annotated[Path | None, Flag(MOST, "Where the run is kept.", "runs/demo-DATE-TIME")] = None
+
+    @property
+    def vllm_samplers(self) -> int:
+        """With vLLM all samplers but the last have it: that both kinds draw for one batch is the point."""
+        return max(1, self.samplers - 1) if self.engine == "vllm" else 0
 
 
 MAX_FAULTS = 3  # Of a file that are told; more in one line would not be read

@@ -10,10 +10,11 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
-from random import Random
-from typing import Any, Literal
+from random import Random, SystemRandom
+from typing import Any
 
 from rich.console import Console
 
@@ -26,6 +27,7 @@ from swarm.report.figures import Column
 from swarm.report.live import LiveView
 from swarm.rollout.journal.verify import Report
 from swarm.sampler.choice import choose_engine, gpu_build
+from swarm.settings import DemoConfig
 
 POLL_S = 0.25
 START_S = 60.0
@@ -50,29 +52,10 @@ RUNNING_S = 3.0
 """The others come within this time of its first answer to samplers: ten of them fit into a demo that learns in 30 s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    samplers: int
-    steps: int
-    kill_one: bool
-    kill_learner: int
-    kill_seed: int
-    reward: str
-    max_staleness: int
-    run_dir: Path | None
-    seed: int = 0
-    engine: Literal["transformers", "vllm"] = "transformers"
-
-    @property
-    def vllm_samplers(self) -> int:
-        """With vLLM all samplers but the last have it: that both kinds draw for one batch is the point."""
-        return max(1, self.samplers - 1) if self.engine == "vllm" else 0
-
-
 class Demo:
     """One demonstration. Lines and view go to stderr when stdout is for JSON."""
 
-    def __init__(self, options: DemoOptions, *, to_stderr: bool) -> None:
+    def __init__(self, options: DemoConfig, *, to_stderr: bool) -> None:
         self._options = options
         self._console = Console(stderr=to_stderr)
         self._run_dir = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -82,7 +65,8 @@ class Demo:
         self._say = self._view.say
         self._killed = False
         self._by_sampler: dict[str, dict[str, Any]] = {}
-        self._random = Random(options.kill_seed)
+        self._kill_seed = SystemRandom().randrange(1 << 32) if options.kill_seed is None else options.kill_seed
+        self._random = Random(self._kill_seed)
         self._learner_kills = 0
         self._kill_at = math.inf
         self._kill_when_running_for_s = math.inf
@@ -98,7 +82,7 @@ class Demo:
             learner = await self._start("learner", *self._lead_arguments())
             url = await self._learner_url(learner)
             if self._options.kill_learner:
-                self._say(f"kills are drawn with --kill-seed {self._options.kill_seed}")
+                self._say(f"kills are drawn with --kill-seed {self._kill_seed}")
                 self._draw_kill()
             await self._start_samplers(url)
             await self._watch(url)
@@ -167,23 +151,32 @@ class Demo:
     async def _wait_for_vllm(self, url: str, wanted: int) -> None:
         """Wait until `wanted` samplers with vLLM hold weights, or the run is over without them."""
         began, told_s = time.monotonic(), 0.0
+        async for status in self._statuses(url):
+            for number, process in enumerate(self._nodes[1:]):
+                if process.returncode is not None:
+                    raise EchoError(f"sampler-{number} ended: {self._log_tail(f'sampler-{number}')}")
+            up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
+            waited_s = time.monotonic() - began
+            if up >= wanted:
+                self._say(f"vLLM is up in {up} samplers after {waited_s:.0f} s")
+                return
+            if waited_s > VLLM_START_S:
+                raise EchoError(f"vLLM did not start in {VLLM_START_S:.0f} s: {self._log_tail('sampler-0')}")
+            if waited_s - told_s >= 5.0:
+                told_s = waited_s
+                self._say(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s")
+
+    async def _statuses(self, url: str) -> AsyncIterator[dict[str, Any] | None]:
+        """What the learner says of itself, or None if it does not answer, every POLL_S until it has ended."""
         async with PeerClient(plain_address(url)) as peer:
             while self._nodes[0].returncode is None:
-                for number, process in enumerate(self._nodes[1:]):
-                    if process.returncode is not None:
-                        raise EchoError(f"sampler-{number} ended: {self._log_tail(f'sampler-{number}')}")
-                status = await _status(peer)
-                up = sum(s["installed"] is not None for s in status["samplers"]) if status else 0
-                waited_s = time.monotonic() - began
-                if up >= wanted:
-                    self._say(f"vLLM is up in {up} samplers after {waited_s:.0f} s")
-                    return
-                if waited_s > VLLM_START_S:
-                    raise EchoError(f"vLLM did not start in {VLLM_START_S:.0f} s: {self._log_tail('sampler-0')}")
-                if waited_s - told_s >= 5.0:
-                    told_s = waited_s
-                    self._say(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s")
-                await _sleep_unless_ended(self._nodes[0], POLL_S)
+                status = None
+                with suppress(PeerUnreachable):
+                    status = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=5.0))
+                yield status
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._nodes[0].wait()
 
     async def _learner_url(self, learner: asyncio.subprocess.Process) -> str:
         path = self._run_dir / "node.json"
@@ -196,15 +189,12 @@ class Demo:
 
     async def _watch(self, url: str) -> None:
         with self._view as view:
-            async with PeerClient(plain_address(url)) as peer:
-                while self._nodes[0].returncode is None:
-                    self._check_samplers()
-                    status = await _status(peer)
-                    await self._kill_learner_if_due(status)
-                    if status is not None:
-                        self._note(status)
-                    view.update(status)
-                    await _sleep_unless_ended(self._nodes[0], POLL_S)
+            async for status in self._statuses(url):
+                self._check_samplers()
+                await self._kill_learner_if_due(status)
+                if status is not None:
+                    self._note(status)
+                view.update(status)
         if self._nodes[0].returncode not in (0, 1):
             raise EchoError(f"the learner failed: {self._log_tail(self._learner_name())}")
         if not (self._run_dir / "summary.json").exists():
@@ -363,19 +353,3 @@ def next_steps(run_dir: Path, picture: Path) -> list[str]:
         "the same in two terminals; this one prints what to type in the other:",
         f"  {command} lead --model tiny --task copy",
     ]
-
-
-async def _status(peer: PeerClient) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=5.0))
-        return found
-    except PeerUnreachable:
-        return None
-
-
-async def _sleep_unless_ended(process: asyncio.subprocess.Process, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await process.wait()
-    except TimeoutError:
-        pass

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,9 +22,12 @@ from swarm.cli.runs import export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
-from swarm.settings import MOST, JoinConfig, LeadConfig
+from swarm.settings import MOST, DemoConfig, JoinConfig, LeadConfig
 
 if TYPE_CHECKING:
+    from swarm.node.joining import RelayNode
+    from swarm.node.learner import LearnerNode
+    from swarm.node.sampler import SamplerNode
     from swarm.report.live import LiveView
 
 DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
@@ -32,7 +35,6 @@ DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT
 
 LEAVE_S = 3.0  # After a second signal a node gets this long: its last words to others take at most a second
 R = TypeVar("R")
-T = TypeVar("T", covariant=True)
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -102,7 +104,7 @@ def lead(
     check: Check = False,
     stop_with_stdin: WithStdin = False,
 ) -> None:
-    """Lead a swarm: train a model on a task. The rollouts come from whoever joins."""
+    """Lead a swarm: train a model on a task. The samplers that join generate its rollouts."""
     from rich.console import Console
 
     from swarm.node.checking import check_run
@@ -124,7 +126,7 @@ def lead(
     view = LiveView(Console(), title="echo-node lead")
     node = LearnerNode(settings, view.say, resume=resume is not None, keep_bound=not dialled, origin=origin)
 
-    async def work() -> bool:
+    async def work() -> bool | None:
         showing = asyncio.create_task(follow(view, lambda: node.status() if node.is_up else None))
         try:
             return await _until_asked_to_stop(node, stop_with_stdin=stop_with_stdin, view=view)
@@ -155,7 +157,7 @@ def _refuse_mixed(
 @with_settings(JoinConfig)
 def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: WithStdin = False) -> None:
     """Join a swarm as a sampler or a relay. A sampler generates rollouts for the learner."""
-    from swarm.node.relay import RelayNode
+    from swarm.node.joining import RelayNode
     from swarm.node.sampler import SamplerNode
     from swarm.settings import load_config
 
@@ -169,43 +171,14 @@ def join(flags: dict[str, Any], *, config: ConfigFile = None, stop_with_stdin: W
 
 
 @app.command()
-def demo(
-    samplers: Annotated[int, typer.Option(min=1, max=16, help="Sampler processes.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Learner steps at most.")] = 200,
-    kill_one: Annotated[bool, typer.Option("--kill-one", help="SIGKILL a sampler half-way.")] = False,
-    kill_learner: Annotated[
-        int, typer.Option(min=0, max=100, help="SIGKILL the learner so often at random moments, and resume it.")
-    ] = 0,
-    kill_seed: Annotated[int | None, typer.Option(help="Draw the moments of a former demo again.")] = None,
-    reward: Annotated[
-        Literal["task", "random"], typer.Option(help="random is a control: not to learn is its success.")
-    ] = "task",
-    seed: Annotated[int, typer.Option(min=0, help="Of the model and of everything that is drawn.")] = 0,
-    max_staleness: Annotated[int, typer.Option(min=0, help="The bound S.")] = 2,
-    engine: Annotated[
-        Literal["transformers", "vllm"], typer.Option(help="vllm has all samplers but the last draw with vLLM.")
-    ] = "transformers",
-    run_dir: Annotated[Path | None, typer.Option(help="Default: runs/demo-DATE-TIME.")] = None,
-    as_json: Json = False,
-) -> None:
+@with_settings(DemoConfig)
+def demo(flags: dict[str, Any], *, as_json: Json = False) -> None:
     """Run a learning swarm on this machine. One learner and a few samplers, with a live view."""
-    from random import SystemRandom
+    from swarm.cli.demo import Demo
+    from swarm.settings import load_config
 
-    from swarm.cli.demo import Demo, DemoOptions
-
-    options = DemoOptions(
-        samplers=samplers,
-        steps=steps,
-        kill_one=kill_one,
-        kill_learner=kill_learner,
-        kill_seed=SystemRandom().randrange(1 << 32) if kill_seed is None else kill_seed,
-        reward=reward,
-        max_staleness=max_staleness,
-        run_dir=run_dir,
-        seed=seed,
-        engine=engine,
-    )
-    summary = _run(_until_signalled(Demo(options, to_stderr=as_json).run(), stop_with_stdin=False))
+    demo = Demo(load_config(DemoConfig, None, flags), to_stderr=as_json)
+    summary = _run(_until_signalled(demo.run(), stop_with_stdin=False))
     if as_json:
         typer.echo(json.dumps(summary))
     raise typer.Exit(DONE if summary["as_it_should"] and summary["verified"] else NOT_REACHED)
@@ -287,15 +260,9 @@ async def _until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: boo
         raise KeyboardInterrupt from None
 
 
-class Node(Protocol[T]):
-    """A node that can be asked to stop. `request_stop` tells the user what it waits for; False if nothing."""
-
-    def run(self) -> Coroutine[Any, Any, T]: ...
-    def request_stop(self) -> bool: ...
-    def last_words(self) -> str: ...
-
-
-async def _until_asked_to_stop(node: Node[T], *, stop_with_stdin: bool, view: LiveView | None = None) -> T:
+async def _until_asked_to_stop(
+    node: LearnerNode | RelayNode | SamplerNode, *, stop_with_stdin: bool, view: LiveView | None = None
+) -> bool | None:
     """Run `node`. The first signal asks it to end, the second cancels it. Its last words come below the view."""
     task = asyncio.ensure_future(node.run())
     asked = said = False

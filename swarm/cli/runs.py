@@ -33,16 +33,19 @@ export_app = typer.Typer(help="Write parts of a run for other programs.")
 
 
 def set_value(
-    name: Annotated[str, typer.Argument(help="max-staleness, or max_staleness as in a file: all that can be set.")],
+    name: Annotated[str, typer.Argument(help="max-staleness, or max_staleness as in a file; nothing else can be set.")],
     value: Annotated[int, typer.Argument(min=0, help="The new S.")],
     run_dir: Annotated[Path | None, typer.Option(help="Default: of the one learner that runs under runs/.")] = None,
 ) -> None:
     """Change a setting of a running learner. It runs on this machine; the change holds from the next step on."""
     from swarm.node.control import ask_for
+    from swarm.settings import CHANGEABLE, RUNNING
 
-    if name.replace("_", "-") != "max-staleness":
-        raise UserError(f"{name} cannot be set on a running learner: max-staleness can")
-    typer.echo(asyncio.run(ask_for(run_dir or _the_running_one(), {"max_staleness": value})))
+    setting = name.replace("-", "_")
+    if CHANGEABLE.get(setting) is not RUNNING:
+        can = ", ".join(one.replace("_", "-") for one, when in CHANGEABLE.items() if when is RUNNING)
+        raise UserError(f"{name} cannot be set on a running learner: {can} can")
+    typer.echo(asyncio.run(ask_for(run_dir or _the_running_one(), {setting: value})))
 
 
 def verify(

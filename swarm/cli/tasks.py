@@ -107,22 +107,15 @@ async def _show_scored(
     config: LeadConfig, asked: Sequence[tuple[Prompt, Sequence[str]]], reader: Prompts | None
 ) -> int:
     """Show prompts with what each of their answers earns in a reward process, as in a run. Returns how many failed."""
-    from swarm.tasks import task_options
-    from swarm.tasks.scoring import Completion, RewardPool
+    from swarm.node.checking import reward_pool
+    from swarm.tasks.scoring import Completion
     from swarm.types import Score
 
     def pass_on(printed: bytes) -> None:
         sys.stderr.buffer.write(printed)
         sys.stderr.flush()
 
-    pool = RewardPool(
-        task=task_options(config),
-        reward="task",
-        tokenizer=None,
-        timeout_s=config.reward_timeout_s,
-        memory_mb=config.reward_memory_mb,
-        heard=pass_on,
-    )
+    pool = reward_pool(config.model_copy(update={"reward": "task", "reward_processes": 1}), heard=pass_on)
     failed = 0
     try:
         await pool.start()

@@ -216,7 +216,7 @@ class PeerClient:
         except aiohttp.ServerFingerprintMismatch as error:
             raise OtherCertificate(_mismatch_line(self.base_url, error.got)) from error
         except ssl.SSLError as error:
-            why = "it does not speak TLS, as was named; if it was set up anew, ask for its new join line"
+            why = "it does not speak TLS, as was named; if it was set up again, ask for its new join line"
             raise OtherEncryption(f"{self.base_url} cannot be reached: {why}") from error
         except (aiohttp.ClientError, OSError, UnicodeError) as error:
             raise PeerUnreachable(f"{self.base_url} cannot be reached: {_reason(error)}") from error
@@ -393,7 +393,7 @@ def _seconds(header: str | None) -> float:
 def _mismatch_line(peer: str, got: bytes) -> str:
     return (
         f"the certificate of {peer} is not the one that was named (it shows {got.hex()[:16]}...): "
-        "someone is between, or the node was set up anew; then ask for its new join line"
+        "someone is between, or the node was set up again; then ask for its new join line"
     )
 
 

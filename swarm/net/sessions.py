@@ -18,7 +18,6 @@ import base64
 import binascii
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
@@ -246,7 +245,9 @@ class ServerSessions:
         except ProtocolError as error:
             raise self._refuse("bad_open", f"no session: {error}") from error
         if wish.server != self._key.node_id:
-            raise self._refuse("other_server", f"this is node {self._key.node_id}, not {wish.server}: learn it anew")
+            raise self._refuse(
+                "other_server", f"this is node {self._key.node_id}, not {wish.server}: say hello to learn its id"
+            )
         if wish.fingerprint != self._fingerprint:
             raise self._refuse("other_certificate", "you saw another certificate than this node's: someone is between")
         return wish
@@ -260,7 +261,9 @@ class ServerSessions:
         if granted is None:
             raise self._refuse("unknown_session", "this session is not known (any more): open a new one")
         if (fault := granted.window.fault(counter)) is not None:
-            raise self._refuse(fault, f"counter {counter} of this session was used or is too old: sign anew")
+            raise self._refuse(
+                fault, f"counter {counter} of this session was used or is too old: sign the request again"
+            )
         return session, counter, signature, granted
 
     def _parse(self, header: str) -> tuple[bytes, int, bytes]:
@@ -277,15 +280,9 @@ class ServerSessions:
 
     def _expire(self, now: float) -> None:
         """Forget sessions that were idle for too long. Both tables are in the order of `touched`."""
-        for session in list(self._idle(now)):
-            self._drop(session)
-
-    def _idle(self, now: float) -> Iterator[bytes]:
         for table in (self._new, self._proven):
-            for session, granted in table.items():
-                if now - granted.touched < IDLE_S:
-                    break
-                yield session
+            while table and now - table[first := next(iter(table))].touched >= IDLE_S:
+                self._drop(first)
 
     def _drop(self, session: bytes) -> None:
         granted = self._new.pop(session, None) or self._proven.pop(session)

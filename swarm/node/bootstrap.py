@@ -39,8 +39,8 @@ from swarm.net.client import (
 )
 from swarm.net.hosts import is_loopback
 from swarm.net.signing import PublicKeyField, swarm_id_of
-from swarm.net.tls import write_privately
 from swarm.net.wire import PROTOCOL, Message, decode, digest, encode
+from swarm.node.identity import write_privately
 from swarm.settings import DEFAULT_PORT
 from swarm.types import Address, Id, Role, Seconds, SwarmId
 
@@ -150,7 +150,7 @@ WRONG_TRIES = 3
 that held the port for a moment while the learner was started again."""
 
 CACHED_TRIES = 3  # Remembered peers that are tried in one sweep, after everything that the user named
-ASK_AGAIN = "ask whoever leads the swarm for a new one"
+ASK_AGAIN = "ask the person who leads the swarm for a new one"
 MAX_CACHED = 64  # Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year
 CACHE_BYTES = MAX_CACHED * (RECORD_BYTES + 8) + 1024
 
@@ -248,13 +248,18 @@ class Bootstraps:
         return named + self._random.sample(self._cached, min(CACHED_TRIES, len(self._cached)))
 
     async def _greet_one(self, bootstrap: Bootstrap) -> Greeting:
+        address = await address_of(bootstrap, self._random)
+        async with PeerClient(address) as peer:
+            heard = await say_hello(peer)
+        named = {known.fingerprint for known in heard.signed.record.addresses}
+        if named and address.fingerprint not in named:
+            raise ProtocolError(f"{address.url} shows another certificate than its record names: someone is between")
         # The user never named a remembered peer: it may lead into the swarm that it was remembered from, and no other.
-        greeting = await _greet(bootstrap, self._random)
         expected = self.swarm or (self._cached_swarm if bootstrap.is_remembered else None)
-        if expected is not None and greeting.hello.swarm != expected:
+        if expected is not None and heard.hello.swarm != expected:
             old = f": this join line is old, {ASK_AGAIN}" if not bootstrap.is_remembered else ""
-            raise OtherSwarm(f"{greeting.address.url} belongs to swarm {greeting.hello.swarm}, not to {expected}{old}")
-        return greeting
+            raise OtherSwarm(f"{address.url} belongs to swarm {heard.hello.swarm}, not to {expected}{old}")
+        return Greeting(hello=heard.hello, signed=heard.signed, learner=heard.learner, address=address)
 
     def remember(self, hello: Hello, records: Sequence[SignedRecord]) -> None:
         """Keep peers for the next start; blocking, a few kilobytes."""
@@ -314,11 +319,10 @@ def read_bootstrap(text: str, default_port: int = DEFAULT_PORT) -> Bootstrap:
 
 
 def _bootstrap_of(address: Address, *, is_remembered: bool = False) -> Bootstrap:
-    scheme = urlsplit(address.url).scheme
     return Bootstrap(
         host=address.host,
         port=address.port,
-        scheme=scheme,
+        scheme=urlsplit(address.url).scheme,
         fingerprint=address.fingerprint,
         is_remembered=is_remembered,
     )
@@ -338,16 +342,6 @@ async def address_of(bootstrap: Bootstrap, random: Random) -> Address:
         return msgspec.structs.replace(plain, fingerprint=await certificate_of(host, bootstrap.port, CERTIFICATE_S))
     except PeerUnreachable as error:
         raise fault or error from error
-
-
-async def _greet(bootstrap: Bootstrap, random: Random) -> Greeting:
-    address = await address_of(bootstrap, random)
-    async with PeerClient(address) as peer:
-        heard = await say_hello(peer)
-    named = {known.fingerprint for known in heard.signed.record.addresses}
-    if named and address.fingerprint not in named:
-        raise ProtocolError(f"{address.url} shows another certificate than its record names: someone is between")
-    return Greeting(hello=heard.hello, signed=heard.signed, learner=heard.learner, address=address)
 
 
 async def _resolve(bootstrap: Bootstrap, random: Random) -> str:

@@ -127,8 +127,14 @@ def _directory_beside(run_dir: Path) -> Iterator[Path]:
         yield Path(made.name)
 
 
-def reward_pool(config: LeadConfig, files_dir: Path | None = None, stop_token_ids: Sequence[int] = ()) -> RewardPool:
-    """The reward processes of a run, not yet started. `files_dir` has the tokenizer; to score texts needs none."""
+def reward_pool(
+    config: LeadConfig,
+    files_dir: Path | None = None,
+    stop_token_ids: Sequence[int] = (),
+    heard: Callable[[bytes], None] | None = None,
+) -> RewardPool:
+    """The reward processes of a run, not yet started. `files_dir` has the tokenizer; to score texts needs none. `heard`
+    gets what rewards print."""
     return RewardPool(
         task=task_options(config),
         reward=config.reward,
@@ -137,6 +143,7 @@ def reward_pool(config: LeadConfig, files_dir: Path | None = None, stop_token_id
         timeout_s=config.reward_timeout_s,
         memory_mb=config.reward_memory_mb,
         processes=config.resolved_reward_processes,
+        heard=heard,
     )
 
 

@@ -1,4 +1,5 @@
-"""What samplers and relays share: where they listen, one swarm after another, and their side of the broadcast."""
+"""What samplers and relays share: where they listen, one swarm after another, and their side of the broadcast. And the
+relay, which does nothing else: no model, no engine; it keeps the swarm together, and carries its weights."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from swarm.broadcast.receiver import OtherModel, Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
 from swarm.errors import first_fault
+from swarm.gossip.records import Profile
 from swarm.net.hosts import is_loopback
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
@@ -35,33 +37,28 @@ def join_settings(config: JoinConfig) -> NetworkSettings:
     local = all(is_loopback(bootstrap.host) for bootstrap in named)
     # A relay's port is opened in a router once; a sampler needs none.
     port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
-    return NetworkSettings(
-        host=config.host or ("127.0.0.1" if local else "0.0.0.0"),
-        port=port,
-        bootstrap=tuple(config.bootstrap),
-        tls=config.tls,
-        lan=config.lan,
-        max_upload_mbit=config.max_upload,
-        max_download_mbit=config.max_download,
-    )
+    return _settings(config, config.host or ("127.0.0.1" if local else "0.0.0.0"), port)
 
 
 def lead_settings(config: LeadConfig) -> NetworkSettings:
     """Where a learner listens. UserError for an invalid address, before anything is written."""
-    settings = NetworkSettings(
-        host=config.host,
-        port=config.port,
+    settings = _settings(config, config.host, config.port, config.advertise)
+    advertised(settings, config.port or DEFAULT_PORT, b"")
+    read_bootstraps(config.bootstrap)
+    return settings
+
+
+def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: str | None = None) -> NetworkSettings:
+    return NetworkSettings(
+        host=host,
+        port=port,
         bootstrap=config.bootstrap,
-        advertise=config.advertise,
+        advertise=advertise,
         tls=config.tls,
         lan=config.lan,
         max_upload_mbit=config.max_upload,
         max_download_mbit=config.max_download,
-        round_s=config.round_s,
     )
-    advertised(settings, config.port or DEFAULT_PORT, b"")
-    read_bootstraps(config.bootstrap)
-    return settings
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
@@ -202,3 +199,43 @@ class JoiningNode(ABC):
             self._say(f"others can dial this node at {fields['address']}: it takes part as a public node")
         elif kind == "unreachable":
             self._say("others cannot dial this node any more: it takes part as a leaf")
+
+
+class RelayNode(JoiningNode):
+    """One relay."""
+
+    role = "relay"
+
+    def request_stop(self) -> bool:
+        """Leave with a word."""
+        self._stop.set()
+        self._say("leaving; telling the others (again to leave at once)")
+        return True
+
+    def last_words(self) -> str:
+        """The last line for the person at the terminal; "" if nobody asked the node to leave."""
+        return "left the swarm" if self._stop.is_set() else ""
+
+    def status(self) -> dict[str, Any]:
+        own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}
+        return {**self._network.status(), **own, **self._data.status()}
+
+    def _set_state(self, state: str) -> None:
+        self._state = state
+
+    async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
+        self._state = "relaying"
+        telling = asyncio.create_task(self._tell_held(receiver))
+        try:
+            await self._stop.wait()
+        finally:
+            telling.cancel()
+        self._state = "leaving"
+        return False
+
+    async def _tell_held(self, receiver: Receiver) -> None:
+        held = None
+        while True:
+            held = (await receiver.installed(held)).head.version
+            uplink = float(f"{receiver.uplink_bytes_per_s:.2g}")
+            self._network.set_profile(Profile(held=held, uplink_bytes_per_s=uplink))

@@ -1,9 +1,9 @@
 """A run's figures on disk: one JSON line per learner step, one per event, and files for TensorBoard beside them.
 
-TensorBoard's file is written by a thread of its own, which also imports the package, so that the node's loop never
-waits for it. Its names are TRL's: `train/NAME` by learner step and `eval/NAME` by policy version. A resumed run writes
-a new file, which begins with a mark that makes TensorBoard forget everything from a step on, and with the figures from
-that step on: the last ones before a crash may not have reached the disk.
+TensorBoard's file is written by a thread of its own, which imports the package and follows the two other files, so that
+the node's loop never waits for it. Its names are TRL's: `train/NAME` by learner step and `eval/NAME` by policy version.
+A resumed run writes a new file. It begins with a mark that makes TensorBoard forget everything from a step on, and
+repeats the figures from that step on: the last ones before a crash may not have reached the disk.
 """
 
 from __future__ import annotations
@@ -15,23 +15,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
-from queue import Full, Queue
-from typing import Any
+from typing import Any, BinaryIO
 
 from swarm.errors import UserError
 from swarm.types import NodeId
 
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 STEPS_REPEATED = 200  # Steps of a former life that are written again: far more than a crash keeps from the disk
-
-WAITING_STEPS = 1000
-"""Lines in the queue: minutes of a fast run, 10 MB. If the disk stands still for longer, some are left out."""
-
-CLOSE_S = 10.0  # Longest wait at the end for what is in the queue
+FOLLOW_S = 1.0  # Between two looks for new lines
+CLOSE_S = 10.0  # Longest wait at the end for the last lines
 NO_FIGURES = frozenset({"step", "time", "version", "kind", "prompts", "samples"})
 
 Line = Mapping[str, Any]
@@ -39,71 +35,56 @@ Line = Mapping[str, Any]
 
 
 class EventFiles:
-    """Writes one TensorBoard file. `former` are lines that former lives have logged, in order; the thread reads them.
-    `last` is the last step in them. UserError if the package is missing."""
+    """Writes what is in metrics.jsonl and events.jsonl, and what is added to them, to one TensorBoard file. `last` is
+    the last step of former lives. UserError if the package is missing."""
 
-    def __init__(self, directory: Path, former: Iterable[Line] = (), *, last: int = 0) -> None:
+    def __init__(self, run_dir: Path, *, last: int = 0) -> None:
         if find_spec("tensorboard") is None:
             raise UserError("--tensorboard needs the package: pip install 'echo-node[tensorboard]', or leave it out")
+        directory = run_dir / "tensorboard"
         directory.mkdir(exist_ok=True)
         number = len(list(directory.iterdir()))
         # Readers order the files of a directory by name: by time, and within a second by number.
         self.path = directory / f"events.out.tfevents.{int(time.time()):010}.{number:06}.echo-node"
         self._first = last - STEPS_REPEATED + 1 if last and number else 0
-        self._former = former
-        self._queue: Queue[Line | None] = Queue(WAITING_STEPS)
-        self.left_out = 0
-        """Lines that found no room in the queue."""
+        self._run_dir = run_dir
         self.fault = ""
         """Why nothing is written any more."""
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
         self._thread.start()
 
-    def add(self, line: Line) -> None:
-        """Hand a line to the thread; returns at once."""
-        try:
-            self._queue.put_nowait(line)
-        except Full:
-            self.left_out += 1
-
     def close(self) -> None:
-        """Wait until what was added is in the file, for CLOSE_S at most."""
-        try:
-            self._queue.put(None, timeout=CLOSE_S)
-        except Full:
-            return
+        """Write the lines that are still missing, for CLOSE_S at most."""
+        self._over.set()
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         try:
-            self._write()
+            with (self._run_dir / METRICS).open("rb") as metrics, (self._run_dir / EVENTS).open("rb") as events:
+                self._follow(metrics, events)
         except (OSError, ImportError) as error:
             self.fault = f"{self.path.name} is not written any more: {error}"
-            while self._queue.get() is not None:
-                pass
 
-    def _write(self) -> None:
+    def _follow(self, *followed: BinaryIO) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
-
-        def write(line: Line) -> None:
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in _scalars(line)]
-            event = Event(wall_time=line.get("time", time.time()), step=_step(line), summary=Summary(value=values))
-            writer.write(event.SerializeToString())
 
         with self.path.open("wb") as file:
             writer, mark = RecordWriter(file), SessionLog(status=SessionLog.START)
             writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             writer.write(Event(wall_time=time.time(), step=self._first, session_log=mark).SerializeToString())
-            for line in self._former:
-                if _step(line) >= self._first:
-                    write(line)
-            file.flush()
-            while (waiting := self._queue.get()) is not None:
-                write(waiting)
-                if self._queue.empty():
-                    file.flush()
+            is_over = False
+            while not is_over:
+                is_over = self._over.is_set()
+                for line in (line for one in followed for line in _new_lines(one)):
+                    if line.get("kind", "evaluated") == "evaluated" and (step := _step(line)) >= self._first:
+                        values = [Summary.Value(tag=name, simple_value=value) for name, value in _scalars(line)]
+                        event = Event(wall_time=_number(line, "time"), step=step, summary=Summary(value=values))
+                        writer.write(event.SerializeToString())
+                file.flush()
+                self._over.wait(FOLLOW_S)
 
 
 def _step(line: Line) -> int:
@@ -155,8 +136,8 @@ class RunLog:
     """
 
     def __init__(self, directory: Path, *, tensorboard: bool = False) -> None:
-        self._metrics = _Lines(directory / "metrics.jsonl")
-        self._events = _Lines(directory / "events.jsonl")
+        self._metrics = _Lines(directory / METRICS)
+        self._events = _Lines(directory / EVENTS)
         self.last: Mapping[str, Any] = {}
         """The newest line of metrics.jsonl, of this life or a former one."""
         # Of former lives: evaluations, the highest staleness, samplers that were there at the end, and the cost.
@@ -165,46 +146,36 @@ class RunLog:
         self.absent: set[NodeId] = set()
         self.spent = Spent()
         self._look_back()
-        evaluated = (line for line in self._events.earlier() if line.get("kind") == "evaluated")
-        former = chain(self._metrics.earlier(), evaluated)
-        last = self.last.get("step", 0)
-        self._board = EventFiles(directory / "tensorboard", former, last=last) if tensorboard else None
+        self._board = EventFiles(directory, last=self.last.get("step", 0)) if tensorboard else None
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
         """Write down one learner step; a step that is trained again after a crash is there already."""
         if figures["step"] > self.last.get("step", 0):
             self.last = figures
             self._metrics.add(figures)
-            if self._board is not None:
-                self._board.add(figures)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write down something that happened, with the wall clock for people."""
-        line = {"time": round(time.time(), 3), "kind": kind, **fields}
-        self._events.add(line)
-        if self._board is not None and kind == "evaluated":
-            self._board.add(line)
+        self._events.add({"time": round(time.time(), 3), "kind": kind, **fields})
         if self._board is not None and self._board.fault:
             fault, self._board = self._board.fault, None
             self.event("tensorboard_failed", reason=fault)
 
     def close(self) -> None:
-        """Close all files; blocks for up to twice CLOSE_S."""
+        """Close all files; blocks for up to CLOSE_S."""
         if self._board is not None:
             self._board.close()
-            if self._board.left_out:
-                self.event("tensorboard_left_out", lines=self._board.left_out)
         self._metrics.close()
         self._events.close()
 
     def _look_back(self) -> None:
         """Read what former lives have logged, line by line: the log of a long run does not fit into memory."""
-        for line in self._metrics.earlier():
+        for line in self._metrics.read():
             if isinstance(line.get("step"), int):
                 self.last = line
                 self.max_staleness_seen = max(self.max_staleness_seen, int(_number(line, "staleness/max")))
                 self.spent = _spent(self.spent, line)
-        for line in self._events.earlier():
+        for line in self._events.read():
             node = NodeId(str(line.get("node")))
             match line.get("kind"):
                 case "evaluated":
@@ -234,6 +205,19 @@ def _number(line: Mapping[str, Any], name: str) -> float:
     return value if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
+def _new_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The JSON objects of `file` from where it stands, line by line. Damaged lines are skipped."""
+    while (line := file.readline()).endswith(b"\n"):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
+    # Half a line: the disk may be full.
+    file.seek(-len(line), os.SEEK_CUR)
+
+
 class _Lines:
     """A file of JSON lines. A last line that a crash cut short is removed."""
 
@@ -241,22 +225,14 @@ class _Lines:
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         with path.open("rb") as file:
-            self._earlier = self._nbytes = sum(len(line) for line in file if line.endswith(b"\n"))
+            self._nbytes = sum(len(line) for line in file if line.endswith(b"\n"))
         os.ftruncate(self._descriptor, self._nbytes)
         self._waiting: deque[bytes] = deque(maxlen=LINES_KEPT)
 
-    def earlier(self) -> Iterator[dict[str, Any]]:
-        """The lines of former lives, read one by one, at any time and in any thread. Damaged lines are skipped."""
-        left = self._earlier
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The lines that are there, one by one."""
         with self._path.open("rb") as file:
-            while left > 0 and (line := file.readline()):
-                left -= len(line)
-                try:
-                    found = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(found, dict):
-                    yield found
+            yield from _new_lines(file)
 
     def add(self, fields: Mapping[str, Any]) -> None:
         self._waiting.append(json.dumps(fields).encode() + b"\n")

@@ -37,7 +37,6 @@ from swarm.net.server import NodeServer
 from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey, node_id_of, swarm_id_of, unseal
 from swarm.net.stream import Incoming, Pace
-from swarm.net.tls import load_or_create_tls
 from swarm.net.wire import PROTOCOL, decode, encode
 from swarm.node.bootstrap import (
     HELLO_BYTES,
@@ -51,7 +50,7 @@ from swarm.node.bootstrap import (
     read_bootstrap,
     write_join_line,
 )
-from swarm.node.identity import load_or_create_key, next_generation, raise_generation
+from swarm.node.identity import load_or_create_key, load_or_create_tls, next_generation, raise_generation
 from swarm.types import Address, NodeId, Role, VersionId
 
 MAX_CLIENTS = 256  # Clients kept for their sessions with a server; idle connections close by themselves
@@ -155,7 +154,6 @@ class NetworkSettings:
     advertise: str | None = None
     tls: bool | None = None
     lan: bool | None = None
-    round_s: float = 2.0
     max_upload_mbit: float | None = None
     max_download_mbit: float | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -67,59 +68,49 @@ class Record(msgspec.Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts by number, and those held out, with token ids."""
+    """Prompts by number, and those held out, with token ids. `template` is None if the model reads prompts as they are.
+    A completion that ended by itself has one of `stop_token_ids` at its end."""
 
-    def __init__(
-        self,
-        task: Task,
-        tokenizer: Any,
-        template: ChatTemplate | None,
-        *,
-        system_prompt: str | None = None,
-        most_tokens: int,
-        stop_token_ids: Collection[int] = (),
-    ) -> None:
-        """`template` is None if the model reads prompts as they are. A completion that ended by itself has one of
-        `stop_token_ids` at its end."""
-        self._task = task
-        self._tokenizer = tokenizer
-        self._template = template
-        self._system_prompt = system_prompt
-        self._stop_token_ids = stop_token_ids
-        self.most_tokens = most_tokens
+    task: Task
+    tokenizer: Any
+    template: ChatTemplate | None
+    most_tokens: int
+    system_prompt: str | None = None
+    stop_token_ids: Collection[int] = ()
 
     def __call__(self, number: int) -> Prompt:
         """Training prompt `number`. If it is too long, or has no tokens, prompt number + STRIDE replaces it, and so
         on."""
         for attempt in range(TRIES):
-            prompt = self.encode(self._task.prompt(number + attempt * STRIDE))
+            prompt = self.encode(self.task.prompt(number + attempt * STRIDE))
             if 0 < len(prompt.token_ids) <= self.most_tokens:
                 return prompt
         raise UserError(
-            f"{TRIES} prompts of {self._task.name} in a row have no tokens or more than {self.most_tokens}: "
+            f"{TRIES} prompts of {self.task.name} in a row have no tokens or more than {self.most_tokens}: "
             "set another max_prompt_tokens, or --max-new-tokens with less"
         )
 
     def held_out(self, count: int) -> list[Prompt]:
         """Up to `count`; UserError, with its id, for one that is too long."""
-        prompts = [self.encode(prompt) for prompt in self._task.held_out(count)]
+        prompts = [self.encode(prompt) for prompt in self.task.held_out(count)]
         for prompt in prompts:
             self._check_length(prompt, len(prompt.token_ids))
         return prompts
 
     def encode(self, prompt: Prompt) -> Prompt:
         """`prompt` with its token ids. Plain text gets a BOS if the tokenizer says so, a chat if its template does."""
-        encoded = self._tokenizer.encode(self.text(prompt), add_special_tokens=self._template is None)
+        encoded = self.tokenizer.encode(self.text(prompt), add_special_tokens=self.template is None)
         return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """A completion, or a part of one, as rewards read it."""
-        return completion_text(self._tokenizer, token_ids, self._stop_token_ids)
+        return completion_text(self.tokenizer, token_ids, self.stop_token_ids)
 
     def text(self, prompt: Prompt) -> str:
         """What the model reads. UserError, with the prompt's id, for a chat without a template or one it refuses."""
-        if self._template is None:
+        if self.template is None:
             if prompt.messages:
                 raise UserError(
                     f"the prompt {prompt.prompt_id} is a chat, which needs a chat template: take a model that has one "
@@ -127,25 +118,25 @@ class Prompts:
                 )
             return prompt.text
         messages = prompt.messages or (("user", prompt.text),)
-        if self._system_prompt is not None and messages[0][0] != "system":
-            messages = (("system", self._system_prompt), *messages)
+        if self.system_prompt is not None and messages[0][0] != "system":
+            messages = (("system", self.system_prompt), *messages)
         try:
-            return self._template.render(messages)
+            return self.template.render(messages)
         except UserError as error:
             raise UserError(f"the prompt {prompt.prompt_id}: {error}") from error
 
     def check_lengths(self) -> None:
         """Measure every training prompt of a data set, or LOOKED_AT of a task without end. UserError, with its id, for
         one that is too long. Blocking, and long for a large data set."""
-        count = LOOKED_AT if self._task.size is None else self._task.size
+        count = LOOKED_AT if self.task.size is None else self.task.size
         for first in range(0, count, CHUNK):
             texts: list[tuple[Prompt, str]] = []
             for number in range(first, min(first + CHUNK, count)):
-                self._task.progress(f"{self._task.name}: measured {number:,} of {count:,} prompts")
-                prompt = self._task.prompt(number)
+                self.task.progress(f"{self.task.name}: measured {number:,} of {count:,} prompts")
+                prompt = self.task.prompt(number)
                 if not self._is_short(text := self.text(prompt)):
                     texts.append((prompt, text))
-            found = self._tokenizer.encode_batch([text for _, text in texts], add_special_tokens=self._template is None)
+            found = self.tokenizer.encode_batch([text for _, text in texts], add_special_tokens=self.template is None)
             for (prompt, _), encoded in zip(texts, found, strict=True):
                 self._check_length(prompt, len(encoded.ids))
 
@@ -211,9 +202,9 @@ def open_prompts(
     if chat and template is None:
         say("the model has no chat template: it is given the prompts as they are")
     return Prompts(
-        task,
-        tokenizer,
-        template if chat else None,
+        task=task,
+        tokenizer=tokenizer,
+        template=template if chat else None,
         system_prompt=config.system_prompt,
         most_tokens=record.most_tokens,
         stop_token_ids=record.stop_token_ids,

@@ -13,6 +13,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,40 +31,42 @@ from swarm.rollout.journal.entries import VersionPublished
 from swarm.rollout.journal.journal import Journal
 from swarm.types import NodeId, VersionId
 
-MAX_SHOWN = 8  # Versions whose spreading is remembered for `status`
 SHARES = {"50": 0.5, "90": 0.9, "100": 1.0}  # Shares of the samplers, by their name in `status`
-MAX_OPEN = 64  # Versions followed at once; one that no sampler reaches within 64 publications measures nothing
+MAX_FOLLOWED = 64  # Versions followed at once; one that no sampler reaches within 64 publications measures nothing
+
+
+@dataclass(slots=True, kw_only=True)
+class Spread:
+    """When a version was published, how long it took to encode it and write it down, and after how many seconds each
+    node held it. `is_open` until all do."""
+
+    published_at: float
+    prepared_s: float
+    installed_s: dict[NodeId, float] = field(default_factory=dict)
+    is_open: bool = True
 
 
 class InstallTracker:
     """Turns publications and installs into durations. A newer installed version counts for all older ones."""
 
     def __init__(self) -> None:
-        self._published_at: dict[VersionId, float] = {}
+        self._spreads: dict[VersionId, Spread] = {}
         self._installed: dict[NodeId, VersionId] = {}
-        self._prepared_s: dict[VersionId, float] = {}
-        self._spread: dict[VersionId, tuple[float, dict[NodeId, float]]] = {}
-        """When a version was published, and after how many seconds each node held it."""
         self.last_broadcast_s: float | None = None
 
     def published(self, version: VersionId, *, now: float, prepared_s: float = 0.0) -> None:
-        """`prepared_s`: how long it took to encode the weights and write them down."""
-        self._published_at[version] = now
-        self._spread[version] = (now, {})
-        self._prepared_s[version] = prepared_s
-        while len(self._spread) > MAX_SHOWN:
-            del self._prepared_s[min(self._spread)], self._spread[min(self._spread)]
-        while len(self._published_at) > MAX_OPEN:
-            del self._published_at[min(self._published_at)]
+        self._spreads[version] = Spread(published_at=now, prepared_s=prepared_s)
+        if len(self._spreads) > MAX_FOLLOWED:
+            del self._spreads[min(self._spreads)]
 
     def installed(self, node: NodeId, version: VersionId, *, now: float) -> None:
         """`node` says that its engine holds `version`. Its versions only rise (I4)."""
         known = self._installed.get(node)
         if known is None or version > known:
             self._installed[node] = version
-            for shown, (published_at, times) in self._spread.items():
-                if shown <= version:
-                    times.setdefault(node, now - published_at)
+            for reached, spread in self._spreads.items():
+                if reached <= version:
+                    spread.installed_s.setdefault(node, now - spread.published_at)
             self._settle(now)
 
     def gone(self, node: NodeId, *, now: float) -> None:
@@ -71,16 +75,17 @@ class InstallTracker:
             self._settle(now)
 
     def install_s(self, node: NodeId, version: VersionId) -> float | None:
-        """Seconds from the publication of `version`, one of the last few, until `node` held it or a newer one."""
-        return self._spread[version][1].get(node) if version in self._spread else None
+        """Seconds from the publication of `version` until `node` held it or a newer one; None if that is not known."""
+        return self._spreads[version].installed_s.get(node) if version in self._spreads else None
 
     def prepared_s(self, version: VersionId) -> float:
-        """Seconds from the weights of `version`, one of the last few, to its publication; 0 for others."""
-        return self._prepared_s.get(version, 0.0)
+        """Seconds from the weights of `version` to its publication; 0 if that is not known any more."""
+        return self._spreads[version].prepared_s if version in self._spreads else 0.0
 
     def spread_s(self, version: VersionId) -> dict[str, float | None]:
         """Seconds until each of SHARES of today's samplers held `version`; None if that has not happened yet."""
-        _, times = self._spread.get(version, (0.0, {}))
+        spread = self._spreads.get(version)
+        times = spread.installed_s if spread is not None else {}
         known = sorted(at for node, at in times.items() if node in self._installed)
         found: dict[str, float | None] = {}
         for name, share in SHARES.items():
@@ -89,11 +94,10 @@ class InstallTracker:
         return found
 
     def _settle(self, now: float) -> None:
-        if not self._installed:
-            return
-        reached = min(self._installed.values())
-        for version in sorted(v for v in self._published_at if v <= reached):
-            self.last_broadcast_s = now - self._published_at.pop(version)
+        reached = min(self._installed.values(), default=None)
+        for version, spread in sorted(self._spreads.items()):
+            if reached is not None and version <= reached and spread.is_open:
+                spread.is_open, self.last_broadcast_s = False, now - spread.published_at
 
 
 ROOM_S = 1.0  # Between two tries on a full disk
@@ -202,7 +206,8 @@ class Publication:
                 continue
             self._say("others know a later run of this learner: publishing under the next incarnation")
             async with self._publishing:
-                await self._announce(await self._with_room(self._encode_again))
+                version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
+                await self._announce(await self._with_room(partial(self._broadcast.encode_again, version)))
 
     def diverged(self) -> None:
         """Called when what was published cannot be made again."""
@@ -218,10 +223,6 @@ class Publication:
             if self._training.staged_step != version.version:
                 return None
             return await self._broadcast.encode(self._training.staging, version)
-
-    async def _encode_again(self) -> HeldVersion:
-        version = VersionId(incarnation=self._network.incarnation, version=self.newest.version)
-        return await self._broadcast.encode_again(version)
 
     async def _announce(self, held: HeldVersion, *, staged_at: float | None = None) -> None:
         version = held.head.version

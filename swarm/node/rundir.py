@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from swarm.errors import UserError
 from swarm.learner.checkpoint.export import export_model
 from swarm.node.control import is_led
-from swarm.settings import LeadConfig, load_config, read_toml
+from swarm.settings import CHANGEABLE, LeadConfig, load_config, read_toml
 
 ENVIRONMENT = "environment.json"
 LIVES_KEPT = 100  # The first and the newest of a run that is resumed again and again; an entry takes about 10 kB
@@ -100,18 +100,6 @@ def _field(path: Path, name: str) -> str:
     pairs = (line.partition(":") for line in lines)
     return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
-
-CHANGEABLE = frozenset().union(
-    ("run_dir", "state_dir", "host", "port", "advertise", "tls", "lan", "bootstrap", "max_upload", "max_download"),
-    ("device", "trainer_hang_s", "trainer_ranks", "trainer_machines", "trainer_meeting", "tokens_per_micro_batch"),
-    ("steps", "target", "max_staleness", "publish_every_steps", "hold_s", "rehearse_step_s", "rehearse_noise"),
-    ("eval_every_steps", "eval_samples", "alarm_mismatch_kl", "alarm_entropy", "alarm_gradient_spike"),
-    ("reward_failure", "reward_timeout_s", "reward_memory_mb", "reward_processes"),
-    ("checkpoint_every_steps", "keep_checkpoints", "keep_rollouts", "tensorboard"),
-    ("activate", "idle_target", "budget_per_hour", "max_cost", "cost_per_hour", "egress_cost_per_gb"),
-)
-"""Settings that may differ when a run is resumed. All others are part of what was recorded: with another task, seed or
-group size, training on the recorded batches would be another run."""
 
 CONFIG = "config.json"
 ORIGIN = "from"  # The key of config.json under which a fork says which model it began with
@@ -262,7 +250,7 @@ def resumed_config(
     if not known.get("port"):
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, file, {**flags, "run_dir": path}, before=known)
-    for name in sorted(given.keys() - CHANGEABLE):
+    for name in sorted(given.keys() - CHANGEABLE.keys()):
         # Compared as they were read: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
         if getattr(config, name) != getattr(before, name):
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")

@@ -17,9 +17,8 @@ from pathlib import Path
 from swarm.broadcast.store.disk import require_room
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import fault_of, step_directories, whole_checkpoints
-from swarm.net.tls import load_or_create_tls, write_privately
 from swarm.node.best import ABOUT, NAME
-from swarm.node.identity import load_or_create_key
+from swarm.node.identity import load_or_create_key, load_or_create_tls, write_privately
 from swarm.node.prompts import RECORD, open_tokenizer, read_record
 from swarm.node.rundir import BASE, ENVIRONMENT, ORIGIN, locked, read_values, resumed_config, write_config
 from swarm.rollout.journal.journal import DATABASE, SEGMENTS

@@ -140,31 +140,28 @@ class SamplerNode(JoiningNode):
         )
         launch = asyncio.create_task(engine.launch())
         try:
-            return await self._work(engine, receiver, launch, spool)
+            self._status.state = "looking for the learner"
+            link = LearnerLink(self._network, self._say, on_busy=self._put_off)
+            hello = await unless_stopped(self._stop, link.find())
+            if hello is None:
+                return False
+            session = Session(
+                client=RolloutClient(link, self._network.node, hello.learner_key, say=self._say),
+                beat_s=hello.beat_s,
+                engine=engine,
+                launch=launch,
+                spool=spool,
+                receiver=receiver,
+                offer=lambda: self._offer(engine, receiver),
+                status=self._status,
+                on_change=lambda: self._say_profile(engine, receiver),
+                say=self._say,
+            )
+            return await session.run(self._stop)
         finally:
             launch.cancel()
             await asyncio.gather(launch, return_exceptions=True)
             await engine.stop()
-
-    async def _work(self, engine: EngineWorker, receiver: Receiver, launch: asyncio.Task[None], spool: Spool) -> bool:
-        self._status.state = "looking for the learner"
-        link = LearnerLink(self._network, self._say, on_busy=self._put_off)
-        hello = await unless_stopped(self._stop, link.find())
-        if hello is None:
-            return False
-        session = Session(
-            client=RolloutClient(link, self._network.node, hello.learner_key, say=self._say),
-            beat_s=hello.beat_s,
-            engine=engine,
-            launch=launch,
-            spool=spool,
-            receiver=receiver,
-            offer=lambda: self._offer(engine, receiver),
-            status=self._status,
-            on_change=lambda: self._say_profile(engine, receiver),
-            say=self._say,
-        )
-        return await session.run(self._stop)
 
     def _offer(self, engine: EngineWorker, receiver: Receiver) -> Offer:
         """What this node is and costs, for the learner to choose by."""

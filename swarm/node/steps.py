@@ -118,7 +118,8 @@ class Steps:
                 if self._alarms.told(trained.alarms, step=self.step) or self._stop.is_set():
                     return
                 if self._is_for_publication():
-                    publishing = await self._begin_publication()
+                    await self._training.stage()
+                    publishing = asyncio.create_task(self._publication.publish_staged(self.step))
                 await self._save_if_due()
                 if evaluation.done():
                     evaluation.result()
@@ -168,7 +169,7 @@ class Steps:
         return bool(self.held_out) and self.held_out[-1]["version"] == self.step
 
     async def _measure_last(self) -> None:
-        if self._is_enough or self._alarms.stopped_by:
+        if self._is_enough() or self._alarms.stopped_by:
             # There is no money for it, or it is not worth showing.
             return
         if self.step > self._publication.newest.version:
@@ -225,56 +226,54 @@ class Steps:
         """The next batch; None once the money is spent or the user stops the run. Raises the error of a publication
         that failed: without it a batch may never come. Publishes if that becomes due: after S was lowered, rollouts of
         the published version may be too old."""
-        if self._is_enough:
+        if self._is_enough():
             await unless_stopped(self._stop, publishing)
             return None
         began = time.monotonic()
         batch = asyncio.create_task(self._rollouts.next_batch())
-        enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
         try:
             while not batch.done():
                 due = asyncio.create_task(self._publication.due.wait())
-                waits: set[asyncio.Task[Any]] = {batch, due, enough, *([] if publishing.done() else [publishing])}
                 try:
-                    happened, _ = await asyncio.wait(waits, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
+                    await self._first_of(batch, due, *([] if publishing.done() else [publishing]))
                 finally:
                     due.cancel()
                 if publishing.done():
                     publishing.result()
                 if batch.done():
                     break
-                if enough.done():
+                if self._is_enough():
                     await unless_stopped(self._stop, publishing)
                     return None
                 if self._publication.due.is_set():
                     await unless_stopped(self._stop, publishing)
                     await unless_stopped(self._stop, self._publication.publish(self.step))
                     self._publication.due.clear()
-                elif not happened:
-                    self._say_stall()
             self._waited_s = time.monotonic() - began
             return batch.result()
         finally:
             batch.cancel()
-            enough.cancel()
 
-    @property
     def _is_enough(self) -> bool:
         return self._provisioning.spent.is_set() or self._stop.is_set()
 
     async def _patiently(self, task: asyncio.Task[None]) -> None:
-        """Wait for `task`, which samplers have to finish, until the money is spent or the user stops the run. Tell the
-        user if it takes long."""
-        enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
+        """Wait for `task`, which samplers have to finish, until the money is spent or the user stops the run."""
         try:
-            while not (task.done() or enough.done()):
-                happened, _ = await asyncio.wait({task, enough}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
-                if not happened:
-                    self._say_stall()
+            await self._first_of(task)
             if task.done():
                 task.result()
         finally:
             task.cancel()
+
+    async def _first_of(self, *tasks: asyncio.Task[Any]) -> None:
+        """Wait until one of `tasks` is done, the money is spent, or the user stops the run. Tell the user if it takes
+        long."""
+        enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
+        try:
+            while not (await asyncio.wait({*tasks, enough}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+                self._say_stall()
+        finally:
             enough.cancel()
 
     def _say_stall(self) -> None:
@@ -288,10 +287,6 @@ class Steps:
     def _is_for_publication(self) -> bool:
         newest, period = self._publication.newest.version, self.bound.publish_every_steps
         return is_for_publication(self.step, newest, period, self._config.steps) or self._publication.due.is_set()
-
-    async def _begin_publication(self) -> asyncio.Task[None]:
-        await self._training.stage()
-        return asyncio.create_task(self._publication.publish_staged(self.step))
 
     async def _save_if_due(self) -> None:
         again = bool(self._training.save_fault) and time.monotonic() - self._save_failed_at > SAVE_AGAIN_S

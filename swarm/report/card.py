@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.node.rundir import CHANGEABLE, ORIGIN
+from swarm.node.rundir import ORIGIN
 from swarm.report.figures import Figures
-from swarm.settings import EMBEDDED, LeadConfig
+from swarm.settings import CHANGEABLE, EMBEDDED, LeadConfig
 
 LIBRARIES = ("echo-node", "torch", "transformers", "tokenizers", "safetensors", "numpy")  # Those the weights depend on
 ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too

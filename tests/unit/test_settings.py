@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from swarm.errors import UserError
 from swarm.sampler.engine import EngineOptions
 from swarm.settings import JoinConfig, LeadConfig, line_of, load_config
+
+ROOT = Path(__file__).parents[2]
 
 
 def fault(kind: type[LeadConfig | JoinConfig], file: Path | None = None, **flags: Any) -> str:
@@ -234,3 +237,17 @@ def test_several_trainer_machines_need_a_place_to_meet() -> None:
     assert "trainer_meeting" in fault(LeadConfig, trainer_machines=2)
     assert "--trainer-meeting" in fault(LeadConfig, trainer_machines=2, trainer_meeting="nowhere")
     assert load_config(LeadConfig, None, {"trainer_machines": 2, "trainer_meeting": "10.0.0.1:29500"})
+
+
+def test_the_document_about_settings_gives_their_names_and_defaults() -> None:
+    rows = re.findall(r"^\| (`.+?) \|.*\| (.+?) \|$", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
+    assert len(rows) > 10
+    for names, defaults in rows:
+        fields = re.findall(r"`(\w+)`", names)
+        said = defaults.split(", ") if len(fields) > 1 else [defaults]
+        for name, words in zip(fields, said, strict=True):
+            value = getattr(LeadConfig(), name)
+            if isinstance(value, int | float | str):
+                assert words.strip("`") == (value if isinstance(value, str) else f"{value:g}"), name
+            else:
+                assert value in (None, {}, ()), name

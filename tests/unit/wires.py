@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from swarm.errors import ProtocolError
 from swarm.net.server import NodeServer
 from swarm.net.stream import Frame, Incoming, Outgoing, Pace, Stream, open_stream
-from swarm.net.tls import ServerTls
+from swarm.node.identity import ServerTls
 from swarm.types import Address, VersionId
 
 PATIENCE_S = 20.0

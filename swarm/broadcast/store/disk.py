@@ -92,7 +92,4 @@ def disk_error(error: OSError, path: Path, nbytes: int) -> Exception:
 
 
 def _full(directory: Path, what: str, missing: int) -> DiskFull:
-    return DiskFull(
-        f"the disk of {directory} has no room for {what}: free {-(-missing // 1_000_000)} MB there, "
-        "or pass a --state-dir on another disk"
-    )
+    return DiskFull(f"the disk of {directory} has no room for {what}: free {-(-missing // 1_000_000)} MB there")

@@ -10,22 +10,13 @@ from typing import Literal
 
 import pytest
 
-from swarm.cli.demo import Demo, DemoOptions, verdict
+from swarm.cli.demo import Demo, verdict
 from swarm.errors import EchoError, UserError
+from swarm.settings import DemoConfig
 
 
-def options(engine: Literal["transformers", "vllm"], run_dir: Path | None = None, samplers: int = 3) -> DemoOptions:
-    return DemoOptions(
-        samplers=samplers,
-        steps=1,
-        kill_one=False,
-        kill_learner=0,
-        kill_seed=0,
-        reward="task",
-        max_staleness=2,
-        run_dir=run_dir,
-        engine=engine,
-    )
+def options(engine: Literal["transformers", "vllm"], run_dir: Path | None = None, samplers: int = 3) -> DemoConfig:
+    return DemoConfig(samplers=samplers, steps=1, run_dir=run_dir, engine=engine)
 
 
 @pytest.mark.parametrize(("samplers", "with_vllm"), [(1, 1), (2, 1), (3, 2), (16, 15)])

@@ -18,7 +18,7 @@ import uvloop
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.server import NodeServer
 from swarm.net.stream import HEADER, PREAMBLE, Frame, Pace, open_stream, unpack_frame
-from swarm.net.tls import ServerTls, load_or_create_tls
+from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import v
 from tests.unit.wires import NOTE, VERSION, Place, at, connected, frame_of, pair_of_sockets, until

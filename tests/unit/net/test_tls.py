@@ -22,8 +22,8 @@ from swarm.net.client import PeerClient, binary, certificate_of, read_signed, se
 from swarm.net.limits import Limits
 from swarm.net.server import NodeServer
 from swarm.net.sessions import AUTH_HEADER, ServerSessions, Unauthorized
-from swarm.net.tls import ServerTls, load_or_create_tls
 from swarm.net.wire import PROTOCOL, PROTOCOL_HEADER
+from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import KEY, OTHER_KEY
 
@@ -285,7 +285,7 @@ async def test_over_plain_http_what_was_recorded_is_refused_when_it_is_sent_agai
             await who(peer, SECRET)
             (recorded,) = tap.sent
             assert SECRET in recorded
-            said = await _send_again(there.address.port, bytes(recorded), until=b"sign anew")
+            said = await _send_again(there.address.port, bytes(recorded), until=b"sign the request again")
             assert said.count(b"HTTP/1.1 401") == 1
             assert await who(peer) == KEY.node_id
         assert there.taken == [SECRET, b"body"]

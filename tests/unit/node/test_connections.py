@@ -157,7 +157,7 @@ async def test_a_learner_that_is_down_is_waited_for(
 
 async def test_who_never_answers_is_not_waited_for_for_ever(tmp_path: Path, pauses: list[float]) -> None:
     line, said = await given_up(tmp_path, line_for(KEY, Address(host="127.0.0.1", port=closed_port())))
-    assert "nobody answered for 24 hours: ask whoever leads the swarm for a new one" in line
+    assert "nobody answered for 24 hours: ask the person who leads the swarm for a new one" in line
     assert FIND_S <= sum(pauses) < FIND_S + 400
     assert len(said) == 1
 
@@ -168,7 +168,7 @@ async def test_who_never_answers_is_not_waited_for_for_ever(tmp_path: Path, paus
 async def test_an_old_join_line(tmp_path: Path, pauses: list[float]) -> None:
     async with member(OTHER_KEY) as other:
         line, said = await given_up(tmp_path, line_for(KEY, other))
-    assert "this join line is old, ask whoever leads the swarm for a new one" in line
+    assert "this join line is old, ask the person who leads the swarm for a new one" in line
     assert len(pauses) == WRONG_TRIES - 1
     assert len(said) == 1
 
@@ -186,7 +186,7 @@ async def test_a_node_without_tls_where_it_was_named(tmp_path: Path, pauses: lis
     async with member(KEY) as plain:
         before = Address(host=plain.host, port=plain.port, fingerprint=b"f" * 32)
         line, _ = await given_up(tmp_path, line_for(KEY, before))
-        assert "does not speak TLS, as was named; if it was set up anew, ask for its new join line" in line
+        assert "does not speak TLS, as was named; if it was set up again, ask for its new join line" in line
         line, _ = await given_up(tmp_path, f"https://{plain.authority}")
         assert f"does not answer with TLS; if it is an echo-node without (--no-tls), name it as {plain.url}" in line
 
@@ -231,7 +231,7 @@ async def test_a_sampler_whose_swarm_is_gone_ends(tmp_path: Path, monkeypatch: p
         network._learner_key = KEY.public_bytes
         monkeypatch.setattr(network, "learner", lambda: (KEY.node_id, []))
         monkeypatch.setattr(network.gossip, "news", news)
-        with pytest.raises(UserError, match="this join line is old, ask whoever leads the swarm for a new one"):
+        with pytest.raises(UserError, match="this join line is old, ask the person who leads the swarm for a new one"):
             await LearnerLink(network, looks_like_a_line).find()
         await network.peers.close()
     assert len(looks) == MISLED_TRIES

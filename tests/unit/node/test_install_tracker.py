@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.node.publication import MAX_OPEN, InstallTracker
+from swarm.node.publication import MAX_FOLLOWED, InstallTracker
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB, v
 
@@ -55,7 +55,7 @@ def test_an_installed_version_never_goes_back() -> None:
 
 def test_the_oldest_of_too_many_open_versions_is_given_up() -> None:
     tracker = InstallTracker()
-    for number in range(MAX_OPEN + 1):
+    for number in range(MAX_FOLLOWED + 1):
         tracker.published(v(number), now=float(number))
     tracker.installed(ALICE, v(0), now=100.0)
     assert tracker.last_broadcast_s is None
@@ -87,10 +87,9 @@ def test_how_long_an_install_took_at_one_sampler() -> None:
     assert tracker.install_s(ALICE, v(2)) is None
 
 
-def test_how_long_a_version_was_prepared_is_known_of_the_last_few() -> None:
+def test_how_long_a_version_was_prepared_is_known_while_it_is_followed() -> None:
     tracker = InstallTracker()
-    for number in range(12):
+    for number in range(MAX_FOLLOWED + 1):
         tracker.published(v(number), now=float(number), prepared_s=0.5)
-    assert tracker.prepared_s(v(11)) == 0.5
-    assert tracker.prepared_s(v(0)) == tracker.prepared_s(v(12)) == 0.0
-    assert len(tracker._prepared_s) == 8
+    assert tracker.prepared_s(v(1)) == tracker.prepared_s(v(MAX_FOLLOWED)) == 0.5
+    assert tracker.prepared_s(v(0)) == tracker.prepared_s(v(MAX_FOLLOWED + 1)) == 0.0

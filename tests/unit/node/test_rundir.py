@@ -14,7 +14,6 @@ from swarm.learner.checkpoint.files import checkpoint_path, commit
 from swarm.node.prompts import open_task
 from swarm.node.rundir import (
     BASE,
-    CHANGEABLE,
     LOGS,
     SUMMARY,
     Origin,
@@ -27,7 +26,7 @@ from swarm.node.rundir import (
     remove_run_directory,
     resumed_config,
 )
-from swarm.settings import LeadConfig
+from swarm.settings import CHANGEABLE, LeadConfig
 
 OTHER: dict[str, Any] = {
     "steps": 300,

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from swarm.errors import UserError
 from swarm.node import metrics as eventfiles
 from swarm.node.learner import LearnerNode
-from swarm.node.metrics import EventFiles, RunLog
+from swarm.node.metrics import RunLog
 from swarm.settings import LeadConfig
 
 Curve = list[tuple[int, float]]
@@ -118,16 +118,14 @@ def stuck(monkeypatch: pytest.MonkeyPatch, write: Callable[[], None]) -> None:
 
 
 def test_nobody_waits_for_a_disk_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eventfiles, "WAITING_STEPS", 4)
     go_on = threading.Event()
     stuck(monkeypatch, lambda: assert_true(go_on.wait(60)))
-    board = EventFiles(tmp_path / "tensorboard")
+    log = RunLog(tmp_path, tensorboard=True)
     for step in range(1, 11):
-        board.add(figures(step))
-    assert board.left_out == 6
+        log.metrics(figures(step))
     go_on.set()
-    board.close()
-    assert [step for step, _ in read_back(tmp_path)["train/reward"]] == [1, 2, 3, 4]
+    log.close()
+    assert [step for step, _ in read_back(tmp_path)["train/reward"]] == list(range(1, 11))
 
 
 def assert_true(value: bool) -> None:
