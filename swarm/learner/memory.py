@@ -269,7 +269,8 @@ def read_shape(name: str) -> Shape | None:
 def shape_of(model: Any) -> Shape:
     """Of a causal language model; widths that its configuration does not name are guessed on the high side."""
     config = model.config.get_text_config()
-    heads = config.num_attention_heads
+    # A model without heads is counted as if it kept its whole width of each token, which is more than any state takes.
+    heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     experts = getattr(config, "num_experts_per_tok", None)
     feed_forward = getattr(config, "moe_intermediate_size", None) if experts else None

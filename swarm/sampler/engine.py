@@ -54,8 +54,9 @@ class Started(msgspec.Struct, frozen=True):
     """What runs where. `device_name` is the maker's, if there is one; `versions` those of the libraries.
 
     `places` samples fit side by side, at most as many as were asked for, of up to `context_tokens` with their prompts
-    (0: as many as the model takes). An engine in `lockstep` begins and ends them together, answers one `Generate` at a
-    time and installs between two; others begin each sample by itself, and install beneath running ones.
+    (0: nobody knows a limit), of a vocabulary of `vocab_size`. An engine in `lockstep` begins and ends them together,
+    answers one `Generate` at a time and installs between two; others begin each sample by itself, and install beneath
+    running ones.
     """
 
     engine: str
@@ -65,6 +66,7 @@ class Started(msgspec.Struct, frozen=True):
     versions: str = ""
     places: int = 1
     context_tokens: int = 0
+    vocab_size: int = 1
     lockstep: bool = True
 
 
@@ -151,6 +153,10 @@ class Probed(msgspec.Struct, frozen=True):
 
     logprobs: bytes
 
+
+ASSUMED_SAMPLE_TOKENS = 4096
+"""Prompt and completion of a sample for which no limit was set: contexts of 40,000 tokens and more are seldom used, and
+an engine that reserved them would draw one sample at a time."""
 
 Command = Start | Install | Generate | Probe
 Told = Callable[[], None]  # To be called whenever work goes on

@@ -30,7 +30,9 @@ from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes, pick_device
+from swarm.learner.memory import Shape, shape_of
 from swarm.sampler.engine import (
+    ASSUMED_SAMPLE_TOKENS,
     EngineDtype,
     Generate,
     Generated,
@@ -46,9 +48,14 @@ from swarm.sampler.engine import (
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, places_that_fit, shape_of
 from swarm.sampler.weights import check_coverage, mapped_tensors, wrong_tensor
 from swarm.types import Finish, Span, VersionId
+
+CPU_SHARE = 0.5  # Of the memory that is available on a machine without a GPU: its owner wants to go on working
+
+DRAW_COPIES = 8
+"""Float32 rows over the vocabulary that one draw holds at most: logits as they come and as float32, scaled, noise, its
+logarithm, their difference, the choice, and what the softmax takes."""
 
 R = TypeVar("R")
 
@@ -83,13 +90,16 @@ class TransformersEngine:
             torch.set_num_threads(1)
         check_coverage(model.state_dict(), command.layout)
         self._model, self._layout, self._directory = model, command.layout, command.directory
+        shape, context_tokens = shape_of(model), getattr(config.get_text_config(), "max_position_embeddings", None) or 0
         return Started(
             engine="transformers",
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            places=_places(command, device, dtype),
+            places=_places(command, shape, context_tokens, device, dtype),
+            context_tokens=context_tokens,
+            vocab_size=shape.vocab_size,
         )
 
     @torch.no_grad()
@@ -269,20 +279,22 @@ class StopsRows(StoppingCriteria):
         return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
 
 
-def _places(command: Start, device: torch.device, dtype: torch.dtype) -> int:
+def _places(command: Start, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
     """How many of the samples that are wanted fit beside the model; a batch holds all of them to its end."""
     if device.type == "cuda":
         free_bytes, share = torch.cuda.mem_get_info(device)[0], command.options.gpu_memory_share
     else:
         free_bytes, share = free_host_bytes(), CPU_SHARE
-    return places_that_fit(
-        shape_of(command.layout),
-        free_bytes=free_bytes,
-        share=share,
-        wanted=command.places,
-        tokens=command.options.max_model_len or ASSUMED_SAMPLE_TOKENS,
-        dtype_bytes=dtype.itemsize,
-    )
+    tokens = command.options.max_model_len or ASSUMED_SAMPLE_TOKENS
+    one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype.itemsize)
+    # At least one, since most samples are shorter than they may be.
+    return max(1, min(command.places, int(free_bytes * share) // one_bytes))
+
+
+def sample_bytes(shape: Shape, tokens: int, dtype_bytes: int) -> int:
+    """Memory of one sample of `tokens`: keys and values of each token in each layer, as if no layer had a window, and
+    the probabilities of one token while it is drawn."""
+    return 2 * shape.layers * shape.keys * dtype_bytes * tokens + DRAW_COPIES * 4 * shape.vocab_size
 
 
 def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:

@@ -26,15 +26,7 @@ from swarm.sampler.engine import (
     Start,
     Started,
 )
-from swarm.sampler.trial import (
-    ASSUMED_CONTEXT,
-    Trial,
-    TrialCache,
-    assumed_mean_tokens,
-    rollouts_per_s,
-    shape_of,
-    try_out,
-)
+from swarm.sampler.trial import Trial, TrialCache, assumed_rollouts_per_s, try_out
 from swarm.types import Rollout, SampleSpec, VersionId
 
 MAX_PER_S = 1e9  # What a beat may tell of; only an engine without a model comes near it
@@ -201,18 +193,14 @@ class EngineWorker:
         assert self._started is not None
         if self.kind == "scripted":
             return None
-        cache, limit = TrialCache(self._directory / "trials.json"), self._started.context_tokens or None
+        cache = TrialCache(self._directory / "trials.json")
 
         async def draw(command: Generate) -> Generated:
             return await self._child.call(command, Generated)
 
-        trial = await try_out(draw, self._started, layout, cache, context_tokens=limit)
-        assumed = assumed_mean_tokens(min(shape_of(layout).context_tokens, limit or ASSUMED_CONTEXT))
-        self.rates = Rates(
-            self.places,
-            most_tokens_per_s=trial.tokens_per_s,
-            assumed_rollouts_per_s=rollouts_per_s(trial, assumed),
-        )
+        trial = await try_out(draw, self._started, layout, cache)
+        assumed = assumed_rollouts_per_s(trial, self._started.context_tokens)
+        self.rates = Rates(self.places, most_tokens_per_s=trial.tokens_per_s, assumed_rollouts_per_s=assumed)
         return trial
 
     async def install(self, head: Head, table: ChunkTable, weights: Path) -> NotInstalled | None:

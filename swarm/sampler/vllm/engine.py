@@ -86,6 +86,7 @@ class VllmEngine:
             versions=vllm_versions.versions(),
             places=min(command.places, vllm_versions.fitting_sequences(self._config)),
             context_tokens=self._config.model_config.max_model_len,
+            vocab_size=self._config.model_config.get_vocab_size(),
             lockstep=False,
         )
 

@@ -15,8 +15,7 @@ from importlib import metadata
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.sampler.engine import Job, Start
-from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS
+from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
