@@ -54,10 +54,7 @@ class EngineProcess:
         command = Start(
             directory=str(versions.files_dir),
             layout=versions.layout,
-            device=device,
-            places=places,
-            hang_s=HANG_S,
-            options=EngineOptions(dtype=dtype, max_model_len=context),
+            options=EngineOptions(device=device, dtype=dtype, max_model_len=context, places=places, hang_s=HANG_S),
         )
         return await self._child.call(command, Started)
 

@@ -208,5 +208,5 @@ CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
 
 async def begin(engine: Engine, directory: Path, staged: tuple[Staged, Staged]) -> Life:
     """Start `engine` with 8 places."""
-    started = await engine.start(msgspec.structs.replace(staged[0].start(), places=8), lambda: None)
+    started = await engine.start(staged[0].start(places=8), lambda: None)
     return Life(engine=engine, started=started, staged=staged, directory=directory)

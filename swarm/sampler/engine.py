@@ -23,31 +23,31 @@ EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner of the machine may ask of its engine; `arguments` are the library's own, by its names."""
+    """What the owner of the machine asks of its engine; `arguments` are the library's own, by its names.
 
+    At most `places` samples are drawn side by side. An engine that is busy and draws no token for `hang_s` is broken.
+    In an engine without a model each sample grows by `rehearse_tokens_per_s` (None: at once), varied by up to the share
+    `rehearse_noise` from batch to batch.
+    """
+
+    device: str = "auto"
     dtype: EngineDtype = "auto"
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1)] = 1
     gpu_memory_share: float = 0.85
     max_model_len: int | None = None
     arguments: dict[str, Any] = {}
+    places: int = 1
+    hang_s: float = 120.0
+    rehearse_tokens_per_s: float | None = None
+    rehearse_noise: float = 0.0
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Build the model that `directory` configures and `layout` describes; no weights yet.
-
-    At most `places` samples are to be drawn side by side. An engine that is busy and draws no token for `hang_s` is
-    broken. In an engine without a model each sample grows by `rehearse_tokens_per_s` (0: at once), varied by up to the
-    share `rehearse_noise` from batch to batch.
-    """
+    """Build the model that `directory` configures and `layout` describes; no weights yet."""
 
     directory: str
     layout: Layout
-    device: str
-    places: int = 1
-    hang_s: float = 120.0
-    options: EngineOptions = EngineOptions()
-    rehearse_tokens_per_s: float = 0.0
-    rehearse_noise: float = 0.0
+    options: EngineOptions
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -52,10 +52,11 @@ class ScriptedEngine:
 
     async def start(self, command: Start, progress: Told) -> Started:
         self._layout, self._directory = command.layout, command.directory
-        self._tokens_per_s, self._noise = command.rehearse_tokens_per_s, command.rehearse_noise
-        continuous = bool(command.options.arguments.get("continuous"))
-        self._places = Semaphore(command.places if continuous else 1)
-        return Started(engine="scripted", device="none", dtype="none", places=command.places, lockstep=not continuous)
+        options = command.options
+        self._tokens_per_s, self._noise = options.rehearse_tokens_per_s or 0.0, options.rehearse_noise
+        continuous = bool(options.arguments.get("continuous"))
+        self._places = Semaphore(options.places if continuous else 1)
+        return Started(engine="scripted", device="none", dtype="none", places=options.places, lockstep=not continuous)
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None

@@ -34,6 +34,7 @@ from swarm.learner.memory import Shape, shape_of
 from swarm.sampler.engine import (
     ASSUMED_SAMPLE_TOKENS,
     EngineDtype,
+    EngineOptions,
     Generate,
     Generated,
     Install,
@@ -71,7 +72,7 @@ class TransformersEngine:
         self._tokenizer: Tokenizer | None = None
 
     def start(self, command: Start, progress: Told) -> Started:
-        device = pick_device(command.device)
+        device = pick_device(command.options.device)
         dtype = _dtype(command.options.dtype, device)
         if dtype == torch.float16 and any(spec.dtype == "BF16" for spec in command.layout.tensors):
             raise UserError(
@@ -97,7 +98,7 @@ class TransformersEngine:
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            places=_places(command, shape, context_tokens, device, dtype),
+            places=_places(command.options, shape, context_tokens, device, dtype),
             context_tokens=context_tokens,
             vocab_size=shape.vocab_size,
         )
@@ -279,16 +280,16 @@ class StopsRows(StoppingCriteria):
         return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
 
 
-def _places(command: Start, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+def _places(options: EngineOptions, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
     """How many of the samples that are wanted fit beside the model; a batch holds all of them to its end."""
     if device.type == "cuda":
-        free_bytes, share = torch.cuda.mem_get_info(device)[0], command.options.gpu_memory_share
+        free_bytes, share = torch.cuda.mem_get_info(device)[0], options.gpu_memory_share
     else:
         free_bytes, share = free_host_bytes(), CPU_SHARE
-    tokens = command.options.max_model_len or ASSUMED_SAMPLE_TOKENS
+    tokens = options.max_model_len or ASSUMED_SAMPLE_TOKENS
     one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype.itemsize)
     # At least one, since most samples are shorter than they may be.
-    return max(1, min(command.places, int(free_bytes * share) // one_bytes))
+    return max(1, min(options.places, int(free_bytes * share) // one_bytes))
 
 
 def sample_bytes(shape: Shape, tokens: int, dtype_bytes: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,6 @@ def _smoothed(before: float, value: float, weight: float = RATE_SMOOTHING) -> fl
 
 
 ENGINE_MODULE = "swarm.sampler.engine_child"
-DEFAULTS = EngineOptions()
 
 
 class ProofFailed(ChildFailed):
@@ -139,33 +137,19 @@ class EngineWorker:
         directory: Path,
         *,
         kind: EngineKind,
-        device: str,
-        hang_s: float,
-        batch_samples: int = 1,
-        options: EngineOptions = DEFAULTS,
-        rehearse_tokens_per_s: float | None = None,
-        rehearse_noise: float = 0.0,
+        options: EngineOptions,
         module: str = ENGINE_MODULE,
     ) -> None:
         self.kind: EngineKind = kind
         self._directory = directory
         self._files_dir = directory / "model"
-        self._start = partial(
-            Start,
-            directory=str(self._files_dir),
-            device=device,
-            places=batch_samples,
-            hang_s=hang_s,
-            options=options,
-            rehearse_tokens_per_s=rehearse_tokens_per_s or 0.0,
-            rehearse_noise=rehearse_noise,
-        )
+        self._options = options
         self._started: Started | None = None
-        self._child = Child("engine", module, kind, log=directory / "engine.log", hang_s=hang_s)
+        self._child = Child("engine", module, kind, log=directory / "engine.log", hang_s=options.hang_s)
         self.installed: VersionId | None = None
-        self.places = batch_samples
+        self.places = options.places
         self.lockstep = True
-        self.rates = Rates(batch_samples)
+        self.rates = Rates(options.places)
         self.last_install: Installed | None = None
         self.device_class: str = kind
         self._ended_at = 0.0
@@ -180,7 +164,8 @@ class EngineWorker:
         self._files_dir.mkdir(parents=True, exist_ok=True)
         for file in layout.files:
             (self._files_dir / file.name).write_bytes(file.content)
-        started = await self._child.call(self._start(layout=layout), Started)
+        command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
+        started = await self._child.call(command, Started)
         self.device_class = (started.device_name if started.device != "cpu" else "") or self.kind
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)

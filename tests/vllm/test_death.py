@@ -7,7 +7,6 @@ import os
 import signal
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -32,7 +31,7 @@ async def child_of(staged: Staged, directory: Path, *, hang_s: float = 120.0) ->
     """An engine child that holds version 0, of the kind that a sampler's node starts."""
     child = Child("engine", "swarm.sampler.engine_child", "vllm", log=directory / "engine.log", hang_s=120.0)
     await child.start()
-    start = msgspec.structs.replace(staged.start(), places=8, hang_s=hang_s)
+    start = staged.start(places=8, hang_s=hang_s)
     await child.call(start, Started)
     done: object = await child.call(staged.install(0), Installed | NotInstalled)
     assert isinstance(done, Installed), done

@@ -67,13 +67,13 @@ class VllmEngine:
         WrongWeights if the layout is another model's."""
         vllm_versions.check()
         is_cuda = torch.version.cuda is not None
-        _check_device(command.device, is_cuda=is_cuda)
+        _check_device(command.options.device, is_cuda=is_cuda)
         is_small = command.layout.total_bytes < 2 * SMALL_MODEL_PARAMETERS
         vllm_versions.prepare(is_cuda=is_cuda, is_small=is_small)
         self._progress, self._directory = progress, command.directory
         building = asyncio.to_thread(self._build, command, is_cuda)
         reference = await limited(building, START_S, "start", progress)
-        self._watch = TokenWatch(command.hang_s)
+        self._watch = TokenWatch(command.options.hang_s)
         engine, config, layout = self._engine, self._config, command.layout
         give_up = self._give_up_all
         self._swaps = Swaps(engine, config, layout, reference, watch=self._watch, give_up=give_up, is_cuda=is_cuda)
@@ -84,7 +84,7 @@ class VllmEngine:
             dtype=str(self._config.model_config.dtype).removeprefix("torch."),
             device_name=_device_name(is_cuda=is_cuda),
             versions=vllm_versions.versions(),
-            places=min(command.places, vllm_versions.fitting_sequences(self._config)),
+            places=min(command.options.places, vllm_versions.fitting_sequences(self._config)),
             context_tokens=self._config.model_config.max_model_len,
             vocab_size=self._config.model_config.get_vocab_size(),
             lockstep=False,

@@ -147,7 +147,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "gpu_memory_utilization": options.gpu_memory_share,
         "max_model_len": options.max_model_len,
         # One more than samples: a probe finds a seat whatever runs.
-        "max_num_seqs": command.places + 1,
+        "max_num_seqs": options.places + 1,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
         # Where a step has no room for a whole prompt, vLLM takes the draw that it makes of a part of it back from the
@@ -163,7 +163,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
     # As with a length of -1: instead of failing, vLLM says how long a sequence its cache can hold.
     config.model_config.original_max_model_len = -1
     if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
-        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, command.places + 1)
+        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, options.places + 1)
     return config
 
 

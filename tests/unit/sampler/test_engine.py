@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
+from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MambaForCausalLM
 
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import EchoError, UserError
@@ -157,7 +157,7 @@ def test_a_layout_of_another_model_is_refused_by_the_name_of_a_tensor(staged: St
 
 
 def test_a_dtype_that_rounds_the_weights_is_refused_before_they_come(staged: Staged) -> None:
-    start = msgspec.structs.replace(staged.start(), options=EngineOptions(dtype="float16"))
+    start = staged.start(dtype="float16")
     with pytest.raises(UserError, match="--dtype bfloat16"):
         TransformersEngine().start(start, silent)
 
@@ -289,7 +289,7 @@ def test_a_sample_takes_its_keys_and_values_and_one_draw() -> None:
 
 def test_a_model_without_heads_is_counted_by_its_width() -> None:
     mamba = MambaConfig(hidden_size=64, num_hidden_layers=3, vocab_size=50)
-    assert sample_bytes(shape_of(AutoModelForCausalLM.from_config(mamba)), 10, 4) == 2 * 3 * 64 * 4 * 10 + 8 * 4 * 50
+    assert sample_bytes(shape_of(MambaForCausalLM(mamba)), 10, 4) == 2 * 3 * 64 * 4 * 10 + 8 * 4 * 50
 
 
 @pytest.mark.parametrize(
@@ -305,9 +305,8 @@ def test_a_model_without_heads_is_counted_by_its_width() -> None:
     ],
 )
 def test_as_many_samples_as_fit_and_no_more_than_are_wanted(
-    staged: Staged, monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int, limit: int | None, expected: int
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int, limit: int | None, expected: int
 ) -> None:
     monkeypatch.setattr("swarm.sampler.transformers.free_host_bytes", lambda: int(free_gib * 2**30))
-    options = EngineOptions(max_model_len=limit)
-    start = msgspec.structs.replace(staged.start(), places=wanted, options=options)
-    assert _places(start, QWEN3_600M, 40_960, torch.device("cpu"), torch.bfloat16) == expected
+    options = EngineOptions(max_model_len=limit, places=wanted)
+    assert _places(options, QWEN3_600M, 40_960, torch.device("cpu"), torch.bfloat16) == expected

@@ -51,8 +51,8 @@ class Machine:
     @classmethod
     async def begun(cls, token_s: float, *, places: int = 4, lockstep: bool = True, compile_s: float = 0.0) -> Machine:
         engine = ScriptedEngine()
-        options = EngineOptions(arguments={} if lockstep else {"continuous": True})
-        start = Start(directory="", layout=TINY, device="cpu", places=places, options=options)
+        options = EngineOptions(places=places, arguments={} if lockstep else {"continuous": True})
+        start = Start(directory="", layout=TINY, options=options)
         started = await engine.start(start, lambda: None)
         started = msgspec.structs.replace(started, vocab_size=50, context_tokens=4096)
         return cls(started=started, token_s=token_s, compile_s=compile_s, engine=engine)
