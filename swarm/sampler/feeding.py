@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from swarm.rollout.client import Answer, SampleName, SealedLease
 from swarm.sampler.worker import EngineWorker
@@ -29,35 +29,8 @@ class Room(NamedTuple):
     at_once: int
 
 
-class Feed(Protocol):
-    """`running` is how many samples are in the engine, drawn or waiting."""
-
-    running: int
-
-    async def room(self) -> Room: ...
-
-    def add(self, leases: list[SealedLease]) -> None: ...
-
-    def take_back(self) -> set[SampleName]:
-        """Forget what has not begun, and return it."""
-        ...
-
-    async def run(self, done: Done) -> None:
-        """Draw until cancelled; ChildFailed if the engine breaks. `done` is awaited before more answers come."""
-        ...
-
-    async def idle(self) -> None:
-        """Return when nothing is being drawn and `done` has all answers."""
-        ...
-
-
-def feed_of(engine: EngineWorker) -> Feed:
-    """The feed for an engine that is loaded."""
-    return BatchFeed(engine) if engine.lockstep else SampleFeed(engine)
-
-
 class BatchFeed:
-    """One batch in the engine, and one ahead of it."""
+    """One batch in the engine, and one ahead of it. `running` is how many samples are in the engine."""
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
@@ -68,6 +41,7 @@ class BatchFeed:
         self.running = 0
 
     async def room(self) -> Room:
+        """Wait until more leases may be added."""
         await self._taken.wait()
         return Room(self._engine.places, 0)
 
@@ -78,12 +52,14 @@ class BatchFeed:
         self._added.set()
 
     def take_back(self) -> set[SampleName]:
+        """Forget what has not begun, and return it."""
         names = {name for sealed in self._next for name in sealed.samples()}
         self._next = []
         self._added.clear()
         return names
 
     async def run(self, done: Done) -> None:
+        """Draw until cancelled; ChildFailed if the engine breaks. `done` is awaited before more answers come."""
         follows = False
         while True:
             await self._added.wait()
@@ -99,6 +75,7 @@ class BatchFeed:
             self._idle.set()
 
     async def idle(self) -> None:
+        """Return when nothing is being drawn and `done` has all answers."""
         await self._idle.wait()
 
 
@@ -172,3 +149,11 @@ class SampleFeed:
             self._roomy.set()
             if not self.running and not self._answers:
                 self._idle.set()
+
+
+Feed = BatchFeed | SampleFeed
+
+
+def feed_of(engine: EngineWorker) -> Feed:
+    """The feed for an engine that is loaded."""
+    return BatchFeed(engine) if engine.lockstep else SampleFeed(engine)

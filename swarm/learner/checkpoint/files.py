@@ -103,7 +103,7 @@ def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS), *, onl
             if (nbytes := (directory / name).stat().st_size) != digest.nbytes:
                 return f"{name} has {nbytes} bytes instead of {digest.nbytes}"
         for name, digest in () if only_sizes else said.items():
-            if _digest_of(directory / name) != digest:
+            if digest_of(directory / name) != digest:
                 return f"{name} is not what was written there"
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"
@@ -163,7 +163,7 @@ def commit(partial: Path, directory: Path) -> None:
     """Make `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it. One that is there
     already is replaced; for a moment, between the two renames, neither is there."""
     entries = sorted(partial.rglob("*"))
-    digests = {path.relative_to(partial).as_posix(): _digest_of(path) for path in entries if path.is_file()}
+    digests = {path.relative_to(partial).as_posix(): digest_of(path) for path in entries if path.is_file()}
     (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
     # Libraries make some files for their owner alone: those who may read one of a directory may read all.
     mode = stat.S_IMODE((partial / DIGESTS).stat().st_mode)
@@ -295,7 +295,7 @@ def read_digests(directory: Path) -> dict[str, FileDigest]:
     return _read_json(directory / DIGESTS, dict[str, FileDigest]) or {}
 
 
-def _digest_of(path: Path) -> FileDigest:
+def digest_of(path: Path) -> FileDigest:
     """Read in blocks, not through a map: a fault of the disk is an OSError then, and no SIGBUS."""
     hashed, nbytes = blake3(), 0
     with path.open("rb", buffering=0) as file:
