@@ -38,20 +38,14 @@ from msgspec import structs
 from swarm.learner.messages import Alarm, AlarmKind, AlarmRules, AlarmState, Reaction
 
 GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; a shorter gradient is never a spike
-
-NORMS_KEPT = 50
-"""Norms that a spike is compared with: 25 learner steps of two minibatches. Skipped ones are among them, so a lasting
-change becomes the new normal after half as many."""
-
+NORMS_KEPT = 50  # Of 25 learner steps of two minibatches; spikes are among them, so a lasting change becomes normal
 NORMS_BEFORE = 20  # Norms before any counts as a spike: the first ones of a run, under warm-up, are few and small
 NOT_FINITE_STEPS = 3  # Learner steps in a row without one finite gradient: the fault is in the weights, not the batch
 MISMATCH_STEPS = 10  # Learner steps in a row on which engine and learner disagree: a broken sampler may leave by then
 ENTROPY_STEPS = 10  # Learner steps over which entropy and reward are averaged, since single steps are noisy
-
+# A rise of the mean reward by this many spreads (of rewards within groups, at first) justifies less entropy. In
+# seventeen runs of the demo that learned, the smallest rise was 7 spreads.
 PAID_FOR = 0.5
-"""A rise of the mean reward by this many spreads (of the rewards within groups, at first) justifies a fall of entropy.
-In seventeen runs of the demo that learned, the smallest rise was 7 spreads."""
-
 LOWER_EVERY_STEPS = 10
 MIN_SCALE = 1 / 8  # Three halvings; a collapse that goes on then is not the learning rate's fault
 

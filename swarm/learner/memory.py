@@ -20,10 +20,7 @@ from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 
 TRAINED_BYTES = 16  # Of one parameter: float32 weight, gradient, and AdamW's two moments
-
-SNAPSHOT_BYTES = 14
-"""Of one parameter in the host's memory while a checkpoint is written: weight, moments, and the bf16 model."""
-
+SNAPSHOT_BYTES = 14  # Of a parameter in the host's memory while a checkpoint is written: weight, moments, bf16 model
 TOKENS_PER_MICRO_BATCH = 16_384  # Of one forward pass of a large model; more does not make a GPU faster
 
 MIN_TOKENS = {False: 4096, True: 1024}
@@ -32,11 +29,7 @@ matrices than by computing layers twice; below 1024 halving gains nothing."""
 
 MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
 FREE_SHARE = 0.92  # Of the free memory; the rest is for fragments and for what kernels use while they run
-
-WHOLE_GRADIENT_BYTES = 2 << 30
-"""Up to here each of several ranks keeps the whole gradient of a minibatch, and they add theirs up once. A larger one
-is cut at every pass: it would take the memory that FSDP saved."""
-
+WHOLE_GRADIENT_BYTES = 2 << 30  # Up to here each rank keeps the whole gradient; a larger one would take what FSDP saved
 MAX_RANKS = 1024  # Most that are tried to tell how many would be enough
 GIB = 1 << 30
 

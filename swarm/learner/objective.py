@@ -17,16 +17,14 @@ from swarm.errors import UserError
 from swarm.learner.messages import LearningRules
 from swarm.settings import closest
 
+# For both signs of the advantage, since min() alone leaves the ratio of a bad token unbounded. Far outside any clip in
+# use, so that it binds only on absurd claims.
 RATIO_CAP = 10.0
-"""Largest ratio of two policies, on both signs of the advantage: min() alone leaves the ratio of a bad token unbounded.
-Far outside any clip in use, so that it binds on what is absurd."""
-
+# Of truncated importance sampling: the low end of what is in use, since the weights come from claims. It biases each
+# token beyond it, and each weight above it would add variance.
 WEIGHT_CAP = 2.0
-"""Largest weight of truncated importance sampling: the lower end of what is in use, since what is weighted are claims.
-Each token beyond it is biased, each weight above it adds variance."""
 
-ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0
-"""Band of proximal / behaviour outside which icepop leaves a token out; the values of its paper."""
+ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0  # Outside this band of proximal / behaviour icepop drops a token, as in its paper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

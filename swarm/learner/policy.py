@@ -19,12 +19,8 @@ from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.messages import ComputeRules
 
-CHUNK_BYTES = 256 << 20
-"""Of float32 logits that are there at once: 440 tokens of 152,000 words, enough to keep a GPU's matrix units busy."""
-
-PROBE_TOKENS = (5, 9, 2)
-"""Lengths of the rows that a model is tried with; two of them are odd, none is a multiple of the others."""
-
+CHUNK_BYTES = 256 << 20  # Of float32 logits at a time: 440 tokens of 152,000 words keep a GPU's matrix units busy
+PROBE_TOKENS = (5, 9, 2)  # Lengths of the rows that a model is tried with: two odd ones, and none a multiple of another
 PROBE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest difference of two log-probs that count as equal, by the type that is computed in: a step of a bf16 logit is
 0.125 from 16 on. A scale, or rows that see one another, change them by more."""

@@ -29,10 +29,7 @@ from swarm.settings import LeadConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
-
-ASSUMED_PROMPT_TOKENS = 2048
-"""Longest prompt that the memory preflight assumes unless one is set: prompts can be measured only with the tokenizer
-that comes with the model."""
+ASSUMED_PROMPT_TOKENS = 2048  # For the memory preflight, unless one is set: the tokenizer comes with the model
 
 
 class TrainerProcess:

@@ -39,10 +39,9 @@ from swarm.learner.update import Learning, Update, adamw, check_rules
 from swarm.process import ChildChannel, NoParent
 from swarm.settings import EMBEDDED
 
+# Rank 0 waits before it tells the node of a fault: if the end of another rank caused it, torchrun meanwhile ends this
+# rank and says which one ended.
 LAST_WORDS_S = 1.0
-"""Rank 0 waits this long before it tells the node of a fault: if another rank's end caused it, torchrun ends this rank
-meanwhile and says which rank ended."""
-
 ALIKE_S = 3.0  # Another rank with a fault lives on for this long: rank 0 may have the same one, and tells the node
 
 

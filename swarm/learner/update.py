@@ -123,10 +123,7 @@ def _row(prompt: tuple[int, ...], rollout: TrainRollout, advantage: float) -> Ro
     )
 
 
-MAX_TOKEN_KL = 5.0
-"""Bound of one token's part in mismatch_kl, in nats. An estimate beyond it says no more than that the two know nothing
-of each other."""
-
+MAX_TOKEN_KL = 5.0  # Of one token in mismatch_kl, in nats. More only says that the two know nothing of each other
 ADAM_BETAS = (0.9, 0.95)
 
 WSD_DECAY = 0.2

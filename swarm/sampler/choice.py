@@ -13,9 +13,7 @@ from typing import Literal, NamedTuple
 from swarm.sampler.engine import EngineKind
 from swarm.sampler.vllm import versions as vllm_versions
 
-MIN_COMPUTE = (8, 0)
-"""Compute capability from which a GPU has bf16, in which weights come. An older one can be asked for by name."""
-
+MIN_COMPUTE = (8, 0)  # From this compute capability a GPU has bf16; an older one can be asked for by name
 NVIDIA_SMI_S = 15.0  # A driver that nobody uses takes seconds to wake up, some for each GPU
 NO_GPU = "no GPU that vLLM supports was found"
 GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vllm"

@@ -15,9 +15,7 @@ from swarm.rollout.client import Answer, SampleName, SealedLease
 from swarm.sampler.worker import EngineWorker
 from swarm.types import SampleSpec
 
-AHEAD = 4
-"""A feed of single samples holds one ahead for every 4 places: enough to refill places while a request is on its way,
-and few, since they grow old meanwhile."""
+AHEAD = 4  # One sample is held ahead for 4 places: enough to refill them during a request, and few, since they age
 
 Done = Callable[[list[Answer]], Awaitable[None]]
 

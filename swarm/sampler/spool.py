@@ -21,13 +21,8 @@ from swarm.net.wire import digest
 from swarm.rollout.client import Answer
 from swarm.types import Rollout
 
-SPOOL_BYTES = 1 << 30
-"""Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB); of the usual 128 a hundred."""
-
-SPOOL_FILES = 64
-"""A process leaves four at most (in submission, two in the queue, one before it), and its successor submits them before
-it asks for more; only a dozen deaths in one outage leave this many."""
-
+SPOOL_BYTES = 1 << 30  # Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB)
+SPOOL_FILES = 64  # A process leaves four at most, which its successor submits first: a dozen deaths in one outage
 MAX_AGE_S = 86_400.0  # A day: the longest time limit that a learner gives a lease. What is older is stale.
 DIGEST_BYTES = 32  # BLAKE3, before the content
 

@@ -35,9 +35,7 @@ ROUNDS = (4, 4, 16, MAX_TOKENS, MAX_TOKENS)  # At a token a second and sample th
 
 ENTRIES = 32  # Trials kept: a machine has a few devices and its node meets a few models
 CACHE_BYTES = 64 * 1024  # ENTRIES of under 1 KiB. A larger file is not ours.
-
-ASSUMED_TOKENS = 1024.0
-"""Mean length of a completion until the first batch: between short answers and long reasoning (2,000 and more)."""
+ASSUMED_TOKENS = 1024.0  # Mean completion until the first batch: between short answers and long reasoning (over 2,000)
 
 Draw = Callable[[Generate], Coroutine[Any, Any, Generated]]  # A call to the engine
 

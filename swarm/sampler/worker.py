@@ -30,15 +30,9 @@ from swarm.types import Rollout, SampleSpec, VersionId
 
 MAX_PER_S = 1e9  # What a beat may tell of; only an engine without a model comes near it
 MIN_S = 1e-6  # What a clock may not see
-
-LENGTHS_KEPT = 512
-"""Lengths by which a batch with free places is compared with a full one: of four batches at least, with 128 places."""
-
+LENGTHS_KEPT = 512  # By which a batch with free places is compared with a full one: four batches of 128 places
 RATE_SMOOTHING = 0.3  # Weight of the newest batch in the measured rate: three batches forget a slow start
-
-TURNS = 2
-"""Single samples count once this many times as many as are drawn side by side were answered: the short ones end first
-and would make the engine look ten times as fast as it is."""
+TURNS = 2  # Single samples count after this many times the places: the short ones, which end first, look too fast
 
 
 class Rates:

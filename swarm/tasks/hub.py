@@ -24,9 +24,7 @@ FETCH_S = 4 * 3600.0  # Longest wait for a data set: a large one over a slow lin
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """Files that are a data set by themselves, and what reads them."""
 
-TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"
-"""The files that the process writes; the second one only if the data set has a test or validation split."""
-
+TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"  # HELD_OUT only if there is a test or validation split
 MAX_SHOWN = 300  # Characters of a library's message that a fault repeats
 _NAME = re.compile(r"(?P<path>.+?)(?::(?P<config>[\w.+-]+))?(?:@(?P<split>[\w.]+))?\Z")
 

@@ -34,13 +34,8 @@ LOCK = ".lock"  # File under the root that is locked; a directory itself cannot 
 DIGESTS = "digests.json"
 STATE = "trainer.json"
 TENSORS = "trainer.safetensors"
-
-STEP_NAME = re.compile(r"step-([0-9]{6,18})")
-"""Six digits sort as text up to a million steps; beyond that the number counts, not the text."""
-
-JSON_BYTES = 1 << 20
-"""Longest file of JSON that is read here: digests.json takes about 130 bytes a file, trainer.json about 5,000."""
-
+STEP_NAME = re.compile(r"step-([0-9]{6,18})")  # Sorts as text up to a million steps; beyond that the number counts
+JSON_BYTES = 1 << 20  # Longest file of JSON that is read; digests.json takes 130 bytes a file, trainer.json about 5,000
 BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were no faster
 S = TypeVar("S")
 

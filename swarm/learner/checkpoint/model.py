@@ -17,9 +17,7 @@ from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
 from swarm.settings import TINY, TINY_WARM
 
-FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")
-"""Configuration and tokenizer files that belong to a model; weights are sent another way."""
-
+FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")  # Of configuration and tokenizer; weights are sent another way
 FETCHING_LINE_S = 5.0  # Between two lines about a file that is fetched
 FETCHING_BYTES = 50_000_000  # Smallest file that is spoken of: all others are here at once
 
