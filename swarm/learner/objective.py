@@ -1,8 +1,8 @@
 """What a learner step makes smaller. A new objective is one function here, under @objective.
 
 Every formula is in docs/learner.md as it is coded, with its source. Behaviour log-probs are claims of untrusted
-samplers, so nothing may become infinite or NaN whatever finite value is claimed: tokens that do not count are masked
-and every ratio is capped before exp, since an infinity times a mask of zero would be NaN.
+samplers, so no finite claim may make anything infinite or NaN: tokens that do not count are masked and every ratio is
+capped before exp, since an infinity times a mask of zero would be NaN.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Formula = Callable[[Tokens, LearningRules], TokenLoss]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A formula, and whether it needs the log-probs of the policy as it was at the start of the learner step: one more
-    forward pass over the batch."""
+    """A formula, and whether it needs the log-probs of the policy at the start of the learner step: one more forward
+    pass over the batch."""
 
     formula: Formula
     wants_proximal: bool
@@ -66,7 +66,6 @@ OBJECTIVES: dict[str, Objective] = {}  # By the name that `--objective` takes
 
 
 def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
-    """Registers a formula under its own name."""
 
     def register(formula: Formula) -> Formula:
         OBJECTIVES[formula.__name__] = Objective(formula=formula, wants_proximal=wants_proximal)

@@ -1,5 +1,5 @@
-"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node, or by torchrun as one rank of
-several. Reads top to bottom."""
+"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node, or by torchrun as one of
+several ranks. Reads top to bottom."""
 
 from __future__ import annotations
 
@@ -111,7 +111,6 @@ class Trainer:
         )
 
     def _check_weights(self) -> None:
-        """Refuse a model that is too large before it is loaded."""
         free_bytes = self._free_bytes()
 
         def check() -> None:
@@ -154,7 +153,6 @@ class Trainer:
         )
 
     def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
-        """The model that the run began with, on this rank's device, and the tokenizer."""
         command, made_in = self._command, Path(self._command.files_dir)
         model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
         policy = Policy(model, rules, temperature=command.temperature)
@@ -204,7 +202,6 @@ class Trainer:
         return Done()
 
     def flush(self) -> Saved:
-        """Wait for the save that is under way."""
         with self._channel.alive():
             self._saver.wait()
         return self._saver.report()

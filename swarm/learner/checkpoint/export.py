@@ -37,10 +37,8 @@ class Torn(UserError):
 
 def export_model(run_dir: Path, to: Path, card: Card | None, *, step: int | None = None, best: bool = False) -> int:
     """Write the newest whole checkpoint, that of `step`, or the best model to `to`, with its `card` if there is one;
-    after how many steps it is.
-
-    UserError if `to` is not empty or cannot be made, or there is no such model or only a torn one.
-    """
+    after how many steps it is. UserError if `to` is not empty or cannot be made, or there is no such model or only a
+    torn one."""
     _check_target(to)
     if best:
         return _export_best(run_dir / BEST, to, card)

@@ -1,10 +1,9 @@
 """Checkpoint directories as plain files: which are whole, which is the newest, which go. Needs no torch. Blocking.
 
 A checkpoint is written beside its place, under its name with `.partial`, and `commit` moves it there. That rename is
-the only commit point: a directory without the ending was whole once, with everything in it on the disk. Damage since
-then (a disk that fails, a copy that was cut off) shows by `digests.json`, which names every other file with its size
-and BLAKE3. A process that writes, or clears up after a writer that died, holds a lock under the root directory; the
-system releases it when the process dies.
+the only commit point: a directory without the ending was whole once. Damage since then (a failing disk, a copy that was
+cut off) shows by `digests.json`, which names every other file with its size and BLAKE3. A process that writes, or
+clears up after a writer that died, holds a lock under the root directory; the system releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -41,15 +40,13 @@ S = TypeVar("S")
 
 
 class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one file of a checkpoint holds. `blake3` is in hexadecimal."""
-
     nbytes: int
     blake3: str
 
 
 class TrainerState(msgspec.Struct, frozen=True):
     """trainer.json: learner steps taken, the digest (hexadecimal) of all their batches, the size of the model, and what
-    the alarms remember; old checkpoints are without the latter."""
+    the alarms remember, which old checkpoints lack."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
@@ -128,7 +125,6 @@ def newer_than(root: Path, step: int | None) -> list[str]:
 
 
 def newest_whole(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; torn and damaged ones are passed over."""
     return _newest_whole(step_directories(root))
 
 
@@ -138,9 +134,7 @@ def newest_whole(root: Path) -> Checkpoint | None:
 @contextmanager
 def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
     """An empty directory to write a checkpoint of about `nbytes` into; at the end it is committed as `directory`.
-
-    DiskFull if there is no room. Whatever is raised, nothing is left of it but what was there before.
-    """
+    DiskFull if there is no room. Whatever is raised, only what was there before is left."""
     root, partial = directory.parent, directory.with_name(directory.name + PARTIAL)
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root, wait=True):
@@ -184,11 +178,9 @@ def clear_up(root: Path) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind.
-
-    The newest is read through; of the older ones only the sizes are compared. If none is whole, only partial ones are
-    removed. While a checkpoint is being written, partial ones and those newer than the newest whole one stay.
-    """
+    """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind. The newest is
+    read through; of the older ones only the sizes are compared. If none is whole, only partial ones are removed. While
+    a checkpoint is being written, partial ones and those newer than the newest whole one stay."""
     if not root.is_dir():
         return
     with _locked(root, wait=False) as alone:
@@ -241,8 +233,8 @@ def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def in_stream_dtype(name: str, content: bytes) -> bytes:
-    """A small file of a model as it belongs beside tensors of the stream: config.json says bfloat16, where that of the
-    model in memory says float32 or nothing."""
+    """A small file of a model as it belongs beside tensors of the stream: config.json says bfloat16, not the dtype of
+    the model in memory."""
     if name != "config.json":
         return content
     config: dict[str, Any] = {**json.loads(content), "dtype": "bfloat16"}

@@ -58,7 +58,7 @@ def load_model(
 
 def _make_writable(model: Any) -> None:
     """Mend a generation config that transformers reads but refuses to write: older models give a temperature and do not
-    say that they are sampled from. If that is not all, keep only how to stop."""
+    say that they sample. If that is not all, keep only how to stop."""
     found = model.generation_config
     if found is None or _can_be_written(found):
         return
@@ -78,9 +78,7 @@ def _can_be_written(generation: GenerationConfig) -> bool:
 
 def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]) -> None:
     """The bf16 tensors `state`, by the names of `model`, with its configuration and tokenizer, as Hugging Face has it.
-
-    Tied tensors are in `state` once. Nothing is read from the tensors of `model`: it may be training.
-    """
+    Tied tensors are in `state` once. `model` may be training: none of its tensors is read."""
     model.save_pretrained(directory, state_dict=state)
     # It has written the dtype of the model in memory.
     config = directory / "config.json"
@@ -102,10 +100,8 @@ def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[Model
 
 
 def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
-    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once.
-
-    Wide dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in place.
-    """
+    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once. Wide
+    dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in place."""
     aliases: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     first: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
