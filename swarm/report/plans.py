@@ -23,7 +23,6 @@ BINDS: dict[Binds, str] = {
 
 
 def plan_view(plan: Plan, width: int) -> RenderableType:
-    """What to rent, what that does, what it is compared with, and what would help."""
     return Group(_head(plan), _classes(plan), _summary(plan), Text(), _ways(plan, width), _foot(plan))
 
 
@@ -80,7 +79,6 @@ def _against(arm: Arm, reference: Reference) -> str:
 
 
 def _ways(plan: Plan, width: int) -> Table:
-    """Columns that a narrow terminal has no room for are left out."""
     table = Table(title="the same in other ways", title_justify="left", box=box.SIMPLE)
     columns = ["versions", "active", "S", "every", "T_b s", "idle", "discarded", "per step"]
     if width < WIDE:

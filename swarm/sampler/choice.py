@@ -28,22 +28,17 @@ class Chosen:
 
     @property
     def line(self) -> str:
-        """For the person at the terminal."""
         return f"engine: {self.kind} ({self.why})"
 
 
 class Gpu(NamedTuple):
-    """`compute` is the capability, as (9, 0)."""
-
     name: str
     compute: tuple[int, int]
 
 
 def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") -> Chosen:
-    """`auto` takes vLLM if there are a GPU and a release of it that it supports, else transformers.
-
-    Blocks for NVIDIA_SMI_S at most. UserError if vLLM is asked for by name and there is none, with what installs it.
-    """
+    """`auto` takes vLLM if there are a GPU and a release of it that it supports, else transformers. Blocks for
+    NVIDIA_SMI_S at most. UserError if vLLM is asked for by name and there is none, with what installs it."""
     match wanted:
         case "auto":
             return _best(device)
@@ -97,9 +92,8 @@ def _gpu() -> Gpu | str:
 
 
 def _read(line: str, named: str | None) -> Gpu | None:
-    """A GPU from a line of nvidia-smi, which ignores CUDA_VISIBLE_DEVICES (`named`: numbers or beginnings of UUIDs), or
-    None if that hides it. A driver too old to know of compute capabilities says [N/A].
-    """
+    """A GPU from a line of nvidia-smi, or None if CUDA_VISIBLE_DEVICES (`named`: numbers or beginnings of UUIDs), which
+    it ignores, hides that one. A driver too old to know compute capabilities says [N/A]."""
     row = re.fullmatch(r"(\d+), (\S+), (.+), (\d+)\.(\d+)", line.strip())
     if row is None:
         return None

@@ -53,10 +53,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 class Started(msgspec.Struct, frozen=True):
     """What runs where. `device_name` is the maker's, if there is one; `versions` those of the libraries.
 
-    `places` samples fit side by side, at most as many as were asked for, of up to `context_tokens` with their prompts
-    (0: nobody knows a limit), of a vocabulary of `vocab_size`. An engine in `lockstep` begins and ends them together,
-    answers one `Generate` at a time and installs between two; others begin each sample by itself, and install beneath
-    running ones.
+    `places` samples fit side by side, of up to `context_tokens` with their prompts (0: nobody knows a limit), of a
+    vocabulary of `vocab_size`. An engine in `lockstep` begins and ends them together, answers one `Generate` at a time
+    and installs between two; others begin each sample by itself, and install beneath running ones.
     """
 
     engine: str
@@ -71,11 +70,9 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):
-    """Take the weights at `path` (layout order, memory-mapped) as `version`.
-
-    `tensor_sums` are the chunk table's: the file is checked against them before the engine sees it, and what the
-    engine holds afterwards as well. The file does not change until the answer.
-    """
+    """Take the weights at `path` (layout order, memory-mapped) as `version`. The file is checked against `tensor_sums`,
+    the chunk table's, before the engine sees it, and what the engine holds afterwards as well. The file does not change
+    until the answer."""
 
     version: VersionId
     path: str
@@ -106,8 +103,6 @@ class NotInstalled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One sample to draw."""
-
     prompt_token_ids: tuple[int, ...]
     seed: int
     rules: SamplingRules
@@ -143,8 +138,6 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Ask for the log-probs of a sequence."""
-
     token_ids: tuple[int, ...]
 
 

@@ -78,11 +78,8 @@ class BatchFeed:
 
 
 class SampleFeed:
-    """Each sample begins when a place is free; answers are handed on together with those that came meanwhile.
-
-    Half of what is ahead waits in the engine itself, which fills a free place in its next step; if it first had to ask,
-    the place would stay empty for a step or more.
-    """
+    """Each sample begins when a place is free; answers are handed on together with those that came meanwhile. Half of
+    what is ahead waits in the engine itself, so that a free place is filled in its next step."""
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine

@@ -1,8 +1,8 @@
 """An engine without a model, for trying out a network of many nodes on one machine.
 
-Weights are checked as by every engine. Answers are well-formed and worthless: their tokens are those of the prompt, in
-the order of a seeded draw. Never let it sample for a run that is to learn. A rehearsal gives it the speed of a large
-model's engine: all samples of a batch grow side by side at that rate, so a batch takes as long as its longest.
+Weights are checked as by every engine. Answers are well-formed and worthless: tokens of the prompt in the order of a
+seeded draw. Never let it sample for a run that is to learn. A rehearsal gives it the speed of a large model's engine:
+all samples of a batch grow side by side at that rate, so a batch takes as long as its longest.
 """
 
 from __future__ import annotations

@@ -35,10 +35,8 @@ class SpooledAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spool:
-    """The spool of one swarm. Batches of other swarms under `directory` and old ones are removed.
-
-    `say` is called in the caller's thread when a batch cannot be kept.
-    """
+    """The spool of one swarm. Batches of other swarms under `directory` and old ones are removed. `say` is called in
+    the caller's thread when a batch cannot be kept."""
 
     def __init__(
         self,
@@ -106,12 +104,10 @@ class Spool:
             return []
 
     def remove(self, name: str) -> None:
-        """Forget a batch: its verdicts are here."""
         with self._lock:
             self._path(name).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Forget all batches: nobody wants them any more."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _make_room(self, nbytes: int) -> None:

@@ -149,7 +149,7 @@ class TransformersEngine:
         return Probed(logprobs=array("f", chosen.cpu().tolist()).tobytes())
 
     def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
-        """Jobs of one limit and one set of stops, padded on the left to one length, of whose time `spent_s` have
+        """Draw jobs of one limit and one set of stops, padded on the left to one length; `spent_s` of their time have
         passed. Also how many tokens were drawn of the longest."""
         rules = jobs[0].rules
         width = max(len(job.prompt_token_ids) for job in jobs)
@@ -240,8 +240,7 @@ class SeededDraw(LogitsProcessor):
     """Draws each row's token with the row's own generator, whatever else is in the batch, and notes its log-prob.
 
     argmax(logits / T - log q) with q ~ Exp(1) is an exact draw from softmax(logits / T) (the Gumbel-max trick).
-    Temperature 0 is greedy; its log-probs are those at temperature 1. Keeping the chosen log-probs here instead of
-    all logits keeps memory independent of the vocabulary.
+    Temperature 0 is greedy; its log-probs are those at temperature 1.
     """
 
     def __init__(self, jobs: list[Job], device: torch.device, progress: Told) -> None:

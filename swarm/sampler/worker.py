@@ -97,8 +97,8 @@ class Rates:
         self._lengths.extend(length for one in generated.samples if (length := len(one.token_ids) // 4))
 
     def _stretch(self, count: int, full: int) -> float:
-        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. Where samplers are
-        too many, batches are small and must not make the engine look slow."""
+        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. Small batches,
+        where samplers are too many, must not make the engine look slow."""
         if count == full or not self._lengths:
             return 1.0
         lengths = Lengths.of(self._lengths).tokens
@@ -122,9 +122,8 @@ class ProofFailed(ChildFailed):
 
 
 class EngineWorker:
-    """One engine process. `installed` is the version that it is proven to hold; it only rises (I4). `places` samples
-    are drawn side by side, begun and ended together if it works in `lockstep`. `device_class` is the maker's name of
-    the GPU once it is known, else the kind of engine."""
+    """One engine process. `installed` is the version that it is proven to hold; it only rises (I4). `device_class` is
+    the maker's name of the GPU once it is known, else the kind of engine."""
 
     def __init__(
         self,
@@ -211,7 +210,6 @@ class EngineWorker:
         return answers
 
     async def draw(self, sealed: SealedLease, spec: SampleSpec) -> Answer:
-        """Draw one sample beside others."""
         self._drawing += 1
         try:
             command = Generate(jobs=(_job(sealed, spec, time.monotonic()),))

@@ -52,7 +52,6 @@ def hub_task(options: TaskOptions, name: str) -> Task:
 
 
 def _run(wanted: tuple[str | None, ...], name: str) -> None:
-    """Have a process `fetch` what is wanted."""
     # Not -m: this module is loaded by its package, and would be there twice.
     program = "from swarm.tasks.hub import main; main()"
     command = [sys.executable, "-c", program, json.dumps(wanted)]
@@ -66,7 +65,6 @@ def _run(wanted: tuple[str | None, ...], name: str) -> None:
 
 
 def main() -> None:
-    """The process."""
     try:
         fetch(*json.loads(sys.argv[1]))
     except UserError as error:

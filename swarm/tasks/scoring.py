@@ -1,13 +1,13 @@
 """Rewards in processes of their own: timed, bounded in memory, and started without what the node knows.
 
-Theory of operation. A process is started as a program, not forked from the node. It has a new session, no descriptor
-of the node but its pipes, and only the environment variables in INHERITED. So neither the node's key nor a token in a
-variable reaches a reward by itself. It still runs as the same user in the same directory (tasks read files there) and
-can open every file of that user: a reward that you do not trust needs a user or a container of its own.
+A process is started as a program, not forked from the node. It has a new session, no descriptor of the node but its
+pipes, and only the environment variables in INHERITED. So neither the node's key nor a token in a variable reaches a
+reward by itself. It still runs as the same user in the same directory (tasks read files there) and can open every file
+of that user: a reward that you do not trust needs a user or a container of its own.
 
-Every completion stands for itself. If its reward raises or returns no finite score, only that completion fails. If the
-reward takes too long, or ends its process twice, the process is lost as well, and a new one scores the others. A
-process that was killed from outside costs only its start.
+If a reward raises or returns no finite score, only that completion fails. If it takes too long, or ends its process
+twice, the process is lost as well, and a new one scores the others. A process that was killed from outside costs only
+its start.
 """
 
 from __future__ import annotations
@@ -116,8 +116,6 @@ class RewardPool:
 
 
 class _Worker:
-    """One process at a time."""
-
     def __init__(self, begin: Begin, timeout_s: float, heard: Callable[[bytes], None]) -> None:
         self._begin = begin
         self._timeout_s = timeout_s
@@ -233,7 +231,6 @@ class _Worker:
         return f"its process {how}: {lines[-1][-200:] if lines else 'it said nothing'}"
 
     async def _kill(self) -> None:
-        """End the process, if there is one, and all that it started."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,12 +1,12 @@
 """New weights beneath running samples, the proof that vLLM holds them, and whether it still draws.
 
 The file is checked against the signed sums; what a probe must give is computed from it; all samples are paused and
-their caches dropped; the workers reload from a path that no version had before; the version's label is set; all
-resume, a probe before them. No sample that ends before the proof is handed on, and if the proof fails, none that the
-new weights touched. Each token's label is exact, since it changes only while nothing is drawn.
+their caches dropped; the workers reload from a path that no version had before; the version's label is set; all resume,
+a probe before them. No sample that ends before the proof is handed on, and if the proof fails, none that the new
+weights touched. Each token's label is exact, since it changes only while nothing is drawn.
 
-vLLM schedules nothing while it is paused, not even a probe, and a forward pass beside its scheduler would prove other
-code than the one that draws. So the probe is the first thing after the pause instead of the last in it.
+vLLM schedules nothing while it is paused, not even a probe, so the probe is the first thing after the pause. A forward
+pass beside its scheduler would prove other code than the one that draws.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ class TokenWatch:
         self._alive_at = 0.0
 
     def begin(self, *, now: float) -> None:
-        """A sample is to be drawn."""
         if self._samples == 0:
             self._alive_at = now
         self._samples += 1
 
     def end(self) -> None:
-        """A sample is drawn or given up."""
         self._samples -= 1
 
     def token(self, *, now: float) -> None:
@@ -99,9 +97,7 @@ class Parts:
 
 class Swaps:
     """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends all running samples with a fault.
-
-    `version` is the one that was proven last. Once `unproven` says why, no install can mend it.
-    """
+    `version` is the one that was proven last. Once `unproven` says why, no install can mend it."""
 
     def __init__(
         self,
@@ -321,7 +317,7 @@ async def _of_workers(call: Awaitable[R]) -> R:
 @contextmanager
 def _linked(path: Path, version: VersionId) -> Iterator[Path]:
     """The same file by a name that no version had before, since vLLM may cache by name. A link that a killed process
-    left behind is removed: it would keep the blocks of a file that its owner removes."""
+    left behind is removed: it would keep the blocks of a removed file."""
     fresh = path.with_name(f"{path.name}.{version}")
     try:
         for left in path.parent.glob(f"{path.name}.*"):

@@ -89,10 +89,8 @@ def versions() -> str:
 
 
 def prepare(*, is_cuda: bool, is_small: bool) -> None:
-    """Set the environment in which vLLM is to be imported. What the owner has set stays.
-
-    `is_small`: a model that more threads only slow down.
-    """
+    """Set the environment in which vLLM is to be imported. What the owner has set stays. `is_small`: a model that more
+    threads only slow down."""
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -267,11 +265,9 @@ def engine_dead_error() -> type[Exception]:
 
 
 def make_engine(config: Any, told: Callable[[], None]) -> Any:
-    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking.
-
-    What the core sends is looked at on its way into the front: vLLM's own interface for it, a logger of statistics,
-    has both keep a record of every token.
-    """
+    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking. What the core
+    sends is looked at on its way into the front: vLLM's own interface for it, a logger of statistics, has both keep a
+    record of every token."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
