@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from swarm.sampler.engine import EngineKind
 from swarm.sampler.vllm import versions as vllm_versions
+from swarm.sampler.vllm.versions import dotted
 
 MIN_COMPUTE = (8, 0)  # From this compute capability a GPU has bf16; an older one can be asked for by name
 NVIDIA_SMI_S = 15.0  # A driver that nobody uses takes seconds to wake up, some for each GPU
@@ -55,7 +55,7 @@ def _best(device: str) -> Chosen:
     if isinstance(gpu, str):
         why = gpu
     elif gpu.compute < MIN_COMPUTE:
-        why = f"{gpu.name} has compute capability {_dotted(gpu.compute)}; vLLM is taken from {_dotted(MIN_COMPUTE)} on"
+        why = f"{gpu.name} has compute capability {dotted(gpu.compute)}; vLLM is taken from {dotted(MIN_COMPUTE)} on"
     elif (vllm := gpu_build()) is None:
         why = f"{gpu.name} is here, but vllm is not installed: {GPU_BUILD}"
     elif (fault := vllm_versions.fault()) is not None:
@@ -67,10 +67,8 @@ def _best(device: str) -> Chosen:
 
 def gpu_build() -> str | None:
     """The name and version of vLLM's own build, which is for GPUs; None if it is not installed."""
-    try:
-        return f"vllm {metadata.version('vllm')}"
-    except metadata.PackageNotFoundError:
-        return None
+    version = vllm_versions.installed("vllm")
+    return version and f"vllm {version}"
 
 
 def _gpu() -> Gpu | str:
@@ -100,7 +98,3 @@ def _read(line: str, named: str | None) -> Gpu | None:
     index, uuid, name, major, minor = row.groups()
     shown = named is None or any(one == index or (one and uuid.startswith(one)) for one in re.split("[, ]+", named))
     return Gpu(name=name, compute=(int(major), int(minor))) if shown else None
-
-
-def _dotted(compute: tuple[int, int]) -> str:
-    return ".".join(map(str, compute))

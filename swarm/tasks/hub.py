@@ -40,12 +40,10 @@ def hub_task(options: TaskOptions, name: str) -> Task:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
             where = match["path"], match["config"], match["split"]
             _run((*where, options.prompt_column, options.answer_column, directory), options.name)
-            train, digest = read_questions(Path(directory, TRAIN), options, at=lambda row: f"{options.name}, row {row}")
-            if not Path(directory, HELD_OUT).exists():
-                return Questions(train=train, held_out=None, digest=digest)
-            held_out, other = read_questions(
-                Path(directory, HELD_OUT), options, at=lambda row: f"{options.name}, held-out row {row}"
-            )
+            train, digest = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
+            held_out, other = None, ""
+            if (path := Path(directory, HELD_OUT)).exists():
+                held_out, other = read_questions(path, options, lambda row: f"{options.name}, held-out row {row}")
             return Questions(train=train, held_out=held_out, digest=digest + other)
 
     return QuestionTask(options, f"questions of the data set {name}", read)

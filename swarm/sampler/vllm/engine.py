@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
 import time
 from array import array
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,7 +80,7 @@ class VllmEngine:
             engine="vllm",
             device="cuda" if is_cuda else "cpu",
             dtype=str(self._config.model_config.dtype).removeprefix("torch."),
-            device_name=_device_name(is_cuda=is_cuda),
+            device_name=vllm_versions.gpu_name() if is_cuda else "",
             versions=vllm_versions.versions(),
             places=min(command.options.places, vllm_versions.fitting_sequences(self._config)),
             context_tokens=self._config.model_config.max_model_len,
@@ -245,13 +243,3 @@ def _check_device(wanted: str, *, is_cuda: bool) -> None:
         raise UserError(
             f"vLLM takes the first GPU that it sees: instead of --device {wanted} set CUDA_VISIBLE_DEVICES={number}"
         )
-
-
-def _device_name(*, is_cuda: bool) -> str:
-    if is_cuda:
-        return vllm_versions.gpu_name()
-    try:
-        found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return ""
-    return found[1] if found else ""

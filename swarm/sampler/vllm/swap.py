@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,14 +84,17 @@ class Unproven(EchoError):
     """It is not known what the engine holds."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Parts:
-    """Seconds that the parts of an install took, as in Installed."""
+Parts = dict[str, float]  # Seconds that the parts of an install took, by their names in Installed
 
-    check_s: float
-    pause_s: float = 0.0
-    reload_s: float = 0.0
-    proof_s: float = 0.0
+
+@contextmanager
+def timed(parts: Parts, name: str) -> Iterator[None]:
+    """Add what this takes to `parts`."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        parts[name] = parts.get(name, 0.0) + time.monotonic() - began
 
 
 class Swaps:
@@ -147,17 +149,18 @@ class Swaps:
             began = time.monotonic()
             if self.unproven:
                 return NotInstalled("engine", self.unproven)
-            sums = command.tensor_sums
-            wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
+            parts: Parts = {}
+            with timed(parts, "check_s"):
+                sums = command.tensor_sums
+                wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
             if wrong is not None:
                 return NotInstalled("file", wrong)
-            parts = Parts(check_s=time.monotonic() - began)
             try:
                 with _linked(Path(command.path), command.version) as path:
                     proof = await self._swap(command, path, parts, progress)
             except (Unproven, TookTooLong) as error:
                 return NotInstalled("engine", str(error))
-            return Installed(seconds=time.monotonic() - began, proof=proof, **asdict(parts))
+            return Installed(seconds=time.monotonic() - began, proof=proof, **parts)
 
     async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
         """Change the weights beneath the samples and prove it. If that fails, every sample that the new weights may
@@ -169,9 +172,8 @@ class Swaps:
         try:
             proof, probing = await self._swap_paused(command, path, expected, parts, progress)
             if expected is not None and probing is not None:
-                began = time.monotonic()
-                held = await self._limited(probing, PROBE_S, "answer a probe", progress)
-                parts.proof_s += time.monotonic() - began
+                with timed(parts, "proof_s"):
+                    held = await self._limited(probing, PROBE_S, "answer a probe", progress)
                 if (difference := expected.difference(held, self._dtype)) is not None:
                     raise Unproven(difference)
             self.version = command.version
@@ -188,16 +190,17 @@ class Swaps:
         self, command: Install, path: Path, expected: Expected | None, parts: Parts, progress: Told
     ) -> tuple[Proof, asyncio.Task[list[float]] | None]:
         """The part of a swap in which nothing is drawn. If a probe is `expected` it is queued at the end."""
-        engine, probing, paused_at = self._engine, None, time.monotonic()
+        engine, probing, label = self._engine, None, str(command.version)
+        paused_at = time.monotonic()
         self._watch.pause()
         try:
             await self._limited(engine.pause_generation(mode="keep", clear_cache=True), PAUSE_S, "pause", progress)
-            began = time.monotonic()
-            await self._reload(path, progress)
-            await self._limited(engine.update_weight_version(str(command.version)), CALL_S, "take a label", progress)
-            await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
-            parts.reload_s = time.monotonic() - began
-            proof = await self._prove_sums(command.tensor_sums, parts, progress)
+            with timed(parts, "reload_s"):
+                await self._reload(path, progress)
+                await self._limited(engine.update_weight_version(label), CALL_S, "take a label", progress)
+                await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
+            with timed(parts, "proof_s"):
+                proof = await self._prove_sums(command.tensor_sums, progress)
             if expected is not None:
                 probing = asyncio.create_task(self._probe(self._tokens))
                 # It sends its request before the resume is sent.
@@ -210,18 +213,16 @@ class Swaps:
             # Whatever happened: samples that stand still for ever would not even notice that they are given up.
             await self._limited(engine.resume_generation(), CALL_S, "resume", progress)
             self._watch.resume(now=time.monotonic())
-            parts.pause_s = time.monotonic() - paused_at
+            parts["pause_s"] = time.monotonic() - paused_at
         return proof, probing
 
     async def _expect(self, path: Path, parts: Parts, progress: Told) -> Expected | None:
         """What the probe must give, computed while samples are drawn; None if this install needs no probe."""
         if not self._needs_probe:
             return None
-        began = time.monotonic()
-        work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
-        expected = await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
-        parts.proof_s += time.monotonic() - began
-        return expected
+        with timed(parts, "proof_s"):
+            work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
+            return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
 
     async def _reload(self, path: Path, progress: Told) -> None:
         call = self._engine.collective_rpc("echo_reload", args=(str(path), self._layout_json))
@@ -229,9 +230,8 @@ class Swaps:
             if why:
                 raise Unproven(why)
 
-    async def _prove_sums(self, sums: tuple[int, ...], parts: Parts, progress: Told) -> Proof:
+    async def _prove_sums(self, sums: tuple[int, ...], progress: Told) -> Proof:
         """Compare the sums of all tensors that the workers still hold as they came. Unproven names one that differs."""
-        began = time.monotonic()
         call = self._engine.collective_rpc("echo_sums", args=(self._layout_json,))
         answers = await self._limited(_of_workers(call), self._reload_limit_s, "sum its weights", progress)
         workers = [msgspec.json.decode(answer, type=dict[str, int]) for answer in answers]
@@ -241,7 +241,6 @@ class Swaps:
                 covered += 1
                 if sum(worker[spec.name] for worker in workers) % (1 << 64) != expected:
                     raise Unproven(f"the engine's {spec.name} differs from what the learner signed")
-        parts.proof_s += time.monotonic() - began
         # On CPUs the head keeps its weights as they came, and computes with a copy in another form.
         probed, self._needs_probe = self._needs_probe, not self._is_cuda or covered < len(sums)
         if self._needs_probe and not probed:

@@ -70,11 +70,11 @@ REFUSED: dict[str, str] = {
 
 def fault() -> str | None:
     """Why this machine's vLLM is not one that echo-node drives, and what to do; None if it is. Imports nothing."""
-    found = {name: _installed(*(DISTRIBUTIONS if name == "vllm" else (name,))) for name in SUPPORTED}
+    found = {name: installed(*(DISTRIBUTIONS if name == "vllm" else (name,))) for name in SUPPORTED}
     if all(version and _within(version, *SUPPORTED[name]) for name, version in found.items()):
         return None
     here = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
-    wanted = ", ".join(f"{name} >={_dotted(least)},<{_dotted(below)}" for name, (least, below) in SUPPORTED.items())
+    wanted = ", ".join(f"{name} >={dotted(least)},<{dotted(below)}" for name, (least, below) in SUPPORTED.items())
     return f"the vLLM engine needs {wanted}; here: {here}; install it with: {INSTALL}"
 
 
@@ -85,7 +85,7 @@ def check() -> None:
 
 
 def versions() -> str:
-    return f"vllm {_installed(*DISTRIBUTIONS)}, torch {_installed('torch')}"
+    return f"vllm {installed(*DISTRIBUTIONS)}, torch {installed('torch')}"
 
 
 def prepare(*, is_cuda: bool, is_small: bool) -> None:
@@ -288,7 +288,7 @@ def gpu_name() -> str:
     return str(current_platform.get_device_name())
 
 
-def _installed(*names: str) -> str | None:
+def installed(*names: str) -> str | None:
     for name in names:
         try:
             return metadata.version(name)
@@ -302,7 +302,7 @@ def _within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> boo
     return least <= numbers < below
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
