@@ -258,7 +258,7 @@ def write_report(run_dir: Path, to: Path | None, readers: Callable[[], Read]) ->
     because the run is damaged. UserError if it cannot be written."""
     path = to or run_dir / "report.html"
     if path.exists() and not _is_report(path):
-        raise UserError(f"{path} exists and is no report: remove it, or name another file with --to")
+        raise UserError(f"{path} exists and is not a report: remove it, or name another file with --to")
     if not path.absolute().parent.is_dir():
         raise UserError(f"{path.parent} is not a directory: make it, or name another file with --to")
     journal = read_journal(run_dir, readers)

@@ -320,7 +320,7 @@ class Session:
             async with asyncio.timeout(FAREWELL_S):
                 await self._client.release(samples, forget=forget)
         except (TimeoutError, PeerUnreachable, ProtocolError):
-            self._say("the learner could not be told; it will lease this node's samples again after three beats")
+            self._say("the learner could not be told; it leases this node's samples to others after three silent beats")
 
 
 def _order(version: VersionId | None) -> tuple[int, int]:

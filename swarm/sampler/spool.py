@@ -77,7 +77,7 @@ class Spool:
             except (UserError, OSError) as fault:
                 self._drop_partial()
                 if not self._broken:
-                    self._say(f"{fault}; what is generated until then is lost if this node ends before it is submitted")
+                    self._say(f"{fault}; until there is room, answers are lost if this node ends")
                 self._broken = True
                 return None
             self._broken = False
@@ -93,10 +93,10 @@ class Spool:
         path = self._path(name)
         try:
             if path.stat().st_size > self._cap_bytes:
-                raise ValueError("it is over the cap")
+                raise ValueError("it is larger than the spool may be")
             content = path.read_bytes()
             if digest(content[DIGEST_BYTES:]) != content[:DIGEST_BYTES]:
-                raise ValueError("its digest is another one")
+                raise ValueError("its digest does not match")
             return msgspec.msgpack.decode(content[DIGEST_BYTES:], type=list[SpooledAnswer])
         except (OSError, ValueError) as fault:
             self._say(f"a spooled batch is damaged and is left out: {fault}")

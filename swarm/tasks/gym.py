@@ -142,11 +142,11 @@ def evaluate(source: Any, *spaces: Any) -> Any:
         tree = ast.parse(source.strip(), mode="eval")
         nodes = list(ast.walk(tree))
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError("it is no expression") from error
+        raise ValueError("it is not an expression") from error
     for node in nodes:
         called = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in CALLED)
         if called or not isinstance(node, EVALUATED):
-            raise ValueError(f"an answer may hold no {type(node).__name__} but of numbers and functions")
+            raise ValueError(f"an answer may hold only numbers and functions, no {type(node).__name__}")
     code = compile(tree, "<answer>", "eval")
     return builtins.eval(code, *(spaces or ({"__builtins__": {}},)))  # noqa: S307 - each part of it was looked at
 

@@ -182,7 +182,7 @@ def _question(line: bytes, options: TaskOptions, place: str) -> Prompt:
     except (msgspec.DecodeError, RecursionError) as error:
         raise UserError(f"{place} is not valid JSON: {error}") from error
     if not isinstance(row, dict):
-        raise UserError(f'{place} is no JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
+        raise UserError(f'{place} is not a JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
     for column, setting in ((options.prompt_column, "prompt_column"), (options.answer_column, "answer_column")):
         if row.get(column) is None:
             if column in row:
@@ -228,4 +228,4 @@ def _as_text(value: Any, what: str) -> str:
             return str(value)
         case float() if math.isfinite(value):
             return repr(value)
-    raise UserError(f"{what} is neither a text nor a number")
+    raise UserError(f"{what} is neither text nor a number")

@@ -105,7 +105,7 @@ def _export(source: Path, to: Path, card: str | None) -> None:
 
 def _check_target(to: Path) -> None:
     if to.is_symlink() or (to.exists() and not to.is_dir()):
-        raise UserError(f"{to} is there and no directory: name another place with --to")
+        raise UserError(f"{to} exists and is not a directory: name another place with --to")
     if to.resolve() == Path.cwd():
         # It is replaced as a whole, and whoever stood in it would stand nowhere.
         raise UserError(f"{to} is the directory you are in: name one to make with --to")
