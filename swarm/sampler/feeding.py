@@ -32,42 +32,34 @@ class BatchFeed:
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
-        self._next: list[SealedLease] = []
-        self._added, self._taken, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._taken.set()
+        self._next: asyncio.Queue[list[SealedLease]] = asyncio.Queue(1)
+        self._idle = asyncio.Event()
         self._idle.set()
         self.running = 0
 
     async def room(self) -> Room:
         """Wait until more leases may be added."""
-        await self._taken.wait()
+        await self._next.join()
         return Room(self._engine.places, 0)
 
     def add(self, leases: list[SealedLease]) -> None:
-        assert not self._next
-        self._next = leases
-        self._taken.clear()
-        self._added.set()
+        self._next.put_nowait(leases)
 
     def take_back(self) -> set[SampleName]:
         """Forget what has not begun, and return it."""
-        names = {name for sealed in self._next for name in sealed.samples()}
-        self._next = []
-        self._added.clear()
-        return names
+        leases = [] if self._next.empty() else self._next.get_nowait()
+        return {name for sealed in leases for name in sealed.samples()}
 
     async def run(self, done: Done) -> None:
         """Draw until cancelled; ChildFailed if the engine breaks. `done` is awaited before more answers come."""
         follows = False
         while True:
-            await self._added.wait()
-            leases, self._next = self._next, []
-            self._added.clear()
+            leases = await self._next.get()
             self._idle.clear()
             self.running = sum(len(sealed.lease.samples) for sealed in leases)
-            self._taken.set()
+            self._next.task_done()
             answers = await self._engine.draw_batch(leases, follows=follows)
-            follows = self._added.is_set()
+            follows = not self._next.empty()
             await done(answers)
             self.running = 0
             self._idle.set()

@@ -298,13 +298,9 @@ def sample_bytes(shape: Shape, tokens: int, dtype_bytes: int) -> int:
 
 
 def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
-    match wanted:
-        case "float32":
-            return torch.float32
-        case "bfloat16":
-            return torch.bfloat16
-        case "float16":
-            return torch.float16
+    if wanted != "auto":
+        named: torch.dtype = getattr(torch, wanted)
+        return named
     # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
