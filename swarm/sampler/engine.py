@@ -137,21 +137,11 @@ class Generated(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Probe(msgspec.Struct, frozen=True, tag=True):
-    token_ids: tuple[int, ...]
-
-
-class Probed(msgspec.Struct, frozen=True):
-    """The log-prob of each token but the first, given those before it, at temperature 1: float32, little-endian."""
-
-    logprobs: bytes
-
-
 ASSUMED_SAMPLE_TOKENS = 4096
 """Prompt and completion of a sample for which no limit was set: contexts of 40,000 tokens and more are seldom used, and
 an engine that reserved them would draw one sample at a time."""
 
-Command = Start | Install | Generate | Probe
+Command = Start | Install | Generate
 Told = Callable[[], None]  # To be called whenever work goes on
 
 
@@ -163,7 +153,5 @@ class Engine(Protocol):
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled: ...
 
     async def generate(self, command: Generate, progress: Told) -> Generated: ...
-
-    async def probe(self, command: Probe, progress: Told) -> Probed: ...
 
     async def stop(self) -> None: ...

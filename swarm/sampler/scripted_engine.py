@@ -23,8 +23,6 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
-    Probe,
-    Probed,
     Sampled,
     Start,
     Started,
@@ -86,10 +84,6 @@ class ScriptedEngine:
                 progress()
             steps = int(tokens_per_s * batch_s) or longest
             return Generated(samples=tuple(samples), seconds=time.perf_counter() - began, steps=steps)
-
-    async def probe(self, command: Probe, progress: Told) -> Probed:
-        assert self._version is not None
-        return Probed(logprobs=array("f", [LOGPROB] * (len(command.token_ids) - 1)).tobytes())
 
     async def stop(self) -> None: ...
 

@@ -41,8 +41,6 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
-    Probe,
-    Probed,
     Sampled,
     Start,
     Started,
@@ -140,14 +138,6 @@ class TransformersEngine:
         ordered = tuple(samples[i] for i in range(len(command.jobs)))
         return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
-    @torch.inference_mode()
-    def probe(self, command: Probe) -> Probed:
-        assert self._version is not None
-        token_ids = torch.tensor([command.token_ids], device=self._model.device)
-        logprobs = self._model(input_ids=token_ids).logits[0, :-1].float().log_softmax(-1)
-        chosen = logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)
-        return Probed(logprobs=array("f", chosen.cpu().tolist()).tobytes())
-
     def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
         """Draw jobs of one limit and one set of stops, padded on the left to one length; `spent_s` of their time have
         passed. Also how many tokens were drawn of the longest."""
@@ -225,9 +215,6 @@ class Threaded:
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         return await self._run(self._engine.generate, command, progress)
-
-    async def probe(self, command: Probe, progress: Told) -> Probed:
-        return await self._run(self._engine.probe, command)
 
     async def stop(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -26,8 +26,6 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
-    Probe,
-    Probed,
     Sampled,
     Start,
     Started,
@@ -171,15 +169,6 @@ class VllmEngine:
     def _give_up_all(self, fault: str) -> None:
         for request in list(self._running):
             self._give_up(request, fault)
-
-    async def probe(self, command: Probe, progress: Told) -> Probed:
-        """UserError if the sequence does not fit."""
-        assert self._swaps is not None
-        limit = self._config.model_config.max_model_len - 1
-        if len(command.token_ids) > limit:
-            raise UserError(f"a probe of {len(command.token_ids)} tokens is over the {limit} that this engine takes")
-        logprobs = await self._swaps.probe(command.token_ids, progress)
-        return Probed(logprobs=array("f", logprobs).tobytes())
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         """Check, swap, prove, beneath whatever is drawn. Raises vLLM's EngineDeadError if its processes are gone."""

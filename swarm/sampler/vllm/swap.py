@@ -138,10 +138,6 @@ class Swaps:
         """Whether weights that could not be proven drew some of these."""
         return bool(self.unproven) and any(span.version == self._suspect for span in spans)
 
-    async def probe(self, token_ids: tuple[int, ...], progress: Told) -> list[float]:
-        """The log-prob of each token but the first. TookTooLong if vLLM does not answer."""
-        return await self._limited(self._probe(token_ids), PROBE_S, "answer a probe", progress)
-
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         """Check, swap, prove. Raises vLLM's EngineDeadError if its processes are gone, and UserError if the file cannot
         be linked to."""
@@ -202,7 +198,7 @@ class Swaps:
             with timed(parts, "proof_s"):
                 proof = await self._prove_sums(command.tensor_sums, progress)
             if expected is not None:
-                probing = asyncio.create_task(self._probe(self._tokens))
+                probing = asyncio.create_task(self._probe())
                 # It sends its request before the resume is sent.
                 await asyncio.sleep(0)
         except BaseException as error:
@@ -249,14 +245,12 @@ class Swaps:
             return "probe"
         return "sums and probe" if probed else "sums"
 
-    async def _probe(self, token_ids: tuple[int, ...]) -> list[float]:
-        if len(token_ids) < 2:
-            return []
+    async def _probe(self) -> list[float]:
         self._probes += 1
-        prompt, params = {"prompt_token_ids": list(token_ids)}, vllm_versions.probe_params()
+        prompt, params = {"prompt_token_ids": list(self._tokens)}, vllm_versions.probe_params()
         priority = vllm_versions.PROBE_PRIORITY
         output = await last(self._engine.generate(prompt, params, f"probe {self._probes}", priority=priority))
-        return vllm_versions.prompt_logprobs(output, token_ids)
+        return vllm_versions.prompt_logprobs(output, self._tokens)
 
     def _distrust(self, error: BaseException) -> None:
         """From here on nothing that the engine draws is handed on."""

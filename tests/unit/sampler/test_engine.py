@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MambaFor
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import EchoError, UserError
 from swarm.learner.memory import Shape, shape_of
-from swarm.sampler.engine import EngineOptions, Generate, Installed, Job, NotInstalled, Probe, Sampled
+from swarm.sampler.engine import EngineOptions, Generate, Installed, Job, NotInstalled, Sampled
 from swarm.sampler.transformers import SeededDraw, Threaded, TransformersEngine, _places, sample_bytes
 from swarm.types import SamplingRules, Span
 from tests.builders import STOP, v
@@ -125,11 +125,6 @@ async def test_one_flipped_bit_of_the_file_is_found_before_the_engine_sees_it(st
     assert isinstance(refused, NotInstalled)
     assert refused.fault == "file"
     assert draw(engine, job(0)) == before, "it goes on with what it held"
-
-
-def test_a_probe_tells_what_the_model_makes_of_a_sequence(engine: TransformersEngine, staged: Staged) -> None:
-    told = array("f", engine.probe(Probe(token_ids=(1, 3, 4, 5, 6))).logprobs).tolist()
-    assert told == pytest.approx(logprobs_of(rounded(staged.model), (1,), (3, 4, 5, 6)), abs=1e-5)
 
 
 def test_the_engine_copies_the_weights_and_never_aliases_the_file(staged: Staged, tmp_path: Path) -> None:
