@@ -85,8 +85,6 @@ class ScriptedEngine:
             steps = int(tokens_per_s * batch_s) or longest
             return Generated(samples=tuple(samples), seconds=time.perf_counter() - began, steps=steps)
 
-    async def stop(self) -> None: ...
-
     def _draw(self, job: Job) -> Sampled:
         """Tokens of the prompt up to a stop string, a stop token or the limit."""
         random = Random(job.seed)

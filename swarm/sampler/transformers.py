@@ -216,9 +216,6 @@ class Threaded:
     async def generate(self, command: Generate, progress: Told) -> Generated:
         return await self._run(self._engine.generate, command, progress)
 
-    async def stop(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
     async def _run(self, call: Callable[..., R], *arguments: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 

@@ -58,6 +58,14 @@ async def started(engine: VllmEngine, staged: Staged, *, places: int = 8, **opti
     return await engine.start(staged.start(places=places, **options), lambda: None)
 
 
+def end(engine: VllmEngine) -> None:
+    """End vLLM's processes, which end with the sampler's in a run."""
+    if engine._watching is not None:
+        engine._watching.cancel()
+    if engine._engine is not None:
+        engine._engine.shutdown(timeout=1.0)
+
+
 async def installed(engine: VllmEngine, staged: Staged, version: int) -> Installed:
     done = await engine.install(staged.install(version), lambda: None)
     assert isinstance(done, Installed), done

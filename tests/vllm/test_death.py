@@ -19,7 +19,7 @@ from swarm.sampler.vllm.versions import engine_dead_error
 from tests.builders import v
 from tests.conformance import job
 from tests.unit.models import Staged
-from tests.vllm.support import Signal, installed, staged_pair, started
+from tests.vllm.support import Signal, end, installed, staged_pair, started
 
 ENDS_S = 50.0
 """Less than any limit of a swap: deaths are noticed, not waited for. It takes seconds on a quiet machine."""
@@ -118,4 +118,4 @@ async def test_a_worker_that_dies_in_the_middle_of_a_swap_ends_the_swap_and_the_
         (after,) = (await asyncio.wait_for(engine.generate(Generate((LONG,)), lambda: None), ENDS_S)).samples
         assert after.fault.startswith(UNPROVEN)
     finally:
-        await engine.stop()
+        end(engine)

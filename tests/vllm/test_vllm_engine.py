@@ -16,7 +16,7 @@ from swarm.types import VersionId
 from tests.builders import STOP, v
 from tests.conformance import CHECKS, PROMPT, Life, begin, job, logprobs, tokens
 from tests.unit.models import Staged, logprobs_of, rounded
-from tests.vllm.support import LENGTH, Signal, check_logprobs, staged_pair
+from tests.vllm.support import LENGTH, Signal, check_logprobs, end, staged_pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,7 +26,8 @@ async def life(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Life]:
     directory = tmp_path_factory.mktemp("learner")
     life = await begin(VllmEngine(), directory, staged_pair(directory))
     yield life
-    await life.engine.stop()
+    assert isinstance(life.engine, VllmEngine)
+    end(life.engine)
 
 
 def models(life: Life) -> dict[VersionId, Staged]:

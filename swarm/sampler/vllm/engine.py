@@ -37,7 +37,6 @@ from swarm.sampler.vllm.swap import UNPROVEN, Swaps, TokenWatch, last, limited
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
 GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even say so, it is left alone
-STOP_S = 1.0  # vLLM's processes have nothing to save; those that have not ended by then are killed
 TIME_LIMIT = "time limit"
 
 
@@ -55,8 +54,6 @@ class VllmEngine:
         self._watch = TokenWatch(0.0)
         self._watching: asyncio.Task[None] | None = None
         self._progress: Told = lambda: None
-
-    # -- start and stop ----------------------------------------------------------------------------------------
 
     async def start(self, command: Start, progress: Told) -> Started:
         """Build the model with dummy weights. UserError if the options or this machine's vLLM do not allow it,
@@ -97,12 +94,6 @@ class VllmEngine:
                 f"set max_model_len to {held} or less, or let the engine have a larger gpu_memory_share"
             )
         return reference
-
-    async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._engine is not None:
-            self._engine.shutdown(timeout=STOP_S)
 
     # -- samples -----------------------------------------------------------------------------------------------
 
