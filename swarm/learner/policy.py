@@ -86,7 +86,7 @@ class PolicyModel(torch.nn.Module):
             logits = logits.float() / self.temperature
         logprobs, log_softmax = _Chosen.apply(logits, targets)
         with torch.no_grad():
-            # After what the backward pass needs: when a chunk is made anew, this is not. In place: no fourth tensor of
+            # After what the backward pass needs: a chunk that is recomputed skips this. In place: no fourth tensor of
             # this size, which vecdot would make.
             entropy = -log_softmax.exp().mul_(log_softmax).sum(-1)
         return logprobs, entropy

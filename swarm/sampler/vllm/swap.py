@@ -52,7 +52,7 @@ class TokenWatch:
         self._alive_at = now
 
     def pause(self) -> None:
-        """Nothing is drawn until `resume`; whoever pauses bounds how long."""
+        """Nothing is drawn until `resume`; the caller bounds how long."""
         self._paused = True
 
     def resume(self, *, now: float) -> None:
