@@ -19,7 +19,7 @@ from swarm.learner.process import prepare_command
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
 from swarm.rollout.plane.leases import sample_seed
-from swarm.sampler.engine import Generate, Install, Job, Sampled, Start
+from swarm.sampler.engine import EngineOptions, Generate, Install, Job, Sampled, Start
 from swarm.sampler.transformers import TransformersEngine
 from swarm.settings import LeadConfig
 from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
@@ -53,7 +53,8 @@ class OneProcess:
         prepared = self._trainer.prepared()
         self._layout = prepared.layout
         self._engine = TransformersEngine()
-        self._engine.start(Start(directory=str(directory / "model"), layout=self._layout, device="cpu"), _quietly)
+        options = EngineOptions(device="cpu")
+        self._engine.start(Start(directory=str(directory / "model"), layout=self._layout, options=options), _quietly)
         self._tokenizer = Tokenizer.from_file(str(directory / "model" / "tokenizer.json"))
         self._stop_token_ids = prepared.stop_token_ids
         self._kept: deque[Version] = deque(maxlen=config.max_staleness + 1)

@@ -23,8 +23,6 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
-    Probe,
-    Probed,
     Start,
     Started,
 )
@@ -54,10 +52,7 @@ class EngineProcess:
         command = Start(
             directory=str(versions.files_dir),
             layout=versions.layout,
-            device=device,
-            places=places,
-            hang_s=HANG_S,
-            options=EngineOptions(dtype=dtype, max_model_len=context),
+            options=EngineOptions(device=device, dtype=dtype, max_model_len=context, places=places, hang_s=HANG_S),
         )
         return await self._child.call(command, Started)
 
@@ -72,10 +67,6 @@ class EngineProcess:
 
     async def draw(self, command: Generate) -> Generated:
         return await self._child.call(command, Generated)
-
-    async def probe(self, tokens: tuple[int, ...]) -> bytes:
-        """The log-probs of all tokens but the first."""
-        return (await self._child.call(Probe(token_ids=tokens), Probed)).logprobs
 
     def rss_bytes(self) -> int:
         """Resident memory of the process and of all that it started."""

@@ -77,7 +77,7 @@ class SwapTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Log-probs of what the engine drew and was probed with after each swap, against transformers in float32 on the
+    """Log-probs of what the engine drew after each swap, against transformers in float32 on the
     published weights: largest and mean error over all swaps. `moved` is how far the swaps moved them, at least."""
 
     architecture: Architecture
@@ -187,7 +187,7 @@ async def accuracy(
 async def _compared(
     engine: EngineProcess, started: Started, version: VersionId, before: Any, now: Any
 ) -> tuple[list[float], float]:
-    """Errors of every token of two samples and of a probe, and the mean distance between the two versions on them."""
+    """Errors of every token of two samples, and the mean distance between the two versions on them."""
     errors: list[float] = []
     distances: list[float] = []
     jobs = tuple(
@@ -202,8 +202,6 @@ async def _compared(
         wanted = logprobs_of(now, job.prompt_token_ids, drawn)
         errors += _distances(floats(sample.logprobs), wanted)
         distances += _distances(logprobs_of(before, job.prompt_token_ids, drawn), wanted)
-    probe = jobs[0].prompt_token_ids
-    errors += _distances(floats(await engine.probe(probe)), logprobs_of(now, probe[:1], probe[1:]))
     return errors, statistics.fmean(distances)
 
 

@@ -149,10 +149,15 @@ async def _node(
     kind: EngineKind, directory: Path, versions: Versions, load: Load, device: str, dtype: EngineDtype
 ) -> AsyncIterator[EngineWorker]:
     """The node's engine with the first version installed."""
-    options = EngineOptions(dtype=dtype, max_model_len=load.context_tokens, gpu_memory_share=GPU_SHARE)
-    worker = EngineWorker(
-        directory / "node", kind=kind, device=device, hang_s=HANG_S, batch_samples=load.places, options=options
+    options = EngineOptions(
+        device=device,
+        dtype=dtype,
+        max_model_len=load.context_tokens,
+        gpu_memory_share=GPU_SHARE,
+        places=load.places,
+        hang_s=HANG_S,
     )
+    worker = EngineWorker(directory / "node", kind=kind, options=options)
     try:
         await worker.launch()
         await worker.load(versions.layout)

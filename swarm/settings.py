@@ -319,13 +319,8 @@ class JoinConfig(BaseModel):
         """What the engine is started with."""
         from swarm.sampler.engine import EngineOptions
 
-        return EngineOptions(
-            dtype=self.dtype,
-            tensor_parallel_size=self.tensor_parallel_size,
-            gpu_memory_share=self.gpu_memory_share,
-            max_model_len=self.max_model_len,
-            arguments=self.engine_arguments,
-        )
+        named = {"arguments": "engine_arguments", "places": "batch_samples", "hang_s": "engine_hang_s"}
+        return EngineOptions(**{name: getattr(self, named.get(name, name)) for name in EngineOptions.__struct_fields__})
 
 
 class DemoConfig(BaseModel):

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.sampler.engine import Engine, Generate, Installed, Job, NotInstalled, Probe, Sampled, Started
+from swarm.sampler.engine import Engine, Generate, Installed, Job, NotInstalled, Sampled, Started
 from swarm.sampler.stopping import load_tokenizer
 from swarm.types import SamplingRules, VersionId
 from tests.builders import STOP, v
@@ -176,14 +176,6 @@ async def refuses_a_file_that_was_not_signed_and_goes_on(life: Life) -> None:
     assert held[0].spans[0].version == version
 
 
-async def answers_a_probe(life: Life) -> None:
-    await life.installed()
-    probed = await life.engine.probe(Probe(token_ids=(*PROMPT, 7, 9)), life.progress)
-    seen = array("f", probed.logprobs).tolist()
-    assert len(seen) == len(PROMPT) + 1
-    assert all(logprob < 0 for logprob in seen)
-
-
 async def shows_that_work_goes_on(life: Life) -> None:
     await life.installed()
     life.told.clear()
@@ -201,12 +193,11 @@ CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
     answers_calls_side_by_side,
     cuts_off_what_takes_too_long,
     refuses_a_file_that_was_not_signed_and_goes_on,
-    answers_a_probe,
     shows_that_work_goes_on,
 )
 
 
 async def begin(engine: Engine, directory: Path, staged: tuple[Staged, Staged]) -> Life:
     """Start `engine` with 8 places."""
-    started = await engine.start(msgspec.structs.replace(staged[0].start(), places=8), lambda: None)
+    started = await engine.start(staged[0].start(places=8), lambda: None)
     return Life(engine=engine, started=started, staged=staged, directory=directory)

@@ -1,7 +1,6 @@
 """When a learner step is wrong, and what is done: skip it, lower the learning rate, or stop. Pure.
 
-`is_fit` is asked before each optimiser step, and `stepped` judges each learner step as a whole. The alarms, in order
-of precedence:
+The alarms, in order of precedence:
 
     kind            when                                                         reaction
     not_finite      the gradient's norm is NaN or infinite                       skip that optimiser step
@@ -14,15 +13,14 @@ of precedence:
     entropy         it has fallen to the share `entropy` of what it was at       halve the learning rate, at most
                     first, and the reward has not risen for it                   every ten steps and to an eighth
 
-A step that cannot be judged neither counts nor breaks a row: a step with no group to learn from and, for mismatch_kl,
-one with under half of its rollouts drawn by weights equal to the learner's. While skipped steps leave the weights as
-they are, older versions are equal to the newest (`unchanged_steps`), so a fault is seen until it is gone.
+A step that cannot be judged neither counts nor breaks a row: one with no group to learn from and, for mismatch_kl, one
+with under half of its rollouts drawn by weights equal to the learner's. While steps are skipped the weights stay, so
+older versions equal the newest (`unchanged_steps`), and a fault is seen until it is gone.
 
-Log-probs are claims of volunteers, and a hostile one might like to stop a run. `typical_mismatch` therefore takes
-medians over rollouts and over samplers: no minority of either can set off the alarm, however absurd its claims are.
+Log-probs are claims of volunteers, and a hostile one might like to stop a run. So `typical_mismatch` takes medians over
+rollouts and over samplers, and no minority of either can set off the alarm.
 
 Everything follows from the steps alone, so a replay decides the same, and so do ranks that are given the same sums.
-`state` is what a checkpoint has to hold.
 """
 
 from __future__ import annotations
@@ -38,20 +36,14 @@ from msgspec import structs
 from swarm.learner.messages import Alarm, AlarmKind, AlarmRules, AlarmState, Reaction
 
 GRADIENT_CLIP = 1.0  # Norm to which gradients are clipped; a shorter gradient is never a spike
-
-NORMS_KEPT = 50
-"""Norms that a spike is compared with: 25 learner steps of two minibatches. Skipped ones are among them, so a lasting
-change becomes the new normal after half as many."""
-
+NORMS_KEPT = 50  # Of 25 learner steps of two minibatches; spikes are among them, so a lasting change becomes normal
 NORMS_BEFORE = 20  # Norms before any counts as a spike: the first ones of a run, under warm-up, are few and small
 NOT_FINITE_STEPS = 3  # Learner steps in a row without one finite gradient: the fault is in the weights, not the batch
 MISMATCH_STEPS = 10  # Learner steps in a row on which engine and learner disagree: a broken sampler may leave by then
 ENTROPY_STEPS = 10  # Learner steps over which entropy and reward are averaged, since single steps are noisy
-
+# A rise of the mean reward by this many spreads (of rewards within groups, at first) justifies less entropy. In
+# seventeen runs of the demo that learned, the smallest rise was 7 spreads.
 PAID_FOR = 0.5
-"""A rise of the mean reward by this many spreads (of the rewards within groups, at first) justifies a fall of entropy.
-In seventeen runs of the demo that learned, the smallest rise was 7 spreads."""
-
 LOWER_EVERY_STEPS = 10
 MIN_SCALE = 1 / 8  # Three halvings; a collapse that goes on then is not the learning rate's fault
 
@@ -73,10 +65,8 @@ REASONS: dict[tuple[AlarmKind, Reaction], str] = {
 
 
 class Alarms:
-    """Judges every optimiser step before it is made and every learner step after it.
-
-    `state` is that after the last learner step, and the norms of the step under way.
-    """
+    """`is_fit` judges every optimiser step before it is made, `stepped` every learner step after it. A checkpoint holds
+    `state`."""
 
     def __init__(self, rules: AlarmRules, state: AlarmState | None = None) -> None:
         self._rules = rules
@@ -88,11 +78,9 @@ class Alarms:
         self._spike: tuple[float, float] | None = None
 
     def is_fit(self, *, gradient_norm: float, mismatch_kl: float | None) -> bool:
-        """Return whether the optimiser may step on a gradient that had this norm before clipping.
-
-        `mismatch_kl` is the typical one of the step's first minibatch, in nats a token; None if there is none, and for
-        the other minibatches.
-        """
+        """Return whether the optimiser may step on a gradient that had this norm before clipping. `mismatch_kl` is the
+        typical one of the step's first minibatch, in nats a token; None if there is none, and for the other
+        minibatches."""
         if mismatch_kl is not None and not math.isnan(mismatch_kl):
             self._mismatch = mismatch_kl
         if not math.isfinite(gradient_norm):
@@ -111,8 +99,8 @@ class Alarms:
         return True
 
     def stepped(self, figures: Mapping[str, float]) -> tuple[Alarm, ...]:
-        """Return the alarms of the learner step that `is_fit` was asked about, at most one of a kind. `figures` hold
-        reward, reward_std and, if anything was trained on, entropy."""
+        """Return the alarms of the learner step, at most one of a kind. `figures` hold reward, reward_std and, if
+        anything was trained on, entropy."""
         raised = [*self._not_finite(), *self._mismatched()]
         if self._spike is not None:
             raised.append(_alarm("gradient_spike", "skip", *self._spike))

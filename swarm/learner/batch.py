@@ -1,9 +1,8 @@
 """Rows of prompt and completion, and the micro-batches that one forward pass takes.
 
-Under a budget of tokens rows are taken from the longest to the shortest, so the rows of one micro-batch are about
-equally long. Padded: each row is a line of the micro-batch, filled on the right to the longest; attention is causal, so
-no token sees the filling and no mask is needed. Packed: all rows are in one line, with positions that begin at 0 in
-each; attention must keep the rows apart (Policy.settle checks that the model does).
+Padded: each row is a line of the micro-batch, filled on the right to the longest; attention is causal, so no token sees
+the filling and no mask is needed. Packed: all rows are in one line, with positions that begin at 0 in each; attention
+must keep the rows apart (Policy.settle checks that the model does).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from swarm.learner.messages import ComputeRules
 class Row:
     """One rollout, on the CPU. token_ids: [prompt + completion]; behaviour, mask, proximal, reference: [completion].
 
-    `proximal` and `reference` are log-probs of the policy as it was at the start of the step, and of the model that
-    the run began with; None where the objective asks for none. `sampler` is the node whose claims `behaviour` are.
+    `proximal` and `reference` are log-probs of the policy at the start of the step, and of the model that the run began
+    with; None where the objective asks for none. `sampler` is the node that claims `behaviour`.
     """
 
     token_ids: torch.Tensor
@@ -39,11 +38,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What one forward pass takes, and flat, for every completion token in order, what the objective needs.
+    """What one forward pass takes, and what the objective needs of every completion token, in order.
 
-    token_ids, positions: [lines, width]; positions are None where each line holds one row, counted from 0. `places` are
-    flat indices into [lines * width] of the positions that predict the completion tokens; places, targets and all after
-    them: [tokens]. `counts` are the completion tokens of each row and `numbers` the places of the rows in what was cut.
+    token_ids, positions: [lines, width]; positions are None where each line holds one row. `places` are flat indices
+    into [lines * width] of the positions that predict the completion tokens; places, targets and all after them:
+    [tokens]. `counts` are the completion tokens of each row, and `numbers` say which rows they are.
     """
 
     token_ids: torch.Tensor
@@ -76,8 +75,8 @@ Numbered = tuple[int, Row]
 
 
 def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device) -> list[MicroBatch]:
-    """Cut `rows` so that a forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included. Without
-    that all are one micro-batch. A longer row is a micro-batch of its own."""
+    """Cut `rows` so that a forward pass takes at most `rules.tokens_per_micro_batch` tokens, filling included; None is
+    no limit. A longer row is a micro-batch of its own."""
     if not rows:
         return []
     packed, budget = bool(rules.packing), rules.tokens_per_micro_batch
@@ -87,8 +86,7 @@ def micro_batches(rows: Sequence[Row], rules: ComputeRules, device: torch.device
 
 
 def _cut(numbered: Sequence[Numbered], budget: int, *, packed: bool) -> list[list[Numbered]]:
-    """From the longest row to the shortest, equal ones in their order: the largest micro-batch, and with it the peak of
-    memory, comes first."""
+    """Take the longest rows first: the largest micro-batch, and with it the peak of memory, comes first."""
     parts: list[list[Numbered]] = []
     left = 0
     for item in sorted(numbered, key=lambda item: -len(item[1].token_ids)):

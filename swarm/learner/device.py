@@ -11,8 +11,7 @@ import torch
 from swarm.broadcast.version.manifest import Dtype
 from swarm.errors import UserError
 
-SMALL_MODEL_PARAMETERS = 10_000_000
-"""Below this a second thread or a second micro-batch costs more in overhead than it brings."""
+SMALL_MODEL_PARAMETERS = 10_000_000  # Below this a second thread or micro-batch costs more than it brings
 
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {

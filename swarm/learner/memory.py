@@ -1,8 +1,8 @@
 """Whether a learner step fits into the memory of the device, said before the first step.
 
-`step_bytes` is arithmetic on a model's shape; its terms were counted from what autograd keeps of a decoder layer of the
-Llama and Qwen kind in transformers 5, and benchmarks/learner.py compares their sum with the measured peak. `choose`
-settles what the user left open. Only the functions under `reading` look at a model or at the machine.
+The terms of `step_bytes` were counted from what autograd keeps of a decoder layer of the Llama and Qwen kind in
+transformers 5; benchmarks/learner.py compares their sum with the measured peak. `choose` settles what the user left
+open. Only the functions under `reading` look at a model or at the machine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from swarm.learner.messages import ComputeRules
 from swarm.learner.policy import CHUNK_BYTES, Policy, is_half, layers_of
 
 TRAINED_BYTES = 16  # Of one parameter: float32 weight, gradient, and AdamW's two moments
-
-SNAPSHOT_BYTES = 14
-"""Of one parameter in the host's memory while a checkpoint is written: weight, moments, and the bf16 model."""
-
+SNAPSHOT_BYTES = 14  # Of a parameter in the host's memory while a checkpoint is written: weight, moments, bf16 model
 TOKENS_PER_MICRO_BATCH = 16_384  # Of one forward pass of a large model; more does not make a GPU faster
 
 MIN_TOKENS = {False: 4096, True: 1024}
@@ -32,11 +29,7 @@ matrices than by computing layers twice; below 1024 halving gains nothing."""
 
 MASK_BYTES = 5  # Of a pair of tokens: a mask of booleans, and as the kernel adds it to its scores
 FREE_SHARE = 0.92  # Of the free memory; the rest is for fragments and for what kernels use while they run
-
-WHOLE_GRADIENT_BYTES = 2 << 30
-"""Up to here each of several ranks keeps the whole gradient of a minibatch, and they add theirs up once. A larger one
-is cut at every pass: it would take the memory that FSDP saved."""
-
+WHOLE_GRADIENT_BYTES = 2 << 30  # Up to here each rank keeps the whole gradient; a larger one would take what FSDP saved
 MAX_RANKS = 1024  # Most that are tried to tell how many would be enough
 GIB = 1 << 30
 
@@ -60,10 +53,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How it is computed, and what is in memory beside the model. `tokens` are those of the widest micro-batch; `ranks`
-    share weights, gradients and moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask.
-    `on_host`: the device's memory is the host's, so a checkpoint's copy is in it.
-    """
+    """How a step is computed. `tokens` are those of the widest micro-batch; `ranks` share weights, gradients and
+    moments. `has_dense_mask`: rows are packed and the attention kernel is given a mask. `on_host`: the device's memory
+    is the host's, so a checkpoint's copy is in it."""
 
     tokens: int
     activation_checkpointing: bool
@@ -92,9 +84,9 @@ def step_bytes(shape: Shape, setting: Setting) -> dict[str, int]:
 
 
 def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
-    """One rank keeps a copy of all weights in bf16 under autocast. Each of several gathers two layers at a time, beside
-    the buffers that they come in; their gradients, and those as ranks exchange them, take as much again. Weights
-    outside of layers are gathered once a pass."""
+    """One rank keeps a bf16 copy of all weights under autocast. Each of several gathers two layers at a time, beside
+    the buffers that they come in; their gradients take as much again. Weights outside of layers are gathered once a
+    pass."""
     if setting.ranks == 1:
         return 2 * shape.parameters if setting.half else 0
     width = 2 if setting.half else 4
@@ -104,11 +96,11 @@ def _computed_with_bytes(shape: Shape, setting: Setting) -> int:
 def activation_bytes(shape: Shape, setting: Setting) -> int:
     """What the layers keep for the backward pass.
 
-    For one token in one layer: two norms keep their input, what they normalised and their output; the queries and keys
-    are kept before and after their own norm and rotation, the values once, the result of attention twice; the
-    feed-forward keeps gate, its activation, up, and their product. The residual stream and the norms are float32 even
-    in bf16, where each projection also keeps a copy of its input. With checkpointing each layer keeps its input, and
-    one layer at a time is whole.
+    For one token in one layer: two norms keep their input, what they normalised and their output; queries and keys are
+    kept before and after their own norm and rotation, the values once, the result of attention twice; the feed-forward
+    keeps gate, its activation, up, and their product. The residual stream and the norms are float32 even in bf16, where
+    each projection also keeps a copy of its input. With checkpointing each layer keeps its input, and one layer at a
+    time is whole.
     """
     layer = 4 * (5 * shape.hidden) + (2 if setting.half else 4) * (
         (3 if setting.half else 2) * shape.hidden + 5 * shape.queries + 5 * shape.keys + 4 * shape.feed_forward
@@ -134,11 +126,11 @@ def logit_bytes(shape: Shape, setting: Setting) -> int:
 def choose(
     shape: Shape, setting: Setting, rules: ComputeRules, free_bytes: int, *, longest: int, may_checkpoint: bool = True
 ) -> ComputeRules:
-    """`rules` with the tokens of a micro-batch and activation checkpointing settled, so that a step fits.
+    """Settle the tokens of a micro-batch and activation checkpointing in `rules`, so that a step fits.
 
-    TOKENS_PER_MICRO_BATCH and its halves are tried without checkpointing, then with it. What the user has set stays.
-    `longest` are the tokens of the longest row, which is never cut; `setting.tokens` and
-    `setting.activation_checkpointing` are not read. UserError, in one line, if nothing fits.
+    Tries TOKENS_PER_MICRO_BATCH and its halves without checkpointing, then with it. What the user has set stays.
+    `longest` are the tokens of the longest row, which is never cut; `tokens` and `activation_checkpointing` of
+    `setting` are not read. UserError, in one line, if nothing fits.
     """
     recompute, wanted = rules.activation_checkpointing, rules.tokens_per_micro_batch
     for way in (False, True) if recompute is None and may_checkpoint else (bool(recompute),):
@@ -165,8 +157,8 @@ def fits(shape: Shape, setting: Setting, free_bytes: int) -> bool:
 
 
 def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host_bytes: int, device: str) -> None:
-    """UserError if weights, gradients and moments alone do not fit, or the host has no room for a checkpoint's copy,
-    before anything is loaded."""
+    """UserError if weights, gradients and moments alone do not fit, or the host has no room for a checkpoint's copy.
+    Called before anything is loaded."""
     parameters, on_host = shape.parameters, device == "cpu"
     needed = TRAINED_BYTES * parameters // ranks
     if needed > free_bytes:
@@ -193,7 +185,6 @@ def check_weights(shape: Shape, *, ranks: int, half: bool, free_bytes: int, host
 
 
 def described(rules: ComputeRules, device: torch.device) -> str:
-    """What was chosen, for people."""
     precision = "bf16" if is_half(rules.precision, device.type) else "float32"
     return (
         f"a learner step takes up to {rules.tokens_per_micro_batch:,} tokens at a time, "
@@ -219,8 +210,7 @@ def _changes(shape: Shape, setting: Setting, free_bytes: int, *, longest: int, m
 
 
 def _more_ranks(shape: Shape, setting: Setting, free_bytes: int) -> list[str]:
-    """The least number of ranks that is enough, each on a device like this one; none on a CPU, whose memory they
-    share."""
+    """The fewest ranks that are enough, each on a device like this one; none on a CPU, whose memory they share."""
     whole = free_bytes + 4 * shape.parameters // setting.ranks
     for ranks in range(setting.ranks + 1, MAX_RANKS + 1) if not setting.on_host else ():
         if fits(shape, replace(setting, ranks=ranks), whole - 4 * shape.parameters // ranks):
@@ -269,7 +259,8 @@ def read_shape(name: str) -> Shape | None:
 def shape_of(model: Any) -> Shape:
     """Of a causal language model; widths that its configuration does not name are guessed on the high side."""
     config = model.config.get_text_config()
-    heads = config.num_attention_heads
+    # A model without heads is counted as if it kept its whole width of each token, which is more than any state takes.
+    heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     experts = getattr(config, "num_experts_per_tok", None)
     feed_forward = getattr(config, "moe_intermediate_size", None) if experts else None

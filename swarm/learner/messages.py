@@ -11,7 +11,7 @@ from swarm.types import Schedule
 
 
 class LearningRules(msgspec.Struct, frozen=True):
-    """What a learner step optimises; every formula is in docs/learner.md. `longest_completion` is the token limit of a
+    """What a learner step optimises; docs/learner.md has the formulas. `longest_completion` is the token limit of a
     rollout; the soft punishment grows over the last `overlong_margin` tokens before it."""
 
     objective: str = "grpo"
@@ -62,11 +62,9 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 class AlarmState(msgspec.Struct, frozen=True):
-    """What alarms remember from one learner step to the next, and over checkpoints.
-
-    `norms` are the last gradient norms before clipping; `first` and `recent` are (entropy, reward, spread of the reward
-    within groups) of the first steps and of the last ones that were trained on. Counts are of learner steps in a row.
-    """
+    """What alarms remember from one learner step to the next, and over checkpoints. `norms` are the last gradient norms
+    before clipping; `first` and `recent` are (entropy, reward, spread of the reward within groups) of the first and the
+    last steps that were trained on. Counts are of learner steps in a row."""
 
     learning_rate_scale: float = 1.0
     norms: tuple[float, ...] = ()
@@ -82,9 +80,9 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Load or make the model, save its small files under `files_dir`, stage its weights at `staging`.
 
     `model` is a directory, a Hugging Face id, or one of EMBEDDED. `minibatches` optimiser steps make a learner step.
-    The learning rate follows `schedule` over `steps` learner steps, down to `learning_rate_floor` of its peak. The
-    memory preflight assumes prompts of up to `longest_prompt` tokens. `resume` is the checkpoint directory to go on
-    from, or "". A step takes at least `rehearse_step_s`, varied by up to the share `rehearse_noise`.
+    The learning rate follows `schedule` over `steps` learner steps, down to `learning_rate_floor` of its peak. `resume`
+    is the checkpoint directory to go on from, or "". A step takes at least `rehearse_step_s`, varied by up to the share
+    `rehearse_noise`.
     """
 
     model: str
@@ -109,8 +107,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The model is ready. `step` and `lineage` are those of the checkpoint that it goes on from; `notes` are lines for
-    people about how steps are computed."""
+    """The model is ready. `step` and `lineage` are those of the checkpoint that it goes on from; `notes` are for
+    people."""
 
     layout: Layout
     parameters: int
@@ -125,7 +123,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 class TrainRollout(msgspec.Struct, frozen=True):
     """One rollout as the trainer sees it. `staleness` is in learner steps; arrays as in types.Rollout. `truncated`: it
-    ended at the token limit. `sampler` is the node that answered it."""
+    ended at the token limit."""
 
     token_ids: bytes
     logprobs: bytes
@@ -137,15 +135,12 @@ class TrainRollout(msgspec.Struct, frozen=True):
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
-    """A prompt and its rollouts."""
-
     prompt_token_ids: tuple[int, ...]
     rollouts: tuple[TrainRollout, ...]
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Take one learner step on these groups. `lineage` is the digest of all batches up to and with this one; the next
-    checkpoint says it."""
+    """Take one learner step on these groups. `lineage` is the digest of all batches up to and with this one."""
 
     step: int
     groups: tuple[TrainGroup, ...]
@@ -153,11 +148,8 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """Figures of the step, by TRL's names where TRL has one, and how long it took.
-
-    `saved_step` and `save_fault` as in Saved; a fault is told once, here or there. An alarm whose reaction is "stop"
-    asks the node to end the run.
-    """
+    """Figures of the step, by TRL's names where TRL has one. `saved_step` and `save_fault` as in Saved; a fault is told
+    once, here or there. An alarm whose reaction is "stop" asks the node to end the run."""
 
     metrics: dict[str, float]
     seconds: float
@@ -172,9 +164,7 @@ class Stage(msgspec.Struct, frozen=True, tag=True):
 
 class Save(msgspec.Struct, frozen=True, tag=True):
     """Copy model, optimiser and generators as they are after `step` steps, and write them to `directory` meanwhile.
-
-    Done comes when the copy is taken, which waits for a former save. The directory appears whole or not at all.
-    """
+    Done comes when the copy is taken, which waits for a former save. The directory appears whole or not at all."""
 
     directory: str
     step: int

@@ -1,11 +1,11 @@
-"""Models that are made here: the embedded tiny one, and supervised training that gives it something to begin with.
+"""Models that are made here: the tiny one, and supervised training that gives it something to begin with.
 
 The tiny model is a Qwen3 of about 120,000 parameters with a tokenizer of single characters, made from a seed: a whole
 swarm runs on it with no download. Its architecture is that of real Qwen3 models (grouped queries, tied embeddings), so
 code that carries its weights carries theirs.
 
-A reward only raises what a model already does now and then. A real base has skills from its pre-training; models made
-here have none, so they are taught some. What a run does with them is elicitation, and has to be called that.
+A reward only raises what a model already does now and then. Real bases have skills from their pre-training; models made
+here are taught some. What a run does with them is elicitation, and has to be called that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def tiny_tokenizer() -> Any:
 
 
 def tiny_model(seed: int) -> Any:
-    """A random Qwen3, the same for the same seed."""
     config = Qwen3Config(
         vocab_size=len(SPECIAL) + len(CHARACTERS),
         hidden_size=64,
@@ -80,8 +79,8 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
-    """`steps` optimiser steps of `batch` lessons each. The learning rate warms up over `warmup_steps` and falls all the
-    while in a straight line to 0."""
+    """`steps` optimiser steps of `batch` lessons each. The learning rate warms up over `warmup_steps` and falls in a
+    straight line to 0."""
 
     steps: int
     batch: int
@@ -89,7 +88,6 @@ class Curriculum:
     warmup_steps: int = 20
 
     def rate(self, step: int) -> float:
-        """The learning rate of step 0, 1, ..."""
         return self.learning_rate * min(1.0, (step + 1) / self.warmup_steps) * (1 - step / self.steps)
 
 
@@ -105,10 +103,8 @@ def teach(
     told: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
     """Train `model` in place on lessons 0, 1, ...: cross-entropy of their completions, AdamW without weight decay.
-
     `told` hears of every step and its loss, in nats a token. On one thread of one machine the weights are the same
-    every time.
-    """
+    every time."""
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), betas=ADAM_BETAS, weight_decay=0.0)
     model.train()

@@ -1,8 +1,8 @@
 """What a learner step makes smaller. A new objective is one function here, under @objective.
 
 Every formula is in docs/learner.md as it is coded, with its source. Behaviour log-probs are claims of untrusted
-samplers, so nothing may become infinite or NaN whatever finite value is claimed: tokens that do not count are masked
-and every ratio is capped before exp, since an infinity times a mask of zero would be NaN.
+samplers, so no finite claim may make anything infinite or NaN: tokens that do not count are masked and every ratio is
+capped before exp, since an infinity times a mask of zero would be NaN.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from swarm.errors import UserError
 from swarm.learner.messages import LearningRules
 from swarm.settings import closest
 
+# For both signs of the advantage, since min() alone leaves the ratio of a bad token unbounded. Far outside any clip in
+# use, so that it binds only on absurd claims.
 RATIO_CAP = 10.0
-"""Largest ratio of two policies, on both signs of the advantage: min() alone leaves the ratio of a bad token unbounded.
-Far outside any clip in use, so that it binds on what is absurd."""
-
+# Of truncated importance sampling: the low end of what is in use, since the weights come from claims. It biases each
+# token beyond it, and each weight above it would add variance.
 WEIGHT_CAP = 2.0
-"""Largest weight of truncated importance sampling: the lower end of what is in use, since what is weighted are claims.
-Each token beyond it is biased, each weight above it adds variance."""
 
-ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0
-"""Band of proximal / behaviour outside which icepop leaves a token out; the values of its paper."""
+ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0  # Outside this band of proximal / behaviour icepop drops a token, as in its paper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +55,8 @@ Formula = Callable[[Tokens, LearningRules], TokenLoss]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A formula, and whether it needs the log-probs of the policy as it was at the start of the learner step: one more
-    forward pass over the batch."""
+    """A formula, and whether it needs the log-probs of the policy at the start of the learner step: one more forward
+    pass over the batch."""
 
     formula: Formula
     wants_proximal: bool
@@ -68,7 +66,6 @@ OBJECTIVES: dict[str, Objective] = {}  # By the name that `--objective` takes
 
 
 def objective(*, wants_proximal: bool = False) -> Callable[[Formula], Formula]:
-    """Registers a formula under its own name."""
 
     def register(formula: Formula) -> Formula:
         OBJECTIVES[formula.__name__] = Objective(formula=formula, wants_proximal=wants_proximal)

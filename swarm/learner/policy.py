@@ -19,12 +19,8 @@ from swarm.errors import UserError
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.messages import ComputeRules
 
-CHUNK_BYTES = 256 << 20
-"""Of float32 logits that are there at once: 440 tokens of 152,000 words, enough to keep a GPU's matrix units busy."""
-
-PROBE_TOKENS = (5, 9, 2)
-"""Lengths of the rows that a model is tried with; two of them are odd, none is a multiple of the others."""
-
+CHUNK_BYTES = 256 << 20  # Of float32 logits at a time: 440 tokens of 152,000 words keep a GPU's matrix units busy
+PROBE_TOKENS = (5, 9, 2)  # Lengths of the rows that a model is tried with: two odd ones, and none a multiple of another
 PROBE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest difference of two log-probs that count as equal, by the type that is computed in: a step of a bf16 logit is
 0.125 from 16 on. A scale, or rows that see one another, change them by more."""
@@ -47,7 +43,7 @@ class PolicyModel(torch.nn.Module):
     """`model`, a causal language model, with log-probs instead of logits.
 
     Every weight is used within this module's own forward, the head's included, so that FSDP may shard it as its root.
-    What is saved and published are the names of `model`, not of this module.
+    Weights are saved and published under the names of `model`.
     """
 
     def __init__(self, model: Any, *, temperature: float) -> None:
@@ -90,17 +86,15 @@ class PolicyModel(torch.nn.Module):
             logits = logits.float() / self.temperature
         logprobs, log_softmax = _Chosen.apply(logits, targets)
         with torch.no_grad():
-            # After what the backward pass needs: when a chunk is made anew, this is not. In place: no fourth tensor of
+            # After what the backward pass needs: a chunk that is recomputed skips this. In place: no fourth tensor of
             # this size, which vecdot would make.
             entropy = -log_softmax.exp().mul_(log_softmax).sum(-1)
         return logprobs, entropy
 
 
 class Policy:
-    """`model` at the temperature of the rollouts, which were sampled without dropout: it has none from here on.
-
-    `module` is what FSDP may shard.
-    """
+    """`model` at the temperature of the rollouts, and without dropout, as they were sampled. `module` is what FSDP may
+    shard."""
 
     def __init__(self, model: Any, rules: ComputeRules, *, temperature: float) -> None:
         self.module = PolicyModel(model, temperature=temperature)
@@ -118,10 +112,8 @@ class Policy:
 
     @torch.no_grad()
     def settle(self, rules: ComputeRules, device: torch.device) -> tuple[ComputeRules, tuple[str, ...]]:
-        """Try on a few tokens what not every model can do, and choose: rules with `packing` set, and lines for people.
-
-        Every rank calls it. UserError if rows are to be packed and the model lets them see one another.
-        """
+        """Try on a few tokens what not every model can do: rules with `packing` set, and lines for people. Every rank
+        calls it. UserError if rows are to be packed and the model lets them see one another."""
         rows = _probe_rows(self.module.model.config.get_text_config().vocab_size)
         apart = self._all(rows, ComputeRules(), device)
         if self.module.in_chunks:
@@ -157,10 +149,8 @@ class Policy:
 
 
 class _Chosen(torch.autograd.Function):
-    """Log-probs of the chosen words: log_softmax(logits)[target], float32.
-
-    The gradient, one_hot(target) - softmax(logits), is written once, not added up of two parts as large.
-    """
+    """log_softmax(logits)[target], float32. Its gradient, one_hot(target) - softmax(logits), is written once instead of
+    added up of two parts as large."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,10 +175,8 @@ class _Chosen(torch.autograd.Function):
 
 
 def arrange(model: Any, rules: ComputeRules) -> None:
-    """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so.
-
-    Layers are compiled one by one: they share their code, so that it is compiled once.
-    """
+    """Set `model` up as `rules` say; no name of a weight changes. UserError if it cannot be computed so. Layers share
+    their code, so they are compiled one by one."""
     if rules.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UserError(f"{type(model).__name__} has no activation checkpointing: leave the option out")

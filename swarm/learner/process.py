@@ -29,15 +29,12 @@ from swarm.settings import LeadConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where somebody has to start them
-
-ASSUMED_PROMPT_TOKENS = 2048
-"""Longest prompt that the memory preflight assumes unless one is set: prompts can be measured only with the tokenizer
-that comes with the model."""
+ASSUMED_PROMPT_TOKENS = 2048  # For the memory preflight, unless one is set: the tokenizer comes with the model
 
 
 class TrainerProcess:
     """Starts `swarm.learner.trainer` and calls it; files live under the run directory. `torchrun`: its options, to have
-    several ranks; `say` gets lines about what takes long, a model that is fetched."""
+    several ranks; `say` gets lines about what takes long."""
 
     def __init__(
         self,
@@ -60,10 +57,8 @@ class TrainerProcess:
         )
 
     async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
-        """Start the child and load the model, as it was at the checkpoint `resume` if one is given.
-
-        UserError if there is no such model, or the checkpoint is of another one.
-        """
+        """Start the child and load the model, as of the checkpoint `resume` if one is given. UserError if there is no
+        such model, or the checkpoint is of another one."""
         await self._child.start()
         places = {"files_dir": self.files_dir, "staging": self.staging}
         command = prepare_command(config, **places, longest_completion=longest_completion, resume=resume)
@@ -74,7 +69,6 @@ class TrainerProcess:
         return await self._child.call(Train(step=step, groups=tuple(groups), lineage=lineage), Trained)
 
     async def stage(self) -> Done:
-        """Write the weights to the staging file."""
         return await self._child.call(Stage(), Done)
 
     async def save(self, directory: Path, step: int) -> Done:
@@ -82,7 +76,6 @@ class TrainerProcess:
         return await self._child.call(Save(directory=str(directory), step=step), Done)
 
     async def flush(self) -> Saved:
-        """Wait for the checkpoint that is being written."""
         return await self._child.call(Flush(), Saved)
 
     async def stop(self) -> None:
@@ -105,7 +98,6 @@ def torchrun_options(config: LeadConfig) -> tuple[str, ...]:
 def prepare_command(
     config: LeadConfig, *, files_dir: Path, staging: Path, longest_completion: int, resume: Path | None = None
 ) -> Prepare:
-    """What the configuration asks of the trainer."""
     return _from_config(
         Prepare,
         config,

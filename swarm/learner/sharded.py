@@ -2,7 +2,7 @@
 
 Rank 0 speaks with the node and tells the others every command. A tensor is cut along its first dimension, as by
 torch.chunk, so a rank's part is contiguous in the tensor and in the stream of published weights: publishing gathers
-nothing. Between ranks weights move one tensor at a time, so none holds a second copy of the model.
+nothing. Weights move one tensor at a time, so no rank holds a second copy of the model.
 
 A fault that every rank knows of is raised by all of them (`together`) and answered by rank 0, and they go on. Any other
 fault ends its rank, since the others may wait for it; torchrun then ends all of them.
@@ -50,8 +50,6 @@ class SharedFailure(EchoError):
 
 
 class Sharded(Ranks):
-    """One rank of several. Joins the others when it is made."""
-
     def __init__(self) -> None:
         _end_with_parent()
         dist.init_process_group("gloo", timeout=PATIENCE)
@@ -63,7 +61,6 @@ class Sharded(Ranks):
     # -- commands --------------------------------------------------------------------------------------------
 
     def tell(self, command: bytes) -> None:
-        """Rank 0's word to all the others."""
         dist.broadcast(torch.tensor([len(command)]), 0)
         dist.broadcast(torch.frombuffer(bytearray(command), dtype=torch.uint8), 0)
 
@@ -176,7 +173,6 @@ class Sharded(Ranks):
         return model, tokenizer, source
 
     def place(self, module: PolicyModel, source: Any, device: torch.device, *, half: bool) -> None:
-        """Cut the parameters, make room for each rank's own rows, and have rank 0 hand them out."""
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
         for part in (*layers_of(module), module):
             cut = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=precision)
@@ -297,7 +293,7 @@ def _own_device(wanted: str) -> torch.device:
 
 
 def _end_with_parent() -> None:
-    """Ending torchrun's process group does not reach its ranks, which have sessions of their own. On other systems than
+    """Ending torchrun's process group does not reach its ranks, which have sessions of their own. Elsewhere than on
     Linux a rank ends when it next hears of the others."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

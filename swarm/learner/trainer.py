@@ -1,5 +1,5 @@
-"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node, or by torchrun as one rank of
-several. Reads top to bottom."""
+"""The trainer's process: `python -m swarm.learner.trainer`, started by the learner node, or by torchrun as one of
+several ranks. Reads top to bottom."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ from swarm.learner.update import Learning, Update, adamw, check_rules
 from swarm.process import ChildChannel, NoParent
 from swarm.settings import EMBEDDED
 
+# Rank 0 waits before it tells the node of a fault: if the end of another rank caused it, torchrun meanwhile ends this
+# rank and says which one ended.
 LAST_WORDS_S = 1.0
-"""Rank 0 waits this long before it tells the node of a fault: if another rank's end caused it, torchrun ends this rank
-meanwhile and says which rank ended."""
-
 ALIKE_S = 3.0  # Another rank with a fault lives on for this long: rank 0 may have the same one, and tells the node
 
 
@@ -112,7 +111,6 @@ class Trainer:
         )
 
     def _check_weights(self) -> None:
-        """Refuse a model that is too large before it is loaded."""
         free_bytes = self._free_bytes()
 
         def check() -> None:
@@ -155,7 +153,6 @@ class Trainer:
         )
 
     def _load(self, rules: ComputeRules) -> tuple[Policy, Any]:
-        """The model that the run began with, on this rank's device, and the tokenizer."""
         command, made_in = self._command, Path(self._command.files_dir)
         model, tokenizer, source = self._ranks.read(command.model, command.seed, made_in, self._channel.tell)
         policy = Policy(model, rules, temperature=command.temperature)
@@ -205,7 +202,6 @@ class Trainer:
         return Done()
 
     def flush(self) -> Saved:
-        """Wait for the save that is under way."""
         with self._channel.alive():
             self._saver.wait()
         return self._saver.report()

@@ -1,7 +1,4 @@
-"""One learner step: rewards of groups to shaped rewards and advantages, then a few optimiser steps over the rows.
-
-Reads top to bottom.
-"""
+"""One learner step: rewards of groups to advantages, then a few optimiser steps over the rows. Reads top to bottom."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ ADVANTAGE_EPSILON = 1e-4  # Keeps a group of nearly equal rewards from dividing 
 def group_advantages(rewards: torch.Tensor, normalisation: Literal["group", "none"] = "group") -> torch.Tensor:
     """(r - mean) / (std + eps) over each group, or r - mean; shape [groups, samples].
 
-    GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr. GRPO, arXiv 2503.20783. The std is that of the group
-    as a population. A group without variance gets zeros, so it moves nothing.
+    GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr. GRPO, arXiv 2503.20783. The std is the population's.
+    A group without variance gets zeros, so it moves nothing.
     """
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     if normalisation == "none":
@@ -39,10 +36,8 @@ def group_advantages(rewards: torch.Tensor, normalisation: Literal["group", "non
 
 
 def overlong_punishment(tokens: int, *, longest: int, margin: int) -> float:
-    """Soft overlong punishment of a completion of `tokens`, from 0 down to -1 at `longest`.
-
-    DAPO, arXiv 2503.14476, equation 13.
-    """
+    """Soft overlong punishment of a completion of `tokens`, from 0 down to -1 at `longest` (DAPO, arXiv 2503.14476,
+    equation 13)."""
     if tokens <= longest - margin:
         return 0.0
     return (longest - margin - tokens) / margin if tokens <= longest else -1.0
@@ -106,8 +101,8 @@ def _length_figures(rollouts: Sequence[TrainRollout]) -> dict[str, float]:
 
 
 def _teaching(group: TrainGroup, rules: LearningRules) -> list[TrainRollout]:
-    """The rollouts that carry loss. One that is masked is not in the group's mean either: a reward that says nothing
-    should not move the others' advantages."""
+    """The rollouts that carry loss. A masked one is not in the group's mean either: a reward that says nothing should
+    not move the others' advantages."""
     return [rollout for rollout in group.rollouts if not (rules.overlong == "mask" and rollout.truncated)]
 
 
@@ -123,10 +118,7 @@ def _row(prompt: tuple[int, ...], rollout: TrainRollout, advantage: float) -> Ro
     )
 
 
-MAX_TOKEN_KL = 5.0
-"""Bound of one token's part in mismatch_kl, in nats. An estimate beyond it says no more than that the two know nothing
-of each other."""
-
+MAX_TOKEN_KL = 5.0  # Of one token in mismatch_kl, in nats. More only says that the two know nothing of each other
 ADAM_BETAS = (0.9, 0.95)
 
 WSD_DECAY = 0.2
@@ -141,8 +133,6 @@ PER_TOKEN = ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning(Parts):
-    """What a learner step works on and with."""
-
     policy: Policy
     reference: Policy | None
 
@@ -175,7 +165,6 @@ class Update:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _with_former_logprobs(self, rows: list[Row]) -> list[Row]:
-        """The rows with log-probs of the policy as it is now and of the reference, where the objective wants them."""
         if self._objective.wants_proximal:
             found = self._read_all(rows, self._at.policy)
             rows = [replace(row, proximal=logprobs) for row, logprobs in zip(rows, found, strict=True)]
@@ -199,7 +188,7 @@ class Update:
 
     def _share(self, rows: Sequence[Row]) -> tuple[list[int], list[MicroBatch], list[MicroBatch]]:
         """Places of this rank's rows among `rows`, their micro-batches, and micro-batches without weight that fill up:
-        every rank takes part in every pass, so all make equally many."""
+        every rank takes part in every pass."""
         ranks, at = self._at.ranks, self._at
         places = ranks.share([len(row.token_ids) for row in rows])
         parts = micro_batches([rows[place] for place in places], self._command.compute, at.device)
@@ -329,7 +318,7 @@ def _mismatch_sums(read: TokenFigures, part: MicroBatch, unchanged_steps: int) -
     with the learner's present weights count: their version is at most `unchanged_steps` old.
 
     The estimator r - 1 - log r of KL(behaviour, learner) is never negative (Schulman's k3). It is bounded, so that no
-    claim drowns the others. After the first minibatch the learner's weights are those of no published version.
+    claim drowns the others.
     """
     same = part.mask * (part.staleness <= unchanged_steps)
     log_ratio = read.logprobs - part.behaviour

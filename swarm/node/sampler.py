@@ -129,14 +129,7 @@ class SamplerNode(JoiningNode):
     async def _session(self, receiver: Receiver, spool: Spool) -> bool:
         """Work for the learner with one engine, which starts while the learner is looked for; True at the run's end."""
         engine = self._engine = EngineWorker(
-            self._directory,
-            kind=self._chosen.kind,
-            device=self._config.device,
-            hang_s=self._config.engine_hang_s,
-            batch_samples=self._config.batch_samples,
-            options=self._config.engine_options,
-            rehearse_tokens_per_s=self._config.rehearse_tokens_per_s,
-            rehearse_noise=self._config.rehearse_noise,
+            self._directory, kind=self._chosen.kind, options=self._config.engine_options
         )
         launch = asyncio.create_task(engine.launch())
         try:

@@ -63,8 +63,6 @@ svg text { fill: var(--dim); font-size: 12px; }
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line of a chart. `dots` marks each point, for curves of few values."""
-
     name: str
     column: Column
     dots: bool = False

@@ -128,8 +128,6 @@ def _add_step(found: Figures, line: Mapping[str, Any]) -> None:
 
 
 class _Ends:
-    """The first and the last events, with their numbers."""
-
     def __init__(self) -> None:
         self._first: list[tuple[int, Mapping[str, Any]]] = []
         self._last: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=EVENTS_KEPT)

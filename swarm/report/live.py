@@ -1,9 +1,9 @@
 """The live view of a run: a panel at the bottom of a terminal, below the messages. A pipe or a file gets lines alone.
 
-A thread draws, so that a blocked terminal (Ctrl-S, a slow line) does not block the event loop: `say` and `update` only
-leave something for it. The cursor waits on the line below the panel. To draw again, the thread moves it up by the rows
-that the panel takes and writes over them. It counts those rows at the present width, since a terminal that became
-narrower has wrapped the panel's lines. The cursor is never hidden, so there is nothing to restore at the end.
+A thread draws, so that a blocked terminal (Ctrl-S, a slow line) does not block the event loop. The cursor waits on the
+line below the panel. To draw again, the thread moves it up by the rows that the panel takes and writes over them. It
+counts those rows at the present width, since a terminal that became narrower has wrapped the panel's lines. The cursor
+is never hidden, so there is nothing to restore at the end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class LiveView:
         self.close()
 
     def say(self, line: str) -> None:
-        """Print a line above the panel."""
         if self.is_live and not self._closing.is_set():
             self._lines.append("".join(c if c.isprintable() else "?" for c in line))
         else:
@@ -97,7 +96,6 @@ class LiveView:
             pass
 
     def _draw(self) -> None:
-        """Print the lines that wait, and draw the panel again if anything changed."""
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
         size, shown = self._terminal_size(), self._shown
         if not lines and size == self._size and shown is self._drawn:

@@ -75,7 +75,7 @@ def render(found: Figures, journaled: Journaled, *, now: float) -> str:
     ]
     for name, charts in sections(found):
         if charts:
-            parts += [f"<section><h2>{text(name)}</h2>", '<div class="charts">', *map(draw, charts), "</div></section>"]
+            parts.append(_section(name, '<div class="charts">', "\n".join(map(draw, charts)), "</div>"))
     if not found.steps:
         parts.append("<section><p>No learner step was taken yet.</p></section>")
     parts += [
@@ -128,6 +128,10 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]])
     )
 
 
+def _section(title: str, *parts: str) -> str:
+    return f"<section><h2>{text(title)}</h2>{''.join(parts)}</section>"
+
+
 def _figures(found: Figures) -> str:
     columns = [*found.columns.items(), *((f"held-out {name}", column) for name, column in found.evaluated.items())]
     rows = [
@@ -136,7 +140,7 @@ def _figures(found: Figures) -> str:
         if c.values
     ]
     heads = ("figure", "first", "last", "least", "most", "values")
-    return f"<section><h2>Figures</h2>{_table('All figures of metrics.jsonl', heads, rows)}</section>" if rows else ""
+    return _section("Figures", _table("All figures of metrics.jsonl", heads, rows)) if rows else ""
 
 
 def _events(found: Figures) -> str:
@@ -150,7 +154,7 @@ def _events(found: Figures) -> str:
         after = _duration(at - found.began) if isinstance(at, int | float) and found.began is not None else "-"
         rows.append((after, event.get("kind"), _fields(event)))
     caption = f"Events; {left_out} in the middle are left out" if left_out else "Events"
-    return f"<section><h2>Events</h2>{counts}{_table(caption, ('after', 'event', 'what'), rows)}</section>"
+    return _section("Events", counts, _table(caption, ("after", "event", "what"), rows))
 
 
 def _fields(event: Mapping[str, Any]) -> str:
@@ -167,8 +171,7 @@ def _costs(found: Figures) -> str:
         return ""
     names = ("rent", "traffic", "cost", "active_s", "rollouts")
     rows = [(kind or "-", *(shown(tally.get(name)) for name in names)) for kind, tally in by_class.items()]
-    table = _table("Cost by device class, in the swarm's currency", ("class", *names), rows)
-    return f"<section><h2>Cost by class</h2>{table}</section>"
+    return _section("Cost by class", _table("Cost by device class, in the swarm's currency", ("class", *names), rows))
 
 
 def _configuration(config: Mapping[str, Any]) -> str:
@@ -176,19 +179,18 @@ def _configuration(config: Mapping[str, Any]) -> str:
         (name, "not shown" if any(part in name.lower().split("_") for part in SECRETS) else json.dumps(value))
         for name, value in config.items()
     ]
-    return f"<section><h2>Configuration</h2>{_table('config.json', ('setting', 'value'), rows)}</section>"
+    return _section("Configuration", _table("config.json", ("setting", "value"), rows))
 
 
 def _lives(found: Figures) -> str:
     if not found.lives:
         return ""
-    parts = ["<section><h2>Environment</h2>"]
     names = ("device", "python", "platform", "cpu", "cpus", "gpus", "threads")
     rows = [
         (_clock(float(life.get("time", 0))), life.get("step"), *(_plain(life.get(name)) for name in names))
         for life in found.lives
     ]
-    parts.append(_table("Lives of the learner", ("began", "from step", *names), rows))
+    parts = [_table("Lives of the learner", ("began", "from step", *names), rows)]
     libraries = found.lives[-1].get("libraries")
     if isinstance(libraries, dict):
         before = found.lives[0].get("libraries", {})
@@ -198,7 +200,7 @@ def _lives(found: Figures) -> str:
             [(name, before.get(name, "-"), version) for name, version in libraries.items()],
         )
         parts.append(f"<details><summary>{len(libraries)} libraries</summary>{table}</details>")
-    return "".join([*parts, "</section>"])
+    return _section("Environment", *parts)
 
 
 def _plain(value: Any) -> str:
@@ -215,7 +217,7 @@ def _samples(journaled: Journaled) -> str:
             _article(one.head, {"prompt": one.prompt, "wanted": one.wanted, "completion": one.completion})
             for one in journaled.samples
         )
-    return f"<section><h2>Samples of rollouts</h2>{body}</section>"
+    return _section("Samples of rollouts", body)
 
 
 def _signal(found: Figures) -> str:
@@ -230,7 +232,7 @@ def _signal(found: Figures) -> str:
         if isinstance(one, dict)
     )
     head = f"Step {text(told[-1].get('step'))}: {text(told[-1].get('text', ''))}. Likely:"
-    return f"<section><h2>Why little is learned</h2><p>{head}</p><ul>{causes}</ul>{shown}</section>"
+    return _section("Why little is learned", f"<p>{head}</p><ul>{causes}</ul>", shown)
 
 
 def _article(head: str, values: Mapping[str, Any]) -> str:
@@ -258,7 +260,7 @@ def write_report(run_dir: Path, to: Path | None, readers: Callable[[], Read]) ->
     because the run is damaged. UserError if it cannot be written."""
     path = to or run_dir / "report.html"
     if path.exists() and not _is_report(path):
-        raise UserError(f"{path} exists and is no report: remove it, or name another file with --to")
+        raise UserError(f"{path} exists and is not a report: remove it, or name another file with --to")
     if not path.absolute().parent.is_dir():
         raise UserError(f"{path.parent} is not a directory: make it, or name another file with --to")
     journal = read_journal(run_dir, readers)

@@ -23,7 +23,6 @@ BINDS: dict[Binds, str] = {
 
 
 def plan_view(plan: Plan, width: int) -> RenderableType:
-    """What to rent, what that does, what it is compared with, and what would help."""
     return Group(_head(plan), _classes(plan), _summary(plan), Text(), _ways(plan, width), _foot(plan))
 
 
@@ -80,7 +79,6 @@ def _against(arm: Arm, reference: Reference) -> str:
 
 
 def _ways(plan: Plan, width: int) -> Table:
-    """Columns that a narrow terminal has no room for are left out."""
     table = Table(title="the same in other ways", title_justify="left", box=box.SIMPLE)
     columns = ["versions", "active", "S", "every", "T_b s", "idle", "discarded", "per step"]
     if width < WIDE:
@@ -110,11 +108,11 @@ def _foot(plan: Plan) -> Text:
     if arm.feasible and not plan.advice:
         share = arm.learner_per_hour / arm.cost_per_hour
         return Text(
-            f"What would help most next: nothing of the fleet. The learner is busy, and is {share:.0%} of the cost: "
+            f"What would help most next: nothing about the fleet. The learner is busy, and is {share:.0%} of the cost: "
             "a cheaper one would help."
         )
     if not plan.advice:
-        return Text("What would help most next: none of more samplers, a larger S or a faster broadcast alone.")
+        return Text("What would help most next: neither more samplers nor a larger S nor a faster broadcast alone.")
     lines = [
         f"{one.change} would cut the learner's idle from {arm.idle_share:.0%} to {one.idle_share:.0%}"
         if not arm.feasible

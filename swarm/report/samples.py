@@ -62,7 +62,7 @@ def read_journal(run_dir: Path, readers: Callable[[], Read]) -> Journaled:
     except UserError as fault:
         return Journaled(fault=f"the journal cannot be read: {fault}")
     return Journaled(
-        samples=samples, versions=versions, fault="" if samples else "the rollouts of the run are not kept any more"
+        samples=samples, versions=versions, fault="" if samples else "the run no longer keeps its rollouts"
     )
 
 

@@ -151,7 +151,6 @@ def _weight_figures(status: dict[str, Any]) -> Figures:
 
 
 def _titles(status: dict[str, Any]) -> list[RenderableType]:
-    """Who the node is, what it does and where; then what its owner should know."""
     address = (status.get("addresses") or [status.get("url") or "dials out only"])[0]
     swarm = f"swarm {status['swarm'][:ID_LENGTH]}" if status.get("swarm") else "in no swarm yet"
     line = "encrypted" if status.get("encrypted") else "not encrypted"

@@ -6,16 +6,14 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from swarm.sampler.engine import EngineKind
 from swarm.sampler.vllm import versions as vllm_versions
+from swarm.sampler.vllm.versions import dotted
 
-MIN_COMPUTE = (8, 0)
-"""Compute capability from which a GPU has bf16, in which weights come. An older one can be asked for by name."""
-
+MIN_COMPUTE = (8, 0)  # From this compute capability a GPU has bf16; an older one can be asked for by name
 NVIDIA_SMI_S = 15.0  # A driver that nobody uses takes seconds to wake up, some for each GPU
 NO_GPU = "no GPU that vLLM supports was found"
 GPU_BUILD = "pip install 'echo-node[vllm]'; in a checkout bin/setup --engine vllm"
@@ -30,22 +28,17 @@ class Chosen:
 
     @property
     def line(self) -> str:
-        """For the person at the terminal."""
         return f"engine: {self.kind} ({self.why})"
 
 
 class Gpu(NamedTuple):
-    """`compute` is the capability, as (9, 0)."""
-
     name: str
     compute: tuple[int, int]
 
 
 def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") -> Chosen:
-    """`auto` takes vLLM if there are a GPU and a release of it that it supports, else transformers.
-
-    Blocks for NVIDIA_SMI_S at most. UserError if vLLM is asked for by name and there is none, with what installs it.
-    """
+    """`auto` takes vLLM if there are a GPU and a release of it that it supports, else transformers. Blocks for
+    NVIDIA_SMI_S at most. UserError if vLLM is asked for by name and there is none, with what installs it."""
     match wanted:
         case "auto":
             return _best(device)
@@ -62,7 +55,7 @@ def _best(device: str) -> Chosen:
     if isinstance(gpu, str):
         why = gpu
     elif gpu.compute < MIN_COMPUTE:
-        why = f"{gpu.name} has compute capability {_dotted(gpu.compute)}; vLLM is taken from {_dotted(MIN_COMPUTE)} on"
+        why = f"{gpu.name} has compute capability {dotted(gpu.compute)}; vLLM is taken from {dotted(MIN_COMPUTE)} on"
     elif (vllm := gpu_build()) is None:
         why = f"{gpu.name} is here, but vllm is not installed: {GPU_BUILD}"
     elif (fault := vllm_versions.fault()) is not None:
@@ -74,10 +67,8 @@ def _best(device: str) -> Chosen:
 
 def gpu_build() -> str | None:
     """The name and version of vLLM's own build, which is for GPUs; None if it is not installed."""
-    try:
-        return f"vllm {metadata.version('vllm')}"
-    except metadata.PackageNotFoundError:
-        return None
+    version = vllm_versions.installed("vllm")
+    return version and f"vllm {version}"
 
 
 def _gpu() -> Gpu | str:
@@ -99,16 +90,11 @@ def _gpu() -> Gpu | str:
 
 
 def _read(line: str, named: str | None) -> Gpu | None:
-    """A GPU from a line of nvidia-smi, which ignores CUDA_VISIBLE_DEVICES (`named`: numbers or beginnings of UUIDs), or
-    None if that hides it. A driver too old to know of compute capabilities says [N/A].
-    """
+    """A GPU from a line of nvidia-smi, or None if CUDA_VISIBLE_DEVICES (`named`: numbers or beginnings of UUIDs), which
+    it ignores, hides that one. A driver too old to know compute capabilities says [N/A]."""
     row = re.fullmatch(r"(\d+), (\S+), (.+), (\d+)\.(\d+)", line.strip())
     if row is None:
         return None
     index, uuid, name, major, minor = row.groups()
     shown = named is None or any(one == index or (one and uuid.startswith(one)) for one in re.split("[, ]+", named))
     return Gpu(name=name, compute=(int(major), int(minor))) if shown else None
-
-
-def _dotted(compute: tuple[int, int]) -> str:
-    return ".".join(map(str, compute))

@@ -23,39 +23,39 @@ EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner of the machine may ask of its engine; `arguments` are the library's own, by its names."""
+    """What the owner of the machine asks of its engine; `arguments` are the library's own, by its names.
 
+    At most `places` samples are drawn side by side. An engine that is busy and draws no token for `hang_s` is broken.
+    In an engine without a model each sample grows by `rehearse_tokens_per_s` (None: at once), varied by up to the share
+    `rehearse_noise` from batch to batch.
+    """
+
+    device: str = "auto"
     dtype: EngineDtype = "auto"
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1)] = 1
     gpu_memory_share: float = 0.85
     max_model_len: int | None = None
     arguments: dict[str, Any] = {}
+    places: int = 1
+    hang_s: float = 120.0
+    rehearse_tokens_per_s: float | None = None
+    rehearse_noise: float = 0.0
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Build the model that `directory` configures and `layout` describes; no weights yet.
-
-    At most `places` samples are to be drawn side by side. An engine that is busy and draws no token for `hang_s` is
-    broken. In an engine without a model each sample grows by `rehearse_tokens_per_s` (0: at once), varied by up to the
-    share `rehearse_noise` from batch to batch.
-    """
+    """Build the model that `directory` configures and `layout` describes; no weights yet."""
 
     directory: str
     layout: Layout
-    device: str
-    places: int = 1
-    hang_s: float = 120.0
-    options: EngineOptions = EngineOptions()
-    rehearse_tokens_per_s: float = 0.0
-    rehearse_noise: float = 0.0
+    options: EngineOptions
 
 
 class Started(msgspec.Struct, frozen=True):
     """What runs where. `device_name` is the maker's, if there is one; `versions` those of the libraries.
 
-    `places` samples fit side by side, at most as many as were asked for, of up to `context_tokens` with their prompts
-    (0: as many as the model takes). An engine in `lockstep` begins and ends them together, answers one `Generate` at a
-    time and installs between two; others begin each sample by itself, and install beneath running ones.
+    `places` samples fit side by side, of up to `context_tokens` with their prompts (0: nobody knows a limit), of a
+    vocabulary of `vocab_size`. An engine in `lockstep` begins and ends them together, answers one `Generate` at a time
+    and installs between two; others begin each sample by itself, and install beneath running ones.
     """
 
     engine: str
@@ -65,15 +65,14 @@ class Started(msgspec.Struct, frozen=True):
     versions: str = ""
     places: int = 1
     context_tokens: int = 0
+    vocab_size: int = 1
     lockstep: bool = True
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):
-    """Take the weights at `path` (layout order, memory-mapped) as `version`.
-
-    `tensor_sums` are the chunk table's: the file is checked against them before the engine sees it, and what the
-    engine holds afterwards as well. The file does not change until the answer.
-    """
+    """Take the weights at `path` (layout order, memory-mapped) as `version`. The file is checked against `tensor_sums`,
+    the chunk table's, before the engine sees it, and what the engine holds afterwards as well. The file does not change
+    until the answer."""
 
     version: VersionId
     path: str
@@ -104,8 +103,6 @@ class NotInstalled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One sample to draw."""
-
     prompt_token_ids: tuple[int, ...]
     seed: int
     rules: SamplingRules
@@ -140,19 +137,11 @@ class Generated(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Ask for the log-probs of a sequence."""
+ASSUMED_SAMPLE_TOKENS = 4096
+"""Prompt and completion of a sample for which no limit was set: contexts of 40,000 tokens and more are seldom used, and
+an engine that reserved them would draw one sample at a time."""
 
-    token_ids: tuple[int, ...]
-
-
-class Probed(msgspec.Struct, frozen=True):
-    """The log-prob of each token but the first, given those before it, at temperature 1: float32, little-endian."""
-
-    logprobs: bytes
-
-
-Command = Start | Install | Generate | Probe
+Command = Start | Install | Generate
 Told = Callable[[], None]  # To be called whenever work goes on
 
 
@@ -164,7 +153,3 @@ class Engine(Protocol):
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled: ...
 
     async def generate(self, command: Generate, progress: Told) -> Generated: ...
-
-    async def probe(self, command: Probe, progress: Told) -> Probed: ...
-
-    async def stop(self) -> None: ...

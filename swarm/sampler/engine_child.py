@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from swarm.process import ChildChannel
-from swarm.sampler.engine import Command, Engine, Generate, Install, Probe, Start
+from swarm.sampler.engine import Command, Engine, Generate, Install, Start
 
 
 def main() -> None:
@@ -49,8 +49,6 @@ def serve(make: Callable[[], Engine], channel: ChildChannel) -> None:
                     return await engine.install(command, channel.progress)
                 case Generate():
                     return await engine.generate(command, channel.progress)
-                case Probe():
-                    return await engine.probe(command, channel.progress)
 
         await channel.serve_side_by_side(Command, handle)
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from swarm.rollout.client import Answer, SampleName, SealedLease
 from swarm.sampler.worker import EngineWorker
 from swarm.types import SampleSpec
 
-AHEAD = 4
-"""A feed of single samples holds one ahead for every 4 places: enough to refill places while a request is on its way,
-and few, since they grow old meanwhile."""
+AHEAD = 4  # One sample is held ahead for 4 places: enough to refill them during a request, and few, since they age
 
 Done = Callable[[list[Answer]], Awaitable[None]]
 
@@ -29,85 +27,51 @@ class Room(NamedTuple):
     at_once: int
 
 
-class Feed(Protocol):
-    """`running` is how many samples are in the engine, drawn or waiting."""
-
-    running: int
-
-    async def room(self) -> Room: ...
-
-    def add(self, leases: list[SealedLease]) -> None: ...
-
-    def take_back(self) -> set[SampleName]:
-        """Forget what has not begun, and return it."""
-        ...
-
-    async def run(self, done: Done) -> None:
-        """Draw until cancelled; ChildFailed if the engine breaks. `done` is awaited before more answers come."""
-        ...
-
-    async def idle(self) -> None:
-        """Return when nothing is being drawn and `done` has all answers."""
-        ...
-
-
-def feed_of(engine: EngineWorker) -> Feed:
-    """The feed for an engine that is loaded."""
-    return BatchFeed(engine) if engine.lockstep else SampleFeed(engine)
-
-
 class BatchFeed:
-    """One batch in the engine, and one ahead of it."""
+    """One batch in the engine, and one ahead of it. `running` is how many samples are in the engine."""
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
-        self._next: list[SealedLease] = []
-        self._added, self._taken, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._taken.set()
+        self._next: asyncio.Queue[list[SealedLease]] = asyncio.Queue(1)
+        self._idle = asyncio.Event()
         self._idle.set()
         self.running = 0
 
     async def room(self) -> Room:
-        await self._taken.wait()
+        """Wait until more leases may be added."""
+        await self._next.join()
         return Room(self._engine.places, 0)
 
     def add(self, leases: list[SealedLease]) -> None:
-        assert not self._next
-        self._next = leases
-        self._taken.clear()
-        self._added.set()
+        self._next.put_nowait(leases)
 
     def take_back(self) -> set[SampleName]:
-        names = {name for sealed in self._next for name in sealed.samples()}
-        self._next = []
-        self._added.clear()
-        return names
+        """Forget what has not begun, and return it."""
+        leases = [] if self._next.empty() else self._next.get_nowait()
+        return {name for sealed in leases for name in sealed.samples()}
 
     async def run(self, done: Done) -> None:
+        """Draw until cancelled; ChildFailed if the engine breaks. `done` is awaited before more answers come."""
         follows = False
         while True:
-            await self._added.wait()
-            leases, self._next = self._next, []
-            self._added.clear()
+            leases = await self._next.get()
             self._idle.clear()
             self.running = sum(len(sealed.lease.samples) for sealed in leases)
-            self._taken.set()
+            self._next.task_done()
             answers = await self._engine.draw_batch(leases, follows=follows)
-            follows = self._added.is_set()
+            follows = not self._next.empty()
             await done(answers)
             self.running = 0
             self._idle.set()
 
     async def idle(self) -> None:
+        """Return when nothing is being drawn and `done` has all answers."""
         await self._idle.wait()
 
 
 class SampleFeed:
-    """Each sample begins when a place is free; answers are handed on together with those that came meanwhile.
-
-    Half of what is ahead waits in the engine itself, which fills a free place in its next step; if it first had to ask,
-    the place would stay empty for a step or more.
-    """
+    """Each sample begins when a place is free; answers are handed on together with those that came meanwhile. Half of
+    what is ahead waits in the engine itself, so that a free place is filled in its next step."""
 
     def __init__(self, engine: EngineWorker) -> None:
         self._engine = engine
@@ -172,3 +136,11 @@ class SampleFeed:
             self._roomy.set()
             if not self.running and not self._answers:
                 self._idle.set()
+
+
+Feed = BatchFeed | SampleFeed
+
+
+def feed_of(engine: EngineWorker) -> Feed:
+    """The feed for an engine that is loaded."""
+    return BatchFeed(engine) if engine.lockstep else SampleFeed(engine)

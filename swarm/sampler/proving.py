@@ -2,13 +2,13 @@
 
 Sums over an engine's parameters show which numbers it holds, but not their order, nor numbers that it keeps in another
 form. So the log-probs of a fixed sequence are compared with those that transformers computes in float32 from the
-memory-mapped file. Only the layer that is being computed is in memory.
+memory-mapped file, one layer at a time.
 
-The tolerances say what a probe can show. In float32 the two agree to about 1e-5; a difference of 1e-4 may be a tensor
-that was not taken or a permutation, but changes in the last bits of a few numbers stay below it. In 16 bits the
-engine's own rounding moves a log-prob by about 2**-8 of the logits, so the mean over the sequence is compared: it shows
-weights of another run, stale embeddings and mixed-up layers, but not a version that is one step too old. The sums show
-that, wherever the engine keeps its parameters as they came.
+In float32 the two agree to about 1e-5; a difference of 1e-4 may be a tensor that was not taken or a permutation, but
+changes in the last bits of a few numbers stay below it. In 16 bits the engine's own rounding moves a log-prob by about
+2**-8 of the logits, so the mean over the sequence is compared: it shows weights of another run, stale embeddings and
+mixed-up layers, but not a version that is one step too old. The sums show that, wherever the engine keeps its
+parameters as they came.
 """
 
 from __future__ import annotations

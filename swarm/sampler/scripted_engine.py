@@ -1,8 +1,8 @@
 """An engine without a model, for trying out a network of many nodes on one machine.
 
-Weights are checked as by every engine. Answers are well-formed and worthless: their tokens are those of the prompt, in
-the order of a seeded draw. Never let it sample for a run that is to learn. A rehearsal gives it the speed of a large
-model's engine: all samples of a batch grow side by side at that rate, so a batch takes as long as its longest.
+Weights are checked as by every engine. Answers are well-formed and worthless: tokens of the prompt in the order of a
+seeded draw. Never let it sample for a run that is to learn. A rehearsal gives it the speed of a large model's engine:
+all samples of a batch grow side by side at that rate, so a batch takes as long as its longest.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
-    Probe,
-    Probed,
     Sampled,
     Start,
     Started,
@@ -52,10 +50,11 @@ class ScriptedEngine:
 
     async def start(self, command: Start, progress: Told) -> Started:
         self._layout, self._directory = command.layout, command.directory
-        self._tokens_per_s, self._noise = command.rehearse_tokens_per_s, command.rehearse_noise
-        continuous = bool(command.options.arguments.get("continuous"))
-        self._places = Semaphore(command.places if continuous else 1)
-        return Started(engine="scripted", device="none", dtype="none", places=command.places, lockstep=not continuous)
+        options = command.options
+        self._tokens_per_s, self._noise = options.rehearse_tokens_per_s or 0.0, options.rehearse_noise
+        continuous = bool(options.arguments.get("continuous"))
+        self._places = Semaphore(options.places if continuous else 1)
+        return Started(engine="scripted", device="none", dtype="none", places=options.places, lockstep=not continuous)
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
@@ -85,12 +84,6 @@ class ScriptedEngine:
                 progress()
             steps = int(tokens_per_s * batch_s) or longest
             return Generated(samples=tuple(samples), seconds=time.perf_counter() - began, steps=steps)
-
-    async def probe(self, command: Probe, progress: Told) -> Probed:
-        assert self._version is not None
-        return Probed(logprobs=array("f", [LOGPROB] * (len(command.token_ids) - 1)).tobytes())
-
-    async def stop(self) -> None: ...
 
     def _draw(self, job: Job) -> Sampled:
         """Tokens of the prompt up to a stop string, a stop token or the limit."""

@@ -7,11 +7,10 @@
     beat      a sign of life every beat_s, and after every install
 
 Order that matters: an install reads the weight map, so nothing is applied to it meanwhile (`Receiver.steady`). What an
-earlier process generated is submitted before the learner hears that the rest of its leases is void, and that before
-new leases are asked for. A batch is in the spool before it is in the answer queue, and until its verdicts are here. A
+earlier process generated is submitted before the learner hears that the rest of its leases is void, and that before new
+leases are asked for. A batch is in the spool before it is in the answer queue, and until its verdicts are here. A
 sample is in `_in_hand` from its lease to its verdict; every question names these, so that the learner knows of leases
-that were lost on the way. At the end the samples in hand are handed back, unless they are in the spool for the next
-session.
+that were lost on the way. At the end they are handed back, unless they are in the spool for the next session.
 """
 
 from __future__ import annotations
@@ -239,7 +238,7 @@ class Session:
             self._answers.task_done()
 
     async def _settle(self) -> None:
-        """Submit what a former life of this node generated; whatever else it held is void."""
+        """Submit what an earlier process of this node generated; whatever else it held is void."""
         verdicts: Counter[str] = Counter()
         for name in await in_thread(self._spool.names):
             verdicts += await self._hand_in(self._reopened(await in_thread(self._spool.read, name)))
@@ -292,7 +291,7 @@ class Session:
             self._say(f"standby: {why}" if why else "active again")
 
     async def _news(self, known: VersionId | None, patience_s: float) -> None:
-        """Until another version than `known` is installed, or for `patience_s`."""
+        """Wait for another version than `known` to be installed, or for `patience_s`."""
         try:
             async with asyncio.timeout(patience_s), self._installed:
                 await self._installed.wait_for(lambda: self._engine.installed != known)
@@ -321,7 +320,7 @@ class Session:
             async with asyncio.timeout(FAREWELL_S):
                 await self._client.release(samples, forget=forget)
         except (TimeoutError, PeerUnreachable, ProtocolError):
-            self._say("the learner could not be told; it will lease this node's samples again after three beats")
+            self._say("the learner could not be told; it leases this node's samples to others after three silent beats")
 
 
 def _order(version: VersionId | None) -> tuple[int, int]:

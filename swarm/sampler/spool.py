@@ -21,13 +21,8 @@ from swarm.net.wire import digest
 from swarm.rollout.client import Answer
 from swarm.types import Rollout
 
-SPOOL_BYTES = 1 << 30
-"""Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB); of the usual 128 a hundred."""
-
-SPOOL_FILES = 64
-"""A process leaves four at most (in submission, two in the queue, one before it), and its successor submits them before
-it asks for more; only a dozen deaths in one outage leave this many."""
-
+SPOOL_BYTES = 1 << 30  # Three of the largest batches (4,096 rollouts of 8,192 tokens are 302 MB)
+SPOOL_FILES = 64  # A process leaves four at most, which its successor submits first: a dozen deaths in one outage
 MAX_AGE_S = 86_400.0  # A day: the longest time limit that a learner gives a lease. What is older is stale.
 DIGEST_BYTES = 32  # BLAKE3, before the content
 
@@ -40,10 +35,8 @@ class SpooledAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spool:
-    """The spool of one swarm. Batches of other swarms under `directory` and old ones are removed.
-
-    `say` is called in the caller's thread when a batch cannot be kept.
-    """
+    """The spool of one swarm. Batches of other swarms under `directory` and old ones are removed. `say` is called in
+    the caller's thread when a batch cannot be kept."""
 
     def __init__(
         self,
@@ -84,7 +77,7 @@ class Spool:
             except (UserError, OSError) as fault:
                 self._drop_partial()
                 if not self._broken:
-                    self._say(f"{fault}; what is generated until then is lost if this node ends before it is submitted")
+                    self._say(f"{fault}; until there is room, answers are lost if this node ends")
                 self._broken = True
                 return None
             self._broken = False
@@ -100,10 +93,10 @@ class Spool:
         path = self._path(name)
         try:
             if path.stat().st_size > self._cap_bytes:
-                raise ValueError("it is over the cap")
+                raise ValueError("it is larger than the spool may be")
             content = path.read_bytes()
             if digest(content[DIGEST_BYTES:]) != content[:DIGEST_BYTES]:
-                raise ValueError("its digest is another one")
+                raise ValueError("its digest does not match")
             return msgspec.msgpack.decode(content[DIGEST_BYTES:], type=list[SpooledAnswer])
         except (OSError, ValueError) as fault:
             self._say(f"a spooled batch is damaged and is left out: {fault}")
@@ -111,12 +104,10 @@ class Spool:
             return []
 
     def remove(self, name: str) -> None:
-        """Forget a batch: its verdicts are here."""
         with self._lock:
             self._path(name).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Forget all batches: nobody wants them any more."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _make_room(self, nbytes: int) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-SPARE = 8
-"""Tokens before those that a stop string can lie in: decoded alone, the first ones of a text may lose a space, and what
-is left of a character gives another one."""
+SPARE = 8  # Tokens decoded before those that matter: the first of a text may lose a space or half a character
 
 
 class StopStrings:

@@ -30,25 +30,31 @@ from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.errors import UserError
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes, pick_device
+from swarm.learner.memory import Shape, shape_of
 from swarm.sampler.engine import (
+    ASSUMED_SAMPLE_TOKENS,
     EngineDtype,
+    EngineOptions,
     Generate,
     Generated,
     Install,
     Installed,
     Job,
     NotInstalled,
-    Probe,
-    Probed,
     Sampled,
     Start,
     Started,
     Told,
 )
 from swarm.sampler.stopping import StopStrings, load_tokenizer
-from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS, CPU_SHARE, places_that_fit, shape_of
 from swarm.sampler.weights import check_coverage, mapped_tensors, wrong_tensor
 from swarm.types import Finish, Span, VersionId
+
+CPU_SHARE = 0.5  # Of the memory that is available on a machine without a GPU: its owner wants to go on working
+
+DRAW_COPIES = 8
+"""Float32 rows over the vocabulary that one draw holds at most: logits as they come and as float32, scaled, noise, its
+logarithm, their difference, the choice, and what the softmax takes."""
 
 R = TypeVar("R")
 
@@ -64,7 +70,7 @@ class TransformersEngine:
         self._tokenizer: Tokenizer | None = None
 
     def start(self, command: Start, progress: Told) -> Started:
-        device = pick_device(command.device)
+        device = pick_device(command.options.device)
         dtype = _dtype(command.options.dtype, device)
         if dtype == torch.float16 and any(spec.dtype == "BF16" for spec in command.layout.tensors):
             raise UserError(
@@ -83,13 +89,16 @@ class TransformersEngine:
             torch.set_num_threads(1)
         check_coverage(model.state_dict(), command.layout)
         self._model, self._layout, self._directory = model, command.layout, command.directory
+        shape, context_tokens = shape_of(model), getattr(config.get_text_config(), "max_position_embeddings", None) or 0
         return Started(
             engine="transformers",
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-            places=_places(command, device, dtype),
+            places=_places(command.options, shape, context_tokens, device, dtype),
+            context_tokens=context_tokens,
+            vocab_size=shape.vocab_size,
         )
 
     @torch.no_grad()
@@ -129,16 +138,8 @@ class TransformersEngine:
         ordered = tuple(samples[i] for i in range(len(command.jobs)))
         return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
-    @torch.inference_mode()
-    def probe(self, command: Probe) -> Probed:
-        assert self._version is not None
-        token_ids = torch.tensor([command.token_ids], device=self._model.device)
-        logprobs = self._model(input_ids=token_ids).logits[0, :-1].float().log_softmax(-1)
-        chosen = logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)
-        return Probed(logprobs=array("f", chosen.cpu().tolist()).tobytes())
-
     def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
-        """Jobs of one limit and one set of stops, padded on the left to one length, of whose time `spent_s` have
+        """Draw jobs of one limit and one set of stops, padded on the left to one length; `spent_s` of their time have
         passed. Also how many tokens were drawn of the longest."""
         rules = jobs[0].rules
         width = max(len(job.prompt_token_ids) for job in jobs)
@@ -215,12 +216,6 @@ class Threaded:
     async def generate(self, command: Generate, progress: Told) -> Generated:
         return await self._run(self._engine.generate, command, progress)
 
-    async def probe(self, command: Probe, progress: Told) -> Probed:
-        return await self._run(self._engine.probe, command)
-
-    async def stop(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
     async def _run(self, call: Callable[..., R], *arguments: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
@@ -229,8 +224,7 @@ class SeededDraw(LogitsProcessor):
     """Draws each row's token with the row's own generator, whatever else is in the batch, and notes its log-prob.
 
     argmax(logits / T - log q) with q ~ Exp(1) is an exact draw from softmax(logits / T) (the Gumbel-max trick).
-    Temperature 0 is greedy; its log-probs are those at temperature 1. Keeping the chosen log-probs here instead of
-    all logits keeps memory independent of the vocabulary.
+    Temperature 0 is greedy; its log-probs are those at temperature 1.
     """
 
     def __init__(self, jobs: list[Job], device: torch.device, progress: Told) -> None:
@@ -269,30 +263,28 @@ class StopsRows(StoppingCriteria):
         return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
 
 
-def _places(command: Start, device: torch.device, dtype: torch.dtype) -> int:
+def _places(options: EngineOptions, shape: Shape, context_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
     """How many of the samples that are wanted fit beside the model; a batch holds all of them to its end."""
     if device.type == "cuda":
-        free_bytes, share = torch.cuda.mem_get_info(device)[0], command.options.gpu_memory_share
+        free_bytes, share = torch.cuda.mem_get_info(device)[0], options.gpu_memory_share
     else:
         free_bytes, share = free_host_bytes(), CPU_SHARE
-    return places_that_fit(
-        shape_of(command.layout),
-        free_bytes=free_bytes,
-        share=share,
-        wanted=command.places,
-        tokens=command.options.max_model_len or ASSUMED_SAMPLE_TOKENS,
-        dtype_bytes=dtype.itemsize,
-    )
+    tokens = options.max_model_len or ASSUMED_SAMPLE_TOKENS
+    one_bytes = sample_bytes(shape, min(tokens, context_tokens or tokens), dtype.itemsize)
+    # At least one, since most samples are shorter than they may be.
+    return max(1, min(options.places, int(free_bytes * share) // one_bytes))
+
+
+def sample_bytes(shape: Shape, tokens: int, dtype_bytes: int) -> int:
+    """Memory of one sample of `tokens`: keys and values of each token in each layer, as if no layer had a window, and
+    the probabilities of one token while it is drawn."""
+    return 2 * shape.layers * shape.keys * dtype_bytes * tokens + DRAW_COPIES * 4 * shape.vocab_size
 
 
 def _dtype(wanted: EngineDtype, device: torch.device) -> torch.dtype:
-    match wanted:
-        case "float32":
-            return torch.float32
-        case "bfloat16":
-            return torch.bfloat16
-        case "float16":
-            return torch.float16
+    if wanted != "auto":
+        named: torch.dtype = getattr(torch, wanted)
+        return named
     # float32 holds every bf16 value exactly, and CPUs without bf16 units are slower with it.
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 

@@ -1,5 +1,5 @@
-"""A version's weights as a file: whether they are what was signed, what a model takes of them, and whether it has the
-same tensors. torch is loaded when it is needed: an engine without a model does without."""
+"""A version's weights as a file: whether they are what was signed, and whether a model has the same tensors. torch is
+loaded when it is needed: an engine without a model does without."""
 
 from __future__ import annotations
 

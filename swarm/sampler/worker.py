@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +25,14 @@ from swarm.sampler.engine import (
     Start,
     Started,
 )
-from swarm.sampler.trial import (
-    ASSUMED_CONTEXT,
-    Trial,
-    TrialCache,
-    assumed_mean_tokens,
-    rollouts_per_s,
-    shape_of,
-    try_out,
-)
+from swarm.sampler.trial import Trial, TrialCache, assumed_rollouts_per_s, try_out
 from swarm.types import Rollout, SampleSpec, VersionId
 
 MAX_PER_S = 1e9  # What a beat may tell of; only an engine without a model comes near it
 MIN_S = 1e-6  # What a clock may not see
-
-LENGTHS_KEPT = 512
-"""Lengths by which a batch with free places is compared with a full one: of four batches at least, with 128 places."""
-
+LENGTHS_KEPT = 512  # By which a batch with free places is compared with a full one: four batches of 128 places
 RATE_SMOOTHING = 0.3  # Weight of the newest batch in the measured rate: three batches forget a slow start
-
-TURNS = 2
-"""Single samples count once this many times as many as are drawn side by side were answered: the short ones end first
-and would make the engine look ten times as fast as it is."""
+TURNS = 2  # Single samples count after this many times the places: the short ones, which end first, look too fast
 
 
 class Rates:
@@ -112,8 +97,8 @@ class Rates:
         self._lengths.extend(length for one in generated.samples if (length := len(one.token_ids) // 4))
 
     def _stretch(self, count: int, full: int) -> float:
-        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. Where samplers are
-        too many, batches are small and must not make the engine look slow."""
+        """How much longer a batch of `full` takes than one of `count`: its longest sample is longer. Small batches,
+        where samplers are too many, must not make the engine look slow."""
         if count == full or not self._lengths:
             return 1.0
         lengths = Lengths.of(self._lengths).tokens
@@ -130,7 +115,6 @@ def _smoothed(before: float, value: float, weight: float = RATE_SMOOTHING) -> fl
 
 
 ENGINE_MODULE = "swarm.sampler.engine_child"
-DEFAULTS = EngineOptions()
 
 
 class ProofFailed(ChildFailed):
@@ -138,42 +122,27 @@ class ProofFailed(ChildFailed):
 
 
 class EngineWorker:
-    """One engine process. `installed` is the version that it is proven to hold; it only rises (I4). `places` samples
-    are drawn side by side, begun and ended together if it works in `lockstep`. `device_class` is the maker's name of
-    the GPU once it is known, else the kind of engine."""
+    """One engine process. `installed` is the version that it is proven to hold; it only rises (I4). `device_class` is
+    the maker's name of the GPU once it is known, else the kind of engine."""
 
     def __init__(
         self,
         directory: Path,
         *,
         kind: EngineKind,
-        device: str,
-        hang_s: float,
-        batch_samples: int = 1,
-        options: EngineOptions = DEFAULTS,
-        rehearse_tokens_per_s: float | None = None,
-        rehearse_noise: float = 0.0,
+        options: EngineOptions,
         module: str = ENGINE_MODULE,
     ) -> None:
         self.kind: EngineKind = kind
         self._directory = directory
         self._files_dir = directory / "model"
-        self._start = partial(
-            Start,
-            directory=str(self._files_dir),
-            device=device,
-            places=batch_samples,
-            hang_s=hang_s,
-            options=options,
-            rehearse_tokens_per_s=rehearse_tokens_per_s or 0.0,
-            rehearse_noise=rehearse_noise,
-        )
+        self._options = options
         self._started: Started | None = None
-        self._child = Child("engine", module, kind, log=directory / "engine.log", hang_s=hang_s)
+        self._child = Child("engine", module, kind, log=directory / "engine.log", hang_s=options.hang_s)
         self.installed: VersionId | None = None
-        self.places = batch_samples
+        self.places = options.places
         self.lockstep = True
-        self.rates = Rates(batch_samples)
+        self.rates = Rates(options.places)
         self.last_install: Installed | None = None
         self.device_class: str = kind
         self._ended_at = 0.0
@@ -188,7 +157,8 @@ class EngineWorker:
         self._files_dir.mkdir(parents=True, exist_ok=True)
         for file in layout.files:
             (self._files_dir / file.name).write_bytes(file.content)
-        started = await self._child.call(self._start(layout=layout), Started)
+        command = Start(directory=str(self._files_dir), layout=layout, options=self._options)
+        started = await self._child.call(command, Started)
         self.device_class = (started.device_name if started.device != "cpu" else "") or self.kind
         self.places, self.lockstep = started.places, started.lockstep
         self.rates = Rates(started.places)
@@ -201,18 +171,14 @@ class EngineWorker:
         assert self._started is not None
         if self.kind == "scripted":
             return None
-        cache, limit = TrialCache(self._directory / "trials.json"), self._started.context_tokens or None
+        cache = TrialCache(self._directory / "trials.json")
 
         async def draw(command: Generate) -> Generated:
             return await self._child.call(command, Generated)
 
-        trial = await try_out(draw, self._started, layout, cache, context_tokens=limit)
-        assumed = assumed_mean_tokens(min(shape_of(layout).context_tokens, limit or ASSUMED_CONTEXT))
-        self.rates = Rates(
-            self.places,
-            most_tokens_per_s=trial.tokens_per_s,
-            assumed_rollouts_per_s=rollouts_per_s(trial, assumed),
-        )
+        trial = await try_out(draw, self._started, layout, cache)
+        assumed = assumed_rollouts_per_s(trial, self._started.context_tokens)
+        self.rates = Rates(self.places, most_tokens_per_s=trial.tokens_per_s, assumed_rollouts_per_s=assumed)
         return trial
 
     async def install(self, head: Head, table: ChunkTable, weights: Path) -> NotInstalled | None:
@@ -244,7 +210,6 @@ class EngineWorker:
         return answers
 
     async def draw(self, sealed: SealedLease, spec: SampleSpec) -> Answer:
-        """Draw one sample beside others."""
         self._drawing += 1
         try:
             command = Generate(jobs=(_job(sealed, spec, time.monotonic()),))

@@ -14,10 +14,8 @@ RewardKind = Literal["task", "random"]
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A task's name and settings. Plain data, which is sent to the reward processes.
-
-    `rewards` are weights by name, empty for the task's own choice. The columns are those of a data set.
-    """
+    """A task's name and settings. Plain data, which is sent to the reward processes. `rewards` are weights by name,
+    empty for the task's own choice. The columns are those of a data set."""
 
     name: str
     seed: int = 0
@@ -37,10 +35,8 @@ class Task(Protocol):
     if they never end; from number `size` on they come again, in another order. `data_digest`: of data that was read, so
     that a resumed run is refused other data; "" for a task that makes its prompts.
 
-    The caller sets `progress`: a task that takes long to answer calls it now and then to say how far it is. If it
-    raises, the work ends.
-
-    A task imports no model library: rewards run in small processes, which make the task and only ask it for scores.
+    The caller sets `progress`; a task that takes long to answer calls it now and then. If it raises, the work ends. A
+    task imports no model library: rewards run in small processes, which make the task and only ask it for scores.
     """
 
     name: str

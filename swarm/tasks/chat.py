@@ -2,7 +2,7 @@
 
 A node imports no model library. A template gets what transformers would give it: a sandboxed Jinja environment with
 trimmed blocks, loop controls, `{% generation %}`, `tojson` that escapes no HTML, `raise_exception` and `strftime_now`.
-The last tells when the run began and not the present time, since a prompt is a pure function of its number.
+The last tells when the run began, since a prompt is a pure function of its number.
 """
 
 from __future__ import annotations

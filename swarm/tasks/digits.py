@@ -1,12 +1,12 @@
 """Tasks on four digits, for the tiny models that are made on the spot: `copy` and `sort`.
 
 `copy` is the smallest task that a random model learns by reinforcement alone, in a minute on a CPU. Its reward is
-shaped: with exact match alone a random model never sees a reward and never learns. It shows that the whole loop works
-and says nothing about the skills of a real model.
+shaped: with exact match alone a random model never sees a reward. It shows that the whole loop works and says nothing
+about the skills of a real model.
 
 `sort` elicits a skill that the base has; it does not teach a new one. The base `tiny-warm` was taught four SKILLS that
-its prompts do not tell apart, and shows each a quarter of the time. The only reward is exact match, which says which
-skill is wanted. It cannot teach a model that never succeeds, so `tiny` learns nothing from this task.
+its prompts do not tell apart. The only reward is exact match, which says which skill is wanted. It cannot teach a model
+that never succeeds, so `tiny` learns nothing from this task.
 """
 
 from __future__ import annotations

@@ -30,9 +30,7 @@ CHUNK = 1000  # Entries of one data set of reasoning-gym. Some make all of their
 HELD_OUT_BEGINS = 1 << 62  # Every run looks for its held-out questions among the entries from here on
 HELD_OUT_DRAWS = 100  # Entries looked at for each held-out question wanted, before it is said that there are no more
 DRAWS = 16  # Entries that a training prompt may be one of. At a share of 0.05 all are held out once in 1e20 prompts.
-
-DRAW_STRIDE = 1 << 52
-"""Between these entries: prompts that follow one another come from one data set, and some take long to make."""
+DRAW_STRIDE = 1 << 52  # Between these entries: consecutive prompts come from one data set, and some take long to make
 
 
 class GymTask(Task):
@@ -144,11 +142,11 @@ def evaluate(source: Any, *spaces: Any) -> Any:
         tree = ast.parse(source.strip(), mode="eval")
         nodes = list(ast.walk(tree))
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError("it is no expression") from error
+        raise ValueError("it is not an expression") from error
     for node in nodes:
         called = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in CALLED)
         if called or not isinstance(node, EVALUATED):
-            raise ValueError(f"an answer may hold no {type(node).__name__} but of numbers and functions")
+            raise ValueError(f"an answer may hold only numbers and functions, no {type(node).__name__}")
     code = compile(tree, "<answer>", "eval")
     return builtins.eval(code, *(spaces or ({"__builtins__": {}},)))  # noqa: S307 - each part of it was looked at
 

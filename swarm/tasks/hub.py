@@ -24,9 +24,7 @@ FETCH_S = 4 * 3600.0  # Longest wait for a data set: a large one over a slow lin
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """Files that are a data set by themselves, and what reads them."""
 
-TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"
-"""The files that the process writes; the second one only if the data set has a test or validation split."""
-
+TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"  # HELD_OUT only if there is a test or validation split
 MAX_SHOWN = 300  # Characters of a library's message that a fault repeats
 _NAME = re.compile(r"(?P<path>.+?)(?::(?P<config>[\w.+-]+))?(?:@(?P<split>[\w.]+))?\Z")
 
@@ -42,19 +40,16 @@ def hub_task(options: TaskOptions, name: str) -> Task:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
             where = match["path"], match["config"], match["split"]
             _run((*where, options.prompt_column, options.answer_column, directory), options.name)
-            train, digest = read_questions(Path(directory, TRAIN), options, at=lambda row: f"{options.name}, row {row}")
-            if not Path(directory, HELD_OUT).exists():
-                return Questions(train=train, held_out=None, digest=digest)
-            held_out, other = read_questions(
-                Path(directory, HELD_OUT), options, at=lambda row: f"{options.name}, held-out row {row}"
-            )
+            train, digest = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
+            held_out, other = None, ""
+            if (path := Path(directory, HELD_OUT)).exists():
+                held_out, other = read_questions(path, options, lambda row: f"{options.name}, held-out row {row}")
             return Questions(train=train, held_out=held_out, digest=digest + other)
 
     return QuestionTask(options, f"questions of the data set {name}", read)
 
 
 def _run(wanted: tuple[str | None, ...], name: str) -> None:
-    """Have a process `fetch` what is wanted."""
     # Not -m: this module is loaded by its package, and would be there twice.
     program = "from swarm.tasks.hub import main; main()"
     command = [sys.executable, "-c", program, json.dumps(wanted)]
@@ -68,7 +63,6 @@ def _run(wanted: tuple[str | None, ...], name: str) -> None:
 
 
 def main() -> None:
-    """The process."""
     try:
         fetch(*json.loads(sys.argv[1]))
     except UserError as error:

@@ -23,7 +23,7 @@ class OwnTask(Task):
         self.name = options.name
         made = _make(options, name)
         if missing := [part for part in ("prompt", "held_out", "score") if not callable(getattr(made, part, None))]:
-            raise UserError(f"{options.name} is no task: it has no {', no '.join(part + '()' for part in missing)}")
+            raise UserError(f"{options.name} is not a task: it has no {', no '.join(part + '()' for part in missing)}")
         self._own = made
         doc = (inspect.getdoc(type(made)) or "a task of your own").splitlines()[0]
         self.description = str(getattr(made, "description", doc))

@@ -1,8 +1,8 @@
 """Tasks with a finite set of questions and known answers: how they are read, split, ordered and scored.
 
 `jsonl:FILE` reads one JSON object a line. The split goes by a digest of the question: it is the same for every seed and
-every order of the file, it stays when questions are added, and no question is on both sides. Training goes through all
-questions of its side in a new order for each epoch: number i is place i % size of epoch i // size.
+every order of the file, it stays when questions are added, and no question is on both sides. Each epoch goes through
+all questions of its side in a new order.
 """
 
 from __future__ import annotations
@@ -108,7 +108,6 @@ def split(questions: Questions, options: TaskOptions) -> tuple[list[Prompt], lis
 
 
 def is_held_out(prompt: Prompt, share: float) -> bool:
-    """Whether a question is held out: by its digest, so that the split is the same for every seed."""
     return int.from_bytes(question_digest(prompt)[:8], "big") < share * 2.0**64
 
 
@@ -125,7 +124,7 @@ def permutation(size: int, seed: str) -> array[int]:
 
 
 def prompt_id(given: str, prompt: Prompt) -> str:
-    """The id that a data set gives; a longer one than fits ends with its digest. Without one, the question's digest."""
+    """The id that a data set gives, cut to fit with its digest at the end; without one, the question's digest."""
     if not given:
         return f"q-{question_digest(prompt).hex()[:16]}"
     if len(given) <= ID_CHARACTERS:
@@ -183,7 +182,7 @@ def _question(line: bytes, options: TaskOptions, place: str) -> Prompt:
     except (msgspec.DecodeError, RecursionError) as error:
         raise UserError(f"{place} is not valid JSON: {error}") from error
     if not isinstance(row, dict):
-        raise UserError(f'{place} is no JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
+        raise UserError(f'{place} is not a JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
     for column, setting in ((options.prompt_column, "prompt_column"), (options.answer_column, "answer_column")):
         if row.get(column) is None:
             if column in row:
@@ -229,4 +228,4 @@ def _as_text(value: Any, what: str) -> str:
             return str(value)
         case float() if math.isfinite(value):
             return repr(value)
-    raise UserError(f"{what} is neither a text nor a number")
+    raise UserError(f"{what} is neither text nor a number")

@@ -1,8 +1,7 @@
 """A process that computes rewards for scoring.RewardPool, which gives it an environment without secrets.
 
 It reads one Begin and then Completions from its standard input and answers each with an Outcome, in order, on its
-standard output. A frame is a 4-byte big-endian length and msgpack. What the reward prints goes to standard error. The
-process ends when its pool is gone.
+standard output. A frame is a 4-byte big-endian length and msgpack. What the reward prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a reward process needs of one rollout. `token_ids` are int32, little-endian; `text`, if given, replaces
-    them."""
+    """What a reward process needs of one rollout. `token_ids` are int32, little-endian; `text` replaces them."""
 
     prompt: Prompt
     token_ids: bytes = b""
@@ -99,7 +97,7 @@ def said(error: BaseException) -> str:
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """The pipes to the pool, under numbers that neither a reward nor its children know; prints go elsewhere. Every
-    other descriptor is closed, since not every event loop does so when it starts a process."""
+    other descriptor is closed, since not every event loop does so."""
     commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     low, high = sorted((commands.fileno(), answers.fileno()))
     for begin, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):

@@ -264,11 +264,9 @@ def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -
 def weighted_score(
     weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = (), *, is_lenient: bool = False
 ) -> Score:
-    """The weighted sum of rewards; `parts` has each of them without its weight.
-
-    The stop string that ended a completion is part of it, since `}` may close a box; only `exact` reads up to it.
-    `is_lenient`: an answer that `lenient` accepts is right for `exact` and `math` too.
-    """
+    """The weighted sum of rewards; `parts` has each of them without its weight. The stop string that ended a completion
+    is part of it, since `}` may close a box; only `exact` reads up to it. `is_lenient`: an answer that `lenient`
+    accepts is right for `exact` and `math` too."""
     bare = before_stop(completion, stops)
     found = is_lenient and (lenient(bare, answer) or lenient(completion, answer))
 

@@ -1,13 +1,13 @@
 """Rewards in processes of their own: timed, bounded in memory, and started without what the node knows.
 
-Theory of operation. A process is started as a program, not forked from the node. It has a new session, no descriptor
-of the node but its pipes, and only the environment variables in INHERITED. So neither the node's key nor a token in a
-variable reaches a reward by itself. It still runs as the same user in the same directory (tasks read files there) and
-can open every file of that user: a reward that you do not trust needs a user or a container of its own.
+A process is started as a program, not forked from the node. It has a new session, no descriptor of the node but its
+pipes, and only the environment variables in INHERITED. So neither the node's key nor a token in a variable reaches a
+reward by itself. It still runs as the same user in the same directory (tasks read files there) and can open every file
+of that user: a reward that you do not trust needs a user or a container of its own.
 
-Every completion stands for itself. If its reward raises or returns no finite score, only that completion fails. If the
-reward takes too long, or ends its process twice, the process is lost as well, and a new one scores the others. A
-process that was killed from outside costs only its start.
+If a reward raises or returns no finite score, only that completion fails. If it takes too long, or ends its process
+twice, the process is lost as well, and a new one scores the others. A process that was killed from outside costs only
+its start.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ CLOSED = "the rewards are closed"
 
 class _Broken(EchoError):
     """No process can be started, or it cannot load the task."""
+
+
+class _Lost(EchoError):
+    """The process gave no answer and was ended: it took too long, or had ended by itself ("")."""
 
 
 class RewardPool:
@@ -116,8 +120,6 @@ class RewardPool:
 
 
 class _Worker:
-    """One process at a time."""
-
     def __init__(self, begin: Begin, timeout_s: float, heard: Callable[[bytes], None]) -> None:
         self._begin = begin
         self._timeout_s = timeout_s
@@ -131,45 +133,45 @@ class _Worker:
     async def score(self, completions: Sequence[Completion]) -> list[Score | Unscored]:
         outcomes: list[Score | Unscored] = []
         deaths = 0
-        try:
-            while len(outcomes) < len(completions):
-                before = len(outcomes)
-                fault = await self._score_on(completions[before:], outcomes)
-                if fault is None:
-                    break
+        while len(outcomes) < len(completions):
+            before = len(outcomes)
+            try:
+                await self._score_on(completions[before:], outcomes)
+            except _Broken as error:
+                outcomes += [Unscored(reason=str(error)[:400])] * (len(completions) - len(outcomes))
+            except (_Lost, OSError) as lost:
+                fault = str(lost) if isinstance(lost, _Lost) else ""
                 deaths = deaths + 1 if len(outcomes) == before else 1
                 if fault or deaths >= MAX_DEATHS:
                     return [*outcomes, Unscored(reason=fault or self._end)]
-        except _Broken as error:
-            outcomes += [Unscored(reason=str(error)[:400])] * (len(completions) - len(outcomes))
         return outcomes
 
-    async def _score_on(self, completions: Sequence[Completion], outcomes: list[Score | Unscored]) -> str | None:
-        """Add outcomes as far as a process gets. None if that was to the end; else why the next completion has none,
-        which is "" if its process is gone."""
+    async def _score_on(self, completions: Sequence[Completion], outcomes: list[Score | Unscored]) -> None:
+        """Add outcomes as far as a process gets; _Lost if that was not to the end."""
+        process = await self.begin()
+        assert process.stdin is not None
+        # All at once: they are in memory anyway, and the process reads while it works. Rewards see texts alone, so
+        # prompts go without their tokens.
+        for one in completions:
+            prompt = replace(one.prompt, token_ids=())
+            process.stdin.write(framed(msgspec.msgpack.encode(replace(one, prompt=prompt))))
+        for _ in completions:
+            outcome = await self._answer(process, self._timeout_s)
+            outcomes.append(Unscored(reason=outcome.fault) if outcome.score is None else outcome.score)
+
+    async def _answer(self, process: asyncio.subprocess.Process, limit_s: float) -> Outcome:
+        assert process.stdout is not None
         try:
-            process = await self.begin()
-            assert process.stdin is not None
-            # All at once: they are in memory anyway, and the process reads while it works. Rewards see texts alone, so
-            # prompts go without their tokens.
-            for one in completions:
-                prompt = replace(one.prompt, token_ids=())
-                process.stdin.write(framed(msgspec.msgpack.encode(replace(one, prompt=prompt))))
-            for _ in completions:
-                async with asyncio.timeout(self._timeout_s):
-                    outcome = await _answer(process)
-                outcomes.append(Unscored(reason=outcome.fault) if outcome.score is None else outcome.score)
-        except TimeoutError:
+            async with asyncio.timeout(limit_s):
+                return msgspec.msgpack.decode(await read_frame(process.stdout, OUTCOME_BYTES), type=Outcome)
+        except BaseException as error:
+            # If this was cancelled, its answers would be taken for answers to the next call.
             await self._kill()
-            return f"it took longer than {self._timeout_s:g} s"
-        except (OSError, EOFError, msgspec.DecodeError):
-            await self._kill()
-            return ""
-        except BaseException:
-            # Its answers would be taken for answers to the next call.
-            await self._kill()
+            if isinstance(error, TimeoutError):
+                raise _Lost(f"it took longer than {limit_s:g} s") from error
+            if isinstance(error, OSError | EOFError | msgspec.DecodeError):
+                raise _Lost("") from error
             raise
-        return None
 
     async def begin(self) -> asyncio.subprocess.Process:
         """A process that has loaded the task. _Broken if there can be none."""
@@ -199,16 +201,9 @@ class _Worker:
             raise _Broken(CLOSED)
         process.stdin.write(framed(msgspec.msgpack.encode(self._begin)))
         try:
-            async with asyncio.timeout(START_S):
-                fault = (await _answer(process)).fault
-        except TimeoutError:
-            fault = f"it took longer than {START_S:g} s"
-        except (OSError, EOFError, msgspec.DecodeError):
-            await self._kill()
-            fault = self._end
-        except BaseException:
-            await self._kill()
-            raise
+            fault = (await self._answer(process, START_S)).fault
+        except _Lost as lost:
+            fault = str(lost) or self._end
         if fault:
             await self._kill()
             raise _Broken(f"a reward process cannot load the task {self._begin.task.name!r}: {fault}")
@@ -233,7 +228,6 @@ class _Worker:
         return f"its process {how}: {lines[-1][-200:] if lines else 'it said nothing'}"
 
     async def _kill(self) -> None:
-        """End the process, if there is one, and all that it started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -244,11 +238,6 @@ class _Worker:
             # Its last words may still be on their way.
             await asyncio.wait({self._listening}, timeout=LAST_WORDS_S)
             self._listening.cancel()
-
-
-async def _answer(process: asyncio.subprocess.Process) -> Outcome:
-    assert process.stdout is not None
-    return msgspec.msgpack.decode(await read_frame(process.stdout, OUTCOME_BYTES), type=Outcome)
 
 
 def clean_environment(given: dict[str, str] | os._Environ[str]) -> dict[str, str]:

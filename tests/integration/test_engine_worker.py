@@ -12,6 +12,7 @@ import pytest
 from swarm.errors import ChildFailed
 from swarm.rollout.client import SealedLease
 from swarm.sampler import worker
+from swarm.sampler.engine import EngineOptions
 from swarm.sampler.worker import EngineWorker
 from tests.builders import MIXED_LAYOUT, lease, v
 from tests.integration.hanging_engine import VARIABLE
@@ -28,7 +29,8 @@ def module() -> str:
 
 @pytest.fixture
 async def engine(module: str, tmp_path: Path) -> AsyncIterator[EngineWorker]:
-    engine = EngineWorker(tmp_path / "sampler", kind="scripted", device="cpu", hang_s=HANG_S, module=module)
+    options = EngineOptions(hang_s=HANG_S)
+    engine = EngineWorker(tmp_path / "sampler", kind="scripted", options=options, module=module)
     yield engine
     await engine.stop()
 

@@ -94,10 +94,7 @@ class Sampler:
         engine = EngineWorker(
             self.directory,
             kind="scripted",
-            device="cpu",
-            hang_s=self.hang_s,
-            batch_samples=CAPACITY,
-            options=EngineOptions(arguments={"continuous": self.continuous}),
+            options=EngineOptions(places=CAPACITY, hang_s=self.hang_s, arguments={"continuous": self.continuous}),
             module=self.module,
         )
         launch = asyncio.create_task(engine.launch())

@@ -14,7 +14,7 @@ from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors, write_staging
 from swarm.learner.models import tiny_model, tiny_tokenizer
-from swarm.sampler.engine import Install, Start
+from swarm.sampler.engine import EngineOptions, Install, Start
 from tests.builders import v
 
 
@@ -28,8 +28,9 @@ class Staged:
     staging: Path
     sums: tuple[int, ...]
 
-    def start(self) -> Start:
-        return Start(directory=str(self.files_dir), layout=self.layout, device="cpu")
+    def start(self, **options: Any) -> Start:
+        asked = EngineOptions(**{"device": "cpu", **options})
+        return Start(directory=str(self.files_dir), layout=self.layout, options=asked)
 
     def install(self, version: int = 0) -> Install:
         return Install(version=v(version), path=str(self.staging), tensor_sums=self.sums)

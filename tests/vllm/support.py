@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from swarm.sampler.engine import EngineOptions, Installed, Job, Sampled, Started
+from swarm.sampler.engine import Installed, Job, Sampled, Started
 from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
 from tests.conformance import logprobs, tokens
@@ -56,8 +55,15 @@ def staged_pair(directory: Path, kind: str = "qwen3", *, tied: bool = True, **sh
 
 
 async def started(engine: VllmEngine, staged: Staged, *, places: int = 8, **options: Any) -> Started:
-    asked = msgspec.structs.replace(staged.start(), places=places, options=EngineOptions(**options))
-    return await engine.start(asked, lambda: None)
+    return await engine.start(staged.start(places=places, **options), lambda: None)
+
+
+def end(engine: VllmEngine) -> None:
+    """End vLLM's processes, which end with the sampler's in a run."""
+    if engine._watching is not None:
+        engine._watching.cancel()
+    if engine._engine is not None:
+        engine._engine.shutdown(timeout=1.0)
 
 
 async def installed(engine: VllmEngine, staged: Staged, version: int) -> Installed:

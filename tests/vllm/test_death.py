@@ -7,7 +7,6 @@ import os
 import signal
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -20,7 +19,7 @@ from swarm.sampler.vllm.versions import engine_dead_error
 from tests.builders import v
 from tests.conformance import job
 from tests.unit.models import Staged
-from tests.vllm.support import Signal, installed, staged_pair, started
+from tests.vllm.support import Signal, end, installed, staged_pair, started
 
 ENDS_S = 50.0
 """Less than any limit of a swap: deaths are noticed, not waited for. It takes seconds on a quiet machine."""
@@ -32,7 +31,7 @@ async def child_of(staged: Staged, directory: Path, *, hang_s: float = 120.0) ->
     """An engine child that holds version 0, of the kind that a sampler's node starts."""
     child = Child("engine", "swarm.sampler.engine_child", "vllm", log=directory / "engine.log", hang_s=120.0)
     await child.start()
-    start = msgspec.structs.replace(staged.start(), places=8, hang_s=hang_s)
+    start = staged.start(places=8, hang_s=hang_s)
     await child.call(start, Started)
     done: object = await child.call(staged.install(0), Installed | NotInstalled)
     assert isinstance(done, Installed), done
@@ -122,4 +121,4 @@ async def test_a_worker_that_dies_in_the_middle_of_a_swap_ends_the_swap_and_the_
         (after,) = (await asyncio.wait_for(engine.generate(Generate((LONG,)), lambda: None), ENDS_S)).samples
         assert after.fault.startswith(UNPROVEN)
     finally:
-        await engine.stop()
+        end(engine)

@@ -19,7 +19,7 @@ from swarm.sampler.vllm.versions import EXTENSION
 from tests.builders import v
 from tests.conformance import PROMPT, job
 from tests.unit.models import Staged
-from tests.vllm.support import LENGTH, Signal, check_logprobs, installed, staged_pair, started
+from tests.vllm.support import LENGTH, Signal, check_logprobs, end, installed, staged_pair, started
 
 SWAPS = 5
 EXTENSIONS = "tests.vllm.extensions"
@@ -31,7 +31,7 @@ async def running(extension: str = EXTENSION) -> AsyncIterator[VllmEngine]:
     try:
         yield engine
     finally:
-        await engine.stop()
+        end(engine)
 
 
 async def summed(engine: VllmEngine, staged: Staged) -> set[str]:

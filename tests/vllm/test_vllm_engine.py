@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -11,13 +10,13 @@ import pytest
 import pytest_asyncio
 
 from swarm.errors import UserError
-from swarm.sampler.engine import Generate, Job, Probe
+from swarm.sampler.engine import Generate, Job
 from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
 from tests.builders import STOP, v
 from tests.conformance import CHECKS, PROMPT, Life, begin, job, logprobs, tokens
 from tests.unit.models import Staged, logprobs_of, rounded
-from tests.vllm.support import ERROR, LENGTH, Signal, check_logprobs, staged_pair
+from tests.vllm.support import LENGTH, Signal, check_logprobs, end, staged_pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +26,8 @@ async def life(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Life]:
     directory = tmp_path_factory.mktemp("learner")
     life = await begin(VllmEngine(), directory, staged_pair(directory))
     yield life
-    await life.engine.stop()
+    assert isinstance(life.engine, VllmEngine)
+    end(life.engine)
 
 
 def models(life: Life) -> dict[VersionId, Staged]:
@@ -169,16 +169,6 @@ async def test_installs_asked_for_at_once_come_one_after_another(life: Life) -> 
 async def test_a_swap_leaves_no_second_file(life: Life) -> None:
     await life.install()
     assert [path.name for path in life.staged[0].staging.parent.glob("staging*")] == ["staging.bin"]
-
-
-async def test_a_probe_gives_the_log_probs_at_temperature_1(life: Life) -> None:
-    version = await life.installed()
-    sequence = (*PROMPT, *range(14), *range(14))
-    probed = await life.engine.probe(Probe(token_ids=sequence), lambda: None)
-    expected = logprobs_of(rounded(models(life)[version].model), sequence[:1], sequence[1:])
-    assert array("f", probed.logprobs).tolist() == pytest.approx(expected, abs=ERROR)
-    with pytest.raises(UserError, match=f"over the {LENGTH - 1}"):
-        await life.engine.probe(Probe(token_ids=(1,) * LENGTH), lambda: None)
 
 
 async def test_a_store_that_cannot_be_linked_is_said_so(life: Life) -> None:

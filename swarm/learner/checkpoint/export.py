@@ -1,7 +1,7 @@
 """A run's model as a clean Hugging Face directory: what anybody loads, without what only the trainer needs. Blocking.
 
-Files are copied, never linked: who edits the copy must not change the checkpoint that the run goes on from. Each is
-hashed on its way, so that a directory which is torn, or is removed meanwhile by the run that made it, gives nothing.
+Files are copied, never linked: who edits the copy must not change the checkpoint that the run goes on from. Each copy
+is checked, so that a directory which is torn, or is removed meanwhile by the run that made it, gives nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from blake3 import blake3
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import (
-    BLOCK_BYTES,
     DIGESTS,
     PARTIAL,
-    Checkpoint,
-    FileDigest,
     checkpoint_path,
+    digest_of,
     newer_than,
     read_digests,
     whole_checkpoints,
@@ -40,38 +37,31 @@ class Torn(UserError):
 
 def export_model(run_dir: Path, to: Path, card: Card | None, *, step: int | None = None, best: bool = False) -> int:
     """Write the newest whole checkpoint, that of `step`, or the best model to `to`, with its `card` if there is one;
-    after how many steps it is.
-
-    UserError if `to` is not empty or cannot be made, or there is no such model or only a torn one.
-    """
+    after how many steps it is. UserError if `to` is not empty or cannot be made, or there is no such model or only a
+    torn one."""
     _check_target(to)
     if best:
         return _export_best(run_dir / BEST, to, card)
     root = run_dir / "checkpoints"
-    found = whole_checkpoints(root)
-    if step is not None:
-        return _export_step(root, step, found, to, card)
-    for checkpoint in reversed(found):
+    steps = [checkpoint.step for checkpoint in whole_checkpoints(root)]
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        what = "torn" if checkpoint_path(root, step).is_dir() else "not there"
+        raise UserError(f"the checkpoint of step {step} is {what}; in {root} are those of: {there}")
+    for chosen in reversed(steps) if step is None else [step]:
         try:
-            _export(checkpoint.path, to, card and card(checkpoint.step))
+            _export(checkpoint_path(root, chosen), to, card and card(chosen))
         except Torn:
+            if step is not None:
+                raise
             continue
-        return checkpoint.step
+        return chosen
     if newer_than(root, None):
         raise UserError(
             f"no checkpoint in {root} is whole: `echo-node verify {run_dir}` says what is wrong with each, and --best "
             "exports the best model"
         )
     raise UserError(f"{run_dir} has no checkpoint yet: one is written every checkpoint_every_steps, and at the end")
-
-
-def _export_step(root: Path, step: int, found: list[Checkpoint], to: Path, card: Card | None) -> int:
-    if not any(checkpoint.step == step for checkpoint in found):
-        there = ", ".join(str(checkpoint.step) for checkpoint in found) or "none"
-        what = "torn" if checkpoint_path(root, step).is_dir() else "not there"
-        raise UserError(f"the checkpoint of step {step} is {what}; in {root} are those of: {there}")
-    _export(checkpoint_path(root, step), to, card and card(step))
-    return step
 
 
 def _export_best(source: Path, to: Path, card: Card | None) -> int:
@@ -98,37 +88,26 @@ def _export(source: Path, to: Path, card: str | None) -> None:
     try:
         partial.mkdir(parents=True)
         for name, digest in digests.items():
-            _copy(source / name, partial / name, digest)
+            (partial / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, partial / name)
+            if digest_of(partial / name) != digest:
+                raise Torn(f"{source / name} is torn: it is not what was written there")
         if card is not None:
             (partial / CARD).write_text(card, encoding="utf-8")
         os.replace(partial, to)
+    except FileNotFoundError as error:
+        raise Torn(f"{error.filename} is missing: if the run goes on and has replaced it, export again") from error
     except OSError as error:
         raise UserError(f"cannot export {source} to {to}: {error.strerror}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _copy(source: Path, to: Path, expected: FileDigest) -> None:
-    hashed, nbytes = blake3(), 0
-    to.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        reading = source.open("rb", buffering=0)
-    except FileNotFoundError as error:
-        raise Torn(f"{source} is missing: if the run goes on and has replaced it, export again") from error
-    with reading, to.open("wb") as writing:
-        while block := reading.read(BLOCK_BYTES):
-            hashed.update(block)
-            nbytes += len(block)
-            writing.write(block)
-    if expected != FileDigest(nbytes=nbytes, blake3=hashed.hexdigest()):
-        raise Torn(f"{source} is torn: it is not what was written there")
-
-
 def _check_target(to: Path) -> None:
     if to.is_symlink() or (to.exists() and not to.is_dir()):
-        raise UserError(f"{to} is there and no directory: name another place with --to")
+        raise UserError(f"{to} exists and is not a directory: name another place with --to")
     if to.resolve() == Path.cwd():
-        # It is replaced as a whole, and whoever stood in it would stand nowhere.
+        # It is replaced as a whole, which would leave the shell in a directory that is gone.
         raise UserError(f"{to} is the directory you are in: name one to make with --to")
     if to.is_dir() and any(to.iterdir()):
         raise UserError(f"{to} is not empty: name another directory with --to, or empty it")

@@ -1,10 +1,9 @@
 """Checkpoint directories as plain files: which are whole, which is the newest, which go. Needs no torch. Blocking.
 
 A checkpoint is written beside its place, under its name with `.partial`, and `commit` moves it there. That rename is
-the only commit point: a directory without the ending was whole once, with everything in it on the disk. Damage since
-then (a disk that fails, a copy that was cut off) shows by `digests.json`, which names every other file with its size
-and BLAKE3. A process that writes, or clears up after a writer that died, holds a lock under the root directory; the
-system releases it when the process dies.
+the only commit point: a directory without the ending was whole once. Damage since then (a failing disk, a copy that was
+cut off) shows by `digests.json`, which names every other file with its size and BLAKE3. A process that writes, or
+clears up after a writer that died, holds a lock under the root directory; the system releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -34,27 +33,20 @@ LOCK = ".lock"  # File under the root that is locked; a directory itself cannot 
 DIGESTS = "digests.json"
 STATE = "trainer.json"
 TENSORS = "trainer.safetensors"
-
-STEP_NAME = re.compile(r"step-([0-9]{6,18})")
-"""Six digits sort as text up to a million steps; beyond that the number counts, not the text."""
-
-JSON_BYTES = 1 << 20
-"""Longest file of JSON that is read here: digests.json takes about 130 bytes a file, trainer.json about 5,000."""
-
+STEP_NAME = re.compile(r"step-([0-9]{6,18})")  # Sorts as text up to a million steps; beyond that the number counts
+JSON_BYTES = 1 << 20  # Longest file of JSON that is read; digests.json takes 130 bytes a file, trainer.json about 5,000
 BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were no faster
 S = TypeVar("S")
 
 
 class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one file of a checkpoint holds. `blake3` is in hexadecimal."""
-
     nbytes: int
     blake3: str
 
 
 class TrainerState(msgspec.Struct, frozen=True):
     """trainer.json: learner steps taken, the digest (hexadecimal) of all their batches, the size of the model, and what
-    the alarms remember; old checkpoints are without the latter."""
+    the alarms remember, which old checkpoints lack."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
@@ -103,7 +95,7 @@ def fault_of(directory: Path, needed: tuple[str, ...] = (STATE, TENSORS), *, onl
             if (nbytes := (directory / name).stat().st_size) != digest.nbytes:
                 return f"{name} has {nbytes} bytes instead of {digest.nbytes}"
         for name, digest in () if only_sizes else said.items():
-            if _digest_of(directory / name) != digest:
+            if digest_of(directory / name) != digest:
                 return f"{name} is not what was written there"
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"
@@ -133,7 +125,6 @@ def newer_than(root: Path, step: int | None) -> list[str]:
 
 
 def newest_whole(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; torn and damaged ones are passed over."""
     return _newest_whole(step_directories(root))
 
 
@@ -143,9 +134,7 @@ def newest_whole(root: Path) -> Checkpoint | None:
 @contextmanager
 def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
     """An empty directory to write a checkpoint of about `nbytes` into; at the end it is committed as `directory`.
-
-    DiskFull if there is no room. Whatever is raised, nothing is left of it but what was there before.
-    """
+    DiskFull if there is no room. Whatever is raised, only what was there before is left."""
     root, partial = directory.parent, directory.with_name(directory.name + PARTIAL)
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root, wait=True):
@@ -163,7 +152,7 @@ def commit(partial: Path, directory: Path) -> None:
     """Make `partial` the checkpoint `directory`, so that neither a crash nor a power cut undoes it. One that is there
     already is replaced; for a moment, between the two renames, neither is there."""
     entries = sorted(partial.rglob("*"))
-    digests = {path.relative_to(partial).as_posix(): _digest_of(path) for path in entries if path.is_file()}
+    digests = {path.relative_to(partial).as_posix(): digest_of(path) for path in entries if path.is_file()}
     (partial / DIGESTS).write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
     # Libraries make some files for their owner alone: those who may read one of a directory may read all.
     mode = stat.S_IMODE((partial / DIGESTS).stat().st_mode)
@@ -189,11 +178,9 @@ def clear_up(root: Path) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind.
-
-    The newest is read through; of the older ones only the sizes are compared. If none is whole, only partial ones are
-    removed. While a checkpoint is being written, partial ones and those newer than the newest whole one stay.
-    """
+    """Keep the newest `keep` (at least one) checkpoints; remove the others, and what crashes left behind. The newest is
+    read through; of the older ones only the sizes are compared. If none is whole, only partial ones are removed. While
+    a checkpoint is being written, partial ones and those newer than the newest whole one stay."""
     if not root.is_dir():
         return
     with _locked(root, wait=False) as alone:
@@ -246,8 +233,8 @@ def _locked(root: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def in_stream_dtype(name: str, content: bytes) -> bytes:
-    """A small file of a model as it belongs beside tensors of the stream: config.json says bfloat16, where that of the
-    model in memory says float32 or nothing."""
+    """A small file of a model as it belongs beside tensors of the stream: config.json says bfloat16, not the dtype of
+    the model in memory."""
     if name != "config.json":
         return content
     config: dict[str, Any] = {**json.loads(content), "dtype": "bfloat16"}
@@ -295,7 +282,7 @@ def read_digests(directory: Path) -> dict[str, FileDigest]:
     return _read_json(directory / DIGESTS, dict[str, FileDigest]) or {}
 
 
-def _digest_of(path: Path) -> FileDigest:
+def digest_of(path: Path) -> FileDigest:
     """Read in blocks, not through a map: a fault of the disk is an OSError then, and no SIGBUS."""
     hashed, nbytes = blake3(), 0
     with path.open("rb", buffering=0) as file:

@@ -17,9 +17,7 @@ from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.models import tiny_model, tiny_tokenizer, warm_model
 from swarm.settings import TINY, TINY_WARM
 
-FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")
-"""Configuration and tokenizer files that belong to a model; weights are sent another way."""
-
+FILE_ENDINGS = (".json", ".txt", ".model", ".jinja")  # Of configuration and tokenizer; weights are sent another way
 FETCHING_LINE_S = 5.0  # Between two lines about a file that is fetched
 FETCHING_BYTES = 50_000_000  # Smallest file that is spoken of: all others are here at once
 
@@ -60,7 +58,7 @@ def load_model(
 
 def _make_writable(model: Any) -> None:
     """Mend a generation config that transformers reads but refuses to write: older models give a temperature and do not
-    say that they are sampled from. If that is not all, keep only how to stop."""
+    say that they sample. If that is not all, keep only how to stop."""
     found = model.generation_config
     if found is None or _can_be_written(found):
         return
@@ -80,9 +78,7 @@ def _can_be_written(generation: GenerationConfig) -> bool:
 
 def save_model(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]) -> None:
     """The bf16 tensors `state`, by the names of `model`, with its configuration and tokenizer, as Hugging Face has it.
-
-    Tied tensors are in `state` once. Nothing is read from the tensors of `model`: it may be training.
-    """
+    Tied tensors are in `state` once. `model` may be training: none of its tensors is read."""
     model.save_pretrained(directory, state_dict=state)
     # It has written the dtype of the model in memory.
     config = directory / "config.json"
@@ -104,10 +100,8 @@ def save_small_files(model: Any, tokenizer: Any, directory: Path) -> tuple[Model
 
 
 def stream_tensors(model: Any) -> dict[TensorSpec, torch.Tensor]:
-    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once.
-
-    Wide dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in place.
-    """
+    """What the stream holds, in order: by dtype, then by the model's own order. Tied tensors are in it once. Wide
+    dtypes come first, so that every tensor begins at a multiple of its item size and can be viewed in place."""
     aliases: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     first: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -50,7 +50,6 @@ class Snapshot:
 
 
 def take(parts: Parts, *, step: int, lineage: bytes, alarms: AlarmState | None = None) -> Snapshot:
-    """A copy of everything, of now. Only rank 0's has tensors."""
     copies: dict[str, torch.Tensor] = {}
     for name, tensor in {**_weights(parts.model), **_moments(parts), **_generators(parts)}.items():
         copy = parts.ranks.copy_whole(tensor)
@@ -62,10 +61,8 @@ def take(parts: Parts, *, step: int, lineage: bytes, alarms: AlarmState | None =
 
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
-    """A checkpoint at `directory`: the snapshot, and the model in bf16 as anybody loads it. DiskFull or OSError.
-
-    Of `model` only names and configuration are read.
-    """
+    """Write a checkpoint to `directory`: the snapshot, and the model in bf16 as anybody loads it. DiskFull or OSError.
+    Of `model` only names and configuration are read."""
     published = {spec.name: snapshot.tensors[f"weight/{spec.name}"] for spec in stream_tensors(model)}
     half = {name: tensor.to(TORCH_DTYPES[stream_dtype(tensor)]) for name, tensor in published.items()}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
@@ -77,10 +74,8 @@ def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> No
 
 @torch.no_grad()
 def restore(parts: Parts, directory: Path) -> TrainerState:
-    """Put everything back as it was when `directory` was saved. UserError if that is another model's, or torn.
-
-    The state of a CUDA generator is put back only on a CUDA device.
-    """
+    """Put everything back as it was when `directory` was saved. UserError if that is another model's, or torn. The
+    state of a CUDA generator is put back only on a CUDA device."""
     ranks = parts.ranks
     held = ranks.together(lambda: _Held(parts, directory) if ranks.rank == 0 else None)
     first = ranks.from_first((held.state, held.small(), held.names) if held else None)
@@ -133,7 +128,6 @@ class _Held:
         return tensor
 
     def small(self) -> dict[str, torch.Tensor]:
-        """What every rank has whole: step counts and states of generators."""
         # Cloned, since what was read may be mapped from the file.
         return {name: self.tensor(name).clone() for name in self.names if name.startswith(("adam/step/", "rng/"))}
 
@@ -156,8 +150,6 @@ class _Held:
 
 
 class Saver:
-    """Writes one checkpoint at a time on a thread of its own. `report` says what became of them."""
-
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "saver")
         self._running: Future[None] | None = None
@@ -171,7 +163,6 @@ class Saver:
         self._step, self._running = step, self._pool.submit(write)
 
     def wait(self) -> None:
-        """Until none is being written."""
         if self._running is not None:
             self._collect(self._running)
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
 import time
 from array import array
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +26,6 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
-    Probe,
-    Probed,
     Sampled,
     Start,
     Started,
@@ -41,7 +37,6 @@ from swarm.sampler.vllm.swap import UNPROVEN, Swaps, TokenWatch, last, limited
 
 START_S = 1200.0  # Loading, compiling and warming up a large model for a GPU takes minutes; more than this is a hang
 GRACE_S = 5.0  # After its time limit a request is aborted; if vLLM does not even say so, it is left alone
-STOP_S = 1.0  # vLLM's processes have nothing to save; those that have not ended by then are killed
 TIME_LIMIT = "time limit"
 
 
@@ -60,20 +55,18 @@ class VllmEngine:
         self._watching: asyncio.Task[None] | None = None
         self._progress: Told = lambda: None
 
-    # -- start and stop ----------------------------------------------------------------------------------------
-
     async def start(self, command: Start, progress: Told) -> Started:
         """Build the model with dummy weights. UserError if the options or this machine's vLLM do not allow it,
         WrongWeights if the layout is another model's."""
         vllm_versions.check()
         is_cuda = torch.version.cuda is not None
-        _check_device(command.device, is_cuda=is_cuda)
+        _check_device(command.options.device, is_cuda=is_cuda)
         is_small = command.layout.total_bytes < 2 * SMALL_MODEL_PARAMETERS
         vllm_versions.prepare(is_cuda=is_cuda, is_small=is_small)
         self._progress, self._directory = progress, command.directory
         building = asyncio.to_thread(self._build, command, is_cuda)
         reference = await limited(building, START_S, "start", progress)
-        self._watch = TokenWatch(command.hang_s)
+        self._watch = TokenWatch(command.options.hang_s)
         engine, config, layout = self._engine, self._config, command.layout
         give_up = self._give_up_all
         self._swaps = Swaps(engine, config, layout, reference, watch=self._watch, give_up=give_up, is_cuda=is_cuda)
@@ -82,10 +75,11 @@ class VllmEngine:
             engine="vllm",
             device="cuda" if is_cuda else "cpu",
             dtype=str(self._config.model_config.dtype).removeprefix("torch."),
-            device_name=_device_name(is_cuda=is_cuda),
+            device_name=vllm_versions.gpu_name() if is_cuda else "",
             versions=vllm_versions.versions(),
-            places=min(command.places, vllm_versions.fitting_sequences(self._config)),
+            places=min(command.options.places, vllm_versions.fitting_sequences(self._config)),
             context_tokens=self._config.model_config.max_model_len,
+            vocab_size=self._config.model_config.get_vocab_size(),
             lockstep=False,
         )
 
@@ -100,12 +94,6 @@ class VllmEngine:
                 f"set max_model_len to {held} or less, or let the engine have a larger gpu_memory_share"
             )
         return reference
-
-    async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._engine is not None:
-            self._engine.shutdown(timeout=STOP_S)
 
     # -- samples -----------------------------------------------------------------------------------------------
 
@@ -173,15 +161,6 @@ class VllmEngine:
         for request in list(self._running):
             self._give_up(request, fault)
 
-    async def probe(self, command: Probe, progress: Told) -> Probed:
-        """UserError if the sequence does not fit."""
-        assert self._swaps is not None
-        limit = self._config.model_config.max_model_len - 1
-        if len(command.token_ids) > limit:
-            raise UserError(f"a probe of {len(command.token_ids)} tokens is over the {limit} that this engine takes")
-        logprobs = await self._swaps.probe(command.token_ids, progress)
-        return Probed(logprobs=array("f", logprobs).tobytes())
-
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         """Check, swap, prove, beneath whatever is drawn. Raises vLLM's EngineDeadError if its processes are gone."""
         assert self._swaps is not None
@@ -244,13 +223,3 @@ def _check_device(wanted: str, *, is_cuda: bool) -> None:
         raise UserError(
             f"vLLM takes the first GPU that it sees: instead of --device {wanted} set CUDA_VISIBLE_DEVICES={number}"
         )
-
-
-def _device_name(*, is_cuda: bool) -> str:
-    if is_cuda:
-        return vllm_versions.gpu_name()
-    try:
-        found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return ""
-    return found[1] if found else ""

@@ -1,12 +1,12 @@
 """New weights beneath running samples, the proof that vLLM holds them, and whether it still draws.
 
 The file is checked against the signed sums; what a probe must give is computed from it; all samples are paused and
-their caches dropped; the workers reload from a path that no version had before; the version's label is set; all
-resume, a probe before them. No sample that ends before the proof is handed on, and if the proof fails, none that the
-new weights touched. Each token's label is exact, since it changes only while nothing is drawn.
+their caches dropped; the workers reload from a path that no version had before; the version's label is set; all resume,
+a probe before them. No sample that ends before the proof is handed on, and if the proof fails, none that the new
+weights touched. Each token's label is exact, since it changes only while nothing is drawn.
 
-vLLM schedules nothing while it is paused, not even a probe, and a forward pass beside its scheduler would prove other
-code than the one that draws. So the probe is the first thing after the pause instead of the last in it.
+vLLM schedules nothing while it is paused, not even a probe, so the probe is the first thing after the pause. A forward
+pass beside its scheduler would prove other code than the one that draws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,20 +41,18 @@ class TokenWatch:
         self._alive_at = 0.0
 
     def begin(self, *, now: float) -> None:
-        """A sample is to be drawn."""
         if self._samples == 0:
             self._alive_at = now
         self._samples += 1
 
     def end(self) -> None:
-        """A sample is drawn or given up."""
         self._samples -= 1
 
     def token(self, *, now: float) -> None:
         self._alive_at = now
 
     def pause(self) -> None:
-        """Nothing is drawn until `resume`; whoever pauses bounds how long."""
+        """Nothing is drawn until `resume`; the caller bounds how long."""
         self._paused = True
 
     def resume(self, *, now: float) -> None:
@@ -87,21 +84,22 @@ class Unproven(EchoError):
     """It is not known what the engine holds."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Parts:
-    """Seconds that the parts of an install took, as in Installed."""
+Parts = dict[str, float]  # Seconds that the parts of an install took, by their names in Installed
 
-    check_s: float
-    pause_s: float = 0.0
-    reload_s: float = 0.0
-    proof_s: float = 0.0
+
+@contextmanager
+def timed(parts: Parts, name: str) -> Iterator[None]:
+    """Add what this takes to `parts`."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        parts[name] = parts.get(name, 0.0) + time.monotonic() - began
 
 
 class Swaps:
     """Installs into `engine`, an AsyncLLM of `config`, one at a time. `give_up` ends all running samples with a fault.
-
-    `version` is the one that was proven last. Once `unproven` says why, no install can mend it.
-    """
+    `version` is the one that was proven last. Once `unproven` says why, no install can mend it."""
 
     def __init__(
         self,
@@ -140,10 +138,6 @@ class Swaps:
         """Whether weights that could not be proven drew some of these."""
         return bool(self.unproven) and any(span.version == self._suspect for span in spans)
 
-    async def probe(self, token_ids: tuple[int, ...], progress: Told) -> list[float]:
-        """The log-prob of each token but the first. TookTooLong if vLLM does not answer."""
-        return await self._limited(self._probe(token_ids), PROBE_S, "answer a probe", progress)
-
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         """Check, swap, prove. Raises vLLM's EngineDeadError if its processes are gone, and UserError if the file cannot
         be linked to."""
@@ -151,17 +145,18 @@ class Swaps:
             began = time.monotonic()
             if self.unproven:
                 return NotInstalled("engine", self.unproven)
-            sums = command.tensor_sums
-            wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
+            parts: Parts = {}
+            with timed(parts, "check_s"):
+                sums = command.tensor_sums
+                wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, sums, progress)
             if wrong is not None:
                 return NotInstalled("file", wrong)
-            parts = Parts(check_s=time.monotonic() - began)
             try:
                 with _linked(Path(command.path), command.version) as path:
                     proof = await self._swap(command, path, parts, progress)
             except (Unproven, TookTooLong) as error:
                 return NotInstalled("engine", str(error))
-            return Installed(seconds=time.monotonic() - began, proof=proof, **asdict(parts))
+            return Installed(seconds=time.monotonic() - began, proof=proof, **parts)
 
     async def _swap(self, command: Install, path: Path, parts: Parts, progress: Told) -> Proof:
         """Change the weights beneath the samples and prove it. If that fails, every sample that the new weights may
@@ -173,9 +168,8 @@ class Swaps:
         try:
             proof, probing = await self._swap_paused(command, path, expected, parts, progress)
             if expected is not None and probing is not None:
-                began = time.monotonic()
-                held = await self._limited(probing, PROBE_S, "answer a probe", progress)
-                parts.proof_s += time.monotonic() - began
+                with timed(parts, "proof_s"):
+                    held = await self._limited(probing, PROBE_S, "answer a probe", progress)
                 if (difference := expected.difference(held, self._dtype)) is not None:
                     raise Unproven(difference)
             self.version = command.version
@@ -192,18 +186,19 @@ class Swaps:
         self, command: Install, path: Path, expected: Expected | None, parts: Parts, progress: Told
     ) -> tuple[Proof, asyncio.Task[list[float]] | None]:
         """The part of a swap in which nothing is drawn. If a probe is `expected` it is queued at the end."""
-        engine, probing, paused_at = self._engine, None, time.monotonic()
+        engine, probing, label = self._engine, None, str(command.version)
+        paused_at = time.monotonic()
         self._watch.pause()
         try:
             await self._limited(engine.pause_generation(mode="keep", clear_cache=True), PAUSE_S, "pause", progress)
-            began = time.monotonic()
-            await self._reload(path, progress)
-            await self._limited(engine.update_weight_version(str(command.version)), CALL_S, "take a label", progress)
-            await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
-            parts.reload_s = time.monotonic() - began
-            proof = await self._prove_sums(command.tensor_sums, parts, progress)
+            with timed(parts, "reload_s"):
+                await self._reload(path, progress)
+                await self._limited(engine.update_weight_version(label), CALL_S, "take a label", progress)
+                await self._limited(engine.reset_prefix_cache(), CALL_S, "drop its cache", progress)
+            with timed(parts, "proof_s"):
+                proof = await self._prove_sums(command.tensor_sums, progress)
             if expected is not None:
-                probing = asyncio.create_task(self._probe(self._tokens))
+                probing = asyncio.create_task(self._probe())
                 # It sends its request before the resume is sent.
                 await asyncio.sleep(0)
         except BaseException as error:
@@ -214,18 +209,16 @@ class Swaps:
             # Whatever happened: samples that stand still for ever would not even notice that they are given up.
             await self._limited(engine.resume_generation(), CALL_S, "resume", progress)
             self._watch.resume(now=time.monotonic())
-            parts.pause_s = time.monotonic() - paused_at
+            parts["pause_s"] = time.monotonic() - paused_at
         return proof, probing
 
     async def _expect(self, path: Path, parts: Parts, progress: Told) -> Expected | None:
         """What the probe must give, computed while samples are drawn; None if this install needs no probe."""
         if not self._needs_probe:
             return None
-        began = time.monotonic()
-        work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
-        expected = await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
-        parts.proof_s += time.monotonic() - began
-        return expected
+        with timed(parts, "proof_s"):
+            work = asyncio.to_thread(self._reference.expect, str(path), self._tokens)
+            return await self._limited(work, self._reload_limit_s, "have its probe computed", progress)
 
     async def _reload(self, path: Path, progress: Told) -> None:
         call = self._engine.collective_rpc("echo_reload", args=(str(path), self._layout_json))
@@ -233,9 +226,8 @@ class Swaps:
             if why:
                 raise Unproven(why)
 
-    async def _prove_sums(self, sums: tuple[int, ...], parts: Parts, progress: Told) -> Proof:
+    async def _prove_sums(self, sums: tuple[int, ...], progress: Told) -> Proof:
         """Compare the sums of all tensors that the workers still hold as they came. Unproven names one that differs."""
-        began = time.monotonic()
         call = self._engine.collective_rpc("echo_sums", args=(self._layout_json,))
         answers = await self._limited(_of_workers(call), self._reload_limit_s, "sum its weights", progress)
         workers = [msgspec.json.decode(answer, type=dict[str, int]) for answer in answers]
@@ -245,7 +237,6 @@ class Swaps:
                 covered += 1
                 if sum(worker[spec.name] for worker in workers) % (1 << 64) != expected:
                     raise Unproven(f"the engine's {spec.name} differs from what the learner signed")
-        parts.proof_s += time.monotonic() - began
         # On CPUs the head keeps its weights as they came, and computes with a copy in another form.
         probed, self._needs_probe = self._needs_probe, not self._is_cuda or covered < len(sums)
         if self._needs_probe and not probed:
@@ -254,14 +245,12 @@ class Swaps:
             return "probe"
         return "sums and probe" if probed else "sums"
 
-    async def _probe(self, token_ids: tuple[int, ...]) -> list[float]:
-        if len(token_ids) < 2:
-            return []
+    async def _probe(self) -> list[float]:
         self._probes += 1
-        prompt, params = {"prompt_token_ids": list(token_ids)}, vllm_versions.probe_params()
+        prompt, params = {"prompt_token_ids": list(self._tokens)}, vllm_versions.probe_params()
         priority = vllm_versions.PROBE_PRIORITY
         output = await last(self._engine.generate(prompt, params, f"probe {self._probes}", priority=priority))
-        return vllm_versions.prompt_logprobs(output, token_ids)
+        return vllm_versions.prompt_logprobs(output, self._tokens)
 
     def _distrust(self, error: BaseException) -> None:
         """From here on nothing that the engine draws is handed on."""
@@ -321,7 +310,7 @@ async def _of_workers(call: Awaitable[R]) -> R:
 @contextmanager
 def _linked(path: Path, version: VersionId) -> Iterator[Path]:
     """The same file by a name that no version had before, since vLLM may cache by name. A link that a killed process
-    left behind is removed: it would keep the blocks of a file that its owner removes."""
+    left behind is removed: it would keep the blocks of a removed file."""
     fresh = path.with_name(f"{path.name}.{version}")
     try:
         for left in path.parent.glob(f"{path.name}.*"):

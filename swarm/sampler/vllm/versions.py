@@ -15,8 +15,7 @@ from importlib import metadata
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.sampler.engine import Job, Start
-from swarm.sampler.trial import ASSUMED_SAMPLE_TOKENS
+from swarm.sampler.engine import ASSUMED_SAMPLE_TOKENS, Job, Start
 from swarm.types import Span, VersionId
 
 SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -71,11 +70,11 @@ REFUSED: dict[str, str] = {
 
 def fault() -> str | None:
     """Why this machine's vLLM is not one that echo-node drives, and what to do; None if it is. Imports nothing."""
-    found = {name: _installed(*(DISTRIBUTIONS if name == "vllm" else (name,))) for name in SUPPORTED}
+    found = {name: installed(*(DISTRIBUTIONS if name == "vllm" else (name,))) for name in SUPPORTED}
     if all(version and _within(version, *SUPPORTED[name]) for name, version in found.items()):
         return None
     here = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
-    wanted = ", ".join(f"{name} >={_dotted(least)},<{_dotted(below)}" for name, (least, below) in SUPPORTED.items())
+    wanted = ", ".join(f"{name} >={dotted(least)},<{dotted(below)}" for name, (least, below) in SUPPORTED.items())
     return f"the vLLM engine needs {wanted}; here: {here}; install it with: {INSTALL}"
 
 
@@ -86,14 +85,12 @@ def check() -> None:
 
 
 def versions() -> str:
-    return f"vllm {_installed(*DISTRIBUTIONS)}, torch {_installed('torch')}"
+    return f"vllm {installed(*DISTRIBUTIONS)}, torch {installed('torch')}"
 
 
 def prepare(*, is_cuda: bool, is_small: bool) -> None:
-    """Set the environment in which vLLM is to be imported. What the owner has set stays.
-
-    `is_small`: a model that more threads only slow down.
-    """
+    """Set the environment in which vLLM is to be imported. What the owner has set stays. `is_small`: a model that more
+    threads only slow down."""
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -148,7 +145,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
         "gpu_memory_utilization": options.gpu_memory_share,
         "max_model_len": options.max_model_len,
         # One more than samples: a probe finds a seat whatever runs.
-        "max_num_seqs": command.places + 1,
+        "max_num_seqs": options.places + 1,
         "disable_log_stats": True,
         "enforce_eager": not is_cuda,
         # Where a step has no room for a whole prompt, vLLM takes the draw that it makes of a part of it back from the
@@ -164,7 +161,7 @@ def engine_config(command: Start, extension: str, *, is_cuda: bool) -> Any:
     # As with a length of -1: instead of failing, vLLM says how long a sequence its cache can hold.
     config.model_config.original_max_model_len = -1
     if not is_cuda and config.cache_config.kv_cache_memory_bytes is None:
-        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, command.places + 1)
+        config.cache_config.kv_cache_memory_bytes = _kv_bytes(config, options.places + 1)
     return config
 
 
@@ -268,11 +265,9 @@ def engine_dead_error() -> type[Exception]:
 
 
 def make_engine(config: Any, told: Callable[[], None]) -> Any:
-    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking.
-
-    What the core sends is looked at on its way into the front: vLLM's own interface for it, a logger of statistics,
-    has both keep a record of every token.
-    """
+    """AsyncLLM, its processes started; `told` is called after every step that drew tokens. Blocking. What the core
+    sends is looked at on its way into the front: vLLM's own interface for it, a logger of statistics, has both keep a
+    record of every token."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
@@ -293,7 +288,7 @@ def gpu_name() -> str:
     return str(current_platform.get_device_name())
 
 
-def _installed(*names: str) -> str | None:
+def installed(*names: str) -> str | None:
     for name in names:
         try:
             return metadata.version(name)
@@ -307,7 +302,7 @@ def _within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> boo
     return least <= numbers < below
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 

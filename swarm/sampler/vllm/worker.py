@@ -1,8 +1,8 @@
 """What runs inside vLLM's workers: an extension of their class, called by name with plain strings.
 
 vLLM takes new weights by `reload_weights`, which copies them into the parameters that its kernels know and, on CPUs,
-packs them anew. It packs what was loaded: a head that is tied to the embeddings is not loaded, and would go on with
-the old weights, so embeddings and heads are packed once more afterwards.
+packs them again. It packs what was loaded: a head that is tied to the embeddings is not loaded and would keep the old
+weights, so embeddings and heads are packed once more afterwards.
 
 A worker ends with the engine's process, however that ended: vLLM's own processes would wait for its calls for ever.
 """
@@ -38,8 +38,8 @@ class EchoWorker:
     """The calls. Their names must not be those of vLLM's own workers."""
 
     def echo_reload(self, path: str, layout: bytes) -> str:
-        """Take the weights of the file; empty, or why the model did not take all of them. The answer is a string
-        because only plain values travel."""
+        """Take the weights of the file; empty, or why the model did not take all of them. Only plain values travel, so
+        the answer is a string."""
         worker: Any = self
         model = worker.model_runner.get_model()
         loaded = set[str]()

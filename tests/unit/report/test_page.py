@@ -323,7 +323,7 @@ def test_samples_are_of_what_is_kept(recorded: Path) -> None:
     assert [one.rpartition(" ")[2] for one in headings(page)] == ["4", "4", "5", "5"]
     for path in segments[4:]:
         path.unlink()
-    assert "are not kept any more" in report_of(recorded, readers(lambda tokens: "x"))
+    assert "no longer keeps its rollouts" in report_of(recorded, readers(lambda tokens: "x"))
 
 
 def test_nobodys_text_gets_out_of_its_place(recorded: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_report_is_written_anew_but_over_nothing_else(tmp_path: Path) -> None:
     assert "1 of 200 learner steps" in path.read_text()
     other = tmp_path / "mine.html"
     other.write_text("mine")
-    with pytest.raises(UserError, match="no report"):
+    with pytest.raises(UserError, match="not a report"):
         write_report(run_dir, other, no_readers)
     with pytest.raises(UserError, match="not a directory"):
         write_report(run_dir, tmp_path / "nowhere" / "r.html", no_readers)

@@ -25,9 +25,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 async def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Life]:
     directory = tmp_path_factory.mktemp("learner")
     staged = stage(directory / "even", seed=0), stage(directory / "odd", seed=5)
-    life = await begin(ENGINES[request.param](), directory, staged)
-    yield life
-    await life.engine.stop()
+    yield await begin(ENGINES[request.param](), directory, staged)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

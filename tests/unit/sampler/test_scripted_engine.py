@@ -28,8 +28,8 @@ async def installed(directory: Path, *, places: int = 1, continuous: bool = Fals
     path = directory / "weights"
     path.write_bytes(weights)
     engine = ScriptedEngine()
-    options = EngineOptions(arguments={"continuous": continuous})
-    command = Start(directory=str(directory), layout=MIXED_LAYOUT, device="cpu", places=places, options=options)
+    options = EngineOptions(places=places, arguments={"continuous": continuous})
+    command = Start(directory=str(directory), layout=MIXED_LAYOUT, options=options)
     await engine.start(command, silent)
     done = await engine.install(Install(version=v(4), path=str(path), tensor_sums=tuple(sums)), silent)
     assert isinstance(done, Installed)

@@ -130,7 +130,7 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
     ("content", "words"),
     [
         (b'{"prompt": "a", "answer": "b"}\n{"prompt": \n', r"bad.jsonl:2 is not valid JSON"),
-        (b'{"prompt": "a", "answer": "b"}\n\n[1]\n', r"bad.jsonl:3 is no JSON object"),
+        (b'{"prompt": "a", "answer": "b"}\n\n[1]\n', r"bad.jsonl:3 is not a JSON object"),
         (b'{"prompt": "a"}\n', r"bad.jsonl:1 has no 'answer', only prompt: .* answer_column"),
         (
             b'{"question": "a", "answer": "b"}\n',
@@ -325,7 +325,7 @@ def test_a_task_of_ones_own_may_say_more(own: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Unlike", r"is no task: it has no held_out\(\), no score\(\)"),
+        ("Unlike", r"is not a task: it has no held_out\(\), no score\(\)"),
         ("NoHeldOut", r"has no held-out prompt"),
         ("NoPrompt", r"prompt\(0\) of .* gave no swarm.types.Prompt"),
         ("Stumbles", r"held_out\(1\) of .* raised ZeroDivisionError"),
@@ -375,5 +375,5 @@ def test_expressions_are_evaluated(source: str, value: object) -> None:
     "source", ["().__class__", "open('x')", "[x for x in 'ab']", "lambda: 1", "x = 1", "exp.x", "sin(1)(2)", "(" * 5000]
 )
 def test_what_is_more_than_an_expression_is_not(source: str) -> None:
-    with pytest.raises(ValueError, match=r"no "):
+    with pytest.raises(ValueError, match=r"no |not an expression|the text"):
         evaluate(source)

@@ -240,7 +240,12 @@ def test_a_target_that_holds_anything_is_refused(made: tuple[Path, Any], tmp_pat
     (tmp_path / "full/mine").touch()
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for name, fault in [("full", "not empty"), ("file", "no directory"), ("link", "no directory"), ("file/x", "Not a")]:
+    for name, fault in [
+        ("full", "not empty"),
+        ("file", "not a directory"),
+        ("link", "not a directory"),
+        ("file/x", "Not a"),
+    ]:
         with pytest.raises(UserError, match=fault):
             exported(made[0], tmp_path / name)
     (tmp_path / "empty").mkdir()
