@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.capacity.classes import course_of
+from swarm.capacity.classes import thinned
 from swarm.capacity.fleet import Demand, Worker
-from swarm.capacity.recursion import Course, Recursion
+from swarm.capacity.recursion import Recursion, UnitClass
 
 Binds = Literal["learner", "rate", "broadcast", "generation"]
 """What a step waits for (`binds`).
@@ -97,7 +97,7 @@ def predict(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float
             samplers_idle_share=0.0,
             binds="rate",
         )
-    return _follow(demand, course_of(demand, workers, install_s))
+    return _follow(demand, *thinned(demand, workers, install_s))
 
 
 def mu_min(
@@ -117,8 +117,8 @@ def mu_min(
     whole = sum(worker.rollouts_per_s for worker in workers)
 
     def suffices(rate: float) -> bool:
-        course = course_of(demand, workers, install_s, scale=rate / whole)
-        return _follow(demand, course).idle_share <= idle_target
+        found = _follow(demand, *thinned(demand, workers, install_s, scale=rate / whole))
+        return found.idle_share <= idle_target
 
     needed = demand.rollouts_per_step / demand.train_step_s
     low, high = needed * (1 - idle_target), needed
@@ -184,18 +184,17 @@ def binds(
     return max(parts, key=lambda part: parts[part])
 
 
-def _follow(demand: Demand, course: Course) -> Prediction:
-    recursion = Recursion(course)
-    of_step = course.groups_per_step * course.group_size
-    every = fresh_every_steps(publish_every_steps=course.publish_every_steps, max_staleness=course.max_staleness)
-    first = 2 * (course.max_staleness + 1 + course.publish_every_steps)
+def _follow(demand: Demand, small: Demand, classes: Sequence[UnitClass]) -> Prediction:
+    recursion = Recursion(small, classes)
+    every = fresh_every_steps(publish_every_steps=demand.publish_every_steps, max_staleness=demand.max_staleness)
+    first = 2 * (demand.max_staleness + 1 + demand.publish_every_steps)
     recursion.steps(first)
-    count = min(MAX_STEPS, max(MIN_STEPS, ROLLOUTS // of_step - first))
+    count = min(MAX_STEPS, max(MIN_STEPS, ROLLOUTS // small.rollouts_per_step - first))
     count += -count % every
     elapsed_s = recursion.steps(count)
     tally = recursion.tally
-    rates = [one.units * one.samples / one.unit_s for one in course.classes]
-    installs = sum(rate * one.install_s for rate, one in zip(rates, course.classes, strict=True))
+    rates = [one.units * one.samples / one.unit_s for one in classes]
+    installs = sum(rate * one.install_s for rate, one in zip(rates, classes, strict=True))
     samplers_idle_share = min(1.0, max(0.0, 1 - tally.busy / (sum(rates) * elapsed_s)))
     return Prediction(
         idle_share=max(0.0, 1 - count * demand.train_step_s / elapsed_s),
@@ -209,7 +208,7 @@ def _follow(demand: Demand, course: Course) -> Prediction:
             step_s=elapsed_s / count,
             samplers_idle_share=samplers_idle_share,
             broadcast_s=installs / sum(rates),
-            rollouts_per_s=sum(rates) * demand.rollouts_per_step / of_step,
+            rollouts_per_s=sum(rates) * demand.rollouts_per_step / small.rollouts_per_step,
         ),
     )
 
