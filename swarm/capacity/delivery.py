@@ -129,13 +129,6 @@ def flow_of(plan: Plan, *, encoded_bytes: float, downlinks: Mapping[NodeId, floa
     return _trees(plan, encoded_bytes * wire, chunk * wire, caps)
 
 
-def first_version_s(plan: Plan, *, full_bytes: float, public: bool, downlink_bytes_per_s: float) -> float:
-    """Until a newcomer has its first version, whole: from all that can be linked to it, at its own downlink."""
-    feeders = [peer.uplink_bytes_per_s for peer in plan.peers.values() if public or peer.public]
-    rate = min(downlink_bytes_per_s or math.inf, plan.learner.uplink_bytes_per_s + sum(feeders))
-    return full_bytes * WIRE_BYTES / rate
-
-
 def level_of(caps: Iterable[float], capacity: float) -> float:
     """The level to which water of `capacity` fills vessels of these caps; infinite if all are full before."""
     ascending = sorted(caps)

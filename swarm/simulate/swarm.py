@@ -85,12 +85,11 @@ class Choice:
         """The learner knows of a node, or of an offer."""
         estimator, name = self._estimator, worker.name
         prices = (worker.cost_per_hour, worker.down_cost_per_gb, worker.up_cost_per_gb)
-        fault = estimator.joined(name, worker.device_class, *prices, now=now)
-        assert fault is None, fault
+        estimator.joined(name, worker.device_class, *prices, now=now)
         self._changed = True
         self._came += 1
-        estimator.rate(name, worker.rollouts_per_s, worker.samples_at_once, worker.lockstep, now=now)
-        estimator.link(name, worker.uplink_bytes_per_s, worker.downlink_bytes_per_s, worker.public, now=now)
+        estimator.rate(name, worker.rollouts_per_s, worker.samples_at_once, worker.lockstep)
+        estimator.link(name, worker.uplink_bytes_per_s, worker.downlink_bytes_per_s, worker.public)
 
     def left(self, name: str, *, vanished: bool, now: float) -> None:
         self._estimator.left(name, vanished=vanished, now=now)
@@ -101,13 +100,10 @@ class Choice:
         """Rollouts of these lengths were accepted."""
         self._estimator.generated(name, [max(1, round(count)) for count in tokens], now=now)
 
-    def installed(self, name: str, install_s: float, *, now: float) -> None:
-        self._estimator.installed(name, install_s, now=now)
-
     def stepped(self, train_step_s: float, waited_s: float, *, now: float) -> None:
         """A batch was taken after `waited_s`."""
-        self._estimator.trained(train_step_s, now=now)
-        self._estimator.idle(waited_s / (waited_s + train_step_s), now=now)
+        self._estimator.trained(train_step_s)
+        self._estimator.idle(waited_s / (waited_s + train_step_s))
 
     @property
     def calls_for_decision(self) -> bool:
@@ -127,13 +123,12 @@ class Choice:
             publish_every_steps=settings.publish_every_steps,
             max_staleness=settings.max_staleness,
         )
-        idle = self._estimator.idle_share()
         changes = self._activation.decide(
             demand,
             self._estimator.workers(now),
             self._sustained,
             now=now,
-            idle_share=None if idle is None else idle.value,
+            idle_share=self._estimator.idle_share(),
         )
         activated = [change.node for change in changes if isinstance(change, Activated)]
         stood_by = [change.node for change in changes if isinstance(change, StoodBy)]
@@ -369,8 +364,6 @@ class CapacitySimulation:
                 node.sampler.activate()
                 self._pay(node)
         node.sampler.install(version)
-        if install_s is not None:
-            self._choice.installed(node.name, install_s, now=self.world.now)
 
     def _moved(self, node: Node | None, down: float, up: float) -> None:
         self.costs.moved(node, down, up)
