@@ -344,7 +344,7 @@ class Provisioning(SamplerWatch):
 
     def _count_egress(self) -> None:
         sent = self._around.sent_bytes()
-        self._book.learner_traffic(down_bytes=0.0, up_bytes=sent - self._sent_bytes)
+        self._book.learner_sent(sent - self._sent_bytes)
         self._sent_bytes = sent
 
     def _check_cost(self) -> CostFigures:

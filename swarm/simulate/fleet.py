@@ -119,7 +119,7 @@ class Costs:
     def moved(self, node: Node | None, down: float, up: float) -> None:
         """Bytes that a node, or the learner (None), received and sent."""
         if node is None:
-            self._book.learner_traffic(down_bytes=down, up_bytes=up)
+            self._book.learner_sent(up)
         else:
             self._book.traffic(node.name, down_bytes=down, up_bytes=up)
 
