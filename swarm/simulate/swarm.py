@@ -39,7 +39,7 @@ from swarm.simulate.fleet import HOUR_S, Costs, Node, nodes_of
 from swarm.simulate.learner import Learner, figures_between, tally_of
 from swarm.simulate.sampler import Occupancy, Sampler
 from swarm.simulate.timeline import POINTS, Mark, Moment, StepTaken, Timeline
-from swarm.simulate.weights import Ports, Weights
+from swarm.simulate.weights import Weights
 from swarm.simulate.world import World
 from swarm.types import NodeId, Rollout
 
@@ -198,14 +198,15 @@ class CapacitySimulation:
         self.occupancy = Occupancy()
         self.nodes = nodes_of(scenario, Random(f"fleet {seed}"))
         self.costs = Costs(scenario, self.nodes.values())
-        ports = Ports(disseminate_by=choice.disseminate_by, moved=self._moved, installed=self._installed)
         self.weights = Weights(
             scenario,
             deltas=settings.deltas,
             star=settings.scheme == "star",
             world=self.world,
             random=Random(f"weights {seed}"),
-            ports=ports,
+            disseminate_by=choice.disseminate_by,
+            moved=self.costs.moved,
+            installed=self._installed,
         )
         self.learner = Learner(
             self._demand, world=self.world, desk=self.desk, publish=self.weights.publish, taken=self._taken
@@ -347,8 +348,8 @@ class CapacitySimulation:
 
     # -- weights ---------------------------------------------------------------------------------------------
 
-    def _installed(self, node: Node, version: int, install_s: float | None) -> None:
-        """A node has a version, after so long if by a broadcast, and its engine is up."""
+    def _installed(self, node: Node, version: int) -> None:
+        """A node has a version and its engine is up."""
         if node.sampler is None:
             node.sampler = Sampler(
                 node.worker,
@@ -364,9 +365,6 @@ class CapacitySimulation:
                 node.sampler.activate()
                 self._pay(node)
         node.sampler.install(version)
-
-    def _moved(self, node: Node | None, down: float, up: float) -> None:
-        self.costs.moved(node, down, up)
 
     # -- active and standby ----------------------------------------------------------------------------------
 
@@ -468,7 +466,7 @@ class CapacitySimulation:
                 ready=sum(node.ready for node in nodes),
                 active=sum(node.wanted and node.ready for node in nodes),
                 used_share=(after[1] - before[1]) / max(1.0, after[0] - before[0]),
-                cost_per_hour=self.costs.per_hour(now=self.world.now),
+                cost_per_hour=self.costs.figures(now=self.world.now).rate_per_hour,
             )
         )
         if self._progress is not None:
@@ -487,7 +485,7 @@ class CapacitySimulation:
     def _sums(self) -> Sums:
         return Sums(
             tally=tally_of(self.learner, self.desk, self.occupancy, now=self.world.now),
-            costs=self.costs.sums(now=self.world.now),
+            costs=self.costs.figures(now=self.world.now),
             traffic=replace(self.weights.traffic),
             moments=len(self.timeline.moments),
         )
