@@ -121,15 +121,15 @@ def settings_of(
 def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) -> Setting:
     """The bound and the period that `plan` chooses for this arm; of one bound if that is given."""
     from swarm.capacity.model import NEARLY_BUSY
-    from swarm.capacity.plan.arms import Arms
+    from swarm.capacity.plan.arms import ArmPlanner
     from swarm.capacity.plan.scenario import online_of
-    from swarm.cli.plan import ways_of
+    from swarm.cli.plan import broadcasts_of
 
     if max_staleness is not None:
         bounds = scenario.staleness.model_copy(update={"S": (max_staleness,)})
         scenario = scenario.model_copy(update={"staleness": bounds})
-    arms = Arms(scenario, online_of(scenario, random=None), ways_of(scenario), idle_target=NEARLY_BUSY)
-    return arms.cheapest(
+    planner = ArmPlanner(scenario, online_of(scenario, random=None), broadcasts_of(scenario), idle_target=NEARLY_BUSY)
+    return planner.cheapest(
         "star" if arm.startswith("star") else "relay", "delta" if arm.endswith("delta") else "full"
     ).setting
 
