@@ -31,7 +31,7 @@ def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = Fal
 
     from swarm.report.plans import plan_view
 
-    scenario = _scenario(file)
+    scenario = load_scenario(file)
     with progress(shown=sys.stderr.isatty()) as tell:
         found = planned(scenario, idle_target=idle_target, progress=tell)
     console = Console()
@@ -93,7 +93,7 @@ def plan_json(found: Plan) -> dict[str, Any]:
     return values
 
 
-def _scenario(file: Path) -> Scenario:
+def load_scenario(file: Path) -> Scenario:
     from swarm.capacity.plan.scenario import Scenario
     from swarm.settings import load_file
 
