@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from swarm.capacity.model import NEARLY_BUSY
-from swarm.capacity.plan.arms import Arm, Arms, Payload, Scheme
+from swarm.capacity.plan.arms import Arm, ArmPlanner, Payload, Scheme
 from swarm.capacity.plan.plan import references_of, saving
 from swarm.capacity.plan.scenario import AsyncDc, Baseline, Colocated, Learner, Scenario, online_of
 from swarm.capacity.prices import HOUR_S
-from swarm.cli.plan import ways_of
+from swarm.cli.plan import broadcasts_of
 
 Change = Callable[[Scenario], Scenario]
 
@@ -68,8 +68,8 @@ def held_in(case: Case, scenario: Scenario) -> Held:
 @lru_cache(maxsize=256)
 def cheapest_arm(scenario: Scenario, scheme: Scheme, payload: Payload) -> Arm:
     """The plan's cheapest set for one way to send versions."""
-    arms = Arms(scenario, online_of(scenario, random=None), ways_of(scenario), idle_target=NEARLY_BUSY)
-    return arms.cheapest(scheme, payload)
+    planner = ArmPlanner(scenario, online_of(scenario, random=None), broadcasts_of(scenario), idle_target=NEARLY_BUSY)
+    return planner.cheapest(scheme, payload)
 
 
 def bounded(most: int) -> Change:

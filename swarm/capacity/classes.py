@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm.capacity.fleet import Demand, Worker
-from swarm.capacity.recursion import Course, UnitClass
+from swarm.capacity.recursion import UnitClass
 
 LIKE_PLACES = 0.1  # Difference of two times of a place, as a share: a rate is not known better than to a tenth
 
@@ -41,21 +41,15 @@ class _Share:
     install_s: float
 
 
-def course_of(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, scale: float = 1.0) -> Course:
-    """What a recursion has to follow for these workers, each there `scale` times over."""
+def thinned(
+    demand: Demand, workers: Sequence[Worker], install_s: Sequence[float], *, scale: float = 1.0
+) -> tuple[Demand, tuple[UnitClass, ...]]:
+    """A demand and classes that behave alike and take less to follow; each worker counts `scale` times."""
     groups = min(demand.groups_per_step, max(MIN_GROUPS, MAX_ROLLOUTS // demand.group_size))
-    thinned = groups / demand.groups_per_step
-    shares = [_share(alike, scale=scale, thinned=thinned) for alike in alike(demand, workers, install_s)]
-    rate = scale * thinned * math.fsum(worker.rollouts_per_s for worker in workers)
-    return Course(
-        train_step_s=demand.train_step_s,
-        groups_per_step=groups,
-        group_size=demand.group_size,
-        publish_every_steps=demand.publish_every_steps,
-        max_staleness=demand.max_staleness,
-        lengths=demand.lengths.tokens,
-        classes=_whole(shares, rate=rate),
-    )
+    part = groups / demand.groups_per_step
+    shares = [_share(members, scale=scale * part, part=part) for members in alike(demand, workers, install_s)]
+    rate = scale * part * math.fsum(worker.rollouts_per_s for worker in workers)
+    return replace(demand, groups_per_step=groups), _whole(shares, rate=rate)
 
 
 def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]) -> list[list[Delayed]]:
@@ -75,14 +69,14 @@ def alike(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float])
         coarse *= 2
 
 
-def _share(workers: Sequence[Delayed], *, scale: float, thinned: float) -> _Share:
+def _share(workers: Sequence[Delayed], *, scale: float, part: float) -> _Share:
     """Each place of a continuous engine is a unit; an engine in lockstep is one, with fewer samples if thinned."""
     rate = math.fsum(worker.rollouts_per_s for worker, _ in workers)
     places = sum(worker.samples_at_once for worker, _ in workers)
     first, _ = workers[0]
-    samples = max(1, round(thinned * first.samples_at_once)) if first.lockstep else 1
+    samples = max(1, round(part * first.samples_at_once)) if first.lockstep else 1
     return _Share(
-        units=scale * thinned * places / samples,
+        units=scale * places / samples,
         samples=samples,
         longest_of=first.samples_at_once if first.lockstep else 1,
         unit_s=places / rate,

@@ -32,29 +32,15 @@ class Tally:
     def cost(self) -> float:
         return self.rent + self.traffic
 
-    @property
-    def per_rollout(self) -> float | None:
-        """None before the first accepted rollout."""
-        return self.cost / self.rollouts if self.rollouts else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostFigures:
-    """`total` is of learner, samplers' rent and all traffic; what is per step, rollout or token is of the total, and
-    None before the first. `per_hour` is the mean so far, `rate_per_hour` what rent runs at now."""
+    """`total` is of learner, samplers' rent and all traffic; `rate_per_hour` what rent runs at now."""
 
     total: float
-    learner: float
-    rent: float
-    traffic: float
-    hours: float
     steps: int
     rollouts: int
     tokens: int
-    per_step: float | None
-    per_rollout: float | None
-    per_token: float | None
-    per_hour: float | None
     rate_per_hour: float
     by_class: dict[str, Tally]
 
@@ -121,12 +107,10 @@ class CostBook:
         self,
         *,
         learner_cost_per_hour: float,
-        learner_down_cost_per_gb: float = 0.0,
         learner_up_cost_per_gb: float = 0.0,
         now: float,
     ) -> None:
         self._learner_price = _price(learner_cost_per_hour)
-        self._learner_down_price = _price(learner_down_cost_per_gb)
         self._learner_up_price = _price(learner_up_cost_per_gb)
         self._opened_at = now
         self._learner_traffic = 0.0
@@ -182,10 +166,9 @@ class CostBook:
             for sums in self._sums_of(account):
                 sums.traffic += price
 
-    def learner_traffic(self, *, down_bytes: float, up_bytes: float) -> None:
-        assert down_bytes >= 0
-        assert up_bytes >= 0
-        self._learner_traffic += (down_bytes * self._learner_down_price + up_bytes * self._learner_up_price) / GB
+    def learner_sent(self, nbytes: float) -> None:
+        assert nbytes >= 0
+        self._learner_traffic += nbytes * self._learner_up_price / GB
 
     def accepted(self, node: str, *, rollouts: int, tokens: int) -> None:
         """Rollouts of a sampler were accepted, with so many completion tokens in all."""
@@ -207,24 +190,11 @@ class CostBook:
         by_class = {name: sums.tally(now) for name, sums in self._classes.items()}
         tallies = [*by_class.values(), self._strangers.tally(now)]
         learner = self._learner_price * (now - self._opened_at) / HOUR_S
-        rent = sum(tally.rent for tally in tallies)
-        traffic = sum(tally.traffic for tally in tallies) + self._learner_traffic
-        rollouts, tokens = sum(tally.rollouts for tally in tallies), sum(tally.tokens for tally in tallies)
-        total = learner + rent + traffic
-        hours = (now - self._opened_at) / HOUR_S
         return CostFigures(
-            total=total,
-            learner=learner,
-            rent=rent,
-            traffic=traffic,
-            hours=hours,
+            total=learner + self._learner_traffic + sum(tally.cost for tally in tallies),
             steps=self._steps,
-            rollouts=rollouts,
-            tokens=tokens,
-            per_step=_over(total, self._steps),
-            per_rollout=_over(total, rollouts),
-            per_token=_over(total, tokens),
-            per_hour=_over(total, hours),
+            rollouts=sum(tally.rollouts for tally in tallies),
+            tokens=sum(tally.tokens for tally in tallies),
             rate_per_hour=self._learner_price + sum(sums.price_per_hour for sums in self._classes.values()),
             by_class=by_class,
         )
@@ -266,7 +236,3 @@ def _price(value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"a price must be a number of at least 0, not {value}")
     return value
-
-
-def _over(total: float, count: float) -> float | None:
-    return total / count if count > 0 else None

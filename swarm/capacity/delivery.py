@@ -25,17 +25,6 @@ from swarm.capacity.fleet import Disseminate, Dissemination, Worker
 from swarm.types import NodeId
 
 
-def versions_apart(*, install_s: float, period_s: float) -> int:
-    """How many versions apart those are at most that a worker takes one after the other, if it needs `install_s` for
-    one, one is published every `period_s`, and it begins the newest when the one before is there."""
-    return max(1, math.ceil(install_s / period_s))
-
-
-def versions_taken(*, install_s: float, period_s: float) -> float:
-    """Share of the versions published that it takes: one in `install_s` if that is longer than a period, else all."""
-    return 1.0 if install_s <= period_s else period_s / install_s
-
-
 def sustained(once: Disseminate, *, period_s: float) -> Disseminate:
     """`once` says how a single version travels; this, how one does of many, published every `period_s`. Who needs
     longer than a period misses some: it begins the newest when the one before is there. What it holds is older by up to
@@ -44,10 +33,10 @@ def sustained(once: Disseminate, *, period_s: float) -> Disseminate:
 
     def disseminate(workers: Sequence[Worker]) -> Dissemination:
         plan = once(workers)
-        apart = [versions_apart(install_s=install_s, period_s=period_s) for install_s in plan.install_s]
+        apart = [max(1, math.ceil(install_s / period_s)) for install_s in plan.install_s]
         if max(apart, default=1) == 1:
             return plan
-        taken = [versions_taken(install_s=install_s, period_s=period_s) for install_s in plan.install_s]
+        taken = [min(1.0, period_s / install_s) if install_s else 1.0 for install_s in plan.install_s]
         received = sum(down * share for down, share in zip(plan.down_bytes, taken, strict=True))
         return Dissemination(
             install_s=tuple(s + (m - 1) * period_s for s, m in zip(plan.install_s, apart, strict=True)),
@@ -127,13 +116,6 @@ def flow_of(plan: Plan, *, encoded_bytes: float, downlinks: Mapping[NodeId, floa
     if plan.scheme == "star":
         return _star(plan, encoded_bytes * wire, caps)
     return _trees(plan, encoded_bytes * wire, chunk * wire, caps)
-
-
-def first_version_s(plan: Plan, *, full_bytes: float, public: bool, downlink_bytes_per_s: float) -> float:
-    """Until a newcomer has its first version, whole: from all that can be linked to it, at its own downlink."""
-    feeders = [peer.uplink_bytes_per_s for peer in plan.peers.values() if public or peer.public]
-    rate = min(downlink_bytes_per_s or math.inf, plan.learner.uplink_bytes_per_s + sum(feeders))
-    return full_bytes * WIRE_BYTES / rate
 
 
 def level_of(caps: Iterable[float], capacity: float) -> float:

@@ -2,133 +2,33 @@
 
 Every figure is a median over a bounded window, so that one stall moves nothing. A sampler's rate has two sources: its
 own claim, in every beat, and the rollouts that were accepted from it while it was active. The second is less than it
-could do, since pacing lets samplers wait; but it is so for all alike. So a claim is believed up to CLAIM_FACTOR times
+could do, since pacing lets samplers wait; but that is so for all alike. So a claim is believed up to CLAIM_FACTOR times
 what the sampler's accepted rollouts say when scaled as they are for the others, and before it has proven anything up to
 what proven samplers of its class do, or did before they left. In a class that has proven nothing a claim counts up to
 CLAIM_FACTOR times what the best class does, and is passed on as it is: one of them may be tried. A claim of 1e9 gains
 nothing, and a sampler that gives nothing for JUDGED_S counts for nothing.
 
-Figures that make no sense are counted in `ignored` and change nothing.
+Figures that make no sense change nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median, median_low
 
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.prices import HOUR_S
 
-HALF_TRUSTED = 4
-"""Observations after which an estimate is trusted by half if they agree: a median of fewer is one of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A figure. `confidence` is 0 for a start value, and nears 1 with many `samples` that agree."""
-
-    value: float
-    confidence: float
-    samples: int
-
-
-def confidence(values: Sequence[float]) -> float:
-    """n / (n + HALF_TRUSTED), less the median deviation over the median (at most all of it)."""
-    if not values:
-        return 0.0
-    middle = median(values)
-    if middle == 0:
-        spread = 0.0 if not any(values) else 1.0
-    else:
-        spread = min(1.0, median(abs(value - middle) for value in values) / abs(middle))
-    return len(values) / (len(values) + HALF_TRUSTED) * (1.0 - spread)
-
-
-class Window:
-    """The last `size` observations of one figure, all finite."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, size: int) -> None:
-        self._values: deque[float] = deque(maxlen=size)
-
-    def add(self, value: float) -> None:
-        assert math.isfinite(value)
-        self._values.append(value)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def values(self) -> Sequence[float]:
-        return self._values
-
-    @property
-    def median(self) -> float | None:
-        """None without observations."""
-        return median(self._values) if self._values else None
-
-    def estimate(self, start: float) -> Estimate:
-        """The median, or `start` without confidence where nothing was observed."""
-        if not self._values:
-            return Estimate(value=start, confidence=0.0, samples=0)
-        return Estimate(value=median(self._values), confidence=confidence(self._values), samples=len(self._values))
-
-
-MAX_CLASSES = 256  # Device classes that are told apart; a node names its own, so what comes later counts as OTHER
+MAX_CLASSES = 256  # Device classes that are told apart; nodes name their own, so any further class counts as OTHER
 OTHER = "other"
-CLAIMS = 9  # Beats whose claims are remembered: four may be nonsense
-INSTALLS = 9
-STARTS = 33  # Starts of a class that are remembered
-PROVEN_RATES = 33  # Rates of a class that are remembered of samplers that left
-
-
-@dataclass(slots=True, kw_only=True)
-class SamplerSeen:
-    """What is known of one sampler. `active_since` is None on standby, `began_at` is set until its first rollout."""
-
-    device_class: str
-    joined_at: float
-    cost_per_hour: float
-    down_cost_per_gb: float
-    up_cost_per_gb: float
-    samples_at_once: int = 1
-    lockstep: bool = False
-    uplink_bytes_per_s: float = 0.0
-    downlink_bytes_per_s: float = 0.0
-    public: bool = False
-    claims: Window = field(default_factory=lambda: Window(CLAIMS))
-    installs: Window = field(default_factory=lambda: Window(INSTALLS))
-    active_since: float | None = None
-    began_at: float | None = None
-    active_s: float = 0.0
-    accepted: float = 0.0
-    proven: bool = False
-
-    def active_until(self, now: float) -> float:
-        """Seconds in all."""
-        return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
-
-
-@dataclass(slots=True, kw_only=True)
-class ClassSeen:
-    """What is known of a device class. `hours` of samplers that are gone; those present are added when asked."""
-
-    hours: float = 0.0
-    vanished: float = 0.0
-    starts: Window = field(default_factory=lambda: Window(STARTS))
-    proven: Window = field(default_factory=lambda: Window(PROVEN_RATES))
-
-
-def class_among(known: Collection[str], device_class: str) -> str:
-    """The class under which one of `device_class` is kept, where these are known already."""
-    return device_class if device_class in known or len(known) < MAX_CLASSES - 1 else OTHER
-
-
 MAX_NODES = 4096  # Samplers that are remembered, as many as the table of leases
+
+CLAIMS = 9  # Beats whose claims are remembered: four may be nonsense
+CLASS_WINDOW = 33  # Starts of a class that are remembered, and rates of those of its samplers that left
 
 STEPS = 15
 """Steps whose training time is remembered: seven may have been disturbed, and a new length of batches shows soon."""
@@ -144,7 +44,7 @@ PROVEN_HALF_S = 3600.0
 """Active seconds after which what was accepted counts half: a card that grew slower shows within an hour or two."""
 
 MIN_RATE = 1e-6
-"""Rollouts per second below which a claim is none: one in eleven days. The model can not divide by less."""
+"""Rollouts per second below which a claim is ignored: one in eleven days. The model can not divide by less."""
 
 CLAIM_FACTOR = 2.0
 """How much better than others' a sampler's claim over its accepted rollouts may be: places, lengths and luck differ by
@@ -155,14 +55,15 @@ JUDGED_S = 3600.0
 have. A cold start takes a quarter of it."""
 
 PRIOR_HOURS = 24.0
-"""Sampler-hours for which the start value of departures stands: a class nobody left for a day counts half."""
+"""Departures are counted as if so many sampler-hours at the start value had been seen before: a class that nobody has
+left yet is not thought immortal."""
 
 REMEMBERED_HOURS = 1000.0  # Sampler-hours of a class after which what was seen counts half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartValues:
-    """What is supposed of what was not observed yet. None: there is no demand before it was observed.
+    """What is assumed until it is observed. None: there is no demand before that.
 
     `start_s`: cold start of marketplace and home samplers, 10 minutes in the median. `departures_per_hour`: between
     marketplace hosts (1 in 150 h) and homes (1 in 24 h).
@@ -170,9 +71,50 @@ class StartValues:
 
     train_step_s: float | None = None
     lengths: Lengths | None = None
-    install_s: float = 30.0
     start_s: float = 600.0
     departures_per_hour: float = 0.02
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerSeen:
+    """What is known of one sampler. `profile` is what it says of itself but for its rate. `active_since` is None on
+    standby, `began_at` is set until its first rollout."""
+
+    profile: Worker
+    joined_at: float
+    claims: deque[float] = field(default_factory=partial(deque, maxlen=CLAIMS))
+    active_since: float | None = None
+    began_at: float | None = None
+    active_s: float = 0.0
+    accepted: float = 0.0
+    proven: bool = False
+
+    @property
+    def device_class(self) -> str:
+        return self.profile.device_class
+
+    @property
+    def claim(self) -> float | None:
+        return median(self.claims) if self.claims else None
+
+    def active_until(self, now: float) -> float:
+        """Seconds in all."""
+        return self.active_s + (0.0 if self.active_since is None else max(0.0, now - self.active_since))
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassSeen:
+    """What is known of a device class. `hours` of samplers that are gone; those present are added when asked."""
+
+    hours: float = 0.0
+    vanished: float = 0.0
+    starts_s: deque[float] = field(default_factory=partial(deque, maxlen=CLASS_WINDOW))
+    proven: deque[float] = field(default_factory=partial(deque, maxlen=CLASS_WINDOW))
+
+
+def class_among(known: Collection[str], device_class: str) -> str:
+    """The class under which one of `device_class` is kept, where these are known already."""
+    return device_class if device_class in known or len(known) < MAX_CLASSES - 1 else OTHER
 
 
 class Estimator:
@@ -182,33 +124,31 @@ class Estimator:
         self._start = start
         self._samplers: dict[str, SamplerSeen] = {}
         self._classes: dict[str, ClassSeen] = {}
-        self._train = Window(STEPS)
-        self._idle = Window(IDLE_STEPS)
+        self._train_s: deque[float] = deque(maxlen=STEPS)
+        self._idle: deque[float] = deque(maxlen=IDLE_STEPS)
         self._lengths: deque[int] = deque(maxlen=LENGTHS)
-        self.ignored: Counter[str] = Counter()
 
     # -- what the learner sees --------------------------------------------------------------------------------
 
-    def trained(self, train_step_s: float, *, now: float) -> None:
+    def trained(self, train_step_s: float) -> None:
         """A step took so long."""
-        if self._sane("train_step_s", train_step_s, positive=True):
-            self._train.add(train_step_s)
+        if 0 < train_step_s < math.inf:
+            self._train_s.append(train_step_s)
 
-    def idle(self, idle_share: float, *, now: float) -> None:
+    def idle(self, idle_share: float) -> None:
         """The learner waited for this share of a step."""
-        if self._sane("idle_share", idle_share) and idle_share <= 1:
-            self._idle.add(idle_share)
+        if 0 <= idle_share <= 1:
+            self._idle.append(idle_share)
 
     def generated(self, node: str, tokens: Sequence[int], *, now: float) -> None:
         """Completions of these lengths were accepted from `node`."""
         sampler = self._samplers.get(node)
         if sampler is None or any(count < 1 for count in tokens):
-            self.ignored["generated"] += 1
             return
         self._lengths.extend(tokens[:LENGTHS_A_CALL])
         if sampler.began_at is not None and tokens:
             # What it did while it started says nothing of its rate: that is counted from here on.
-            self._classes[sampler.device_class].starts.add(now - sampler.began_at)
+            self._classes[sampler.device_class].starts_s.append(now - sampler.began_at)
             sampler.began_at, sampler.active_since = None, now
             return
         self._count_active(sampler, now)
@@ -226,56 +166,40 @@ class Estimator:
         up_cost_per_gb: float,
         *,
         now: float,
-    ) -> str | None:
-        """A sampler is there, on standby; price 0 is a volunteer. What is wrong if it can not be taken, in one line."""
-        prices = (cost_per_hour, down_cost_per_gb, up_cost_per_gb)
-        if not all(math.isfinite(price) and price >= 0 for price in prices):
-            self.ignored["joined"] += 1
-            return "prices must be numbers of at least 0: correct them and join again"
-        known = self._samplers.get(node)
-        if known is None and len(self._samplers) >= MAX_NODES:
-            self.ignored["joined"] += 1
-            return f"{MAX_NODES} samplers are known already: join another swarm"
-        if known is not None:
-            known.cost_per_hour, known.down_cost_per_gb, known.up_cost_per_gb = prices
-            return None
-        self._samplers[node] = SamplerSeen(
-            device_class=self._class_name(device_class),
-            joined_at=now,
+    ) -> None:
+        """A sampler is there, on standby; price 0 is a volunteer. Of one that is known only the prices change."""
+        sampler = self._samplers.get(node)
+        if sampler is None:
+            if len(self._samplers) >= MAX_NODES:
+                return
+            name = class_among(self._classes, device_class)
+            self._classes.setdefault(name, ClassSeen())
+            profile = Worker(name=node, device_class=name, rollouts_per_s=0.0)
+            sampler = self._samplers[node] = SamplerSeen(profile=profile, joined_at=now)
+        sampler.profile = replace(
+            sampler.profile,
             cost_per_hour=cost_per_hour,
             down_cost_per_gb=down_cost_per_gb,
             up_cost_per_gb=up_cost_per_gb,
         )
-        return None
 
-    def rate(self, node: str, rollouts_per_s: float, samples_at_once: int, lockstep: bool, *, now: float) -> None:
+    def rate(self, node: str, rollouts_per_s: float, samples_at_once: int, lockstep: bool) -> None:
         """What a sampler says that it does at full load, in places that are filled together or one by one."""
         sampler = self._samplers.get(node)
-        sane = self._sane("rate", rollouts_per_s, positive=True) and rollouts_per_s >= MIN_RATE
-        if sampler is None or not sane or samples_at_once < 1:
-            self.ignored["rate"] += 1
-            return
-        sampler.claims.add(rollouts_per_s)
-        sampler.samples_at_once, sampler.lockstep = samples_at_once, lockstep
+        if sampler is not None and MIN_RATE <= rollouts_per_s < math.inf and samples_at_once >= 1:
+            sampler.claims.append(rollouts_per_s)
+            sampler.profile = replace(sampler.profile, samples_at_once=samples_at_once, lockstep=lockstep)
 
-    def link(
-        self, node: str, uplink_bytes_per_s: float, downlink_bytes_per_s: float, public: bool, *, now: float
-    ) -> None:
+    def link(self, node: str, uplink_bytes_per_s: float, downlink_bytes_per_s: float, public: bool) -> None:
         """What is measured of a sampler's links; 0 is unknown."""
         sampler = self._samplers.get(node)
-        if sampler is None or not (self._sane("link", uplink_bytes_per_s) and self._sane("link", downlink_bytes_per_s)):
-            self.ignored["link"] += 1
-            return
-        sampler.uplink_bytes_per_s, sampler.downlink_bytes_per_s = uplink_bytes_per_s, downlink_bytes_per_s
-        sampler.public = public
-
-    def installed(self, node: str, install_s: float, *, now: float) -> None:
-        """A version was in use there so long after its publication."""
-        sampler = self._samplers.get(node)
-        if sampler is None or not self._sane("installed", install_s):
-            self.ignored["installed"] += 1
-            return
-        sampler.installs.add(install_s)
+        if sampler is not None and 0 <= uplink_bytes_per_s < math.inf and 0 <= downlink_bytes_per_s < math.inf:
+            sampler.profile = replace(
+                sampler.profile,
+                uplink_bytes_per_s=uplink_bytes_per_s,
+                downlink_bytes_per_s=downlink_bytes_per_s,
+                public=public,
+            )
 
     def activated(self, node: str, *, now: float) -> None:
         """It is given work from now on."""
@@ -297,7 +221,7 @@ class Estimator:
             return
         group = self._classes[sampler.device_class]
         if sampler.proven and (rate := self._believed(now).get(node)):
-            group.proven.add(rate)
+            group.proven.append(rate)
         del self._samplers[node]
         group.hours += max(0.0, now - sampler.joined_at) / HOUR_S
         group.vanished += vanished
@@ -307,28 +231,41 @@ class Estimator:
     # -- the estimates ----------------------------------------------------------------------------------------
 
     def workers(self, now: float) -> list[Worker]:
-        """All samplers. A rate of 0 is unknown: neither the sampler nor a proven one of its class has said one that
-        can be believed."""
-        rates, proven = self._rates(now), self._proven_classes(self._believed(now))
+        """All samplers. `start_s` is from being activated to the first accepted rollout, generation included. A rate
+        of 0 is unknown: neither the sampler nor a proven one of its class has said one that can be believed."""
+        believed = self._believed(now)
+        rates, proven = self._rates(believed), self._proven_classes(believed)
         present = self._present_hours(now)
-        habits = {name: (self.start_s(name).value, self._departures(name, present)) for name in self._classes}
-        return [
-            self._worker(
-                node,
-                sampler,
-                rates[node],
-                *habits[sampler.device_class],
-                is_proven=not proven or sampler.device_class in proven,
+        departures = {
+            name: (group.vanished + self._start.departures_per_hour * PRIOR_HOURS)
+            / (group.hours + present.get(name, 0.0) + PRIOR_HOURS)
+            for name, group in self._classes.items()
+        }
+        starts_s = {
+            name: median(group.starts_s) if group.starts_s else self._start.start_s
+            for name, group in self._classes.items()
+        }
+        workers = []
+        for node, sampler in self._samplers.items():
+            name = sampler.device_class
+            is_proven = not proven or name in proven
+            workers.append(
+                replace(
+                    sampler.profile,
+                    rollouts_per_s=rates[node],
+                    claimed_rollouts_per_s=0.0 if is_proven else sampler.claim or 0.0,
+                    start_s=starts_s[name],
+                    departures_per_hour=departures[name],
+                )
             )
-            for node, sampler in self._samplers.items()
-        ]
+        return workers
 
     def demand(
         self, *, groups_per_step: int, group_size: int, publish_every_steps: int, max_staleness: int
     ) -> Demand | None:
         """What the learner needs; None while no step or no length is known."""
         lengths = self.lengths()
-        train_step_s = self._train.median or self._start.train_step_s
+        train_step_s = self.train_step_s()
         if lengths is None or train_step_s is None:
             return None
         return Demand(
@@ -344,51 +281,13 @@ class Estimator:
         """Of accepted completions; None where they are neither observed nor supposed."""
         return Lengths.of(self._lengths) if self._lengths else self._start.lengths
 
-    def train_step_s(self) -> Estimate | None:
+    def train_step_s(self) -> float | None:
         """None where it is neither observed nor supposed."""
-        if not self._train and self._start.train_step_s is None:
-            return None
-        return self._train.estimate(self._start.train_step_s or 0.0)
+        return median(self._train_s) if self._train_s else self._start.train_step_s
 
-    def idle_share(self) -> Estimate | None:
+    def idle_share(self) -> float | None:
         """Of the last steps; None before the first."""
-        return self._idle.estimate(0.0) if self._idle else None
-
-    def install_s(self, node: str) -> Estimate:
-        """A sampler's own, else its class's without confidence, else the start value."""
-        sampler = self._samplers.get(node)
-        if sampler is None or sampler.installs:
-            return (sampler.installs if sampler else Window(1)).estimate(self._start.install_s)
-        alike = [
-            other.installs.median
-            for other in self._samplers.values()
-            if other.device_class == sampler.device_class and other.installs.median is not None
-        ]
-        return Estimate(value=median(alike) if alike else self._start.install_s, confidence=0.0, samples=0)
-
-    def rollouts_per_s(self, node: str, *, now: float) -> Estimate:
-        """The rate that is reckoned with: 0 is unknown. The confidence is that of the sampler's own claims once it has
-        proven itself, else 0."""
-        sampler = self._samplers.get(node)
-        if sampler is None:
-            return Estimate(value=0.0, confidence=0.0, samples=0)
-        value, own = self._rates(now)[node], sampler.claims.estimate(0.0)
-        return Estimate(value=value, confidence=own.confidence if sampler.proven else 0.0, samples=own.samples)
-
-    def start_s(self, device_class: str) -> Estimate:
-        """From being activated to the first accepted rollout, its generation included."""
-        group = self._classes.get(device_class)
-        return (group.starts if group else Window(1)).estimate(self._start.start_s)
-
-    def departures_per_hour(self, device_class: str, *, now: float) -> float:
-        """Samplers of this class that vanished, per sampler-hour; as if PRIOR_HOURS at the start value had been seen
-        before, so that a class that nobody has left yet is not thought immortal."""
-        return self._departures(device_class, self._present_hours(now))
-
-    def _departures(self, device_class: str, present_hours: Mapping[str, float]) -> float:
-        group = self._classes.get(device_class, ClassSeen())
-        hours = group.hours + present_hours.get(device_class, 0.0)
-        return (group.vanished + self._start.departures_per_hour * PRIOR_HOURS) / (hours + PRIOR_HOURS)
+        return median(self._idle) if self._idle else None
 
     def _present_hours(self, now: float) -> dict[str, float]:
         hours: dict[str, float] = {}
@@ -399,14 +298,13 @@ class Estimator:
 
     # -- rates ------------------------------------------------------------------------------------------------
 
-    def _rates(self, now: float) -> dict[str, float]:
+    def _rates(self, believed: Mapping[str, float]) -> dict[str, float]:
         """Of each sampler, from its claims within what was accepted; see the head of this file."""
-        believed = self._believed(now)
         usual = self._proven_classes(believed)
         most = CLAIM_FACTOR * max(usual.values()) if usual else math.inf
         rates = {}
         for node, sampler in self._samplers.items():
-            claim = sampler.claims.median
+            claim = sampler.claim
             if node in believed:
                 rates[node] = believed[node]
             elif claim is None:
@@ -422,13 +320,13 @@ class Estimator:
         for node, own in believed.items():
             if self._samplers[node].proven:
                 by_class.setdefault(self._samplers[node].device_class, []).append(own)
-        gone = {name: rate for name, group in self._classes.items() if (rate := group.proven.median) is not None}
+        gone = {name: median(group.proven) for name, group in self._classes.items() if group.proven}
         return gone | {name: median_low(rates) for name, rates in by_class.items()}
 
     def _believed(self, now: float) -> dict[str, float]:
         """Claims of samplers that can be judged, each limited by its own accepted rollouts: those that have proven
         themselves, and those that would have by now if they were like these."""
-        claims = {node: sampler.claims.median or 0.0 for node, sampler in self._samplers.items() if sampler.claims}
+        claims = {node: claim for node, sampler in self._samplers.items() if (claim := sampler.claim) is not None}
         # The time in which it gave none counts too: who stopped would be believed for ever.
         active = {node: self._samplers[node].active_until(now) for node in claims}
         proven = {node: self._samplers[node] for node in claims if self._samplers[node].proven and active[node] > 0}
@@ -450,43 +348,3 @@ class Estimator:
         sampler.active_s, sampler.active_since = sampler.active_until(now), now
         if sampler.proven and sampler.active_s > PROVEN_HALF_S:
             sampler.active_s, sampler.accepted = sampler.active_s / 2, sampler.accepted / 2
-
-    def _worker(
-        self,
-        node: str,
-        sampler: SamplerSeen,
-        rate: float,
-        start_s: float,
-        departures_per_hour: float,
-        *,
-        is_proven: bool,
-    ) -> Worker:
-        return Worker(
-            name=node,
-            device_class=sampler.device_class,
-            rollouts_per_s=rate,
-            claimed_rollouts_per_s=0.0 if is_proven else sampler.claims.median or 0.0,
-            samples_at_once=sampler.samples_at_once,
-            lockstep=sampler.lockstep,
-            cost_per_hour=sampler.cost_per_hour,
-            down_cost_per_gb=sampler.down_cost_per_gb,
-            up_cost_per_gb=sampler.up_cost_per_gb,
-            uplink_bytes_per_s=sampler.uplink_bytes_per_s,
-            downlink_bytes_per_s=sampler.downlink_bytes_per_s,
-            public=sampler.public,
-            start_s=start_s,
-            departures_per_hour=departures_per_hour,
-        )
-
-    # -- tables -----------------------------------------------------------------------------------------------
-
-    def _class_name(self, device_class: str) -> str:
-        name = class_among(self._classes, device_class)
-        self._classes.setdefault(name, ClassSeen())
-        return name
-
-    def _sane(self, what: str, value: float, *, positive: bool = False) -> bool:
-        if math.isfinite(value) and (value > 0 or (value == 0 and not positive)):
-            return True
-        self.ignored[what] += 1
-        return False

@@ -26,18 +26,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from swarm.capacity.fleet import mean_longest
+from swarm.capacity.fleet import Demand, mean_longest
+from swarm.rollout.plane.rules import Pacing, deadline
 
 PACK = 1024
 """Lengths in a pack, at least: a group's are then nearly independent of one another, and the longest comes as often as
 it should."""
-
-SPARE_SHARE = 1 / 8
-"""Most spare groups of a batch; this, the gain and what is kept are those of swarm/rollout/plane/rules.py, which this
-package may not import. A test compares them."""
-
-SPARE_GAIN = 0.5
-SPARE_KEPT = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +44,6 @@ class UnitClass:
     longest_of: int
     unit_s: float
     install_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """What is asked of a recursion. `lengths` are equally likely."""
-
-    train_step_s: float
-    groups_per_step: int
-    group_size: int
-    publish_every_steps: int
-    max_staleness: int
-    lengths: tuple[float, ...]
-    classes: tuple[UnitClass, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,26 +83,26 @@ class _Unit:
 
 
 class Recursion:
-    """Follows one course for as many steps as asked. Times are in seconds from its start."""
+    """Follows these classes for as many steps as asked. Times are in seconds from its start."""
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
+    def __init__(self, demand: Demand, classes: Sequence[UnitClass]) -> None:
+        self._demand = demand
+        self._classes = classes
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = 0
-        self._deal = _dealt(course.lengths)
-        means = [mean_longest(course.lengths, one.longest_of) for one in course.classes]
-        self._scale = [one.unit_s / mean for one, mean in zip(course.classes, means, strict=True)]
-        self._rate = [one.samples / one.unit_s for one in course.classes]
-        self._held = [0 for _ in course.classes]
-        self._free = [deque(_Unit(i) for _ in range(one.units)) for i, one in enumerate(course.classes)]
-        self._ahead: list[dict[_Unit, None]] = [{} for _ in course.classes]
+        self._deal = _dealt(demand.lengths.tokens)
+        means = [mean_longest(demand.lengths.tokens, one.longest_of) for one in classes]
+        self._scale = [one.unit_s / mean for one, mean in zip(classes, means, strict=True)]
+        self._rate = [one.samples / one.unit_s for one in classes]
+        self._held = [0 for _ in classes]
+        self._free = [deque(_Unit(i) for _ in range(one.units)) for i, one in enumerate(classes)]
+        self._ahead: list[dict[_Unit, None]] = [{} for _ in classes]
         self._refused: set[tuple[int, bool]] = set()
         self._next_batch = 0
         self._published = 0
         self._training = False
-        self._missing = 0
-        self._spare = 0.0
+        self._pacing = Pacing(batch_groups=demand.groups_per_step, hold_s=0.0)
         self._due: dict[int, int] = {}
         self._open: dict[int, set[_Group]] = {}
         self._unfilled: list[_Group] = []
@@ -165,7 +146,7 @@ class Recursion:
 
     def _begin(self, unit: _Unit) -> bool:
         """Have a unit that is free begin what it may; False if that is nothing."""
-        held, cls = self._held[unit.one], self._course.classes[unit.one]
+        held, cls = self._held[unit.one], self._classes[unit.one]
         if not unit.queued and (held, False) not in self._refused:
             unit.queued = self._claim(held, cls.samples)
         if not unit.queued:
@@ -191,7 +172,7 @@ class Recursion:
         held = self._held[unit.one]
         if (held, True) in self._refused:
             return False
-        unit.queued = self._claim(held, self._course.classes[unit.one].samples, ahead=True)
+        unit.queued = self._claim(held, self._classes[unit.one].samples, ahead=True)
         if not unit.queued:
             self._refused.add((held, True))
             return False
@@ -206,12 +187,12 @@ class Recursion:
                 if ahead:
                     return []
                 self._lease(group, most, claimed)
-        while len(claimed) < most and self._may_open(held, ahead=ahead):
-            size = self._course.group_size
+        due, size = deadline(held, self._demand.max_staleness), self._demand.group_size
+        while len(claimed) < most and self._pacing.may_open(due, self._due, self._next_batch, ahead=ahead):
             group = _Group(held, size, size)
             insort(self._unfilled, group, key=_opened)
             self._open.setdefault(held, set()).add(group)
-            self._due[held] = self._due.get(held, 0) + 1
+            self._due[due] = self._due.get(due, 0) + 1
             self._lease(group, most, claimed)
         return claimed
 
@@ -221,19 +202,6 @@ class Recursion:
         group.waiting -= count
         if group.waiting == 0:
             self._unfilled.remove(group)
-
-    def _may_open(self, held: int, *, ahead: bool = False) -> bool:
-        """The rule of opening, in versions: what is due by d was opened for d - S or before."""
-        first = self._next_batch - self._course.max_staleness
-        if held < first:
-            return False
-        total, batch = 1, self._course.groups_per_step
-        spare = -batch if ahead else int(self._spare)
-        for version in range(first, max(held, self._published) + 1):
-            total += self._due.get(version, 0)
-            if version >= held and total > (version - first + 1) * batch + spare:
-                return False
-        return True
 
     def _ended(self, unit: _Unit) -> None:
         self._ahead[unit.one].pop(unit, None)
@@ -259,52 +227,46 @@ class Recursion:
             self._ready.setdefault(oldest, []).append(group)
             self._ready_groups += 1
             if oldest > group.opened:
-                self._due[group.opened] = self._due.get(group.opened, 0) - 1
-                self._due[oldest] = self._due.get(oldest, 0) + 1
+                bound = self._demand.max_staleness
+                before, due = deadline(group.opened, bound), deadline(oldest, bound)
+                self._due[before] = self._due.get(before, 0) - 1
+                self._due[due] = self._due.get(due, 0) + 1
                 return True
         return False
 
     # -- the learner -----------------------------------------------------------------------------------------
 
     def _take_if_ready(self) -> None:
-        batch = self._course.groups_per_step
-        if self._training or self._ready_groups < batch:
+        batch = self._demand.groups_per_step
+        if self._training or not self._pacing.is_whole(self._ready_groups):
             return
         for version in sorted(self._ready):
             ready = self._ready[version]
             taken, self._ready[version] = ready[:batch], ready[batch:]
             batch -= len(taken)
-            self._due[version] -= len(taken)
+            self._due[deadline(version, self._demand.max_staleness)] -= len(taken)
             self._ready_groups -= len(taken)
             for group in taken:
-                self.tally.staleness += self._next_batch * self._course.group_size - group.versions
-        self.tally.trained += self._course.groups_per_step * self._course.group_size
+                self.tally.staleness += self._next_batch * self._demand.group_size - group.versions
+        self.tally.trained += self._demand.groups_per_step * self._demand.group_size
         self.tally.steps += 1
         self._training = True
-        self._later(self._course.train_step_s, self._trained, None)
+        self._later(self._demand.train_step_s, self._trained, None)
         self._next_batch += 1
-        self._pace()
+        self._pacing.taken()
         self._expire()
         self._changed()
-
-    def _pace(self) -> None:
-        """How many groups are to spare from now on (swarm/rollout/plane/rules.py, taken)."""
-        most = SPARE_SHARE * self._course.groups_per_step
-        if 0 < self._missing <= most:
-            self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
-        else:
-            self._spare *= SPARE_KEPT
 
     def _expire(self) -> None:
         """Drop what can be in no batch any more; what is at work goes on, for nothing. A group that was leased ahead is
         kept while all that was begun of it is fresh."""
-        stale = self._next_batch - self._course.max_staleness - 1
+        stale = self._next_batch - self._demand.max_staleness - 1
         ready = self._ready.pop(stale, [])
         self._ready_groups -= len(ready)
         self.tally.discarded += sum(group.finished for group in ready)
         self._unfilled = [group for group in self._unfilled if group.opened > stale]
+        self._due = {due: count for due, count in self._due.items() if due >= self._next_batch}
         for opened in [version for version in self._open if version <= stale]:
-            self._due.pop(opened, None)
             for group in list(self._open[opened]):
                 if group.oldest <= stale or group.waiting:
                     group.dropped = True
@@ -315,10 +277,9 @@ class Recursion:
 
     def _trained(self, _: None) -> None:
         self._training = False
-        self._missing = max(0, self._course.groups_per_step - self._ready_groups)
-        if self._next_batch % self._course.publish_every_steps == 0:
+        if self._next_batch % self._demand.publish_every_steps == 0:
             self._published = self._next_batch
-            for one, cls in enumerate(self._course.classes):
+            for one, cls in enumerate(self._classes):
                 self._later(cls.install_s, self._installed, (one, self._published))
         self._take_if_ready()
 

@@ -46,7 +46,7 @@ def reasons(market: Market, active: Collection[str], *, budget_spent_per_hour: f
         if name in chosen:
             continue
         if useful > 0 and market.offer(worker).useful_rollouts_per_s == 0:
-            install_s = market.way_of(worker).install_s
+            install_s = market.delivery_to(worker).install_s
             waiting[name] = (
                 f"a version takes {install_s:.0f} s to reach you: your rollouts would be too old to be trained on"
             )
@@ -104,7 +104,7 @@ class Market:
                 self.refused[worker.name] = fault
         self._disseminate = disseminate
         self._kept = frozenset(kept)
-        self._ways: dict[str, Delivery] = {}
+        self._deliveries: dict[str, Delivery] = {}
         self._typical: dict[str | None, Delivery] = {None: NO_DELIVERY_KNOWN}
 
     @property
@@ -122,14 +122,14 @@ class Market:
         """From now on reckon with `plan`, for the samplers in it and as typical for the others."""
         by_class: dict[str | None, list[Delivery]] = {}
         for name, install_s, down, up in zip(names, plan.install_s, plan.down_bytes, plan.up_bytes, strict=True):
-            way = self._ways[name] = Delivery(install_s=install_s, down_bytes=down, up_bytes=up)
-            by_class.setdefault(self.workers[name].device_class, []).append(way)
-            by_class.setdefault(None, []).append(way)
-        self._typical.update({name: _median_way(members) for name, members in by_class.items()})
+            delivery = self._deliveries[name] = Delivery(install_s=install_s, down_bytes=down, up_bytes=up)
+            by_class.setdefault(self.workers[name].device_class, []).append(delivery)
+            by_class.setdefault(None, []).append(delivery)
+        self._typical.update({name: _median_delivery(members) for name, members in by_class.items()})
 
-    def way_of(self, worker: Worker) -> Delivery:
+    def delivery_to(self, worker: Worker) -> Delivery:
         """As planned, or as supposed of one that was in no plan."""
-        if (known := self._ways.get(worker.name)) is not None:
+        if (known := self._deliveries.get(worker.name)) is not None:
             return known
         like = self._typical.get(worker.device_class, self._typical[None])
         if worker.downlink_bytes_per_s <= 0:
@@ -149,9 +149,9 @@ class Market:
 
     def offer(self, worker: Worker, *, waiting: bool = False) -> Offer:
         """`waiting`: reckon with a learner that waits for every version."""
-        way = self.way_of(worker)
+        delivery = self.delivery_to(worker)
         share_of = waiting_share if waiting else usable_share
-        present = worker.rollouts_per_s * share_of(self.demand, install_s=way.install_s, place_s=worker.place_s)
+        present = worker.rollouts_per_s * share_of(self.demand, install_s=delivery.install_s, place_s=worker.place_s)
         missing = self.missing_share(worker)
         return Offer(
             name=worker.name,
@@ -161,9 +161,9 @@ class Market:
         )
 
     def price_per_hour(self, worker: Worker) -> float:
-        way = self.way_of(worker)
+        delivery = self.delivery_to(worker)
         return price_per_hour(
-            worker, down_bytes=way.down_bytes, up_bytes=way.up_bytes, versions_per_hour=self.versions_per_hour
+            worker, down_bytes=delivery.down_bytes, up_bytes=delivery.up_bytes, versions_per_hour=self.versions_per_hour
         )
 
     def missing_share(self, worker: Worker) -> float:
@@ -172,11 +172,11 @@ class Market:
         return missing_share(departures_per_hour=worker.departures_per_hour, replace_s=worker.start_s + period_s)
 
 
-def _median_way(ways: Sequence[Delivery]) -> Delivery:
+def _median_delivery(deliveries: Sequence[Delivery]) -> Delivery:
     return Delivery(
-        install_s=median(way.install_s for way in ways),
-        down_bytes=median(way.down_bytes for way in ways),
-        up_bytes=median(way.up_bytes for way in ways),
+        install_s=median(delivery.install_s for delivery in deliveries),
+        down_bytes=median(delivery.down_bytes for delivery in deliveries),
+        up_bytes=median(delivery.up_bytes for delivery in deliveries),
     )
 
 

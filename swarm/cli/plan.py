@@ -14,7 +14,7 @@ import typer
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
-    from swarm.capacity.plan.arms import Ways
+    from swarm.capacity.plan.arms import Broadcasts
     from swarm.capacity.plan.plan import Plan, Progress
     from swarm.capacity.plan.scenario import Scenario
 
@@ -31,7 +31,7 @@ def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = Fal
 
     from swarm.report.plans import plan_view
 
-    scenario = _scenario(file)
+    scenario = load_scenario(file)
     with progress(shown=sys.stderr.isatty()) as tell:
         found = planned(scenario, idle_target=idle_target, progress=tell)
     console = Console()
@@ -59,17 +59,17 @@ def planned(scenario: Scenario, *, idle_target: float, progress: Progress | None
     from swarm.capacity.plan.plan import NoFeasibleSet, plan_for
 
     try:
-        return plan_for(scenario, ways_of(scenario), idle_target=idle_target, progress=progress)
+        return plan_for(scenario, broadcasts_of(scenario), idle_target=idle_target, progress=progress)
     except NoFeasibleSet as fault:
         raise UserError(str(fault)) from fault
 
 
-def ways_of(scenario: Scenario) -> Ways:
+def broadcasts_of(scenario: Scenario) -> Broadcasts:
     """How versions travel in this scenario."""
     from swarm.capacity.delivery import disseminate_by
     from swarm.capacity.plan.scenario import BYTES_PER_MBIT
 
-    def ways(scheme: str, version_bytes: float) -> Any:
+    def broadcast(scheme: str, version_bytes: float) -> Any:
         return disseminate_by(
             scheme="star" if scheme == "star" else None,
             learner_uplink_bytes_per_s=scenario.learner.up_mbps * BYTES_PER_MBIT,
@@ -77,7 +77,7 @@ def ways_of(scenario: Scenario) -> Ways:
             apply_s=scenario.delta.apply_s,
         )
 
-    return ways
+    return broadcast
 
 
 def plan_json(found: Plan) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def plan_json(found: Plan) -> dict[str, Any]:
     return values
 
 
-def _scenario(file: Path) -> Scenario:
+def load_scenario(file: Path) -> Scenario:
     from swarm.capacity.plan.scenario import Scenario
     from swarm.settings import load_file
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from swarm.cli.plan import Json, ScenarioFile, broadcasts_of, load_scenario, progress
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,12 +31,9 @@ MAX_HOURS = 24.0 * 31  # A month: at a thousand nodes half an hour of computing
 GB = 1e9
 HOUR_S = 3600.0
 
-File = Annotated[Path, typer.Argument(help="The scenario, a TOML file: docs/scenarios.md.")]
-Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
-
 
 def simulate(
-    file: File,
+    file: ScenarioFile,
     seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
     hours: Annotated[float | None, typer.Option(help="Virtual hours. Default: those of the file.")] = None,
     activate: Annotated[str, typer.Option(help="all, or cheapest: who is needed.")] = "cheapest",
@@ -48,15 +46,12 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Run a scenario on a virtual clock. Its idle time, staleness and costs, before anything is paid."""
-    from swarm.capacity.plan.scenario import Scenario
     from swarm.capacity.selection import Rules
-    from swarm.cli.plan import progress
-    from swarm.settings import load_file
     from swarm.simulate.swarm import CapacitySimulation, Choice
 
     if plot is not None:
         _check_plot(plot)
-    scenario = load_file(Scenario, file)
+    scenario = load_scenario(file)
     if activate not in get_args(Activate):
         raise UserError(f"--activate {activate}: all or cheapest")
     if budget_per_hour is not None and not budget_per_hour >= 0:
@@ -121,15 +116,14 @@ def settings_of(
 def planned_setting(scenario: Scenario, arm: str, *, max_staleness: int | None) -> Setting:
     """The bound and the period that `plan` chooses for this arm; of one bound if that is given."""
     from swarm.capacity.model import NEARLY_BUSY
-    from swarm.capacity.plan.arms import Arms
+    from swarm.capacity.plan.arms import ArmPlanner
     from swarm.capacity.plan.scenario import online_of
-    from swarm.cli.plan import ways_of
 
     if max_staleness is not None:
         bounds = scenario.staleness.model_copy(update={"S": (max_staleness,)})
         scenario = scenario.model_copy(update={"staleness": bounds})
-    arms = Arms(scenario, online_of(scenario, random=None), ways_of(scenario), idle_target=NEARLY_BUSY)
-    return arms.cheapest(
+    planner = ArmPlanner(scenario, online_of(scenario, random=None), broadcasts_of(scenario), idle_target=NEARLY_BUSY)
+    return planner.cheapest(
         "star" if arm.startswith("star") else "relay", "delta" if arm.endswith("delta") else "full"
     ).setting
 

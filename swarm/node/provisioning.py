@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Any, Literal
 
 from swarm.capacity.activation import LATE_PERIODS, Activation, gather_s
@@ -31,7 +32,10 @@ from swarm.settings import LeadConfig
 from swarm.types import NodeId, VersionId
 
 TICK_S = 1.0  # How often the cost is looked at while no step ends
-LAGS = 9  # Installs of a sampler whose least lag is that of the install alone: of so many one finds its engine idle
+INSTALLS = 9
+"""Installs of a sampler that are remembered: four may have stalled, and one of so many finds its engine idle, so that
+the least lag is that of the install alone."""
+
 DECIDING_SHARE = 0.2
 WATCHING_SHARE = 0.02
 """Most of a core that decisions may take: they run beside the event loop, and share its core. The second
@@ -93,6 +97,7 @@ class Provisioning(SamplerWatch):
         self._held: dict[NodeId, VersionId] = {}
         self._counted: dict[NodeId, tuple[int, int]] = {}
         self._installs_s: dict[str, float] = {}
+        self._last_installs_s: dict[NodeId, deque[float]] = {}
         self._lags_s: dict[NodeId, deque[float]] = {}
         self._active: frozenset[str] = frozenset()
         self._standby: dict[NodeId, str] = {}
@@ -118,9 +123,9 @@ class Provisioning(SamplerWatch):
             self._estimator.joined(node, *_terms(offer), now=now)
             self._book.joined(node, *_terms(offer), now=now)
         public = self._around.is_public(node)
-        self._estimator.link(node, offer.uplink_bytes_per_s, offer.downlink_bytes_per_s, public, now=now)
+        self._estimator.link(node, offer.uplink_bytes_per_s, offer.downlink_bytes_per_s, public)
         if offer.full_rollouts_per_s > 0:
-            self._estimator.rate(node, offer.full_rollouts_per_s, offer.samples_at_once, offer.lockstep, now=now)
+            self._estimator.rate(node, offer.full_rollouts_per_s, offer.samples_at_once, offer.lockstep)
         self._count_traffic(node, offer)
         if before is None:
             self._came += 1
@@ -135,8 +140,9 @@ class Provisioning(SamplerWatch):
         self._held[node] = version
         # The first one of a newcomer says when it came, not how long a version takes.
         if held is not None and (install_s := self._without_waiting(node, version)) is not None:
-            self._estimator.installed(node, install_s, now=now)
-            self._installs_s[node] = self._estimator.install_s(node).value
+            last_s = self._last_installs_s.setdefault(node, deque(maxlen=INSTALLS))
+            last_s.append(install_s)
+            self._installs_s[node] = median(last_s)
 
     def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:
         """Seconds from the step that made `version` until `node` could have begun with it, encoding included. An engine
@@ -146,7 +152,7 @@ class Provisioning(SamplerWatch):
         complete_s = self._around.complete_s(node, version)
         if installed_s is None or complete_s is None:
             return None
-        lags = self._lags_s.setdefault(node, deque(maxlen=LAGS))
+        lags = self._lags_s.setdefault(node, deque(maxlen=INSTALLS))
         lags.append(max(0.0, installed_s - complete_s))
         return self._tracker.prepared_s(version) + complete_s + min(lags)
 
@@ -161,6 +167,7 @@ class Provisioning(SamplerWatch):
         self._book.left(node, now=now)
         self._held.pop(node, None)
         self._installs_s.pop(node, None)
+        self._last_installs_s.pop(node, None)
         self._lags_s.pop(node, None)
         # It may be back before the next decision: then it is activated anew.
         self._active -= {node}
@@ -174,11 +181,11 @@ class Provisioning(SamplerWatch):
         """A step ended `period_s` after the one before, of which the learner waited `waited_s` for its batch. What
         metrics.jsonl is to say of it besides."""
         now = self._clock()
-        self._estimator.trained(period_s - waited_s, now=now)
+        self._estimator.trained(period_s - waited_s)
         idle_share = min(1.0, waited_s / period_s)
         if self._steps:
             # Before the first step nobody was there yet.
-            self._estimator.idle(idle_share, now=now)
+            self._estimator.idle(idle_share)
         self._steps += 1
         self._book.stepped()
         period = self._around.bound().publish_every_steps
@@ -220,8 +227,7 @@ class Provisioning(SamplerWatch):
     @property
     def _period_s(self) -> float:
         """From one publication to the next, without waiting; 0 before any step."""
-        step = self._estimator.train_step_s()
-        return 0.0 if step is None else step.value * self._around.bound().publish_every_steps
+        return (self._estimator.train_step_s() or 0.0) * self._around.bound().publish_every_steps
 
     @property
     def _is_urgent(self) -> bool:
@@ -252,7 +258,6 @@ class Provisioning(SamplerWatch):
             publish_every_steps=bound.publish_every_steps,
             max_staleness=bound.max_staleness,
         )
-        idle = self._estimator.idle_share()
         workers = self._estimator.workers(now)
         choose = partial(
             self._activation.decide,
@@ -261,7 +266,7 @@ class Provisioning(SamplerWatch):
             workers,
             self._disseminate(),
             now=now,
-            idle_share=idle.value if idle is not None else None,
+            idle_share=self._estimator.idle_share(),
         )
         try:
             took_s = await asyncio.to_thread(_cpu_time_of, choose)
@@ -339,7 +344,7 @@ class Provisioning(SamplerWatch):
 
     def _count_egress(self) -> None:
         sent = self._around.sent_bytes()
-        self._book.learner_traffic(down_bytes=0.0, up_bytes=sent - self._sent_bytes)
+        self._book.learner_sent(sent - self._sent_bytes)
         self._sent_bytes = sent
 
     def _check_cost(self) -> CostFigures:
@@ -387,7 +392,7 @@ class Provisioning(SamplerWatch):
             "active": len(self._active),
             "standby": len(self._standby),
             "idle_target": self._config.idle_target,
-            "idle_share": round(idle.value, 4) if idle is not None else None,
+            "idle_share": round(idle, 4) if idle is not None else None,
             **chosen,
             "inputs": self._inputs(),
         }
@@ -402,7 +407,7 @@ class Provisioning(SamplerWatch):
     def _inputs(self) -> dict[str, Any]:
         train_step_s, lengths = self._estimator.train_step_s(), self._estimator.lengths()
         return {
-            "train_step_s": round(train_step_s.value, 4) if train_step_s is not None else None,
+            "train_step_s": round(train_step_s, 4) if train_step_s is not None else None,
             "lengths": list(lengths.tokens) if lengths is not None else [],
             "by_node": {
                 worker.name: {

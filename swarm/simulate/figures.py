@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broadcast.forest.planner import Scheme
-from swarm.simulate.fleet import CostSums
+from swarm.capacity.cost import CostFigures
 from swarm.simulate.learner import CapacityFigures, Tally
 from swarm.simulate.weights import Traffic
 
 HOUR_S = 3600.0
+LEARNER = "learner"  # The class under which the learner's own costs are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class Sums:
     """All that adds up, as it is at one moment. `moments`: those of the timeline until then."""
 
     tally: Tally
-    costs: CostSums
+    costs: CostFigures
     traffic: Traffic
     moments: int
 
@@ -80,6 +81,7 @@ def figures_of(
 ) -> SwarmFigures:
     """What was measured between two moments."""
     was, now = before.costs, after.costs
+    cost_was, cost_now = _cost_by_class(was), _cost_by_class(now)
     hours = (after.tally.at - before.tally.at) / HOUR_S
     sent, later = before.traffic, after.traffic
     cost = now.total - was.total
@@ -89,10 +91,11 @@ def figures_of(
         cost_per_step=cost / hours * capacity.step_s / HOUR_S,
         cost_per_hour=cost / hours,
         cost_per_million_tokens=cost / max(1.0, now.tokens - was.tokens) * 1e6,
-        cost_per_hour_by_class={
-            name: (now.by_class[name] - was.by_class.get(name, 0.0)) / hours for name in now.by_class
+        cost_per_hour_by_class={name: (spent - cost_was.get(name, 0.0)) / hours for name, spent in cost_now.items()},
+        rollouts_by_class={
+            name: tally.rollouts - (was.by_class[name].rollouts if name in was.by_class else 0)
+            for name, tally in now.by_class.items()
         },
-        rollouts_by_class={name: now.rollouts[name] - was.rollouts.get(name, 0) for name in now.rollouts},
         active=active,
         there=there,
         broadcast_s=broadcast_s,
@@ -101,3 +104,8 @@ def figures_of(
         learner_up_bytes_per_hour=(later.learner_up_bytes - sent.learner_up_bytes) / hours,
         happened=happened,
     )
+
+
+def _cost_by_class(figures: CostFigures) -> dict[str, float]:
+    by_class = {name: tally.cost for name, tally in figures.by_class.items()}
+    return {LEARNER: figures.total - sum(by_class.values()), **by_class}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from swarm.capacity.cost import CostBook
+from swarm.capacity.cost import CostBook, CostFigures
 from swarm.capacity.fleet import Worker
 from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers
 from swarm.simulate.sampler import Sampler
@@ -76,19 +76,6 @@ def nodes_of(scenario: Scenario, random: Random) -> dict[str, Node]:
     return nodes
 
 
-LEARNER = "learner"  # The class under which the learner's own costs are
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostSums:
-    """Since the start; costs and rollouts by device class."""
-
-    total: float
-    tokens: int
-    by_class: dict[str, float]
-    rollouts: dict[str, int]
-
-
 class Costs:
     """The cost book of a run, in which all nodes have accounts. Uploads of rollouts are metered traffic too."""
 
@@ -105,10 +92,6 @@ class Costs:
             prices = (one.cost_per_hour, one.down_cost_per_gb, one.up_cost_per_gb)
             self._book.joined(one.name, one.device_class, *prices, now=0.0)
 
-    def per_hour(self, *, now: float) -> float:
-        """What time costs now, without traffic."""
-        return self._book.figures(now).rate_per_hour
-
     def pay(self, node: Node, *, now: float) -> None:
         """Whether the node's time is paid may have changed."""
         if node.paid:
@@ -119,7 +102,7 @@ class Costs:
     def moved(self, node: Node | None, down: float, up: float) -> None:
         """Bytes that a node, or the learner (None), received and sent."""
         if node is None:
-            self._book.learner_traffic(down_bytes=down, up_bytes=up)
+            self._book.learner_sent(up)
         else:
             self._book.traffic(node.name, down_bytes=down, up_bytes=up)
 
@@ -135,12 +118,5 @@ class Costs:
         before, self._stepped = self._stepped, self._book.figures(now).total
         return self._stepped - before
 
-    def sums(self, *, now: float) -> CostSums:
-        found = self._book.figures(now)
-        by_class = {name: tally.cost for name, tally in found.by_class.items()}
-        return CostSums(
-            total=found.total,
-            tokens=found.tokens,
-            by_class={LEARNER: found.total - sum(by_class.values()), **by_class},
-            rollouts={name: tally.rollouts for name, tally in found.by_class.items()},
-        )
+    def figures(self, *, now: float) -> CostFigures:
+        return self._book.figures(now)

@@ -39,7 +39,7 @@ from swarm.simulate.fleet import HOUR_S, Costs, Node, nodes_of
 from swarm.simulate.learner import Learner, figures_between, tally_of
 from swarm.simulate.sampler import Occupancy, Sampler
 from swarm.simulate.timeline import POINTS, Mark, Moment, StepTaken, Timeline
-from swarm.simulate.weights import Ports, Weights
+from swarm.simulate.weights import Weights
 from swarm.simulate.world import World
 from swarm.types import NodeId, Rollout
 
@@ -85,12 +85,11 @@ class Choice:
         """The learner knows of a node, or of an offer."""
         estimator, name = self._estimator, worker.name
         prices = (worker.cost_per_hour, worker.down_cost_per_gb, worker.up_cost_per_gb)
-        fault = estimator.joined(name, worker.device_class, *prices, now=now)
-        assert fault is None, fault
+        estimator.joined(name, worker.device_class, *prices, now=now)
         self._changed = True
         self._came += 1
-        estimator.rate(name, worker.rollouts_per_s, worker.samples_at_once, worker.lockstep, now=now)
-        estimator.link(name, worker.uplink_bytes_per_s, worker.downlink_bytes_per_s, worker.public, now=now)
+        estimator.rate(name, worker.rollouts_per_s, worker.samples_at_once, worker.lockstep)
+        estimator.link(name, worker.uplink_bytes_per_s, worker.downlink_bytes_per_s, worker.public)
 
     def left(self, name: str, *, vanished: bool, now: float) -> None:
         self._estimator.left(name, vanished=vanished, now=now)
@@ -101,13 +100,10 @@ class Choice:
         """Rollouts of these lengths were accepted."""
         self._estimator.generated(name, [max(1, round(count)) for count in tokens], now=now)
 
-    def installed(self, name: str, install_s: float, *, now: float) -> None:
-        self._estimator.installed(name, install_s, now=now)
-
     def stepped(self, train_step_s: float, waited_s: float, *, now: float) -> None:
         """A batch was taken after `waited_s`."""
-        self._estimator.trained(train_step_s, now=now)
-        self._estimator.idle(waited_s / (waited_s + train_step_s), now=now)
+        self._estimator.trained(train_step_s)
+        self._estimator.idle(waited_s / (waited_s + train_step_s))
 
     @property
     def calls_for_decision(self) -> bool:
@@ -127,13 +123,12 @@ class Choice:
             publish_every_steps=settings.publish_every_steps,
             max_staleness=settings.max_staleness,
         )
-        idle = self._estimator.idle_share()
         changes = self._activation.decide(
             demand,
             self._estimator.workers(now),
             self._sustained,
             now=now,
-            idle_share=None if idle is None else idle.value,
+            idle_share=self._estimator.idle_share(),
         )
         activated = [change.node for change in changes if isinstance(change, Activated)]
         stood_by = [change.node for change in changes if isinstance(change, StoodBy)]
@@ -203,14 +198,15 @@ class CapacitySimulation:
         self.occupancy = Occupancy()
         self.nodes = nodes_of(scenario, Random(f"fleet {seed}"))
         self.costs = Costs(scenario, self.nodes.values())
-        ports = Ports(disseminate_by=choice.disseminate_by, moved=self._moved, installed=self._installed)
         self.weights = Weights(
             scenario,
             deltas=settings.deltas,
             star=settings.scheme == "star",
             world=self.world,
             random=Random(f"weights {seed}"),
-            ports=ports,
+            disseminate_by=choice.disseminate_by,
+            moved=self.costs.moved,
+            installed=self._installed,
         )
         self.learner = Learner(
             self._demand, world=self.world, desk=self.desk, publish=self.weights.publish, taken=self._taken
@@ -352,8 +348,8 @@ class CapacitySimulation:
 
     # -- weights ---------------------------------------------------------------------------------------------
 
-    def _installed(self, node: Node, version: int, install_s: float | None) -> None:
-        """A node has a version, after so long if by a broadcast, and its engine is up."""
+    def _installed(self, node: Node, version: int) -> None:
+        """A node has a version and its engine is up."""
         if node.sampler is None:
             node.sampler = Sampler(
                 node.worker,
@@ -369,11 +365,6 @@ class CapacitySimulation:
                 node.sampler.activate()
                 self._pay(node)
         node.sampler.install(version)
-        if install_s is not None:
-            self._choice.installed(node.name, install_s, now=self.world.now)
-
-    def _moved(self, node: Node | None, down: float, up: float) -> None:
-        self.costs.moved(node, down, up)
 
     # -- active and standby ----------------------------------------------------------------------------------
 
@@ -475,7 +466,7 @@ class CapacitySimulation:
                 ready=sum(node.ready for node in nodes),
                 active=sum(node.wanted and node.ready for node in nodes),
                 used_share=(after[1] - before[1]) / max(1.0, after[0] - before[0]),
-                cost_per_hour=self.costs.per_hour(now=self.world.now),
+                cost_per_hour=self.costs.figures(now=self.world.now).rate_per_hour,
             )
         )
         if self._progress is not None:
@@ -494,7 +485,7 @@ class CapacitySimulation:
     def _sums(self) -> Sums:
         return Sums(
             tally=tally_of(self.learner, self.desk, self.occupancy, now=self.world.now),
-            costs=self.costs.sums(now=self.world.now),
+            costs=self.costs.figures(now=self.world.now),
             traffic=replace(self.weights.traffic),
             moments=len(self.timeline.moments),
         )

@@ -33,7 +33,6 @@ class Flight:
     one had it, as planned, `due_at` when each."""
 
     version: int
-    began_at: float
     done_at: float
     due_at: tuple[float, ...]
     members: frozenset[str]
@@ -50,21 +49,22 @@ class Traffic:
     joins: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
-class Ports:
-    """What happens outside. `moved(node, down, up)`: bytes of a node; None is the learner. `installed`: a node has a
-    version, after so many seconds if by a broadcast, and its engine is up."""
-
-    disseminate_by: Callable[[float], Disseminate]
-    moved: Callable[[Node | None, float, float], None]
-    installed: Callable[[Node, int, float | None], None]
-
-
 class Weights:
-    """`deltas`: patches are sent, else every version is whole. `star`: by the learner alone."""
+    """`deltas`: patches are sent, else every version is whole. `star`: by the learner alone. What happens outside:
+    `moved(node, down, up)`, bytes of a node or of the learner (None); `installed`, a node has a version and its engine
+    is up."""
 
     def __init__(
-        self, scenario: Scenario, *, deltas: bool, star: bool, world: World, random: Random, ports: Ports
+        self,
+        scenario: Scenario,
+        *,
+        deltas: bool,
+        star: bool,
+        world: World,
+        random: Random,
+        disseminate_by: Callable[[float], Disseminate],
+        moved: Callable[[Node | None, float, float], None],
+        installed: Callable[[Node, int], None],
     ) -> None:
         self.newest = 0
         self.carried = 0
@@ -77,7 +77,9 @@ class Weights:
         self._star = star
         self._world = world
         self._random = random
-        self._ports = ports
+        self._disseminate_by = disseminate_by
+        self._moved = moved
+        self._installed = installed
         self._uplink = scenario.learner.up_mbps * BYTES_PER_MBIT
         self._uplink_free_at = 0.0
         self._fetching = 0
@@ -113,11 +115,10 @@ class Weights:
         steps_apart, self.carried = version - self.carried, version
         if not members:
             return
-        found = self._ports.disseminate_by(self._bytes(steps_apart))([node.worker for node in members])
+        found = self._disseminate_by(self._bytes(steps_apart))([node.worker for node in members])
         now = self._world.now
         flight = Flight(
             version=version,
-            began_at=now,
             done_at=now + found.broadcast_s,
             due_at=tuple(now + install_s for install_s in found.install_s),
             members=frozenset(node.name for node in members),
@@ -128,12 +129,12 @@ class Weights:
         self.carried_to_active.append(Carried(now, now + last_active_s))
         self._uplink_free_at = now + found.learner_up_bytes / self._uplink
         self.traffic.learner_up_bytes += found.learner_up_bytes
-        self._ports.moved(None, 0.0, found.learner_up_bytes)
+        self._moved(None, 0.0, found.learner_up_bytes)
         for i, node in enumerate(members):
             if node.there:
                 node.busy = True
                 self.traffic.broadcast_bytes += found.down_bytes[i]
-                self._ports.moved(node, found.down_bytes[i], found.up_bytes[i])
+                self._moved(node, found.down_bytes[i], found.up_bytes[i])
                 self._arrive_later(node, flight, found.install_s[i], 0)
 
     def _follows(self, node: Node) -> bool:
@@ -149,7 +150,7 @@ class Weights:
             if flight.stalls > stalls:
                 self._arrive_later(node, flight, STALL_S * (flight.stalls - stalls), flight.stalls)
             else:
-                self._has(node, flight.version, self._world.now - flight.began_at)
+                self._has(node, flight.version)
 
         self._world.schedule(delay_s, "install", arrive)
 
@@ -172,15 +173,15 @@ class Weights:
         def fetched() -> None:
             self._fetching -= missing > 0
             if node.life == life:
-                self._has(node, target, None)
+                self._has(node, target)
 
         self._world.schedule(duration_s, f"fetched {node.name}", fetched)
 
-    def _has(self, node: Node, version: int, install_s: float | None) -> None:
+    def _has(self, node: Node, version: int) -> None:
         node.busy = False
         node.disk = version
         self._roster[node.name] = node
-        self._ports.installed(node, version, install_s)
+        self._installed(node, version)
         # Who is not among those that the version now under way goes to would never hear of it.
         if version < self.carried:
             self.fetch(node)
@@ -209,10 +210,10 @@ class Weights:
     def _count_join(self, node: Node, nbytes: float) -> None:
         self.traffic.join_bytes += nbytes
         self.traffic.joins += 1
-        self._ports.moved(node, nbytes, 0.0)
+        self._moved(node, nbytes, 0.0)
         senders = [other for other in self._senders() if other is not node]
         uplinks = [self._uplink, *(other.worker.uplink_bytes_per_s for other in senders)]
         (sender,) = self._random.choices([None, *senders], uplinks)
         if sender is None:
             self.traffic.learner_up_bytes += nbytes
-        self._ports.moved(sender, 0.0, nbytes)
+        self._moved(sender, 0.0, nbytes)

@@ -81,13 +81,13 @@ class Swarm:
             self.join(one)
 
     def join(self, one: Worker) -> None:
-        assert self.estimator.joined(one.name, one.device_class, one.cost_per_hour, 0.0, 0.0, now=self.now) is None
-        self.estimator.link(one.name, 0.0, one.downlink_bytes_per_s, False, now=self.now)
+        self.estimator.joined(one.name, one.device_class, one.cost_per_hour, 0.0, 0.0, now=self.now)
+        self.estimator.link(one.name, 0.0, one.downlink_bytes_per_s, False)
 
     def period(self) -> bool:
         """One publication period: work, measure, decide. Whether anything changed."""
         self.now += self.period_s
-        self.estimator.trained(self.period_s * uniform(self.random), now=self.now)
+        self.estimator.trained(self.period_s * uniform(self.random))
         for one in self.fleet:
             if one.name not in self.activation.active:
                 continue
@@ -95,7 +95,7 @@ class Swarm:
             tokens = [max(1, round(self.random.lognormvariate(7.5, 0.9))) for _ in range(round(done))]
             self.estimator.generated(one.name, tokens, now=self.now)
             claim = self.claims.get(one.name, one.rollouts_per_s) * uniform(self.random)
-            self.estimator.rate(one.name, claim, one.samples_at_once, False, now=self.now)
+            self.estimator.rate(one.name, claim, one.samples_at_once, False)
         return self.decide()
 
     def decide(self) -> bool:

@@ -49,8 +49,12 @@ PURE = (*DATA, "swarm.broadcast.version.codec", "swarm.tasks.base", "swarm.tasks
 IO = ("asyncio", "time", "socket", "os", "threading", "logging", "aiohttp", "torch", "vllm", "uvloop", "subprocess")
 PEERS = ("gossip", "broadcast", "rollout", "capacity")
 SHARED = ("swarm.types", "swarm.errors", "swarm.net", "swarm.process")
-CROSSING = {"swarm.capacity.delivery": ("swarm.broadcast.forest",)}
-"""What a version costs a fleet is what the broadcast itself would plan for it."""
+CROSSING = {
+    "swarm.capacity.delivery": ("swarm.broadcast.forest",),
+    "swarm.capacity.recursion": ("swarm.rollout.plane.rules",),
+}
+"""What a version costs a fleet is what the broadcast itself would plan for it, and a group is opened in a prediction by
+the rule that the rollout plane goes by."""
 
 ABOVE = ("swarm.node", "swarm.cli", "swarm.report", "swarm.__main__")
 ENGINES = tuple(f"swarm.sampler.{part}" for part in ("transformers", "vllm", "proving", "weights"))

@@ -25,8 +25,8 @@ Scheme = Literal["star", "relay"]
 Payload = Literal["full", "delta"]
 Activate = Literal["all", "cheapest"]
 
-Ways = Callable[[Scheme, float], Disseminate]
-"""How versions of so many bytes travel, by the plan of the swarm or from the learner alone."""
+Broadcasts = Callable[[Scheme, float], Disseminate]
+"""How versions of so many bytes reach samplers, by the swarm's own plan or from the learner alone."""
 
 TYPICAL = 1.5
 """Times R / T that the cheapest samplers have on whom settings are ranked: about what is chosen in the end."""
@@ -85,14 +85,16 @@ class Arm:
         return Setting(max_staleness=self.max_staleness, publish_every_steps=self.publish_every_steps)
 
 
-class Arms:
-    """Arms of one scenario over the same workers."""
+class ArmPlanner:
+    """ArmPlanner of one scenario over the same workers."""
 
-    def __init__(self, scenario: Scenario, workers: Sequence[Worker], ways: Ways, *, idle_target: float) -> None:
+    def __init__(
+        self, scenario: Scenario, workers: Sequence[Worker], broadcasts: Broadcasts, *, idle_target: float
+    ) -> None:
         self.scenario = scenario
         self.workers = tuple(workers)
         self.idle_target = idle_target
-        self.ways = ways
+        self.broadcasts = broadcasts
 
     def cheapest(self, scheme: Scheme, payload: Payload) -> Arm:
         """With the settings and the active set of least cost per step."""
@@ -170,7 +172,7 @@ class Arms:
         return delta_bytes(self.scenario, setting.publish_every_steps)
 
     def disseminate(self, scheme: Scheme, payload: Payload, setting: Setting) -> Disseminate:
-        once = self.ways(scheme, self.version_bytes(payload, setting))
+        once = self.broadcasts(scheme, self.version_bytes(payload, setting))
         period_s = setting.publish_every_steps * self.scenario.learner.train_step_s
         return sustained(once, period_s=period_s)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from swarm.capacity.fleet import Worker
 from swarm.capacity.model import NEARLY_BUSY, predict, shortfall
-from swarm.capacity.plan.arms import Arm, Arms, Payload, Scheme, Setting, Ways, settings_of
+from swarm.capacity.plan.arms import Arm, ArmPlanner, Broadcasts, Payload, Scheme, Setting, settings_of
 from swarm.capacity.plan.scenario import FleetClass, Scenario, class_workers, lengths_of, online_of
 from swarm.capacity.prices import HOUR_S
 
@@ -25,30 +26,16 @@ class Reference:
     cost_per_step: float
 
 
-def colocated_step_s(*, gen_s: float, switch_s: float, train_s: float) -> float:
-    """Generation, switch and training, one after the other."""
-    return gen_s + switch_s + train_s
-
-
-def whole_gpus(*, rollouts_per_s: float, mean_tokens: float, tokens_per_s: float, margin: float) -> int:
-    """GPUs that generate `margin` times the rate that is needed."""
-    return math.ceil(rollouts_per_s * mean_tokens * margin / tokens_per_s)
-
-
 def references_of(scenario: Scenario) -> tuple[Reference, ...]:
     """Those that the file describes."""
     found = []
     if (colocated := scenario.baseline.colocated) is not None:
-        step_s = colocated_step_s(gen_s=colocated.gen_s, switch_s=colocated.switch_s, train_s=colocated.train_s)
+        step_s = colocated.gen_s + colocated.switch_s + colocated.train_s
         found.append(_reference("colocated", colocated.gpus, step_s, colocated.price_per_h))
     if (async_dc := scenario.baseline.async_dc) is not None:
         learner = scenario.learner
-        gpus = whole_gpus(
-            rollouts_per_s=learner.rollouts_per_step / learner.train_step_s,
-            mean_tokens=lengths_of(scenario).mean,
-            tokens_per_s=async_dc.tokens_per_s,
-            margin=async_dc.margin,
-        )
+        tokens_per_s = learner.rollouts_per_step / learner.train_step_s * lengths_of(scenario).mean
+        gpus = math.ceil(tokens_per_s * async_dc.margin / async_dc.tokens_per_s)
         price = learner.price_per_h + gpus * async_dc.price_per_h
         found.append(_reference("async_dc", gpus, learner.train_step_s, price))
     return tuple(found)
@@ -84,27 +71,27 @@ class Advice:
     cost_per_step: float
 
 
-def advice_for(arms: Arms, arm: Arm) -> tuple[Advice, ...]:
+def advice_for(planner: ArmPlanner, arm: Arm) -> tuple[Advice, ...]:
     """The best first; none where no small change is worth while. While the learner waits: what ends that, the cheapest
     first. Else: what makes a step cheaper."""
     if arm.feasible:
-        found = [one for one in _cheaper(arms, arm) if one.cost_per_step < (1 - WORTH_SAYING) * arm.cost_per_step]
+        found = [one for one in _cheaper(planner, arm) if one.cost_per_step < (1 - WORTH_SAYING) * arm.cost_per_step]
         return tuple(sorted(found, key=lambda one: one.cost_per_step)[:MAX_ADVICE])
-    tried = [*_more_samplers(arms, arm), *_larger_bounds(arms, arm), *_faster_broadcast(arms, arm)]
+    tried = [*_more_samplers(planner, arm), *_larger_bounds(planner, arm), *_faster_broadcast(planner, arm)]
     found = [one for one in tried if one.idle_share < arm.idle_share - WORTH_SAYING]
-    found.sort(key=lambda one: (max(one.idle_share, arms.idle_target), one.cost_per_step))
+    found.sort(key=lambda one: (max(one.idle_share, planner.idle_target), one.cost_per_step))
     return tuple(found[:MAX_ADVICE])
 
 
-def _more_samplers(arms: Arms, arm: Arm) -> list[Advice]:
-    chosen = _workers(arms, arm)
+def _more_samplers(planner: ArmPlanner, arm: Arm) -> list[Advice]:
+    chosen = _workers(planner, arm)
     found = []
-    for one in arms.scenario.fleet:
+    for one in planner.scenario.fleet:
 
         def larger(number: int, one: FleetClass = one) -> Arm:
-            return arms.arm_of(arm.scheme, arm.payload, arm.setting, "all", [*chosen, *_more(arms, one, number)])
+            return planner.arm_of(arm.scheme, arm.payload, arm.setting, "all", [*chosen, *_more(planner, one, number)])
 
-        number, enough = _enough(larger, MAX_MORE, arms.idle_target)
+        number, enough = _enough(larger, MAX_MORE, planner.idle_target)
         found.append(_advice(f"{number} more of class {one.name}", enough))
     return found
 
@@ -112,66 +99,53 @@ def _more_samplers(arms: Arms, arm: Arm) -> list[Advice]:
 def _enough(larger: Callable[[int], Arm], most: int, idle_target: float) -> tuple[int, Arm]:
     """The least change that brings the idle share under the target, or about as low as the largest does."""
     goal = max(idle_target, larger(most).idle_share + WORTH_SAYING)
-    number = fewest(lambda count: larger(count).idle_share <= goal, most) or most
+    number = 1 + bisect_left(range(1, most), True, key=lambda count: larger(count).idle_share <= goal)
     return number, larger(number)
 
 
-def fewest(suffices: Callable[[int], bool], most: int) -> int | None:
-    """The least of 1 to `most` that suffices, where all above it do as well; None if none does."""
-    high = 1
-    while not suffices(high):
-        if high == most:
-            return None
-        high = min(2 * high, most)
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
-    return high
-
-
-def _larger_bounds(arms: Arms, arm: Arm) -> list[Advice]:
-    chosen = _workers(arms, arm)
+def _larger_bounds(planner: ArmPlanner, arm: Arm) -> list[Advice]:
+    chosen = _workers(planner, arm)
 
     def larger(more: int) -> Arm:
         setting = Setting(max_staleness=arm.max_staleness + more, publish_every_steps=arm.publish_every_steps)
-        return arms.arm_of(arm.scheme, arm.payload, setting, "all", chosen)
+        return planner.arm_of(arm.scheme, arm.payload, setting, "all", chosen)
 
-    _, found = _enough(larger, MAX_STEPS, arms.idle_target)
+    _, found = _enough(larger, MAX_STEPS, planner.idle_target)
     return [_advice(f"S = {found.max_staleness} instead of {arm.max_staleness}", found)]
 
 
-def _faster_broadcast(arms: Arms, arm: Arm) -> list[Advice]:
+def _faster_broadcast(planner: ArmPlanner, arm: Arm) -> list[Advice]:
     """Versions in half the time; it costs what it costs now."""
-    chosen = _workers(arms, arm)
-    install_s = arms.disseminate(arm.scheme, arm.payload, arm.setting)(chosen).install_s
-    prediction = predict(arms.demand(arm.setting), chosen, [seconds / 2 for seconds in install_s])
+    chosen = _workers(planner, arm)
+    install_s = planner.disseminate(arm.scheme, arm.payload, arm.setting)(chosen).install_s
+    prediction = predict(planner.demand(arm.setting), chosen, [seconds / 2 for seconds in install_s])
     cost_per_step = arm.cost_per_step * prediction.step_s / arm.step_s
     change = "versions in half the time (fewer bytes, a faster line of the learner)"
     return [Advice(change=change, idle_share=prediction.idle_share, cost_per_step=cost_per_step)]
 
 
-def _cheaper(arms: Arms, arm: Arm) -> list[Advice]:
+def _cheaper(planner: ArmPlanner, arm: Arm) -> list[Advice]:
     """A quarter more of a class that is used up: dearer ones would wait."""
     found = []
-    for one in arms.scenario.fleet:
+    for one in planner.scenario.fleet:
         if arm.by_class.get(one.name, 0) < one.online:
             continue
         number = max(1, round(one.online / 4))
-        more = Arms(arms.scenario, [*arms.workers, *_more(arms, one, number)], arms.ways, idle_target=arms.idle_target)
+        workers = [*planner.workers, *_more(planner, one, number)]
+        larger = ArmPlanner(planner.scenario, workers, planner.broadcasts, idle_target=planner.idle_target)
         found.append(
-            _advice(f"{number} more of class {one.name}", more.arm(arm.scheme, arm.payload, arm.setting, "cheapest"))
+            _advice(f"{number} more of class {one.name}", larger.arm(arm.scheme, arm.payload, arm.setting, "cheapest"))
         )
     return found
 
 
-def _workers(arms: Arms, arm: Arm) -> list[Worker]:
+def _workers(planner: ArmPlanner, arm: Arm) -> list[Worker]:
     active = set(arm.active)
-    return [worker for worker in arms.workers if worker.name in active]
+    return [worker for worker in planner.workers if worker.name in active]
 
 
-def _more(arms: Arms, one: FleetClass, number: int) -> Sequence[Worker]:
-    added = class_workers(arms.scenario, one, number, random=None)
+def _more(planner: ArmPlanner, one: FleetClass, number: int) -> Sequence[Worker]:
+    added = class_workers(planner.scenario, one, number, random=None)
     return [replace(worker, name=f"{worker.name}-more") for worker in added]
 
 
@@ -180,7 +154,7 @@ def _advice(change: str, arm: Arm) -> Advice:
 
 
 Progress = Callable[[str, float], None]  # Told what is being worked out, and which share of all is done
-STAGES = len(get_args(Payload)) * len(get_args(Scheme)) + 1  # Arms, and the advice: about as long each
+STAGES = len(get_args(Payload)) * len(get_args(Scheme)) + 1  # ArmPlanner, and the advice: about as long each
 
 
 class NoFeasibleSet(ValueError):
@@ -215,20 +189,20 @@ class Plan:
 
 
 def plan_for(
-    scenario: Scenario, ways: Ways, *, idle_target: float = NEARLY_BUSY, progress: Progress | None = None
+    scenario: Scenario, broadcasts: Broadcasts, *, idle_target: float = NEARLY_BUSY, progress: Progress | None = None
 ) -> Plan:
     """The plan for the samplers that are there at a time, with the links that their classes have in the mean.
     NoFeasibleSet where none of them could ever deliver in time."""
     tell = progress or (lambda what, share: None)
     workers = online_of(scenario, random=None)
-    arms = Arms(scenario, workers, ways, idle_target=idle_target)
-    _check_some_is_in_time(arms, workers)
+    planner = ArmPlanner(scenario, workers, broadcasts, idle_target=idle_target)
+    _check_some_is_in_time(planner, workers)
     found: list[Arm] = []
     for payload in get_args(Payload):
         for scheme in get_args(Scheme):
             tell(f"planning {scheme} {payload}", len(found) / 2 / STAGES)
-            cheapest = arms.cheapest(scheme, payload)
-            found += [arms.arm(scheme, payload, cheapest.setting, "all"), cheapest]
+            cheapest = planner.cheapest(scheme, payload)
+            found += [planner.arm(scheme, payload, cheapest.setting, "all"), cheapest]
     chosen = found[-1]
     tell("what would help most next", len(found) / 2 / STAGES)
     return Plan(
@@ -239,7 +213,7 @@ def plan_for(
         arms=tuple(found),
         chosen=chosen,
         classes=_class_lines(scenario, chosen),
-        advice=advice_for(arms, chosen),
+        advice=advice_for(planner, chosen),
         references=references_of(scenario),
     )
 
@@ -258,13 +232,13 @@ def _class_lines(scenario: Scenario, arm: Arm) -> tuple[ClassLine, ...]:
     )
 
 
-def _check_some_is_in_time(arms: Arms, workers: list[Worker]) -> None:
+def _check_some_is_in_time(planner: ArmPlanner, workers: list[Worker]) -> None:
     """With deltas, sent to the sampler of the fastest line alone, at one of the settings."""
     best = max(workers, key=lambda worker: worker.downlink_bytes_per_s)
     faults: dict[Setting, str] = {}
-    for setting in settings_of(arms.scenario):
-        plan = arms.disseminate("relay", "delta", setting)([best])
-        fault = shortfall(arms.demand(setting), broadcast_s=plan.broadcast_s, generation_s=best.place_s)
+    for setting in settings_of(planner.scenario):
+        plan = planner.disseminate("relay", "delta", setting)([best])
+        fault = shortfall(planner.demand(setting), broadcast_s=plan.broadcast_s, generation_s=best.place_s)
         if fault is None:
             return
         faults[setting] = fault

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from swarm.broadcast.forest.planner import PeerProfile, Scheme, plan_of
-from swarm.capacity.delivery import WIRE_BYTES, disseminate_by, first_version_s, flow_of, level_of
+from swarm.capacity.delivery import WIRE_BYTES, disseminate_by, flow_of, level_of
 from swarm.capacity.fleet import Dissemination, Worker
 from swarm.types import NodeId
 
@@ -96,14 +96,3 @@ def test_a_slow_downlink_is_late_in_a_forest_and_those_below_it_soon_have_anothe
     others = [at for node, at in flow.arrival_s.items() if node != "peer-7"]
     assert flow.arrival_s[NodeId("peer-7")] > 400
     assert max(others) < 60
-
-
-@pytest.mark.parametrize(
-    ("public", "downlink", "seconds"), [(True, 100.0, 5.0), (False, 100.0, 10.0), (True, 4.0, 25.0)]
-)
-def test_a_first_version_comes_from_all_that_can_be_linked(public: bool, downlink: float, seconds: float) -> None:
-    peers = [PeerProfile(node=NodeId(f"leaf-{n}"), public=False, uplink_bytes_per_s=5 * MB) for n in range(2)]
-    learner = PeerProfile(node=NodeId("learner"), public=True, uplink_bytes_per_s=10 * MB)
-    plan = plan_of(learner, peers, encoded_bytes=1_000_000)
-    took = first_version_s(plan, full_bytes=100 * MB, public=public, downlink_bytes_per_s=downlink * MB)
-    assert took == pytest.approx(seconds * WIRE_BYTES)

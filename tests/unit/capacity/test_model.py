@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.capacity import recursion
-from swarm.capacity.classes import MAX_CLASSES, alike, course_of
+from swarm.capacity.classes import MAX_CLASSES, alike, thinned
 from swarm.capacity.fleet import Demand, Lengths, Worker
 from swarm.capacity.model import Binds, mu_min, predict, shortfall
-from swarm.rollout.plane import rules as pacing
 from tests.closed_forms import least_step_s, mu_min_pausing, mu_necessary, mu_sufficient
 
 EQUAL = Lengths(tokens=(1000.0,))
@@ -201,9 +199,9 @@ def test_the_slow_link_of_a_few_does_not_delay_all() -> None:
 def test_a_large_swarm_is_thinned_with_its_rate_and_times(lockstep: bool, samples: int, longest_of: int) -> None:
     need = demand(2, groups=256, size=8)
     fleet = [sampler(str(i), places=32, lockstep=lockstep) for i in range(30)]
-    course = course_of(need, fleet, [6.0] * 30)
-    (units,) = course.classes
-    assert (course.groups_per_step, units.samples, units.longest_of) == (32, samples, longest_of)
+    small, classes = thinned(need, fleet, [6.0] * 30)
+    (units,) = classes
+    assert (small.groups_per_step, units.samples, units.longest_of) == (32, samples, longest_of)
     assert units.unit_s == pytest.approx(30.0)
     assert units.units * units.samples / units.unit_s == pytest.approx(sum(w.rollouts_per_s for w in fleet) / 8)
 
@@ -213,9 +211,9 @@ def test_a_class_of_one_keeps_its_pace_in_a_thinned_swarm() -> None:
     fleet = [sampler(str(i), places=1, place_s=20 + i % 7) for i in range(800)] + [
         sampler("slow", places=1, place_s=90)
     ]
-    course = course_of(need, fleet, [6.0] * 801)
-    assert max(units.unit_s for units in course.classes) < 100
-    rate = sum(units.units * units.samples / units.unit_s for units in course.classes)
+    _, classes = thinned(need, fleet, [6.0] * 801)
+    assert max(units.unit_s for units in classes) < 100
+    rate = sum(units.units * units.samples / units.unit_s for units in classes)
     assert rate == pytest.approx(sum(worker.rollouts_per_s for worker in fleet) / 16)
 
 
@@ -224,12 +222,6 @@ def test_a_thousand_different_samplers_are_a_few_classes() -> None:
     classes = alike(demand(2), fleet, [0.3 * i for i in range(1000)])
     assert len(classes) <= MAX_CLASSES
     assert sum(len(one) for one in classes) == 1000
-
-
-def test_spare_groups_follow_the_rule_of_pacing() -> None:
-    assert recursion.SPARE_SHARE == pacing.SPARE_SHARE
-    assert recursion.SPARE_GAIN == pacing.SPARE_GAIN
-    assert recursion.SPARE_KEPT == pacing.SPARE_KEPT
 
 
 def test_a_shortfall_is_told_with_its_inequality() -> None:

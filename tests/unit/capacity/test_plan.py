@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 
-from swarm.capacity.delivery import sustained, versions_apart, versions_taken
+from swarm.capacity.delivery import sustained
 from swarm.capacity.fleet import Disseminate, Dissemination, Worker
-from swarm.capacity.plan.arms import Arm, Arms, Payload, Scheme, Setting, settings_of
+from swarm.capacity.plan.arms import Arm, ArmPlanner, Payload, Scheme, Setting, settings_of
 from swarm.capacity.plan.plan import (
     NoFeasibleSet,
     Reference,
     advice_for,
-    colocated_step_s,
-    fewest,
     plan_for,
     references_of,
     saving,
-    whole_gpus,
 )
 from swarm.capacity.plan.scenario import Scenario, online_of
-from swarm.cli.plan import ways_of
+from swarm.cli.plan import broadcasts_of
 from swarm.settings import load_file
 
 LAB = load_file(Scenario, Path(__file__).parents[3] / "examples" / "lab-4b.toml")
@@ -43,22 +40,7 @@ def fleet(count: int) -> list[dict[str, Any]]:
     return [{**one.model_dump(), "count": count} for one in LAB.fleet]
 
 
-@pytest.mark.parametrize(
-    ("rate", "tokens", "tokens_per_s", "margin", "gpus"),
-    [
-        (4.2667, 2492.0, 2280.0, 1.05, 5),
-        (6.8267, 3348.0, 3650.0, 1.05, 7),
-        (5.8514, 7499.0, 1195.0, 1.05, 39),
-        (1, 10, 10, 1, 1),
-    ],
-)
-def test_whole_gpus_are_bought(rate: float, tokens: float, tokens_per_s: float, margin: float, gpus: int) -> None:
-    found = whole_gpus(rollouts_per_s=rate, mean_tokens=tokens, tokens_per_s=tokens_per_s, margin=margin)
-    assert found == gpus
-
-
 def test_the_baselines_of_lab_4b_cost_what_is_reckoned_by_hand() -> None:
-    assert colocated_step_s(gen_s=170, switch_s=8, train_s=120) == 298
     colocated, async_dc = references_of(LAB)
     assert colocated.cost_per_step == pytest.approx(7.16 * 298 / 3600)
     assert (async_dc.gpus, async_dc.step_s) == (5, 120)
@@ -71,14 +53,18 @@ def test_a_saving_is_a_share_of_the_reference(cost: float, share: float) -> None
     assert saving(cost, reference) == share
 
 
-@pytest.mark.parametrize(("install_s", "apart"), [(0.0, 1), (9.9, 1), (10.0, 1), (10.1, 2), (35.0, 4)])
-def test_who_needs_longer_than_a_period_takes_every_so_manyth_version(install_s: float, apart: int) -> None:
-    assert versions_apart(install_s=install_s, period_s=10.0) == apart
+@pytest.mark.parametrize(
+    ("install_s", "told_s", "share"),
+    [(0.0, 0.0, 1.0), (10.0, 10.0, 1.0), (12.5, 22.5, 0.8), (20.0, 30.0, 0.5), (40.0, 70.0, 0.25)],
+)
+def test_a_line_that_is_never_idle_carries_a_version_in_each_install(
+    install_s: float, told_s: float, share: float
+) -> None:
+    def once(workers: Sequence[Worker]) -> Dissemination:
+        return Dissemination(install_s=(install_s,), down_bytes=(1.0,), up_bytes=(0.0,), learner_up_bytes=1.0)
 
-
-@pytest.mark.parametrize(("install_s", "share"), [(0.0, 1.0), (10.0, 1.0), (12.5, 0.8), (40.0, 0.25)])
-def test_a_line_that_is_never_idle_carries_a_version_in_each_install(install_s: float, share: float) -> None:
-    assert versions_taken(install_s=install_s, period_s=10.0) == share
+    found = sustained(once, period_s=10.0)([])
+    assert (found.install_s, found.down_bytes) == ((told_s,), (share,))
 
 
 def test_versions_that_are_skipped_make_others_older_and_move_no_bytes() -> None:
@@ -102,13 +88,8 @@ def test_the_rule_of_the_paper_publishes_every_s_minus_1_steps() -> None:
     assert [(one.max_staleness, one.publish_every_steps) for one in found] == [(1, 1), (6, 5)]
 
 
-@pytest.mark.parametrize(("least", "found"), [(1, 1), (2, 2), (3, 3), (17, 17), (64, 64), (65, None)])
-def test_the_fewest_that_suffice_are_found(least: int, found: int | None) -> None:
-    assert fewest(lambda number: number >= least, 64) == found
-
-
-def arms_of(one: Scenario) -> Arms:
-    return Arms(one, online_of(one, random=None), ways_of(one), idle_target=0.02)
+def arms_of(one: Scenario) -> ArmPlanner:
+    return ArmPlanner(one, online_of(one, random=None), broadcasts_of(one), idle_target=0.02)
 
 
 def test_the_cost_of_a_step_is_the_sum_of_its_parts() -> None:
@@ -174,7 +155,7 @@ def test_a_scenario_in_which_nobody_is_in_time_is_refused_with_the_inequality(
 ) -> None:
     one = scenario(**tables)
     with pytest.raises(NoFeasibleSet) as caught:
-        plan_for(one, ways_of(one))
+        plan_for(one, broadcasts_of(one))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -194,14 +175,14 @@ def test_a_broadcast_that_no_bound_admits_is_refused() -> None:
 
 
 def test_planning_tells_what_it_is_at_and_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_once(self: Arms, scheme: Scheme, payload: Payload) -> Arm:
+    def at_once(self: ArmPlanner, scheme: Scheme, payload: Payload) -> Arm:
         return self.arm(scheme, payload, Setting(max_staleness=3, publish_every_steps=1), "all")
 
-    monkeypatch.setattr(Arms, "cheapest", at_once)
+    monkeypatch.setattr(ArmPlanner, "cheapest", at_once)
     monkeypatch.setattr("swarm.capacity.plan.plan.advice_for", lambda *_: ())
     told: list[tuple[str, float]] = []
     one = scenario(staleness={"S": (3,)})
-    plan_for(one, ways_of(one), progress=lambda what, share: told.append((what, share)))
+    plan_for(one, broadcasts_of(one), progress=lambda what, share: told.append((what, share)))
     assert [what for what, _ in told][-2:] == ["planning relay delta", "what would help most next"]
     assert [share for _, share in told] == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8])
 
