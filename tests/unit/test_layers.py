@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.source import Module, modules
+from tests.unit.source import ROOT, Module, modules
 
 CORES = (
     "swarm.net.sessions",
@@ -172,13 +172,30 @@ def test_only_what_is_above_a_node_imports_it() -> None:
             assert [one for one in module.uses(*ABOVE) if not _within(one, "swarm.node")] == [], name
 
 
+def _architecture() -> str:
+    return (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+
+
 def test_the_map_has_every_room_once() -> None:
-    text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+    text = _architecture()
     block, _, _ = text[text.index("    swarm/\n") :].partition("\n\n")
     named = re.findall(r"\b(\w+)/", block.partition("\n")[2])
     packages = [name for name, module in modules().items() if module.path.name == "__init__.py"]
     rooms = [name.rpartition(".")[2] for name in packages if name != "swarm"]
     assert sorted(named) == sorted(rooms)
+
+
+@pytest.mark.parametrize(("journey", "most"), [("version", 35), ("rollout", 32), ("decision", 10), ("membership", 12)])
+def test_a_journey_is_told_in_few_stops_that_exist(journey: str, most: int) -> None:
+    """A stop is a module in which something is decided or in which data changes its form."""
+    section = _architecture().partition(f"## Life of a {journey}\n")[2].partition("\n## ")[0]
+    stops = re.findall(r"^\d+\. `([\w/]+\.py)`", section, flags=re.MULTILINE)
+    assert len(stops) == len(re.findall(r"^\d+\. ", section, flags=re.MULTILINE)) > 0
+    assert len(set(stops)) <= most
+    if told := re.search(r"These are (\d+) different\smodules", section):
+        assert len(set(stops)) == int(told[1])
+    named = set(re.findall(r"`([\w/]+\.py)`", section))
+    assert {one for one in named if not (ROOT / one).is_file()} == set()
 
 
 def test_the_command_line_loads_no_heavy_library() -> None:
