@@ -16,7 +16,7 @@ from swarm.capacity.plan.scenario import Baseline, Scenario, demand_of, lengths_
 from swarm.capacity.prices import HOUR_S
 from swarm.capacity.selection import Rules
 from swarm.cli.plan import planned
-from swarm.simulate.figures import Settings
+from swarm.simulate.outcome import Settings
 from swarm.simulate.swarm import CapacitySimulation, Choice
 from swarm.simulate.timeline import StepTaken
 from tests.simulator.capacity import run_fixed

@@ -32,7 +32,7 @@ from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.scoring import Scorer
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions
-from swarm.tasks.scoring import Completion, RewardPool
+from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import SamplingRules, Score, Unscored, VersionId
 
 VOCAB = 32_768

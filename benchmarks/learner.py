@@ -37,7 +37,7 @@ from benchmarks.learner_step import VARIANTS, Peak, Variant, Work, bare_step, ou
 from benchmarks.sampler_models import CHUNK_BYTES, KEY
 from swarm.broadcast.coding import coding_pool
 from swarm.broadcast.publishing import PublishedVersions
-from swarm.learner.checkpoint.model import layout_of, stream_tensors, write_staging
+from swarm.learner.checkpoint.model_files import layout_of, stream_tensors, write_staging
 from swarm.learner.memory import Shape, shape_of
 from swarm.types import VersionId
 

@@ -22,7 +22,7 @@ from swarm.broadcast.store.store import VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout, tensor_spans
-from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors, write_staging
+from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
 from swarm.learner.models import tiny_tokenizer
 from swarm.net.signing import SigningKey
 from swarm.net.wire import encode

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarm.capacity.plan.arms import Setting
     from swarm.capacity.plan.scenario import Scenario
     from swarm.report.charts import Chart, Curve
-    from swarm.simulate.figures import Settings, SwarmFigures
+    from swarm.simulate.outcome import Settings, SwarmFigures
     from swarm.simulate.swarm import CapacitySimulation
 
 Arm = Literal["relay-delta", "relay-full", "star-delta", "star-full"]
@@ -88,7 +88,7 @@ def settings_of(
     scenario: Scenario, arm: str, *, hours: float | None, max_staleness: int | None, publish_every_steps: int | None
 ) -> Settings:
     """What is to be simulated; UserError where that makes no sense."""
-    from swarm.simulate.figures import Settings
+    from swarm.simulate.outcome import Settings
 
     if arm not in get_args(Arm):
         raise UserError(f"--arm {arm}: one of {', '.join(get_args(Arm))}")

@@ -108,7 +108,7 @@ async def _show_scored(
 ) -> int:
     """Show prompts with what each of their answers earns in a reward process, as in a run. Returns how many failed."""
     from swarm.node.checking import reward_pool
-    from swarm.tasks.scoring import Completion
+    from swarm.tasks.reward_pool import Completion
     from swarm.types import Score
 
     def pass_on(printed: bytes) -> None:

@@ -23,7 +23,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from swarm.broadcast.version.manifest import TensorSpec
-from swarm.learner.checkpoint.model import load_model, write_staging
+from swarm.learner.checkpoint.model_files import load_model, write_staging
 from swarm.learner.device import pick_device
 from swarm.learner.policy import PolicyModel
 

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import EchoError, UserError
-from swarm.learner.checkpoint.model import load_model, stream_places
+from swarm.learner.checkpoint.model_files import load_model, stream_places
 from swarm.learner.device import TORCH_DTYPES, pick_device, stream_dtype
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.policy import PolicyModel, layers_of

@@ -16,7 +16,7 @@ import torch
 
 from swarm.broadcast.version.manifest import TensorSpec
 from swarm.errors import UserError
-from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors
+from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors
 from swarm.learner.checkpoint.saving import Saver, restore, take, write
 from swarm.learner.device import SMALL_MODEL_PARAMETERS, free_host_bytes
 from swarm.learner.memory import check_weights, described, fit, read_free_bytes, read_shape

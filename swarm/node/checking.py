@@ -26,7 +26,7 @@ from swarm.node.rundir import directory_of, refuse_used
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
 from swarm.tasks.base import Task
-from swarm.tasks.scoring import Completion, RewardPool
+from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import Prompt, Unscored
 
 SCORED_PROMPTS = 3  # Held-out prompts to score: enough to see a reward that fails or is always the same

@@ -55,7 +55,7 @@ from swarm.rollout.plane.leases import MISSED_BEATS, sample_seed
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
 from swarm.settings import LeadConfig
-from swarm.tasks.scoring import Completion, RewardPool
+from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import SamplingRules, Score, Unscored
 
 

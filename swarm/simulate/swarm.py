@@ -34,12 +34,12 @@ from swarm.capacity.selection import Rules
 from swarm.gossip.records import GossipRules
 from swarm.rollout.plane.leases import MISSED_BEATS
 from swarm.simulate.desk import BEAT_S, Desk
-from swarm.simulate.figures import Happened, Settings, Sums, SwarmFigures, figures_of
-from swarm.simulate.fleet import HOUR_S, Costs, Node, nodes_of
+from swarm.simulate.downloads import Weights
 from swarm.simulate.learner import Learner, figures_between, tally_of
+from swarm.simulate.machines import HOUR_S, Costs, Node, nodes_of
+from swarm.simulate.outcome import Happened, Settings, Sums, SwarmFigures, figures_of
 from swarm.simulate.sampler import Occupancy, Sampler
 from swarm.simulate.timeline import POINTS, Mark, Moment, StepTaken, Timeline
-from swarm.simulate.weights import Weights
 from swarm.simulate.world import World
 from swarm.types import NodeId, Rollout
 

@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from swarm.errors import UserError
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.digits import CopyTask
-from swarm.tasks.scoring import Completion, RewardPool
+from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import Prompt, Score, Unscored
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

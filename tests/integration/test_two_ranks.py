@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoint.files import TENSORS, is_whole
-from swarm.learner.checkpoint.model import stream_tensors
+from swarm.learner.checkpoint.model_files import stream_tensors
 from swarm.learner.messages import Prepare, Prepared, Save, Saved, Train, Trained, TrainGroup, TrainRollout
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.learner.process import TrainerProcess, prepare_command, torchrun_options

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.capacity.plan.scenario import Scenario
 from swarm.capacity.selection import Rules
-from swarm.simulate.figures import LEARNER, Settings, SwarmFigures
+from swarm.simulate.outcome import LEARNER, Settings, SwarmFigures
 from swarm.simulate.swarm import CapacitySimulation, Choice
 
 SETTINGS = Settings(hours=2.0, max_staleness=4, publish_every_steps=1)

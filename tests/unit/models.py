@@ -12,7 +12,7 @@ import torch
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
-from swarm.learner.checkpoint.model import layout_of, save_small_files, stream_tensors, write_staging
+from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
 from swarm.learner.models import tiny_model, tiny_tokenizer
 from swarm.sampler.engine import EngineOptions, Install, Start
 from tests.builders import v

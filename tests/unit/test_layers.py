@@ -155,7 +155,7 @@ def test_the_four_parts_know_one_another_only_through_shared_modules(package: st
             ),
         ),
         ("numpy", ("swarm.broadcast.version.codec",)),
-        ("vllm", ("swarm.sampler.vllm.worker", "swarm.sampler.vllm.versions")),
+        ("vllm", ("swarm.sampler.vllm.extension", "swarm.sampler.vllm.versions")),
     ],
 )
 def test_a_heavy_library_has_its_few_homes(library: str, homes: tuple[str, ...]) -> None:

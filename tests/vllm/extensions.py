@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from vllm.model_executor.layers import utils
 
-from swarm.sampler.vllm.worker import EchoWorker
+from swarm.sampler.vllm.extension import EchoWorker
 
 
 class OldHead(EchoWorker):

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_written, read_state
-from swarm.learner.checkpoint.model import save_model, stream_tensors
+from swarm.learner.checkpoint.model_files import save_model, stream_tensors
 from swarm.learner.device import TORCH_DTYPES, stream_dtype
 from swarm.learner.messages import AlarmState, Saved
 from swarm.learner.ranks import Ranks

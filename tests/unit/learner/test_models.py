@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_model
 
 from benchmarks.learning_forced import OneProcess
-from swarm.learner.checkpoint.model import load_model
+from swarm.learner.checkpoint.model_files import load_model
 from swarm.learner.models import IGNORED, Curriculum, Lesson, _rows, four_skills, teach, tiny_model, tiny_tokenizer
 from swarm.settings import LeadConfig
 from swarm.tasks.digits import SKILLS, SortTask, is_held_out

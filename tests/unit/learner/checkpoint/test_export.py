@@ -20,7 +20,7 @@ from swarm.cli.runs import export_model as command
 from swarm.errors import UserError
 from swarm.learner.checkpoint.export import BEST, export_model
 from swarm.learner.checkpoint.files import TENSORS, commit
-from swarm.learner.checkpoint.model import save_model
+from swarm.learner.checkpoint.model_files import save_model
 from swarm.learner.messages import Save
 from swarm.node.metrics import RunLog
 from swarm.node.rundir import create_run_directory, note_life

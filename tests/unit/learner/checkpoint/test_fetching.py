@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from swarm.learner.checkpoint import model as checkpoint
-from swarm.learner.checkpoint.model import load_model
+from swarm.learner.checkpoint import model_files as checkpoint
+from swarm.learner.checkpoint.model_files import load_model
 from swarm.learner.models import tiny_model, tiny_tokenizer
 
 NAME = "someone/tiny"

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swarm.errors import UserError
-from swarm.learner.checkpoint.model import layout_of, load_model, save_small_files, stream_tensors, write_staging
+from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
 from swarm.learner.messages import Save, Train, TrainGroup, TrainRollout
 from swarm.learner.models import tiny_model
 from swarm.learner.trainer import Trainer

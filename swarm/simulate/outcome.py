@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from swarm.broadcast.forest.planner import Scheme
 from swarm.capacity.cost import CostFigures
+from swarm.simulate.downloads import Traffic
 from swarm.simulate.learner import CapacityFigures, Tally
-from swarm.simulate.weights import Traffic
 
 HOUR_S = 3600.0
 LEARNER = "learner"  # The class under which the learner's own costs are

@@ -20,7 +20,7 @@ from random import Random
 
 from swarm.capacity.fleet import Disseminate
 from swarm.capacity.plan.scenario import BYTES_PER_MBIT, Scenario, delta_bytes
-from swarm.simulate.fleet import Node
+from swarm.simulate.machines import Node
 from swarm.simulate.timeline import Carried
 from swarm.simulate.world import World
 
