@@ -7,14 +7,13 @@ processes score. Their files are in a temporary directory beside the run's.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from swarm.broadcast.store.disk import SPARE_BYTES
+from swarm.broadcast.store.disk import SPARE_BYTES, free_bytes
 from swarm.errors import ChildFailed, UserError
 from swarm.learner.checkpoint.files import newest_whole
 from swarm.learner.messages import Prepared
@@ -83,8 +82,7 @@ async def _check_model(
 def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callable[[str], None]) -> None:
     checkpoints = (config.keep_checkpoints + 1) * CHECKPOINT_BYTES * prepared.parameters
     needed = checkpoints + COPIES * prepared.layout.total_bytes + SPARE_BYTES
-    found = os.statvfs(place)
-    free = found.f_bavail * found.f_frsize
+    free = free_bytes(place)
     said = (
         f"about {needed / 1e9:.1f} GB for weights and {config.keep_checkpoints} checkpoints, {free / 1e9:.1f} GB free"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from random import SystemRandom
+from random import Random, SystemRandom
 from typing import TypeVar
 
 from swarm.errors import EchoError, PeerUnreachable, ProtocolError, UserError
@@ -21,6 +21,11 @@ MISLED_TRIES = 10
 than when joining: a learner that moves may come back elsewhere, and then gossip knows."""
 
 R = TypeVar("R")
+
+
+def back_off_s(failures: int, random: Random) -> float:
+    """Return the pause after so many failures in a row: random, up to twice the one before."""
+    return max(0.2, random.uniform(0.0, min(MAX_BACK_OFF_S, 2.0 ** min(failures - 1, 9))))
 
 
 class SwarmChanged(EchoError):
@@ -98,8 +103,7 @@ class LearnerLink:
                 if isinstance(error, but):
                     raise
                 failures += 1
-                # Random exponential back-off, or what a busy learner asked for.
-                pause_s = max(0.2, self._random.uniform(0.0, min(MAX_BACK_OFF_S, 2.0 ** min(failures - 1, 9))))
+                pause_s = back_off_s(failures, self._random)
                 if isinstance(error, Busy):
                     pause_s = error.retry_after_s
                 else:

@@ -17,12 +17,17 @@ class DiskFull(UserError):
     """The disk has no room for what is to be kept. The message says how much to free, and where."""
 
 
+def free_bytes(directory: Path) -> int:
+    """Return what may still be written to the disk of `directory`."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
 def require_room(directory: Path, nbytes: int, what: str) -> None:
     """DiskFull unless `nbytes` more fit on the disk of `directory`."""
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    if nbytes and free < nbytes + SPARE_BYTES:
-        raise _full(directory, what, nbytes + SPARE_BYTES - free)
+    missing = nbytes + SPARE_BYTES - free_bytes(directory)
+    if nbytes and missing > 0:
+        raise _full(directory, what, missing)
 
 
 def allocate(descriptor: int, nbytes: int, path: Path) -> None:

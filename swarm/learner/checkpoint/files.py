@@ -23,8 +23,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from blake3 import blake3
 
-from swarm.broadcast.store import disk
-from swarm.broadcast.store.disk import DiskFull
+from swarm.broadcast.store.disk import require_room
 from swarm.errors import UserError
 from swarm.learner.messages import AlarmState
 
@@ -139,7 +138,7 @@ def being_written(directory: Path, nbytes: int) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root, wait=True):
         shutil.rmtree(partial, ignore_errors=True)
-        _require_room(directory, nbytes)
+        require_room(directory.parent, nbytes, f"the checkpoint {directory.name}")
         try:
             partial.mkdir()
             yield partial
@@ -205,16 +204,6 @@ def _set_aside(directory: Path) -> Path:
     shutil.rmtree(gone, ignore_errors=True)
     os.rename(directory, gone)
     return gone
-
-
-def _require_room(directory: Path, nbytes: int) -> None:
-    found = os.statvfs(directory.parent)
-    missing = nbytes + disk.SPARE_BYTES - found.f_bavail * found.f_frsize
-    if missing > 0:
-        raise DiskFull(
-            f"the disk of {directory.parent} has no room for the checkpoint {directory.name}: "
-            f"free {-(-missing // 1_000_000)} MB there"
-        )
 
 
 @contextmanager

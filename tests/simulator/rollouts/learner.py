@@ -36,6 +36,7 @@ from swarm.rollout.plane.effects import (
 )
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.plane.rules import is_for_publication, publication_period
+from swarm.sampler.session import ASK_WAIT_S
 from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Rollout, Score, Verdict, VersionId
 from tests.simulator.network import Reply
@@ -51,9 +52,6 @@ from tests.simulator.rollouts.task import prompt
 from tests.simulator.rollouts.trainer import Trainer
 
 LEARNER = "learner"
-
-HELD_OPEN_S = 10.0
-"""How long a question is held open; sampler/session.py asks for as much."""
 
 REPLY_BYTES = 200
 """Size of an answer without a payload: it only has to be small against a rollout."""
@@ -473,4 +471,4 @@ class Learner:
             if self._life.held.pop(number, None) is not None:
                 attempt(True)
 
-        self._process.later(HELD_OPEN_S, "question over", over)
+        self._process.later(ASK_WAIT_S, "question over", over)

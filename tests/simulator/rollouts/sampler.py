@@ -27,13 +27,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from swarm.node.link import back_off_s
 from swarm.rollout.plane.effects import Granted, Refused
+from swarm.sampler.session import ASK_WAIT_S, DRAIN_S
 from swarm.simulate.world import World
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, Verdict, VersionId
 from tests.simulator.network import Network, Reply
 from tests.simulator.rollouts.books import Holding
-from tests.simulator.rollouts.learner import HELD_OPEN_S, LEARNER, REPLY_BYTES, STARTING_S, Learner
-from tests.simulator.rollouts.scenario import BACK_OFF_MOST_S, Scenario
+from tests.simulator.rollouts.learner import LEARNER, REPLY_BYTES, STARTING_S, Learner
+from tests.simulator.rollouts.scenario import Scenario
 from tests.simulator.rollouts.task import MAX_NEW_TOKENS, STOP_TOKEN
 
 TOKEN_BYTES = 9
@@ -41,12 +43,6 @@ TOKEN_BYTES = 9
 
 ANSWERS_QUEUED = 2
 """Batches of answers that wait for submission before the engine waits too; as in sampler/session.py."""
-
-DRAIN_S = 10.0
-"""After a request to leave, the running batch gets this long; as in sampler/session.py."""
-
-MIN_PAUSE_S = 0.2
-"""Shortest pause between two tries; as in node/link.py."""
 
 A = TypeVar("A")
 Answers = list[tuple[Lease, Rollout]]
@@ -138,7 +134,7 @@ class Sampler:
             lambda reply: self._learner.newer_version(held, reply),
             self._found,
             self._patiently("refresh", self._refresh),
-            timeout_s=HELD_OPEN_S + self._scenario.call_s,
+            timeout_s=ASK_WAIT_S + self._scenario.call_s,
         )
 
     def _found(self, version: VersionId | None) -> None:
@@ -178,7 +174,7 @@ class Sampler:
             lambda reply: self._learner.leases(self.node, held, self._scenario.capacity, holding, reply),
             self._leased,
             self._patiently("ask", self._ask_again),
-            timeout_s=HELD_OPEN_S + self._scenario.call_s,
+            timeout_s=ASK_WAIT_S + self._scenario.call_s,
         )
 
     def _holding(self) -> Holding:
@@ -364,8 +360,7 @@ class Sampler:
 
         def failed() -> None:
             self._tries[call] += 1
-            most_s = min(BACK_OFF_MOST_S, 2.0 ** (self._tries[call] - 1))
-            pause_s = max(MIN_PAUSE_S, self._world.random.uniform(0.0, most_s))
+            pause_s = back_off_s(self._tries[call], self._world.random)
             self._later(pause_s, f"{self.node} tries to {call} again", again)
 
         return failed

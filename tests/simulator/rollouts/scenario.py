@@ -12,6 +12,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Literal, cast
 
+from swarm.node.link import MAX_BACK_OFF_S
 from swarm.rollout.plane.leases import MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S
 from swarm.types import NodeId
@@ -19,9 +20,6 @@ from swarm.types import NodeId
 RANDOM = "random"
 UNLIMITED_HOLD = "unlimited-hold"
 """Names of the scenarios that a seed draws for itself: any at all, and those of I7."""
-
-BACK_OFF_MOST_S = 30.0
-"""Longest pause of a sampler between two tries; as in node/link.py."""
 
 PATIENCE = 4.0
 """The liveness limit is this many times the slowest honest step: retries and crashes may double it twice."""
@@ -147,7 +145,7 @@ class Scenario:
         fetch_s = self.broadcast_s * math.exp(self.broadcast_spread) + 4 * self.call_s
         step_s = MISSED_BEATS * self.beat_s + fetch_s + self.train_step_s + rounds * round_s
         held_s = 0.0 if math.isinf(self.hold_s) else self.hold_s
-        return PATIENCE * step_s + RETURN_S + 2 * BACK_OFF_MOST_S + held_s
+        return PATIENCE * step_s + RETURN_S + 2 * MAX_BACK_OFF_S + held_s
 
     @property
     def slowest_generation_s(self) -> float:
