@@ -7,8 +7,9 @@ benchmarks.activation measures how far the result is from the cheapest set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from swarm.capacity.prices import Offer, churn_reserve
 
@@ -18,76 +19,87 @@ MAX_EXCHANGES = 100  # Each saves something; a greedy set needs few
 ROUNDING = 1e-9  # Relative error of a sum of rates that is taken for rounding
 
 
+class Sums(NamedTuple):
+    """Offers, and what they come to."""
+
+    offers: tuple[Offer, ...]
+    price: float
+    rate: float
+    variance: float
+
+    def and_also(self, offers: Iterable[Offer]) -> Sums:
+        offers = tuple(offers)
+        return Sums(
+            self.offers + offers,
+            self.price + sum(one.price_per_hour for one in offers),
+            self.rate + sum(one.useful_rollouts_per_s for one in offers),
+            self.variance + sum(one.variance for one in offers),
+        )
+
+    @property
+    def is_enough(self) -> bool:
+        return self.rate >= churn_reserve(self.variance)
+
+
+NOTHING = Sums((), 0.0, 0.0, 0.0)
+
+
 def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -> tuple[Offer, ...] | None:
-    """`held` and a cheap set of `offers` with a summed rate of at least `need` and their churn_reserve; None if all
-    together have less.
+    """Return `held` and a cheap set of `offers` with a summed rate of at least `need` and their churn_reserve; None if
+    all together have less.
 
     `offers` ascend by ratio, and of equal sets the one that comes first is chosen: put those first that should stay.
     """
-    rate, variance = _rate(held) - need * (1.0 - ROUNDING), _variance(held)
-    if not _is_enough((rate, variance), (), offers):
+    start = NOTHING._replace(rate=-need * (1.0 - ROUNDING)).and_also(held)
+    if not start.and_also(offers).is_enough:
         return None
     if len(offers) <= ALL_SETS:
-        sets = (chosen for size in range(len(offers) + 1) for chosen in combinations(offers, size))
-        enough = [chosen for chosen in sets if _is_enough((rate, variance), (), chosen)]
-        return (*held, *min(enough, key=lambda chosen: (_price(chosen), -_rate(chosen))))
-    best = _greedy(offers, rate, variance)
+        sets = [start]
+        for offer in offers:
+            sets += [one.and_also((offer,)) for one in sets]
+        return min((one for one in sets if one.is_enough), key=lambda one: (one.price, -one.rate)).offers
+    best = _greedy(offers, start)
     for _ in range(MAX_EXCHANGES):
-        names = {offer.name for offer in best}
-        outside = [offer for offer in offers if offer.name not in names][:EXCHANGED]
-        whole = (rate + _rate(best), variance + _variance(best))
-        found = next((pair for pair in _exchanges(best[-EXCHANGED:], outside) if _is_enough(whole, *pair)), None)
+        found = _exchange(best, offers, start)
         if found is None:
             break
         gone, new = found
-        best = [*(offer for offer in best if offer not in gone), *new]
-        best.sort(key=lambda offer: offer.ratio)
+        best = sorted((*(offer for offer in best if offer not in gone), *new), key=lambda offer: offer.ratio)
     return (*held, *best)
 
 
-def _greedy(offers: Sequence[Offer], rate: float, variance: float) -> list[Offer]:
-    """The offers in order, of which one that would be enough ends a set and is then left out: the cheapest such set."""
+def _greedy(offers: Sequence[Offer], start: Sums) -> list[Offer]:
+    """Take offers in order. One that would be enough ends a set and is then left out. Return the cheapest such set."""
     taken: list[Offer] = []
     ends: list[tuple[float, int, int]] = []
-    price = 0.0
-    if _is_enough((rate, variance), (), ()):
+    if start.is_enough:
         return taken
     for place, offer in enumerate(offers):
-        if _is_enough((rate, variance), (), (offer,)):
-            ends.append((price + offer.price_per_hour, len(taken), place))
-            continue
-        taken.append(offer)
-        rate, variance = rate + offer.useful_rollouts_per_s, variance + offer.variance
-        price += offer.price_per_hour
+        grown = start.and_also((offer,))
+        if grown.is_enough:
+            ends.append((grown.price, len(taken), place))
+        else:
+            taken.append(offer)
+            start = grown
     _, count, place = min(ends)
     return [*taken[:count], offers[place]]
 
 
-def _exchanges(
-    inside: Sequence[Offer], outside: Sequence[Offer]
-) -> Iterator[tuple[tuple[Offer, ...], tuple[Offer, ...]]]:
-    """Up to two of `inside` for up to two of `outside`, those that save most first; none that saves nothing."""
-    pairs = [
-        (gone, new)
-        for gone in (*combinations(inside, 1), *combinations(inside, 2))
-        for new in ((), *combinations(outside, 1), *combinations(outside, 2))
-    ]
-    saved = [(_price(gone) - _price(new), place) for place, (gone, new) in enumerate(pairs)]
-    return (pairs[place] for saving, place in sorted(saved, key=lambda one: -one[0]) if saving > 0)
-
-
-def _is_enough(whole: tuple[float, float], gone: Sequence[Offer], new: Sequence[Offer]) -> bool:
-    rate, variance = whole
-    return rate - _rate(gone) + _rate(new) >= churn_reserve(variance - _variance(gone) + _variance(new))
-
-
-def _rate(offers: Sequence[Offer]) -> float:
-    return sum(offer.useful_rollouts_per_s for offer in offers)
-
-
-def _variance(offers: Sequence[Offer]) -> float:
-    return sum(offer.variance for offer in offers)
-
-
-def _price(offers: Sequence[Offer]) -> float:
-    return sum(offer.price_per_hour for offer in offers)
+def _exchange(
+    best: Sequence[Offer], offers: Sequence[Offer], start: Sums
+) -> tuple[tuple[Offer, ...], tuple[Offer, ...]] | None:
+    """Return up to two of `best`, and up to two others for them, whose exchange saves most and leaves enough."""
+    names = {offer.name for offer in best}
+    outside = [offer for offer in offers if offer.name not in names][:EXCHANGED]
+    going = [NOTHING.and_also(pair) for size in (1, 2) for pair in combinations(best[-EXCHANGED:], size)]
+    coming = [NOTHING.and_also(pair) for size in (0, 1, 2) for pair in combinations(outside, size)]
+    _, _, rate, variance = start.and_also(best)
+    most_saved, found = 0.0, None
+    for gone, gone_price, gone_rate, gone_variance in going:
+        for new, new_price, new_rate, new_variance in coming:
+            saved = gone_price - new_price
+            if saved > most_saved and (
+                rate - gone_rate + new_rate >= churn_reserve(variance - gone_variance + new_variance)
+            ):
+                most_saved, found = saved, (gone, new)
+    return found
