@@ -67,7 +67,7 @@ class Neighbours:
         return next((member.is_leaf for member in self._roster.members if member.node == node), False)
 
     async def is_leaf_itself(self) -> bool:
-        """Return the learner's view of this node, which may be about to come; else True: a leaf promises least."""
+        """Return True if the learner lists this node as a leaf, or does not list it in time: a leaf promises least."""
         try:
             async with asyncio.timeout(LISTED_S):
                 await self._listed.wait()
@@ -78,8 +78,7 @@ class Neighbours:
     # -- whom to ask -----------------------------------------------------------------------------------------
 
     def publics(self) -> list[Peer]:
-        """Return the roster's publics in random order. While no learner has said who takes part, return those that
-        gossip knows."""
+        """Return the roster's publics in random order, or those that gossip knows while there is no roster."""
         members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
         found = [(m.node, m.addresses[0]) for m in members] or self._station.publics()
         self._station.random.shuffle(found)
@@ -95,8 +94,7 @@ class Neighbours:
         what `read`, in a thread, makes of it; `read` raises ProtocolError for a wrong one. Raise PeerUnreachable if
         nobody gives it."""
         learner = [found] if (found := self.learner()) is not None else []
-        # At the first version nobody else has the layout. For a small one asking around would cost more time than it
-        # saves.
+        # At first only the learner has the layout. For a small one, asking around takes more time than it saves.
         peers = [*learner, *self.publics()] if cap_bytes <= SMALL_BYTES else [*self.publics(), *learner]
         for peer in peers:
             try:

@@ -49,8 +49,7 @@ class Send:
 class Credit(Message, frozen=True, tag=1):
     """A forwarder can take `copies` more fresh chunks, and as a public `forwards` more to forward. It has sent the
     chunks `copied` to every live child, and passed on `forwarded`. `epoch` is the number of recalls that it has heard:
-    credit of an older epoch is void. All of this is in one note, because on a busy link separate notes starved one
-    another."""
+    credit of an older epoch is void. As separate notes these starved one another on a busy link."""
 
     copies: Small
     forwards: Small

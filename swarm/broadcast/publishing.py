@@ -27,7 +27,7 @@ from swarm.net.wire import Digest, digest, encode
 from swarm.types import VersionId
 
 REGIONS_IN_HAND = 8  # Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model
-SUM_PART_BYTES = 32 * 1024 * 1024  # An embedding of a gigabyte is summed by all threads
+SUM_PART_BYTES = 32 * 1024 * 1024  # What a thread sums at a time, so that all threads share an embedding of a gigabyte
 
 
 def content_of(table: ChunkTable) -> Digest:

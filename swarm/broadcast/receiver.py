@@ -166,8 +166,7 @@ MAX_WAITING = 16
 
 PATIENCE_S = 10.0
 """How long a node that is behind waits before it burdens the learner, so that its peers can get up to date; and how
-long it waits for the next chunk before it fetches the rest, since a killed learner deals no more of what it
-announced."""
+long it waits for the next chunk before it fetches the rest, because a killed learner deals no more chunks."""
 
 RETRY_S = 1.0  # Pause between two tries to catch up
 UNLINKED_S = 5.0  # A learner that is not linked for this long announces nothing: the node acts on gossip's head
@@ -452,8 +451,7 @@ class Receiver:
             self._transfers.close(min(active))
 
     def _tell_learner(self) -> None:
-        """Tell the learner what this node has, however it got it: the learner does not wait for nodes with a
-        version."""
+        """Tell the learner what this node has, however it got it: the learner waits for no node that has a version."""
         if self.store is not None:
             self._progress.tell(self._station.learner()[0], self.store, self.version)
 

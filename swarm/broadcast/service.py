@@ -1,5 +1,4 @@
-"""The learner's data plane: it encodes and signs versions off the event loop, announces them, and deals their
-chunks."""
+"""The learner's data plane: it encodes and signs versions in threads, announces them, and deals their chunks."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ EARLY_BYTES = 8 * 1024 * 1024
 ENTRY_BYTES = 1024  # A part counts this much on top of its bytes, so that there are at most 8,192 parts
 
 DIRECT_BYTES = 64 * 1024
-"""If a table takes no more than this for all receivers together, it goes to them directly: a hop would only delay
-it."""
+"""If a table takes no more than this for all receivers together, it is sent directly: a hop would only delay it."""
 
 
 def parts_of(table_bytes: int) -> list[Span]:
@@ -157,7 +156,7 @@ keeps them for MAX_ACTIVE versions: 32 KiB, less than its other buffers."""
 _NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 KINDS = frozenset(int(kind) for kind in Kind)
 RATE_S = 1.0
-PEAK_DECAY = 0.998  # A second. The measured uplink is the best second so far; it halves in six minutes
+PEAK_DECAY = 0.998  # Per second: the measured uplink is the best second so far, and halves in six minutes
 
 
 @dataclass(slots=True)

@@ -72,18 +72,17 @@ class GossipRules:
 
     @property
     def transit_s(self) -> float:
-        """Return what to add to the ages in a request, whose time on the way is unknown. Answers add their round
-        trip."""
+        """Added to the ages in a request, whose time on the way is unknown. Answers add their round trip."""
         return 0.5 * self.round_s
 
     @property
     def push_delay_s(self) -> float:
-        """Return the time within which changes are pushed on together."""
+        """Changes within this time are pushed on together."""
         return 0.05 * self.round_s
 
     @property
     def hold_s(self) -> float:
-        """Return how long a poll is held on average."""
+        """How long a poll is held on average."""
         return self.hold_rounds * self.round_s
 
     @property
@@ -132,7 +131,7 @@ class Record(Message, frozen=True):
 
     @property
     def order(self) -> int:
-        """Return (generation, sequence) as one number of four bytes."""
+        """(generation, sequence) as one number of four bytes."""
         return self.generation << 16 | self.sequence
 
 

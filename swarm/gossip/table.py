@@ -153,7 +153,7 @@ class Table:
 
     @property
     def learner(self) -> Peer | Tombstone | None:
-        """Return the learner, dead or alive. Its prefix is noted when it is first seen."""
+        """The learner, dead or alive. Its prefix is noted when it is first seen."""
         return self.by_prefix.get(self._learner) or self.dead.get(self._learner) if self._learner else None
 
     def callable_at(self, signed: SignedRecord) -> tuple[Address, ...]:

@@ -211,8 +211,7 @@ def answer_to(view: View, caller: NodeId, message: Exchange, *, random: Random, 
 def _news_for(
     view: View, caller: bytes, message: Exchange, seen: Seen, *, random: Random, now: float
 ) -> tuple[list[Entry], list[SignedRecord], list[Peer]]:
-    """Return younger beats and newer records of publics that the caller knows, and up to `asks` publics that it does
-    not know."""
+    """Return younger beats and newer records than the caller has, and up to `asks` publics that it does not know."""
     entries: list[Entry] = []
     records: list[SignedRecord] = []
     unknown: list[Peer] = []

@@ -87,7 +87,7 @@ class Crowded(ProtocolError):
 
 
 class Busy(PeerUnreachable):
-    """The peer asks for patience: 429 or 503. `retry_after_s` is its hint."""
+    """The peer asks for patience (429 or 503). `retry_after_s` is its hint."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ class Busy(PeerUnreachable):
 
 
 class SlowLine(PeerUnreachable):
-    """408: the peer did not wait for the rest of our body. The line is at fault; a smaller body may get through."""
+    """The peer did not wait for the rest of our body (408). The line is at fault; a smaller body may get through."""
 
 
 class Peer(Protocol):

@@ -79,8 +79,7 @@ class Gate:
             del self._at[guest.address]
 
     def prove(self, guest: Guest, node: NodeId) -> bool:
-        """Note that a request of `node` on this connection was verified. Return False if it has too many
-        connections."""
+        """Note that a request of `node` on this connection was verified. Return False if the node has too many."""
         if guest.exempt or guest.node == node or guest not in self._at.get(guest.address, ()):
             return True
         if len(self._of.get(node, ())) >= self._limits.connections:
@@ -116,8 +115,8 @@ class Gate:
 
 
 class Meter:
-    """Token buckets by name, `share` times as large and fast as in `limits`. Beyond `limits.buckets` the bucket that
-    was unused for longest is forgotten."""
+    """Token buckets by name, `share` times as large and fast as in `limits`. Beyond `limits.buckets` the one
+    unused for longest is forgotten."""
 
     def __init__(self, limits: Limits, share: float = 1.0) -> None:
         self._rate = share * limits.requests_per_s

@@ -103,8 +103,7 @@ class Links:
         return len(self._streams)
 
     def dial(self, wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
-        """Keep a link to each of these nodes, trying its addresses in turn. Give up every other node that this one
-        dialled."""
+        """Keep a link to each of these nodes, trying its addresses in turn. Give up all others that it dialled."""
         self._wanted = wanted
         for node in [n for n in self._dialling if n not in wanted]:
             self._dialling.pop(node).cancel()

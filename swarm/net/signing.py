@@ -1,5 +1,4 @@
-"""Ed25519 identities and sealed messages: a signature covers the exact bytes that were received, never a
-re-encoding."""
+"""Ed25519 identities and sealed messages: a signature covers the exact bytes received, never a re-encoding."""
 
 from __future__ import annotations
 

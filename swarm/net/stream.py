@@ -187,7 +187,7 @@ class Stream:
         self.wake()
 
     def wake(self) -> None:
-        """Look for something to send. Poll the socket only after the kernel has refused bytes."""
+        """Look for something to send. The first try comes without polling the socket."""
         if not (self._writing or self._paused_writing or self._closed):
             self._writing = True
             self._loop.call_soon(self._on_writable)
@@ -221,7 +221,7 @@ class Stream:
             while self._write_some():
                 pass
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            pass  # later
+            pass  # the event loop says when to go on
         except OSError as error:
             self.close(error)
         if self._writing and not self._polled and not self._closed:

@@ -11,8 +11,8 @@ that this one was lost, or refused as wrong. The node asks (Want) a peer known t
 another stripe, else the learner, and passes the chunk on to its children like any other. A peer sends what it is asked
 for as soon as it holds it, and says what it holds. Pulls end by themselves when new routes come.
 
-Bounds: an index is in a link's queue once. Each peer has at most MAX_INDICES requests open here, and this node at most
-MAX_INDICES with all peers together.
+Bounds: an index is in a link's queue once. For each peer at most MAX_INDICES requests wait for a chunk, and as many
+wait for the link. This node has at most MAX_INDICES open asks in all.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ MAX_NOTES = 2
 HAVE_EVERY_S = 1.0  # Shortest interval between bitmaps for a peer that asks for chunks this node lacks
 
 LEAD_ROUNDS = 4
-"""Rounds of stripes by which a link may run ahead of the others. Sockets share an uplink evenly, but a child in two
+"""Chunks of each stripe by which a link may be ahead of the others. Sockets share an uplink evenly, but a child in two
 stripes needs twice as much: without this limit some stripes ran at 60 % of others, and all took 1.27 times as long."""
 
 WALK = 1.4

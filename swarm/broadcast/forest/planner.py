@@ -90,7 +90,7 @@ def _share(
 def _spread(
     learner: PeerProfile, peers: Sequence[PeerProfile], slots: dict[NodeId, int], stripes: int
 ) -> list[dict[NodeId, int]]:
-    """Return degrees by stripe. Each stripe gets len(peers) slots; those of publics and learner differ by one."""
+    """Return degrees by stripe. Each stripe gets len(peers) slots; the sums of publics and learner differ by one."""
     degrees: list[dict[NodeId, int]] = [{} for _ in range(stripes)]
     publics = [peer for peer in peers if peer.public]
     of_publics = slots[learner.node] + sum(slots[peer.node] for peer in publics)
@@ -130,7 +130,7 @@ def _grow(
 ) -> Tree:
     """Grow one tree from the top. `fed` says whom each node feeds in any stripe.
 
-    There are as many slots as peers. A leaf's slots can only be filled by publics. Publics and learner have as many
+    There are as many slots as peers. Only publics can fill a leaf's slots. Publics and learner have as many
     slots as there are leaves plus `spare`, and at most `spare` of these go to publics. If a peer were left without a
     free slot, all slots of its kind would be filled, and hence all peers of its kind placed, since peers with slots go
     first.

@@ -64,8 +64,7 @@ class Window:
             self.size += 1
 
     def grant(self, waiting: float, rate: float, left_s: float = math.inf) -> int:
-        """Return how many more chunks to grant. `rate` is in chunks/s to each child, `left_s` the rest of the
-        transfer."""
+        """Return how many more chunks to grant. `rate` is in chunks/s to each child, `left_s` the time left."""
         self._shortest = min(self._shortest, waiting)
         self.size = min(self.size, max(self._floor, int(LONGEST_S * rate)))
         if left_s < ENDING_S:
@@ -94,8 +93,7 @@ STALLED_SHARE = 0.25
 moving average over a second tells that from bad luck. A connection that only starts slowly gets more."""
 
 KEPT_UP_TICKS = 3
-"""A stalled child is offered half of the average rate. It is normal again once it takes that for more ticks than
-this."""
+"""A stalled child is offered half of the average rate. Once it takes that for more ticks than this, it is normal."""
 
 
 @dataclass(slots=True, eq=False)

@@ -103,8 +103,7 @@ def begin_from_base(base: BaseModel, weights: WeightMap, version: SignedVersion)
 
 
 def find_base(name: str) -> Path:
-    """Return the directory that `--base` names: a path, or a model's id in the Hugging Face cache. UserError if
-    none."""
+    """Return the directory that `--base` names: a path, or a model in the Hugging Face cache. UserError if none."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path

@@ -84,8 +84,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def map_file(path: Path, nbytes: int) -> memoryview:
-    """Return a read-only view of the first `nbytes` bytes of a file. The mapping ends with the last part of the
-    view."""
+    """Return a read-only view of a file's first `nbytes` bytes. The mapping ends with the last part of the view."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ))
 

@@ -184,7 +184,7 @@ def _magnitudes(words: Words) -> Bytes:
 
 
 def _sample(words: Words) -> Words:
-    return words[:: words.size // SAMPLE_WORDS | 1]  # odd, because rows have round lengths
+    return words[:: words.size // SAMPLE_WORDS | 1]  # an odd step, because rows have round lengths
 
 
 def _plane_bits(sample: Words) -> float:
@@ -198,8 +198,7 @@ def _plane_bits(sample: Words) -> float:
 
 def _encode_sparse(words: Words, base: Words, differs: Mask) -> bytes:
     """Return the threshold (a byte), then five streams: the large words' gaps and codes in pairs of nibbles, the small
-    words' gaps and codes a byte each, and what is too large for its nibble or byte. If nothing changed, return
-    UNCHANGED."""
+    words' gaps and codes a byte each, and what is too large for its nibble or byte. UNCHANGED if nothing did."""
     changed = _where(differs)
     if not changed.size:
         return UNCHANGED

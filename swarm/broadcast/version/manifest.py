@@ -21,7 +21,7 @@ from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
 from swarm.net.wire import DigestField, Message, decode, digest, encode
 from swarm.types import Count, Id, VersionId
 
-HEAD_BYTES = 1024  # A head travels in every gossip answer
+HEAD_BYTES = 1024  # Heads travel in gossip's answers
 
 LAYOUT_BYTES = 32 * 1024 * 1024
 """A tokenizer of 200,000 words is 12 MB; tensor names of a 1,000-layer model are under 2 MB."""
