@@ -130,7 +130,7 @@ def _cut(data: bytes, span: Span) -> bytes:
 
 
 NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
-"""Types of frames. links.py has those below."""
+"""Types of frames. Types 1 and 2 are in net/links.py."""
 
 ROSTER_BYTES = 512 * 1024  # 256 members of 2 KiB: four addresses with names of the full length
 ROUTES_BYTES = 512 * 1024  # 255 children in each of 16 stripes, at 66 bytes, are 270 KB

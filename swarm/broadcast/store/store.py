@@ -117,7 +117,7 @@ def _mapped(path: Path, nbytes: int) -> memoryview:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         allocate(descriptor, nbytes, path)
-        # The system refuses an empty map, and a version may not differ from its base at all.
+        # The system refuses to map an empty file, and a signed table may state 0 bytes.
         return memoryview(mmap.mmap(descriptor, nbytes)) if nbytes else memoryview(bytearray())
     finally:
         os.close(descriptor)

@@ -53,7 +53,7 @@ UNKNOWN = b""  # Stands for the digest of a region whose content is of no use
 
 
 class MapRecord(Message, frozen=True):
-    """The version that the map holds or is to hold, as a file beside it."""
+    """The version that the map holds or will hold, as a file beside it."""
 
     sealed_head: bytes
     table_bytes: bytes
