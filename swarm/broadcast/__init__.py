@@ -1,1 +1,1 @@
-"""The weights' way from the learner to every sampler: regions, chunks, signed manifests, the memory-mapped copy."""
+"""How weights get from the learner to every sampler: regions, chunks, signed manifests, the memory-mapped copy."""

@@ -1,10 +1,10 @@
 """How a node that is behind, new or damaged gets a version over HTTP: by stored deltas or by full regions.
 
-Deltas are the chunks of the versions in between, applied one after the other; they stay in the store, so this node can
-give them to others. Full regions are encoded by a peer for this node alone and proven by the decoded digest of the
-signed table. The way that takes fewer bytes is chosen; tables state the sizes of deltas. If the base of a few regions
-is damaged, those are fetched in full and the rest is applied. Pieces come from several peers at once, with several
-requests in flight; a peer that fails or lies is not asked again.
+Deltas are the chunks of the versions in between, applied one after the other. They stay in the store, so this node can
+give them to others. A peer encodes full regions for this node alone; the decoded digests in the signed table prove
+them. The node takes the way that needs fewer bytes; tables state the sizes of deltas. If the base of a few regions is
+damaged, it fetches those in full and applies the rest. It fetches pieces from several peers at once, with several
+requests in flight, and does not ask a peer again that failed or lied.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from swarm.net.wire import decode
 from swarm.types import VersionId
 
 REQUESTS_A_PEER = 4
-"""Requests in flight to one peer: pieces of 1 MiB cover 300 ms at 100 Mbit/s. A client opens twice as many."""
+"""Requests in flight to one peer: four pieces of 1 MiB cover 300 ms at 100 Mbit/s. A client opens twice as many."""
 
 REQUESTS_IN_ALL = 16  # Pieces in memory at once: 64 MiB at most
 FETCH_S = 60.0  # Time limit for one piece: 4 MiB at 0.6 Mbit/s
 LATE_S = 2.0
 LATE_RATIO = 3.0
-"""A piece under way for longer than this, and than three times the average, is asked of another peer too."""
+"""A piece that took longer than LATE_S and three times the average so far is asked of another peer too."""
 
 GONE_IN_A_ROW = 4  # A peer that lacks this many pieces in a row has moved on to another version
 BUSY_IN_A_ROW = 10  # A peer that is busy this often in a row is given up
@@ -50,7 +50,7 @@ BUSY_IN_A_ROW = 10  # A peer that is busy this often in a row is given up
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
-    """One GET. `take` is called with the body in a thread and says whether it is what was signed."""
+    """One GET. `take` gets the body, in a thread, and says whether it is what was signed."""
 
     path: str
     expected_bytes: int
@@ -60,7 +60,7 @@ class Piece:
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """A peer that is asked, and its answers without a piece since the last one with."""
+    """A peer that is asked, with the number of `gone` and `busy` answers since it last gave a piece."""
 
     peer: Peer
     gone: int = 0
@@ -75,7 +75,7 @@ class Request:
 
 
 class Download:
-    """Pieces to fetch from one set of peers, and what is left of them from another."""
+    """Pieces to fetch from one set of peers, and then what is left of them from another."""
 
     def __init__(self, pieces: Sequence[Piece], pool: Executor, *, meter: Meter | None = None) -> None:
         self.failed: list[Peer] = []
@@ -88,7 +88,7 @@ class Download:
         self._taken = 0
 
     async def run(self, peers: Sequence[Peer]) -> bool:
-        """True once every piece is taken; False if no peer is left that gives the rest."""
+        """Return True once every piece is taken, False if no peer is left that gives the rest."""
         each = min(REQUESTS_A_PEER, max(1, REQUESTS_IN_ALL // max(1, len(peers))))
         free = deque([Source(peer) for peer in peers[:REQUESTS_IN_ALL]] * each)
         try:
@@ -108,7 +108,7 @@ class Download:
         return True
 
     def _ask(self, free: deque[Source]) -> None:
-        """Give every source that is free something to do, if there is anything."""
+        """Give every free source something to do, if there is anything."""
         for _ in range(len(free)):
             source = free.popleft()
             if source.peer in self.failed:
@@ -120,7 +120,7 @@ class Download:
             self._requests[task] = Request(source, piece, asyncio.get_running_loop().time())
 
     def _next(self, source: Source) -> Piece | None:
-        """A piece that nobody is asked for, or one that another peer alone is asked for and is late with."""
+        """Return a piece that nobody is asked for, or one that only one other peer is asked for and is late with."""
         while self._waiting:
             if (piece := self._waiting.popleft()) in self.left:
                 return piece
@@ -143,7 +143,7 @@ class Download:
         return request.source
 
     async def _fetch(self, source: Source, piece: Piece) -> bool:
-        """Ask for a piece and take it. False if the peer is not to be asked again."""
+        """Ask for a piece and take it. Return False if the peer must not be asked again."""
         loop = asyncio.get_running_loop()
         if self._meter is not None:
             await self._meter(piece.expected_bytes)
@@ -169,7 +169,7 @@ class Download:
 
 
 CHUNKS_WORTH = 1.1
-"""Chunks may take a tenth more bytes than full regions: they can be given to others, and nobody has to encode them."""
+"""Chunks may take a tenth more bytes than full regions: others can have them too, and nobody has to encode them."""
 
 FRAMING_BYTES = 64  # An answer with a region states the codec before the encoding
 MAX_DELTAS = 8  # Deltas applied in sequence: peers keep four versions and those in use
@@ -187,8 +187,8 @@ async def catch_up(
 ) -> None:
     """Make the map hold `target`. Nothing else may change the map meanwhile.
 
-    The sources are asked in parallel, the learner only for what none of them gives. PeerUnreachable if nobody gives
-    the rest: what came is kept, and the next call goes on from there. `meter` is awaited before each request.
+    The sources are asked in parallel, the learner only for what none of them gives. Raise PeerUnreachable if nobody
+    gives the rest: what came is kept, and the next call goes on from there. `meter` is awaited before each request.
     """
     if weights.version != target.head.version:
         await _CatchUp(store, weights, list(sources), [learner] if learner is not None else [], pool, meter).run(target)
@@ -218,7 +218,7 @@ class _CatchUp:
     # -- deltas ----------------------------------------------------------------------------------------------
 
     async def _deltas(self, target: SignedVersion, limit_bytes: int) -> list[SignedVersion] | None:
-        """The versions to apply in sequence, the oldest first; None if that takes more than `limit_bytes`."""
+        """Return the versions to apply in sequence, oldest first, or None if they take more than `limit_bytes`."""
         chain = [target]
         cost = self._chunk_bytes(target)
         while needs_base(chain[0].table) and chain[0].head.base != self._weights.last_whole:
@@ -322,7 +322,7 @@ class _CatchUp:
         return sum(self._full_region_bytes(version, index) for index in indices)
 
     def _full_region_bytes(self, version: SignedVersion, index: int) -> int:
-        """The full encoding's size, as the table states it or, for a delta, estimated."""
+        """Return the size of the full encoding, as the table states it or, for a delta, estimated."""
         entry = version.table.regions[index]
         if entry.codec not in DELTAS:
             return entry.encoded_bytes

@@ -1,4 +1,4 @@
-"""The nodes that a receiver is linked with, by the learner's rosters, and those it can ask for what it lacks."""
+"""The nodes that the learner's rosters link a receiver with, and those that it can ask for what it lacks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from swarm.net.stream import LinkEnd, Stream
 from swarm.types import Address, NodeId
 
 LISTED_S = 2.0
-"""How long a version waits for the roster that says whether this node is public; without faults it comes before."""
+"""How long a version waits for the roster that says whether this node is public. Without faults it comes earlier."""
 
 DROPPED_S = 5.0
-"""How long links to nodes that left the roster live on: a restarted learner lists them again by then."""
+"""How long links to nodes that left the roster live on. A restarted learner lists such nodes again by then."""
 
 FETCH_S = 60.0  # Time limit for the layout: 32 MiB at 4.5 Mbit/s
-SMALL_BYTES = 64 * 1024  # Objects that the learner is asked for first
+SMALL_BYTES = 64 * 1024  # Objects up to this size are asked of the learner first
 T = TypeVar("T")
 
 
@@ -43,7 +43,7 @@ class Neighbours:
         self.links.dial(wanted)
 
     def take_roster(self, roster: Roster) -> None:
-        """The learner's newest word on who takes part."""
+        """Take the learner's newest word on who takes part."""
         self._roster = roster
         self.dial()
         if self._admits(self._station.me):
@@ -60,14 +60,14 @@ class Neighbours:
 
     @property
     def are_known(self) -> bool:
-        """Whether the learner has said who takes part."""
+        """True if the learner has said who takes part."""
         return bool(self._roster.members)
 
     def is_leaf(self, node: NodeId) -> bool:
         return next((member.is_leaf for member in self._roster.members if member.node == node), False)
 
     async def is_leaf_itself(self) -> bool:
-        """As the learner sees this node, which it may say in a moment; else a leaf, which promises least."""
+        """Return True if the learner lists this node as a leaf, or does not list it in time: a leaf promises least."""
         try:
             async with asyncio.timeout(LISTED_S):
                 await self._listed.wait()
@@ -78,23 +78,23 @@ class Neighbours:
     # -- whom to ask -----------------------------------------------------------------------------------------
 
     def publics(self) -> list[Peer]:
-        """Members of the roster in random order, or the publics that gossip knows while no learner has said who takes
-        part."""
+        """Return the roster's publics in random order, or those that gossip knows while there is no roster."""
         members = [m for m in self._roster.members if not m.is_leaf and m.node != self._station.me]
         found = [(m.node, m.addresses[0]) for m in members] or self._station.publics()
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
     def learner(self) -> Peer | None:
-        """None while its address is unknown."""
+        """Return the learner, or None while its address is unknown."""
         node, addresses = self._station.learner()
         return self._station.peer_at(node, addresses[0]) if addresses else None
 
     async def fetch(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
-        """An object from whoever gives the right one, the learner last unless it is small, and what `read`, in a
-        thread, makes of it; it raises ProtocolError for a wrong one. PeerUnreachable if nobody gives it."""
+        """Fetch an object from a peer that gives the right one, from the learner last unless it is small. Return it and
+        what `read`, in a thread, makes of it; `read` raises ProtocolError for a wrong one. Raise PeerUnreachable if
+        nobody gives it."""
         learner = [found] if (found := self.learner()) is not None else []
-        # At the first version nobody else has the layout: asking around would cost more time than a small one is worth.
+        # At first only the learner has the layout. For a small one, asking around takes more time than it saves.
         peers = [*learner, *self.publics()] if cap_bytes <= SMALL_BYTES else [*self.publics(), *learner]
         for peer in peers:
             try:

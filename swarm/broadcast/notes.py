@@ -1,7 +1,7 @@
-"""What nodes say to one another about the chunks of one version, and what every core of the transfer offers its shell.
+"""What nodes tell one another about the chunks of one version, and what every core of a transfer offers its shell.
 
-Payload stays outside of the cores: they speak of (peer, index). A link is asked for its next frame only when it can
-take one (late binding), so that nothing waits in a socket's buffer that could still be decided otherwise.
+The cores never see payload: they speak of (peer, index). A link is asked for its next frame only when it can take one
+(late binding), so that nothing waits in a socket's buffer that could still be decided differently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from swarm.net.wire import Message
 from swarm.types import Address, NodeId
 
-MAX_INDICES = 64  # Of one note: the most chunks that a receiver asks for at a time
+MAX_INDICES = 64  # In one note: the most chunks that a receiver asks for at a time
 MAX_BITMAP_BYTES = 512 * 1024  # One bit for each of the 4,000,000 chunks that a table may have
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=4_000_000)]
@@ -31,14 +31,14 @@ class Kind(IntEnum):
     FRESH = 1
     """Forward it: to all links of a mesh, or to the children in the chunk's tree."""
     FORWARD = 2
-    """A leaf forwards it and cannot reach other leaves: pass it to them."""
+    """Pass it to the other leaves: it comes from a leaf that cannot reach them."""
 
 
 @dataclass(slots=True)
 class Send:
-    """One chunk for one link. `via` names the public that is to forward a leaf's fresh chunk to the other leaves.
+    """One chunk for one link. `via` names the public that has to forward a leaf's fresh chunk to the other leaves.
 
-    Not frozen, as Frame is not: thousands a second are made, and that would take three times as long.
+    This is not frozen, nor is Frame: thousands are made a second, and that would take three times as long.
     """
 
     index: int
@@ -47,10 +47,9 @@ class Send:
 
 
 class Credit(Message, frozen=True, tag=1):
-    """A forwarder can take `copies` more fresh chunks, and as a public `forwards` more to forward. `epoch` is the
-    number of recalls that it has heard: credit of an older epoch is void. It has sent every live child the chunks
-    `copied`, and those `forwarded` that it had to forward. All in one note: as separate notes one starved the other on
-    a busy link."""
+    """A forwarder can take `copies` more fresh chunks, and as a public `forwards` more to forward. It has sent the
+    chunks `copied` to every live child, and passed on `forwarded`. `epoch` is the number of recalls that it has heard:
+    credit of an older epoch is void. As separate notes these starved one another on a busy link."""
 
     copies: Small
     forwards: Small
@@ -60,7 +59,7 @@ class Credit(Message, frozen=True, tag=1):
 
 
 class Recall(Message, frozen=True, tag=3):
-    """The seeder deals these chunks to somebody else: drop what is queued of them. All credit is void."""
+    """The seeder deals these chunks to another node: drop what is queued of them. All credit is void."""
 
     indices: Indices
     epoch: Small
@@ -73,8 +72,8 @@ class Have(Message, frozen=True, tag=4):
 
 
 class Complete(Message, frozen=True, tag=5):
-    """The sender holds the whole version. `chunks` is False, to the learner alone, if it came by the version another
-    way and takes no part in this transfer."""
+    """The sender holds the whole version. With `chunks` False, which only the learner is told, it got the version
+    another way and takes no part in this transfer."""
 
     chunks: bool = True
 
@@ -86,11 +85,11 @@ class Want(Message, frozen=True, tag=6):
 
 
 class AllDealt(Message, frozen=True, tag=7):
-    """The seeder has dealt everything and nothing is outstanding: receivers ask for what they still lack."""
+    """The seeder has dealt everything and nothing is outstanding. Receivers now ask for what they still lack."""
 
 
 class Behind(Message, frozen=True, tag=8):
-    """To the learner: these stripes fall behind the others, and their parents are linked."""
+    """For the learner: these stripes fall behind the others, although their parents are linked."""
 
     stripes: Indices
 
@@ -101,43 +100,43 @@ Note = Credit | Recall | Have | Complete | Want | AllDealt | Behind
 class Courier(Protocol):
     """One node's part in the transfer of one version. Pure: time and randomness are arguments.
 
-    The shell calls `next_for` when a link can take a frame and `sent` when it has taken the whole of it; it calls
-    `arrived` for chunks whose digest matched alone (I2). After any other call it drains `ready`, the links that may
-    have something to send now, and arms a timer for `deadline`. Whatever a peer sends is legal input.
+    The shell calls `next_for` when a link can take a frame, and `sent` once it has taken all of it. It calls `arrived`
+    only for chunks whose digest matched (I2). After any other call it drains `ready`, the links that may have something
+    to send now, and arms a timer for `deadline`. Whatever a peer sends is legal input.
     """
 
     complete: bool
 
     def join(self, peer: NodeId, *, leaf: bool, now: float) -> None:
-        """A link to `peer` is up. Two leaves have no link."""
+        """Add the link to `peer`, which is up. Two leaves have no link."""
 
     def leave(self, peer: NodeId, *, now: float) -> None:
-        """It is down."""
+        """Drop the link to `peer`, which is down."""
 
     def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
-        """`peer` sent a chunk, now stored and proven; `index` may have been held already."""
+        """Take a chunk that `peer` sent, now stored and proven. `index` may have been held already."""
 
     def heard(self, peer: NodeId, note: Note, *, now: float) -> None:
-        """`peer` said something."""
+        """Take what `peer` said."""
 
     def next_for(self, peer: NodeId, *, now: float) -> Note | Send | None:
-        """What the link to `peer` is to carry next."""
+        """Return what the link to `peer` carries next, or None."""
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
-        """The link has taken all of `send`, which `next_for` gave."""
+        """Note that the link has taken all of `send`, which `next_for` gave."""
 
     def ready(self) -> list[NodeId]:
-        """Links that may have something to send since the last call, in a fixed order."""
+        """Return the links that may have something to send since the last call, in a fixed order."""
 
     def deadline(self) -> float | None:
-        """When `tick` wants to be called."""
+        """Return when `tick` wants to be called."""
 
     def tick(self, *, now: float) -> None:
-        """Time has passed."""
+        """Do what is due."""
 
 
 def has_bit(bitmap: bytes | bytearray, index: int) -> bool:
-    """Whether chunk `index` is in a Have's bitmap, which may be too short."""
+    """Return True if chunk `index` is in a Have's bitmap, which may be too short."""
     return index >> 3 < len(bitmap) and bool(bitmap[index >> 3] >> (index & 7) & 1)
 
 
@@ -170,14 +169,14 @@ class Member(Message, frozen=True):
 
 
 class Roster(Message, frozen=True):
-    """The receivers that a node is to be linked with, itself among them."""
+    """The receivers that a node should be linked with, itself among them."""
 
     members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Routing(Message, frozen=True):
-    """One node's part in the trees of a version: by stripe its parent, or NO_NODE, and its children; the pace that is
-    planned for all, 0 if unknown."""
+    """One node's part in the trees of a version: for each stripe its parent, or NO_NODE, and its children; and the pace
+    planned for everybody, 0 if unknown."""
 
     parents: Annotated[tuple[Annotated[NodeId, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=MAX_STRIPES)]
     children: Annotated[tuple[Nodes, ...], msgspec.Meta(max_length=MAX_STRIPES)]
@@ -185,7 +184,7 @@ class Routing(Message, frozen=True):
 
 
 def whom_to_dial(me: NodeId, roster: Roster) -> dict[NodeId, tuple[Address, ...]]:
-    """The members that `me` dials: of two publics the smaller id dials, a leaf dials all publics."""
+    """Return the members that `me` dials: of two publics the smaller id dials, and a leaf dials all publics."""
     own = next((member for member in roster.members if member.node == me), None)
     if own is None:
         return {}

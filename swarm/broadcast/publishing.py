@@ -1,4 +1,4 @@
-"""Publishing on the learner's disk: staged weights to encodings, a chunk table, a signed head. Blocking."""
+"""Publishing on the learner's disk: staged weights become encodings, a chunk table, a signed head. Blocking."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from swarm.net.wire import Digest, digest, encode
 from swarm.types import VersionId
 
 REGIONS_IN_HAND = 8  # Regions encoded at a time: 32 MiB of encodings at most, whatever the size of the model
-SUM_PART_BYTES = 32 * 1024 * 1024  # An embedding of a gigabyte is summed by all threads
+SUM_PART_BYTES = 32 * 1024 * 1024  # What a thread sums at a time, so that all threads share an embedding of a gigabyte
 
 
 def content_of(table: ChunkTable) -> Digest:
-    """One digest over all weights of a version, whatever they are encoded as."""
+    """Return one digest over all weights of a version, whatever their encoding."""
     return digest(b"".join(entry.decoded_digest for entry in table.regions))
 
 
 def content_of_file(path: Path, layout: Layout) -> Digest:
-    """The same digest, of staged weights."""
+    """Return the same digest of staged weights."""
     weights = map_file(path, layout.total_bytes)
     return digest(b"".join(digest(_part(weights, region)) for region in regions_of(layout)))
 
@@ -44,7 +44,7 @@ def content_of_file(path: Path, layout: Layout) -> Digest:
 class PublishedVersions:
     """The learner's versions under `directory`, of one layout, and the raw weights of the newest as a weight map.
 
-    What a former process published under the same key is found again and can be sent on.
+    It finds what a former process published with the same key, which can be sent on.
     """
 
     def __init__(self, directory: Path, key: SigningKey, layout: Layout) -> None:
@@ -54,7 +54,7 @@ class PublishedVersions:
         self.store.set_layout(encode(layout), layout)
         for held in self.store.versions():
             if not held.chunks.complete:
-                # It was announced, but its encodings were lost with the power: nobody can be given it any more.
+                # It was announced, but a power cut took its encodings: nobody can have it any more.
                 self.store.drop(held.head.version)
         self.weights = open_weights(self.store)
 
@@ -65,10 +65,10 @@ class PublishedVersions:
     def publish(
         self, staging: Path, version: VersionId, chunk_bytes: int, pool: Executor, *, full: bool = False
     ) -> HeldVersion:
-        """Encode the staged weights as `version` and keep them; `pool` codes regions in parallel.
+        """Encode the staged weights as `version` and keep them. `pool` codes regions in parallel.
 
-        Deltas refer to the version published before, unless `full`. The staging file must not change meanwhile;
-        afterwards it holds other bytes, and the next staging writes it whole. DiskFull leaves everything as it was.
+        Deltas refer to the version published before, unless `full`. The staging file must not change meanwhile.
+        Afterwards it holds other bytes, and the next staging writes all of it. DiskFull leaves everything as it was.
         """
         held = self._encode(map_file(staging, self._layout.total_bytes), version, chunk_bytes, pool, full)
         self.weights.exchange(staging, held)
@@ -86,7 +86,7 @@ class PublishedVersions:
     ) -> HeldVersion:
         newest = self.newest
         assert newest is None or version > newest.head.version
-        # After damage to the map there is nothing to refer to.
+        # If the map is damaged, there is nothing to refer to.
         base = newest if newest is not None and newest.head.version == self.weights.version and not full else None
         require_room(self.store.directory, self._expected_bytes(base), f"version {version}")
         path = self.store.chunks_path(version)
@@ -101,7 +101,7 @@ class PublishedVersions:
         return self._sign(version, base.head.version if base is not None and needs_base(table) else None, table)
 
     def _write(self, path: Path, fresh: memoryview, chunk_bytes: int, pool: Executor, delta: bool) -> ChunkTable:
-        """Write all encodings to `path`, end to end; the table of what is there."""
+        """Write all encodings to `path`, end to end, and return their table."""
         entries: list[RegionEntry] = []
         digests: list[bytes] = []
         open_chunk = bytearray()
@@ -150,14 +150,14 @@ class PublishedVersions:
         )
 
     def _expected_bytes(self, base: HeldVersion | None) -> int:
-        """A delta is assumed as large as the last one; of the first one nothing is known."""
+        """Assume that a delta is as large as the last one. Of a first delta nothing is known."""
         if base is not None:
             return base.table.encoded_bytes if base.head.base is not None else 0
         return int(FULL_RATIO * self._layout.total_bytes)
 
 
 def _sum(weights: memoryview, tensor: Span, pool: Executor) -> int:
-    """A tensor's sum, from parts of it: sums of parts add up, as long as no 16-bit word is cut."""
+    """Add up a tensor's sum from parts: sums of parts add up as long as no 16-bit word is cut."""
     end = tensor.start + tensor.nbytes
     parts = [Span(start=at, nbytes=min(SUM_PART_BYTES, end - at)) for at in range(tensor.start, end, SUM_PART_BYTES)]
     return sum(pool.map(lambda part: tensor_sum(_part(weights, part)), parts)) % 2**64

@@ -1,9 +1,9 @@
-"""A receiver's whole data plane: links, the versions under way, and the weight map that is brought up to date.
+"""A receiver's whole data plane: links, the versions under way, and the weight map that follows them.
 
-Announcements come from the learner; heads are signed, and tables are proven by them. While the learner is away, the
-newest head comes from gossip. A version is opened when its base is here or coming; it is applied when all of it is here
-and the map holds its base. A receiver that is further behind than that asks peers for stored deltas or full regions
-(catchup.py), the learner last.
+The learner announces versions. It signs the heads, and they prove the tables. While the learner is away, the newest
+head comes from gossip. A node opens a version when its base is here or coming. It applies the version when all of it is
+here and the map holds its base. A receiver that is further behind asks peers for stored deltas or full regions
+(catchup.py), and the learner last.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from swarm.net.wire import decode
 from swarm.types import NodeId, VersionId
 
 MAX_ANNOUNCED = 4
-"""Newest heads that wait for their tables. A node that is further behind catches up another way (catchup.py)."""
+"""Newest heads that may wait for their tables. A node that is further behind catches up another way (catchup.py)."""
 
 TABLE_S = 2.0
-"""When to ask for a table that is still incomplete after its head: a forwarder may have died with a part of it."""
+"""How long after its head an incomplete table is asked for: a forwarder may have died with a part of it."""
 
 
 @dataclass(slots=True)
 class Announced:
-    """A head, and the parts of its table."""
+    """A head and the parts of its table."""
 
     sealed: bytes
     head: Head
@@ -74,7 +74,7 @@ class Announced:
 
 
 class Announcements:
-    """Heads that wait for their tables. `on_ready` gets each once: when the table is here, or after TABLE_S."""
+    """Heads that wait for their tables. `on_ready` gets each once: when its table is here, or after TABLE_S."""
 
     def __init__(self, on_ready: Callable[[Announced], None]) -> None:
         self._on_ready = on_ready
@@ -82,10 +82,10 @@ class Announcements:
         self._early = EarlyParts()
 
     def take_head(self, sealed: bytes, head: Head) -> None:
-        """Take a head that the learner signed, and the parts of its table that overtook it."""
+        """Take a head that the learner signed, with the parts of its table that came before it."""
         version = head.version
         if version in self._waiting:
-            return  # again over a new link
+            return  # It came again over a new link.
         timer = asyncio.get_running_loop().call_later(TABLE_S, self._finish, version)
         self._waiting[version] = Announced(sealed, head, TableParts(head.table_bytes), timer)
         while len(self._waiting) > MAX_ANNOUNCED:
@@ -94,7 +94,7 @@ class Announcements:
             self.take_part(version, index, data, sender)
 
     def take_part(self, version: VersionId, index: int, data: bytes, sender: NodeId) -> None:
-        """Take a part of a table from any linked node; it may overtake the head."""
+        """Take a part of a table from any linked node. It may come before the head."""
         announced = self._waiting.get(version)
         if announced is None:
             self._early.put(version, index, data, sender)
@@ -112,11 +112,11 @@ class Announcements:
             self._on_ready(announced)
 
 
-MAX_TIMES = 16  # Versions whose times `status` shows
+MAX_TIMES = 16  # `status` shows the times of this many versions
 
 
 class Progress:
-    """What a node holds: of versions under way, and of those that it got another way."""
+    """What a node holds of the versions under way and of those that it got another way."""
 
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
@@ -131,7 +131,7 @@ class Progress:
             del self.times[min(self.times)]
 
     async def goes_on(self, news: asyncio.Event, patience_s: float) -> bool:
-        """Wait for `news`; False once no chunk of what is under way has come for `patience_s`."""
+        """Wait for `news`. Return False once no chunk of a version under way has come for `patience_s`."""
         while True:
             missing = self._missing()
             try:
@@ -145,7 +145,7 @@ class Progress:
         return {version: transfer.held.chunks.missing for version, transfer in self._transfers.active.items()}
 
     def tell(self, learner: NodeId, store: VersionStore, in_map: VersionId | None) -> None:
-        """Tell the learner what is held, once over each link. A transfer that is whole has said so itself."""
+        """Tell the learner what is held, once over each link. A transfer that is complete has said so itself."""
         link = self._transfers.links.get(learner)
         if link is None:
             return
@@ -162,18 +162,18 @@ class Progress:
 
 
 MAX_WAITING = 16
-"""Announcements that may wait to be opened. More are dropped; the newest comes again with the next link."""
+"""Announcements that may wait to be opened. More are dropped: the newest comes again with the next link."""
 
 PATIENCE_S = 10.0
-"""How long a node that is behind waits for its peers to be up to date before it burdens the learner, and for a chunk of
-what is under way before it asks for it: a killed learner deals no more of what it announced."""
+"""How long a node that is behind waits before it burdens the learner, so that its peers can get up to date; and how
+long it waits for the next chunk before it fetches the rest, because a killed learner deals no more chunks."""
 
-RETRY_S = 1.0  # Between two tries to catch up
-UNLINKED_S = 5.0  # A learner that has not been linked for this long announces nothing: gossip's head is acted on
+RETRY_S = 1.0  # Pause between two tries to catch up
+UNLINKED_S = 5.0  # A learner that is not linked for this long announces nothing: the node acts on gossip's head
 
 
 class OtherModel(EchoError):
-    """The learner trains another model than the one this node has begun with."""
+    """The learner trains another model than the one with which this node began."""
 
 
 class Receiver:
@@ -218,7 +218,6 @@ class Receiver:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take part until cancelled."""
         try:
             self.store = await in_thread(VersionStore, self._directory, self._learner_key)
             if self.store.layout is not None:
@@ -235,13 +234,12 @@ class Receiver:
                 self._transfers.close(version)
 
     async def accept(self, incoming: Incoming) -> None:
-        """Take a stream that a peer opened."""
         await self._neighbours.links.accept(incoming)
 
     # -- what the roles ask ----------------------------------------------------------------------------------
 
     async def layout(self) -> Layout:
-        """The tensors and files of the model, once they are known."""
+        """Wait until the model is known, and return its tensors and files."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._target is not None)
         assert self.store is not None
@@ -249,21 +247,21 @@ class Receiver:
         return self.store.layout
 
     async def installed(self, than: VersionId | None) -> SignedVersion:
-        """What the map holds, once that is newer than `than`. To read the map, hold `steady`."""
+        """Wait until the map is newer than `than`, and return what it holds. To read the map, hold `steady`."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._newer_map(than) is not None)
         return cast(SignedVersion, self._newer_map(than))
 
     @asynccontextmanager
     async def steady(self) -> AsyncIterator[SignedVersion]:
-        """Within the block nothing is applied to the map, which holds the given version."""
+        """Keep the map as it is within the block, and yield the version that it holds. Raise ProtocolError if none."""
         async with self._steady:
             if self.weights is None or self.weights.current is None:
                 raise ProtocolError("the weights are being changed")
             yield self.weights.current
 
     async def recheck(self) -> int:
-        """Find regions of the map that are not what was written, and fetch them again. Returns how many."""
+        """Find regions of the map that differ from what was written, and fetch them again. Return their count."""
         async with self._steady:
             damaged = await in_thread(self.weights.recheck) if self.weights else 0
         self._say(f"{damaged} regions of the weights on disk are damaged{': fetching them again' if damaged else ''}")
@@ -293,7 +291,7 @@ class Receiver:
     # -- announcements ---------------------------------------------------------------------------------------
 
     def _on_frame(self, node: NodeId, frame: Frame, payload: bytes) -> None:
-        """Heads and rosters are the learner's to send; parts of a table come from others too."""
+        """Take an announcement. Only the learner sends heads and rosters; parts of a table come from others too."""
         if frame.type == TABLE:
             self._take_part(node, frame, payload)
         elif node != self._station.learner()[0]:
@@ -308,7 +306,7 @@ class Receiver:
                 self._announcements.take_head(payload, head)
 
     def _take_routes(self, version: VersionId, routes: Routing) -> None:
-        """This node's place in the trees of a version, before or while it is under way."""
+        """Take this node's place in the trees of a version, before or while the version is under way."""
         if len(routes.parents) != len(routes.children):
             raise ProtocolError("routes have a parent and children for each stripe")
         self._routes[version] = routes
@@ -353,7 +351,7 @@ class Receiver:
                     self._announced.put_nowait(announced)
 
     async def _heed_gossip(self) -> None:
-        """While there is no learner to announce anything, take the newest head from gossip: peers may have it."""
+        """While no learner is linked to announce anything, take the newest head from gossip: peers may have it."""
         was_linked = True
         while True:
             await asyncio.sleep(UNLINKED_S)
@@ -379,7 +377,7 @@ class Receiver:
         self._retire(held)
         if self.version == head.version:
             self._progress.note_time(head.version, "complete_s")
-        # A version whose base neither is here nor comes could not be applied: its deltas are of no use to this node.
+        # Without its base, here or coming, a version cannot be applied: its deltas are of no use to this node.
         if (self._base_comes(head.base) or not needs_base(table)) and not from_base:
             self._transfers.open(held, self._courier(held, leaf=leaf))
             if held.chunks.complete:
@@ -387,8 +385,8 @@ class Receiver:
         await self._tell()
 
     async def _take_from_base(self, held: HeldVersion) -> bool:
-        """Take what the local base model has of this node's first version. True if the rest is less than half, and so
-        better fetched by regions than streamed; a node that others in the trees depend on has all of it streamed."""
+        """Take what the local base model has of this node's first version. Return True if less than half is left, which
+        is better fetched by regions than streamed. A node that feeds others in the trees streams all of it."""
         assert self.weights is not None
         if self._base is None or self.weights.last_whole is not None or self._transfers.active:
             return False
@@ -399,7 +397,7 @@ class Receiver:
         return 2 * left < self.weights.layout.total_bytes and not (routes is not None and any(routes.children))
 
     def _courier(self, held: HeldVersion, *, leaf: bool) -> Courier:
-        """This node's part: in the trees if the learner gave it a place there, else in the mesh."""
+        """Create this node's part: in the trees if the learner gave it a place there, else in the mesh."""
         learner, _ = self._station.learner()
         count, have = len(held.chunks.spans), held.chunks.have()
         if (routes := self._routes.get(held.head.version)) is not None:
@@ -407,7 +405,7 @@ class Receiver:
         return Forwarder(learner, count, leaf=leaf, now=time.monotonic(), have=have)
 
     async def _table(self, announced: Announced, store: VersionStore) -> tuple[bytes, ChunkTable]:
-        """The table from its parts or, if they are not the signed one, from the learner or a peer."""
+        """Return the table from its parts or, if they do not make the signed one, from the learner or a peer."""
         head, layout = announced.head, store.layout
         assert layout is not None
         if (data := announced.parts.whole()) is not None:
@@ -424,7 +422,7 @@ class Receiver:
         return data, table
 
     async def _with_layout(self, head: Head) -> VersionStore:
-        """The store with the head's layout, fetched if it is not here. OtherModel if there was another one."""
+        """Return the store with the head's layout, fetched if it is not here. Raise OtherModel if the model changed."""
         assert self.store is not None
         if self.store.layout_digest == head.layout_digest:
             return self.store
@@ -441,7 +439,7 @@ class Receiver:
         return self.store
 
     def _retire(self, newer: HeldVersion) -> None:
-        """Leave the transfers that a newer version makes needless: complete ones but for the last and, if the newer
+        """Leave the transfers that a newer version makes needless: complete ones except the last and, if the newer
         version needs no base, incomplete ones."""
         active = self._transfers.active
         elders = [v for v in active if v < newer.head.version]
@@ -453,7 +451,7 @@ class Receiver:
             self._transfers.close(min(active))
 
     def _tell_learner(self) -> None:
-        """Say what this node has, however it came: the learner waits for nobody who has a version."""
+        """Tell the learner what this node has, however it got it: the learner waits for no node that has a version."""
         if self.store is not None:
             self._progress.tell(self._station.learner()[0], self.store, self.version)
 
@@ -464,7 +462,7 @@ class Receiver:
         self._news.set()
 
     async def _keep_up(self) -> None:
-        """Apply what is here, in order; fetch what cannot come by itself."""
+        """Apply what is here, in order. Fetch what cannot come by itself."""
         while True:
             self._news.clear()
             if not self._is_behind():
@@ -491,7 +489,7 @@ class Receiver:
         await self._tell()
 
     def _next_to_apply(self) -> HeldVersion | None:
-        """The newest version that is here and that the map can become."""
+        """Return the newest version that is here in full and that the map can become."""
         assert self.weights is not None
         for transfer in reversed(list(self._transfers.active.values())):
             held = transfer.held
@@ -501,7 +499,7 @@ class Receiver:
         return None
 
     def _comes_by_itself(self) -> bool:
-        """Some version under way is incomplete, and everything between it and the map is under way too."""
+        """Return True if a version under way is incomplete and its base is in the map or under way too."""
         held = [one.held for one in self._transfers.active.values()]
         return any(not one.chunks.complete and self._base_comes(one.head.base) for one in held)
 
@@ -509,14 +507,14 @@ class Receiver:
         return base is None or base == self.version or base in self._transfers.active
 
     async def _fetch_rest(self) -> None:
-        """Ask the peers that are up to date, and the learner after they have had time to become so."""
+        """Ask peers that are up to date, and the learner once they have had time to get there."""
         assert self.weights is not None
         assert self.store is not None
         assert self._target is not None
         now = time.monotonic()
         self._behind_since = self._behind_since or now
         sources = self._neighbours.publics()
-        # A node that has just been linked does not know yet whom it could ask.
+        # A node that has only just been linked does not know yet whom it could ask.
         patient = (sources or not self._neighbours.are_known) and now - self._behind_since < PATIENCE_S
         learner = self._neighbours.learner()
         try:

@@ -1,5 +1,4 @@
-"""The learner's data plane: versions are encoded and signed off the event loop, announced, and dealt to the
-forwarders."""
+"""The learner's data plane: it encodes and signs versions in threads, announces them, and deals their chunks."""
 
 from __future__ import annotations
 
@@ -42,13 +41,13 @@ from swarm.net.stream import Frame, Incoming
 from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
 
-ROSTER_S = 0.25  # How often we look who is linked and who is public; changes within this time go out together
+ROSTER_S = 0.25  # How often the links are looked at; changes within this time go out together
 MAX_SHOWN = 8  # Versions whose spreading `status` shows
 
 
 @dataclass(slots=True, kw_only=True)
 class Spreading:
-    """How one version spreads. `complete_s` are seconds since it was announced, by receiver; `sent_bytes` is set once
+    """How one version spreads. `complete_s` are seconds since its announcement, by receiver. `sent_bytes` is set once
     the transfer is over."""
 
     raw_bytes: int
@@ -94,8 +93,8 @@ class BroadcastService:
         self.newest: HeldVersion | None = None
 
     async def open(self, layout: Layout) -> None:
-        """Set the layout of every version to come, and go on sending what a former process published under the same
-        directory and key."""
+        """Set the layout of every version to come, and go on sending what a former process published from the same
+        directory with the same key."""
         self._layout = layout
         self._versions = await asyncio.to_thread(PublishedVersions, self._directory, self._key, layout)
         if (newest := self._versions.newest) is not None:
@@ -105,7 +104,7 @@ class BroadcastService:
         """Encode the staged weights and sign the head. The staging file must not change meanwhile; afterwards it holds
         other bytes."""
         assert self._versions is not None
-        # With too many versions under way a delta would only lengthen the queue: publish in full, and drop the others.
+        # With too many versions under way a delta would only lengthen the queue. Publish in full and drop the others.
         late = sum(not self._is_delivered(version) for version in self._transfers.active)
         full = late >= MAX_ACTIVE - 1
         size = self._chunk_bytes(full=full)
@@ -117,11 +116,11 @@ class BroadcastService:
         return await asyncio.to_thread(self._versions.republish, version, self._chunk_bytes(full=False), self._pool)
 
     def announce(self, held: HeldVersion) -> None:
-        """Deal what `encode` made. The caller has written down before what must survive a crash."""
+        """Deal what `encode` made. The caller must already have written down what has to survive a crash."""
         self._begin(held)
 
     async def run(self) -> None:
-        """Keep telling everybody who takes part, until cancelled."""
+        """Keep all receivers up to date about one another, until cancelled."""
         try:
             while True:
                 self._follow_links()
@@ -132,22 +131,21 @@ class BroadcastService:
                 self._transfers.close(version)
 
     async def accept(self, incoming: Incoming) -> None:
-        """Take a stream that a receiver opened."""
         await self._links.accept(incoming)
 
     @property
     def uplink_bytes_per_s(self) -> float:
-        """The rate of sent weights in the best second, which is forgotten slowly; 0 is unknown."""
+        """The rate of sent weights in the best second, which is forgotten slowly. 0 means unknown."""
         return self._transfers.uplink_bytes_per_s
 
     def complete_s(self, node: NodeId, version: VersionId) -> float | None:
-        """Seconds from the announcement of `version`, one of the last few, until `node` held all of it."""
+        """Return the seconds from the announcement of `version`, one of the last few, until `node` held all of it."""
         found = self._spreading.get(version)
         return found.complete_s.get(node) if found is not None else None
 
     @property
     def raw_weights(self) -> Path | None:
-        """The file with the newest version's weights, in layout order; None if it does not hold them whole."""
+        """The file with the newest version's weights, in layout order, or None if it does not hold all of them."""
         if self._versions is None or self.newest is None:
             return None
         weights = self._versions.weights
@@ -165,7 +163,7 @@ class BroadcastService:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def status(self, installed_s: Callable[[VersionId], dict[str, float | None]] | None = None) -> dict[str, Any]:
-        """What `status` says of the data plane; the keys are described in docs/protocol.md. `installed_s` tells when
+        """Return what `status` says of the data plane; docs/protocol.md describes the keys. `installed_s` says when
         samplers had installed a version."""
         return {
             "topology": self._topology(),
@@ -205,7 +203,7 @@ class BroadcastService:
         plan = self._planning.begin(
             self._profiles(), self._transfers.uplink_bytes_per_s, held.table.encoded_bytes, held.table.chunk_bytes
         )
-        # The links of a new plan take a round trip: they are begun first.
+        # The links of a new plan take a round trip, so they come first.
         self._send_rosters(self._profiles())
         self._routes = {}
         self._send_routes([held.head.version])
@@ -225,7 +223,7 @@ class BroadcastService:
         self.newest = held
 
     def _announce(self, held: HeldVersion) -> None:
-        """Head and table ahead of all chunks: receivers need no question before their first byte."""
+        """Send head and table ahead of all chunks, so that receivers get their first byte without asking."""
         links = self._transfers.links
         publics = {node: self._station.uplink_of(node) for node in links if self._station.public_at(node)}
         if not publics or len(links) * len(held.table_bytes) <= DIRECT_BYTES:
@@ -260,7 +258,7 @@ class BroadcastService:
         self._transfers.close(version)
 
     def _is_delivered(self, version: VersionId) -> bool:
-        """Everybody who is linked has said that it holds the version."""
+        """Return True if every linked node has said that it holds the version."""
         found = self._spreading.get(version)
         return found is not None and all(node in found.complete_s for node in self._transfers.links)
 
@@ -290,7 +288,7 @@ class BroadcastService:
             self._announce_directly(self._transfers.links[node], transfer.held)
 
     def _follow_links(self) -> None:
-        """Tell everybody who takes part; adapt the trees to who is there, and to who falls behind."""
+        """Tell receivers about one another. Adapt the trees to who is linked and who falls behind."""
         profiles = self._profiles()
         changed = self._planning.follow(profiles)
         for transfer in self._transfers.active.values():
@@ -302,7 +300,7 @@ class BroadcastService:
         self._stale.clear()
 
     def _send_rosters(self, profiles: Iterable[NodeId]) -> None:
-        """Tell each node whom it is to be linked with, if that changed."""
+        """Tell each node which nodes to link with, if that changed."""
         plan, public_at = self._planning.plan, self._station.public_at
         members = {node: Member(node=node, addresses=tuple(public_at(node)[:ADDRESSES])) for node in profiles}
         if members == self._members and plan is self._told_plan and not self._stale:
@@ -315,13 +313,13 @@ class BroadcastService:
         self._rosters = rosters
 
     def _send_routes(self, versions: Iterable[VersionId]) -> None:
-        """Where there are trees, each node's part in them, if it changed; the learner's own too."""
+        """If there are trees, tell each node its part in them, if it changed; and give the learner its own."""
         plan = self._planning.plan
         if plan is None or not plan.trees:
             return
         for node, link in self._transfers.links.items():
             routes = plan.routes_of(node)
-            place = (routes.parents, routes.children)  # the pace changes with everybody's
+            place = (routes.parents, routes.children)  # without the pace, which changes for everybody at once
             if place != self._routes.get(node) or node in self._stale:
                 self._routes[node] = place
                 for version in versions:

@@ -17,13 +17,13 @@ from swarm.net.wire import Digest, encode
 from swarm.types import VersionId
 
 ENCODINGS_AT_A_TIME = 2
-"""Regions that are encoded for others at once: the rest of the codec's threads is for this node's own versions."""
+"""Regions encoded for others at a time. The codec's other threads are for this node's own versions."""
 
 ENCODINGS_WAITING = 32
-"""Requests that may wait for an encoding, each at most 12 ms behind the one before; others are told to come back."""
+"""Requests that may wait for an encoding, each at most 12 ms behind the one before. Others are told to come back."""
 
 Meter = Callable[[int], Awaitable[None]]
-"""Waits until so many bytes may cross the line: the node's upload or download cap."""
+"""Waits until that many bytes may cross the line: the node's upload or download cap."""
 
 _VERSION = re.compile(r"(\d{1,15})\.(\d{1,15})")
 
@@ -67,11 +67,11 @@ class VersionServer:
         held, index = self._find(request), int(request.match_info["index"])
         if held is None or index >= len(held.chunks.spans) or not held.chunks.has(index):
             return await self._send(None, "chunk")
-        # In a thread: the page may have to come from the disk.
+        # In a thread, because the page may have to come from the disk.
         return await self._send(await asyncio.to_thread(bytes, held.chunks.chunk(index)), "chunk")
 
     async def _get_region(self, request: web.Request) -> web.Response:
-        """A region of the map, encoded in full for the asker alone."""
+        """Answer with a region of the map, encoded in full for this caller alone."""
         held, weights, index = self._find(request), self._weights(), int(request.match_info["index"])
         if held is None or weights is None or index >= len(held.table.regions):
             return await self._send(None, "region")
@@ -100,7 +100,7 @@ class VersionServer:
 
 
 def parse_version(text: str) -> VersionId:
-    """A version as str(VersionId) writes it."""
+    """Parse a version as str(VersionId) writes it. Raise ProtocolError for any other text."""
     match = _VERSION.fullmatch(text)
     if match is None:
         raise ProtocolError(f"{text[:40]!r} is not a version like 0.12")

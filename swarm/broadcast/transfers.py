@@ -1,15 +1,16 @@
-"""What flows over the links of one node: notes, chunk tables and chunks of the versions that are under way.
+"""What flows over one node's links: notes, chunk tables and chunks of the versions under way.
 
 Theory of operation. Each version under way has a core (a Courier) and a file of chunks. A peer takes part in a version
-once both ends have opened it: each says so with Have, or Complete. A link is filled with notes first, then with what
-the cores give, the oldest version first, because a delta needs the version before. A chunk is written to its file, and
-its core hears of it, only if its digest is the signed one (I2); else it is a fault of its sender.
+once both ends have opened it; each says so with Have or Complete. A link carries notes first, then what the cores give,
+the oldest version first, because a delta needs the version before it. A chunk whose digest is the signed one is written
+to its file, and only then does its core hear of it (I2). A wrong chunk counts as a fault of its sender.
 
 Tables. A large chunk table reaches everybody for one copy of the learner's uplink: in parts, each through one
-forwarder. A part cannot be proven by itself; the whole is, by the head. A receiver that ends up with another table
-fetches the right one from a public that has it, or from the learner, finds which parts were wrong, and blames who sent
-them. So a lie costs the learner at most what sending the table to everybody would have cost. Small tables go to
-everybody directly."""
+forwarder. A part cannot be proven by itself; the head proves the whole. A receiver that ends up with a wrong table
+fetches the right one from a public that has it, or from the learner. Then it finds which parts were wrong and blames
+their senders. So a lie costs the learner at most what sending the table to everybody would have cost. Small tables go
+to everybody directly.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +32,27 @@ from swarm.net.wire import encode
 from swarm.types import NodeId, VersionId
 
 MIN_PART_BYTES = 16 * 1024
-MAX_PARTS = 32  # So that parts never fill the queue of a link
-PART_BYTES = TABLE_BYTES // MAX_PARTS  # Largest part, of the largest table
+MAX_PARTS = 32  # The parts of a table never fill a link's queue
+PART_BYTES = TABLE_BYTES // MAX_PARTS  # Largest part of the largest table
 
 EARLY_BYTES = 8 * 1024 * 1024
-"""Room for parts that wait for their heads: two usual tables, or one of the largest."""
+"""Room for parts that arrive before their heads: two usual tables, or one of the largest."""
 
-ENTRY_BYTES = 1024  # What a part counts in addition to its bytes, so that there are at most 8,192 of them
+ENTRY_BYTES = 1024  # A part counts this much on top of its bytes, so that there are at most 8,192 parts
 
 DIRECT_BYTES = 64 * 1024
-"""Tables of at most this size for all receivers together are sent directly: a hop would only delay them."""
+"""If a table takes no more than this for all receivers together, it is sent directly: a hop would only delay it."""
 
 
 def parts_of(table_bytes: int) -> list[Span]:
-    """The parts of a table, which follow from its size alone."""
+    """Cut a table into parts. They follow from its size alone."""
     size = max(MIN_PART_BYTES, -(-table_bytes // MAX_PARTS))
     return [Span(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
 
 
 def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
-    """The forwarder of each part, chosen so that all are done soonest. Uplinks in bytes/s; an unknown one (0) counts as
-    the slowest known."""
+    """Choose the forwarder of each part so that all are done soonest. Uplinks are in bytes/s; an unknown one (0) counts
+    as the slowest known."""
     known = [rate for rate in uplinks.values() if rate > 0]
     least = min(known, default=1.0)
     load = dict.fromkeys(uplinks, 0)
@@ -64,7 +65,7 @@ def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
 
 
 class TableParts:
-    """The parts of one table as they come, and who sent them."""
+    """The parts of one table that came, and who sent them."""
 
     def __init__(self, table_bytes: int) -> None:
         self.spans = parts_of(table_bytes)
@@ -72,7 +73,7 @@ class TableParts:
         self._senders: dict[int, NodeId] = {}
 
     def put(self, index: int, data: bytes, sender: NodeId) -> bool:
-        """Take a part; False for one of another shape. The first that comes counts."""
+        """Take a part. Return False if it has the wrong shape. The first to come counts."""
         if index >= len(self.spans) or len(data) != self.spans[index].nbytes:
             return False
         if index not in self._parts:
@@ -80,20 +81,20 @@ class TableParts:
         return True
 
     def whole(self) -> bytes | None:
-        """The table, once all parts are there."""
+        """Return the table, or None while parts are missing."""
         if len(self._parts) < len(self.spans):
             return None
         return b"".join(self._parts[index] for index in range(len(self.spans)))
 
     def liars(self, table: bytes) -> list[NodeId]:
-        """The senders of parts that differ from the right `table`."""
+        """Return the senders of parts that differ from the right `table`."""
         wrong = [i for i, data in self._parts.items() if data != _cut(table, self.spans[i])]
         return [self._senders[index] for index in wrong]
 
 
 class EarlyParts:
-    """Parts that overtook their heads, which nobody can prove yet: at most EARLY_BYTES. Beyond that the node that sent
-    most loses its oldest, so that a flood only drives out itself."""
+    """Parts that arrived before their heads and that nothing can prove yet: at most EARLY_BYTES. Beyond that the node
+    that sent most loses its oldest part, so that a flood only drives out itself."""
 
     def __init__(self) -> None:
         self._sent: dict[NodeId, deque[tuple[VersionId, int, bytes]]] = {}
@@ -110,7 +111,7 @@ class EarlyParts:
                 del self._sent[most], self._nbytes[most]
 
     def take(self, version: VersionId) -> list[tuple[int, bytes, NodeId]]:
-        """Hand out the parts of a version, and forget those of older versions."""
+        """Return the parts of a version. Forget them and those of older versions."""
         found = [
             (index, data, sender) for sender, parts in self._sent.items() for of, index, data in parts if of == version
         ]
@@ -129,7 +130,7 @@ def _cut(data: bytes, span: Span) -> bytes:
 
 
 NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES = range(3, 9)
-"""Types of frames, after those of links.py."""
+"""Types of frames. Types 1 and 2 are in net/links.py."""
 
 ROSTER_BYTES = 512 * 1024  # 256 members of 2 KiB: four addresses with names of the full length
 ROUTES_BYTES = 512 * 1024  # 255 children in each of 16 stripes, at 66 bytes, are 270 KB
@@ -142,25 +143,25 @@ CAPS = {
     ROSTER: ROSTER_BYTES,
     ROUTES: ROUTES_BYTES,
 }
-"""Largest payload of each type, checked before a buffer is made for it."""
+"""Largest payload of each type. It is checked before a buffer is made."""
 
-MAX_ACTIVE = 4  # Versions under way at once. Whoever is further behind is brought up to date another way (catchup.py).
-MAX_FAULTS = 3  # Wrong chunks from one link before its node is left: one may be a broken disk or memory
-MAX_QUEUED = 256  # Frames of announcements and notes that wait on one link
+MAX_ACTIVE = 4  # Versions under way at once. A node that is further behind catches up another way (catchup.py).
+MAX_FAULTS = 3  # Wrong chunks from one link before its node is dropped: one may be a broken disk or memory
+MAX_QUEUED = 256  # Announcements and notes that may wait on one link
 
 EARLY_BITMAP_BYTES = MAX_CHUNKS // 8
-"""What is remembered of a bitmap that came before this node opened the version; more than MAX_CHUNKS are rare. A link
-keeps it for MAX_ACTIVE versions: 32 KiB, less than its other buffers."""
+"""Bytes kept of a bitmap that came before this node opened the version; more than MAX_CHUNKS chunks are rare. A link
+keeps them for MAX_ACTIVE versions: 32 KiB, less than its other buffers."""
 
 _NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 KINDS = frozenset(int(kind) for kind in Kind)
 RATE_S = 1.0
-PEAK_DECAY = 0.998  # The measured uplink is the best second, forgotten by half in six minutes
+PEAK_DECAY = 0.998  # Per second: the measured uplink is the best second so far, and halves in six minutes
 
 
 @dataclass(slots=True)
 class Transfer:
-    """One version under way at this node. `sent_bytes` are those of its chunks that went out, with their frames."""
+    """One version under way at this node. `sent_bytes` counts its chunks that went out, with their frames."""
 
     held: HeldVersion
     courier: Courier
@@ -172,8 +173,9 @@ class Transfer:
 class Transfers:
     """All links and all versions under way.
 
-    `is_leaf(node)` says whether a peer only dials out; `on_frame` gets announcements, `on_link` hears of new and lost
-    links, `on_complete` of versions that are whole, `on_fault` of a node that sent wrong chunks too often.
+    `is_leaf(node)` says whether a peer only dials out. `on_frame` gets announcements, `on_link` hears of new and lost
+    links, `on_complete` of versions that are complete here, `on_fault` of a node that sent wrong chunks too often,
+    `on_peer_complete` of a peer that has a whole version.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class Transfers:
     # -- links -----------------------------------------------------------------------------------------------
 
     def open_link(self, node: NodeId, stream: Stream) -> Link:
-        """For Links: what a new stream serves."""
+        """Return the owner of a new stream, as Links asks for it."""
         link = self.links[node] = Link(self, node, stream)
         for transfer in self.active.values():
             link.say(transfer.held.head.version, _opening(transfer))
@@ -228,7 +230,7 @@ class Transfers:
     # -- versions --------------------------------------------------------------------------------------------
 
     def open(self, held: HeldVersion, courier: Courier) -> Transfer:
-        """Take part in a version, also with peers that opened it before."""
+        """Take part in a version, also with the peers that opened it before."""
         transfer = Transfer(held=held, courier=courier)
         version = held.head.version
         self.active[version] = transfer
@@ -244,11 +246,10 @@ class Transfers:
         return transfer
 
     def close(self, version: VersionId) -> None:
-        """Leave a transfer."""
         self.active.pop(version, None)
 
     def stir(self) -> None:
-        """After any call of a core: wake the links that may have something to send, and arm the timer."""
+        """Wake the links that may have something to send, and arm the timer. Call this after any call of a core."""
         for transfer in self.active.values():
             for node in transfer.courier.ready():
                 if (link := self.links.get(node)) is not None:
@@ -292,7 +293,7 @@ class Transfers:
 
     def hear(self, link: Link, version: VersionId, note: Note) -> None:
         if isinstance(note, Complete) and not note.chunks:
-            # Not for the core, which would count on its chunks.
+            # The core must not hear of it: it would count on the peer's chunks.
             self._on_peer_complete(link.node, version)
             return
         transfer = self.active.get(version)
@@ -314,9 +315,9 @@ class Transfers:
         self.stir()
 
     def take_chunk(self, link: Link, frame: Frame, payload: memoryview, via: NodeId | None) -> None:
-        """Prove a chunk, write it to its place and tell the core, which may have to forward one that is held already.
+        """Prove a chunk, write it to its place and tell the core, even if it is held already: it may be for forwarding.
 
-        A chunk of a version that is not under way here is dropped: the sender could not know.
+        A chunk of a version that is not under way here is dropped without blame: the sender could not know.
         """
         transfer = self.active.get(frame.version)
         if transfer is None or link.node not in transfer.joined:
@@ -336,7 +337,7 @@ class Transfers:
         self.stir()
 
     def reject(self, link: Link, reason: str) -> None:
-        """Count something wrong that a peer sent and that went no further."""
+        """Count a fault of a peer: what it sent goes no further."""
         self.rejected[reason] += 1
         self.rejected_of[link.node] += 1
         link.faults += 1
@@ -345,7 +346,7 @@ class Transfers:
 
 
 class Link:
-    """One stream and what waits for it: the LinkEnd of Transfers."""
+    """One stream and the frames that wait for it: the LinkEnd of Transfers."""
 
     def __init__(self, transfers: Transfers, node: NodeId, stream: Stream) -> None:
         self._transfers = transfers
@@ -360,9 +361,9 @@ class Link:
         self.send(NOTE, version, encode(note))
 
     def send(self, type_: int, version: VersionId, payload: bytes, *, kind: Kind = Kind.COPY, index: int = 0) -> None:
-        """Queue a frame ahead of all chunks. If MAX_QUEUED wait already, the link is closed."""
+        """Queue a frame ahead of all chunks. If MAX_QUEUED are already waiting, close the link."""
         if len(self._queue) >= MAX_QUEUED:
-            # Not at once: whoever sends to all links is going through them.
+            # Not at once: a caller that sends to all links is still going through them.
             full = ProtocolError("the link takes no frames")
             asyncio.get_running_loop().call_soon(self.stream.close, full)
             return
@@ -370,14 +371,13 @@ class Link:
         self.stream.wake()
 
     def remember(self, version: VersionId, note: Have | Complete) -> None:
-        """The peer has opened a version that this node may open later."""
+        """Remember that the peer has opened a version, in case this node opens it later."""
         self._early[version] = Have(bitmap=note.bitmap[:EARLY_BITMAP_BYTES]) if isinstance(note, Have) else note
         while len(self._early) > MAX_ACTIVE:
             del self._early[min(self._early)]
 
     def opened_before(self, version: VersionId) -> Have | Complete | None:
-        """What the peer said it holds of a version that this node opens now. Call it once: it and older versions are
-        forgotten."""
+        """Return what the peer said it holds of a version that this node opens now. Forget that and older versions."""
         note = self._early.get(version)
         self._early = {later: early for later, early in self._early.items() if later > version}
         return note
@@ -393,7 +393,7 @@ class Link:
                 continue
             found = transfer.courier.next_for(self.node, now=now)
             while isinstance(found, Send) and not transfer.held.chunks.has(found.index):
-                # It has been damaged on the disk since and is being fetched again; peers that lack it will ask.
+                # This chunk turned out damaged on disk and is being fetched again. Peers that lack it will ask.
                 transfer.courier.sent(self.node, found, now=now)
                 found = transfer.courier.next_for(self.node, now=now)
             if isinstance(found, Send):
@@ -445,7 +445,7 @@ class Link:
 
 
 def read_note(data: memoryview) -> Note:
-    """Decode a note, which is capped already; ProtocolError for anything else. There are thousands a second."""
+    """Decode a note whose size is checked already. Raise ProtocolError for anything else. Thousands come a second."""
     try:
         return _NOTES.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Whom a node calls: a public its partners, a leaf its homes; and the calls under way.
+"""Which nodes a node calls: a public its partners, a leaf its homes; and the calls under way.
 
-A leaf has one poll under way to each home. A poll that failed is repeated after a short back-off. A home that failed
-four times in a row, or has no room, is exchanged for another.
+A leaf has one poll under way to each home. It repeats a failed poll after a short back-off. It replaces a home that
+failed four times in a row or has no room.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from swarm.gossip.records import Call, Exchange, GossipRules
 from swarm.gossip.table import Peer
 from swarm.types import Address, NodeId, VersionId
 
-MAX_FAILURES = 4  # At 10 % loss each way a poll fails one time in five, four in a row do one time in 800
+MAX_FAILURES = 4  # At 10 % loss each way one poll in five fails, and four in a row fail one time in 800
 
 Purpose = Literal["round", "push", "poll", "refresh", "seed", "revive"]
 
 
 class Partners:
-    """Random publics that this one calls for a while."""
+    """Random publics that this one keeps calling for a while."""
 
     def __init__(self, rules: GossipRules, random: Random) -> None:
         self._rules = rules
@@ -30,13 +30,13 @@ class Partners:
         self._rounds = 0
 
     def next_round(self) -> None:
-        """Every few rounds drop the partner of longest standing."""
+        """Drop the oldest partner every few rounds."""
         self._rounds += 1
         if self._rounds % self._rules.partner_rounds == 0 and self._chosen:
             del self._chosen[next(iter(self._chosen))]
 
     def some(self, count: int, peers: Sequence[Peer]) -> list[Peer]:
-        """`count` partners, after those that are no longer among `peers` were replaced."""
+        """Replace the partners that are no longer among `peers`, and return `count` random partners."""
         by_node = {peer.signed.node: peer for peer in peers}
         self._chosen = {node: None for node in self._chosen if node in by_node}
         free = [node for node in by_node if node not in self._chosen]
@@ -48,7 +48,7 @@ class Partners:
 
 @dataclass(slots=True, kw_only=True)
 class Home:
-    """A home that this leaf polls. `told` is the order of our record that it has, as far as we know, and `knows` the
+    """A home that this leaf polls. `told` is the order of our record that it has, as far as we know; `knows` is the
     version that it knows. `ticket` is the poll under way, which named the version `asked`."""
 
     node: NodeId
@@ -62,8 +62,6 @@ class Home:
 
 
 class Homes:
-    """The homes of a leaf."""
-
     def __init__(self, rules: GossipRules, random: Random) -> None:
         self._rules = rules
         self._random = random
@@ -75,7 +73,7 @@ class Homes:
     def choose(self, candidates: Sequence[NodeId], *, last_resort: NodeId | None, now: float) -> None:
         """Fill up the homes from `candidates`, and give up the last resort once there are others.
 
-        The first polls are spread over a round, so that they do not come together ever after.
+        The first polls are spread over a round, so that the homes do not answer in step for ever.
         """
         if last_resort not in candidates:
             self.homes = [home for home in self.homes if home.node != last_resort]
@@ -100,7 +98,7 @@ class Homes:
         return next((home for home in self.homes if home.ticket == ticket), None)
 
     def answered(self, home: Home, *, full: bool, held_s: float, now: float) -> None:
-        """Poll again at once, but not faster than a quarter of a hold, whatever the home answers."""
+        """Poll again at once, but no more often than every quarter of a hold, whatever the home answers."""
         home.ticket, home.failures, home.served = None, 0, True
         home.next_at = now + max(0.0, self._rules.hold_s / 4 - held_s)
         if full:
@@ -110,7 +108,7 @@ class Homes:
         """Try again after a short while, or give the home up."""
         home.ticket = None
         home.failures += 1
-        # The home may have lost what it knew of us.
+        # The home may have lost what it knew about this leaf.
         if home.failures > 1:
             home.told, home.knows = -1, None
         home.next_at = now + max(0.0, self._rules.round_s * home.failures - took_s)
@@ -129,7 +127,7 @@ class Pending:
 
 
 class Calls:
-    """Calls under way by ticket. Every ticket comes back exactly once, answered or failed, within its time limit: that
+    """Calls under way by ticket. Every ticket comes back exactly once, answered or failed, within its time limit. That
     bounds the table."""
 
     def __init__(self, rules: GossipRules, random: Random) -> None:
@@ -141,11 +139,11 @@ class Calls:
     def to(
         self, node: NodeId, addresses: tuple[Address, ...], purpose: Purpose, message: Exchange, *, now: float
     ) -> Call:
-        """Call one of the node's addresses."""
+        """Call one of the node's addresses, chosen at random."""
         address = self._random.choice(addresses)
         self._last += 1
         self.pending[self._last] = Pending(node=node, address=address, purpose=purpose, sent_at=now)
-        # A round is four times the way around the world and back.
+        # A signal takes a quarter of a round to go around the world and back.
         timeout_s = self._rules.round_s + message.hold_s
         return Call(ticket=self._last, node=node, address=address, message=message, timeout_s=timeout_s)
 

@@ -1,14 +1,14 @@
 """Who is in the swarm: the core of gossip, for publics and leaves alike.
 
 Theory of operation. A *public* keeps a table of all publics. Every round it calls a few of them with a digest of the
-table. The answer holds what the caller lacks (records, younger beats) and names what the other lacks, which follows in
-a second call. News (a node, an address, a head, a refutation) is pushed on at once; a renewed record travels with the
-rounds. The publics that it calls change one by one, so connections stay open and in time every public is called. A
-*leaf* only dials out: it polls its homes, which hold the poll open until there is a newer head or the learner has
-moved, and now and then it asks a random public for others.
+table. The answer holds what the caller lacks (records, younger beats) and names what the other side lacks, which
+follows in a second call. News (a node, an address, a head, a refutation) is pushed on at once; a renewed record travels
+with the rounds. A public replaces its partners one by one, so connections stay open and in time it calls every public.
+A *leaf* only dials out. It polls its homes, which hold the poll open until there is a newer head or the learner has
+moved. Now and then it asks a random public for others.
 
-The order matters: a caller is heard (it is authenticated, so its beat is now) before its digest is merged; records are
-admitted before ages, since an age without a record is of no use; the answer is made last.
+The order matters. A caller is heard before its digest is merged: it is authenticated, so its beat is now. Records are
+admitted before ages, since an age without a record is of no use. The answer is made last.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from swarm.gossip.table import Peer
 from swarm.gossip.view import View, answer_to, fitting, seen_in
 from swarm.types import Address, NodeId, VersionId
 
-FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0  # Between tries to reach a bootstrap while no node is known; doubles each time
+FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0  # Pause between tries to reach a bootstrap while no node is known; it doubles
 HELLO_S = 10.0  # By then a hello is answered or has failed
 
 
 class Membership:
-    """One node's view. `open_record` and `open_head` check signatures and raise ProtocolError; `dialable` says
-    whether this node may call an address that somebody else named."""
+    """One node's view. `open_record` and `open_head` check signatures and raise ProtocolError. `dialable` says whether
+    this node may call an address that somebody else named."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Membership:
         self._greet_at = now
         self._reissue_at = now + self._period(rules.reissue_rounds)
         self._revive_at = now + self._period(rules.dead_try_rounds)
-        # The first bootstrap may have known as little: a leaf of one home must not wait a minute for others.
+        # The first bootstrap may have known little: a leaf with one home must not wait a minute for others.
         self._refresh_at = now + self._period(rules.scarce_rounds)
 
     # -- time ------------------------------------------------------------------------------------------------
 
     def deadline(self) -> float:
-        """When to call `tick` next."""
+        """Return when to call `tick` next."""
         times = [self._round_at, self._reissue_at, self._greet_at]
         times += [self._push_at] if self._push_at is not None else []
         times += [self._revive_at] if self.view.is_public else [self._refresh_at, *self.homes.deadlines()]
@@ -93,10 +93,9 @@ class Membership:
         return self._planned
 
     def tick(self, *, now: float) -> list[Effect]:
-        """Do what is due."""
         rules = self.rules
         if self._planned is not None and now - self._planned > rules.round_s:
-            # This node runs late, and beats may lie unread in its sockets: it waits twice as long before deaths.
+            # This node runs late, and beats may lie unread in its sockets. Wait twice as long before declaring deaths.
             self._late_until = now + rules.dead_rounds * rules.round_s
         effects: list[Effect] = []
         if now >= self._reissue_at:
@@ -106,7 +105,7 @@ class Membership:
             self._round_at = now + self._period(1)
             effects += self._round(now)
         if now >= self._greet_at:
-            # The outcome sets the next time; two hellos at once would fail twice and wait twice as long.
+            # The outcome sets the next time. Two hellos at once would fail twice and so double the wait twice.
             self._greet_at = now + max(HELLO_S, self._greet_period(now))
             effects += [Greet()] if self._has_to_greet(now) else []
         if self.view.is_public and now >= self._revive_at:
@@ -136,7 +135,7 @@ class Membership:
         return effects + gone
 
     def _revive(self, now: float) -> list[Effect]:
-        """Call a dead node: it answers if it was only on the other side of a partition."""
+        """Call a dead node. It answers if it was only on the other side of a partition."""
         stones = [s.signed for s in self._table.dead.values() if s.is_lost and self._table.callable_at(s.signed)]
         if not stones:
             return []
@@ -145,8 +144,8 @@ class Membership:
         return [self.calls.to(signed.node, self._table.callable_at(signed), "revive", message, now=now)]
 
     def _has_to_greet(self, now: float) -> bool:
-        """A leaf greets only if it can reach no public. A few publics at a time look across a partition: more would
-        wear the bootstraps out."""
+        """Return True if this node should call a bootstrap: a leaf if it can reach no public, and a few publics at a
+        time, to look across a partition. More would overload the bootstraps."""
         if not self.view.is_public:
             return not self.view.usable(now)
         return self._random.random() * len(self._table) < self.rules.greeters
@@ -156,7 +155,7 @@ class Membership:
     def _leaf_calls(self, now: float) -> list[Effect]:
         learner = self.view.learner()
         last_resort = learner.node if learner is not None else None
-        # Before the choice: a home that is no longer known can never be polled, and would be due for ever.
+        # Before the choice: a home that is no longer known can never be polled, and would stay due for ever.
         self.homes.keep(lambda node: self._table.find(node) is not None)
         if self.homes.wants_others(last_resort):
             self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
@@ -167,7 +166,7 @@ class Membership:
         if now >= self._refresh_at:
             asked = self.view.some(1, self._random, now=now)
             effects += [self._call(peer, "refresh", self.view.refresh_message(now), now) for peer in asked]
-            # With too few to choose homes from, ask again soon.
+            # If it knows too few to choose homes from, it asks again soon.
             enough = asked and len(self._table) > self.rules.homes
             self._refresh_at = now + self._period(self.rules.refresh_rounds if enough else self.rules.scarce_rounds)
         return effects
@@ -177,7 +176,7 @@ class Membership:
             tells_record=home.told != self.view.own.order,
             tells_head=home.knows != self.view.newest,
             # A first poll is not held, so that a leaf learns at once whether this home serves it. Later ones vary: a
-            # head answers all polls of all leaves together, and they would come round together ever after.
+            # head answers all polls of all leaves at once, and without variation they would stay in step for ever.
             hold_s=self._vary(self.rules.hold_s) if home.served else self.rules.hold_s / 100,
         )
         home.told = self.view.own.order
@@ -188,7 +187,7 @@ class Membership:
     # -- being called ----------------------------------------------------------------------------------------
 
     def receive(self, caller: NodeId, message: Exchange, *, now: float) -> list[Effect]:
-        """Take in what an authenticated `caller` says. `answer` follows, at once or when a held poll ends."""
+        """Take in what an authenticated `caller` says. Call `answer` afterwards, at once or when a held poll ends."""
         effects: list[Effect] = []
         self._hear(caller, now)
         if message.hold_s > 0 and self._table.find(caller) is None:
@@ -199,29 +198,29 @@ class Membership:
         return effects + self._hear_head(message.head, now)
 
     def holds(self, message: Exchange) -> bool:
-        """Whether a poll has to wait, because its caller lacks nothing."""
+        """Return True if a poll has to wait, because its caller lacks nothing."""
         return message.hold_s > 0 and not self.view.has_newer_head(message) and not self.view.has_moved_learner(message)
 
     def answer(self, caller: NodeId, message: Exchange, *, now: float) -> ExchangeReply:
-        """What `caller` lacks."""
+        """Return what `caller` lacks."""
         return answer_to(self.view, caller, message, random=self._random, now=now)
 
     # -- calling ---------------------------------------------------------------------------------------------
 
     def introduced(self, signed: SignedRecord, address: Address, *, now: float) -> list[Effect]:
-        """A bootstrap said hello from `address`: ask it for the others."""
+        """Take the hello of a bootstrap at `address`, and ask it for the others."""
         self._greet_wait_s = FIRST_GREET_S
         if signed.node == self.view.own.node:
             return []
         effects = self._take_in((signed.sealed,), b"", now, now, direct=(signed.node, now))
         self._hear(signed.node, now)
-        # Soon again if it taught nothing: it may be a leaf, and the call that follows may be lost.
+        # Greet again soon if it taught nothing: it may be a leaf, and the call that follows may be lost.
         self._greet_at = now + max(HELLO_S, self._greet_period(now))
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
         return [*effects, self.calls.to(signed.node, (address,), "seed", message, now=now)]
 
     def answered(self, ticket: int, reply: ExchangeReply, *, now: float) -> list[Effect]:
-        """The answer to a call."""
+        """Take the answer to a call."""
         pending = self.calls.take(ticket)
         sent_at = pending.sent_at
         self._hear(pending.node, sent_at)
@@ -236,7 +235,7 @@ class Membership:
         return effects + self._send_wanted(pending, reply.wanted, now)
 
     def failed(self, ticket: int, *, now: float) -> list[Effect]:
-        """A call failed: the other node may be dead, or the line to it."""
+        """Note that a call failed: the other node may be dead, or only the connection."""
         pending = self.calls.take(ticket)
         if (peer := self._table.find(pending.node)) is not None:
             peer.failed(self.rules.round_s, now=now)
@@ -247,14 +246,14 @@ class Membership:
         return []
 
     def greet_failed(self, *, now: float) -> None:
-        """No bootstrap answered: wait longer each time while no other node can be reached."""
+        """Note that no bootstrap answered. Wait longer each time while no other node can be reached."""
         self._greet_wait_s = min(MAX_GREET_S, 2 * self._greet_wait_s)
         self._greet_at = now + self._greet_period(now)
 
     # -- what this node says of itself -----------------------------------------------------------------------
 
     def take_head(self, sealed: bytes, *, now: float) -> list[Effect]:
-        """A signed head, published by this node or passed on by another."""
+        """Take a signed head, published by this node or passed on by another."""
         if not sealed or sealed == self.view.head:
             return []
         try:
@@ -268,7 +267,7 @@ class Membership:
         return [learned, *(self._push(now, head=True) if self.view.is_public else [])]
 
     def set_profile(self, profile: Profile, *, now: float) -> None:
-        """Publish `profile` within a sixth of the usual time: held versions change with every publication."""
+        """Publish `profile` within a sixth of the usual time. Held versions change with every publication."""
         profile = msgspec.structs.replace(profile, leaves=len(self._leases))
         if profile != self._owner.profile:
             self._owner.profile = profile
@@ -308,8 +307,8 @@ class Membership:
     def _take_in(
         self, sealed: Iterable[bytes], digest: bytes, latest: float, now: float, *, direct: tuple[NodeId, float]
     ) -> list[Effect]:
-        """Take in records, and the beats of a digest whose ages count back from `latest`. `direct`: who said it, and
-        when. A record without an age brings no beat, so it makes no unknown node known."""
+        """Take in records, and the beats of a digest whose ages count back from `latest`. `direct` is the speaker and
+        when it spoke. A record without an age brings no beat, so it makes no unknown node known."""
         effects: list[Effect] = []
         try:
             beats = {prefix: heard_at for prefix, (_, heard_at) in seen_in(digest, latest=latest).items()}
@@ -322,7 +321,7 @@ class Membership:
             try:
                 signed = self._open_record(one)
             except ProtocolError:
-                # Ignore the rest: an honest node passes on nothing that does not open, and signatures cost time.
+                # Ignore the rest: an honest node passes on only records that open, and signatures cost time.
                 effects.append(Rejected(reason="bad_record"))
                 break
             if signed.node == self.view.own.node:
@@ -354,7 +353,7 @@ class Membership:
         return admitted in ("new", "changed", "gone")
 
     def _make_room(self, new: NodeId) -> None:
-        """A leaf that knows enough publics forgets the stalest that is neither its home nor the learner nor new."""
+        """On a leaf that knows enough publics, forget the stalest that is neither a home nor the learner nor new."""
         if self.view.is_public or len(self._table) <= self.rules.leaf_publics:
             return
         kept = {new, *(home.node for home in self.homes.homes)}
@@ -363,11 +362,11 @@ class Membership:
             self._table.forget(min(spare, key=lambda peer: peer.heard_at))
 
     def _count_leaves(self) -> None:
-        """The next re-issue tells: leaves come and go too often to issue a record for each."""
+        """Put the number of leaves into the next record. They come and go too often to issue one each time."""
         self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
 
     def _refute(self, sealed: bytes, now: float) -> list[Effect]:
-        """The node that was called believes this one dead: it has to hear of a higher order."""
+        """Answer a node that believes this one dead: it has to hear of a higher order."""
         if not sealed:
             return []
         try:
@@ -383,7 +382,7 @@ class Membership:
         return effects if newest is None or newest == before else self._owner.outlive(newest) + effects
 
     def _overtake(self, claimed: SignedRecord, now: float) -> list[Effect]:
-        """Go past a record of our own key, whose signature proves that it was issued, perhaps by a former life."""
+        """Go past a record of our own key. Its signature proves that it was issued, perhaps by a former life."""
         if claimed.order < self.view.own.order:
             return []
         effects = self._owner.refute(claimed)

@@ -1,9 +1,10 @@
 """Which nodes can be dialled: dial-back as a proof, and its limits.
 
-Theory of operation. A node starts as a leaf. It asks several publics, one after another, to call it back at the address
-from which they see it come, at the port that it declares. Each that gets through is a witness of that address. With two
-witnesses, or with all if fewer publics are known, the node is public at that address. A public asks again now and then;
-after two failures in a row it is a leaf again. A node calls others back rarely, and never where it could do harm.
+Theory of operation. A node starts as a leaf. It asks several publics, one after another, to call it back, at the
+address from which they see it come and the port that it declares. Each that gets through is a witness of that address.
+With two witnesses, or with all if fewer publics are known, the node is public at that address. A public asks again now
+and then; after two failures in a row it is a leaf again. A node calls others back rarely, and never where it could do
+harm.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from swarm.net.signing import PublicKeyField
 from swarm.net.wire import Message
 from swarm.types import Address, Id, NodeId
 
-WITNESSES = 2  # One witness may sit in our own network, or lie; the young swarm has only the learner
-ASK_ROUNDS = 5  # A leaf asks every 10 s until it has its witnesses, or eight were of no use
-CHECK_ROUNDS = 150  # Then, and as a public, every 5 min
+WITNESSES = 2  # One witness may sit in our own network, or lie; a young swarm has only the learner
+ASK_ROUNDS = 5  # A leaf asks every 10 s until it has its witnesses, or after eight failures
+CHECK_ROUNDS = 150  # After that, and as a public, every 5 min
 PATIENT_FAILURES = 8
 LOST_AFTER = 2  # Failed checks in a row that make a public a leaf
 DIAL_BACKS_PER_MINUTE = 1
-LAN_DIAL_BACKS_PER_MINUTE = 60  # For one address: a home has one router. In a laboratory many nodes share an address.
+LAN_DIAL_BACKS_PER_MINUTE = 60  # Per address: a home has one router, but in a laboratory many nodes share an address
 MAX_DIALLED = 4096  # Addresses that are remembered for a minute; beyond that every caller waits
-MAX_CLAIMED = 8  # Addresses that witnesses may have named at a time: a liar has a new answer every time
+MAX_CLAIMED = 8  # Addresses remembered that witnesses named: a liar has a new answer every time
 DIAL_BACK_CONTEXT = "dial-back"
 
 
 class DialBack(Message, frozen=True):
-    """Call me back at the address you see, at this port. `fingerprint` is that of my certificate."""
+    """Call me back at the address you see, at this port. `fingerprint` is my certificate's."""
 
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     fingerprint: Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
 class DialBackReply(Message, frozen=True):
-    """The address that was seen, and whether a call to it got through; `refused` says why none was made."""
+    """The address that was seen, and whether a call to it got through. `refused` says why none was made."""
 
     host: Annotated[str, msgspec.Meta(max_length=253)]
     reached: bool
@@ -63,7 +64,7 @@ class DialBackLimit:
         self._times: dict[str, list[float]] = {}
 
     def refusal(self, host: str, *, now: float) -> str:
-        """Why `host` is not called now. Empty if it may be called, which then counts as a call."""
+        """Return why `host` is not called now. If it may be called, count that as a call and return ""."""
         if not is_dialable(host, lan=self._lan):
             return "private addresses are not called back (--lan allows them)"
         host = caller_of(host)
@@ -96,7 +97,7 @@ class Reachability:
         return self._ask_at
 
     def ask(self, publics: Sequence[NodeId], *, now: float) -> NodeId | None:
-        """Which public to ask now: one that is not a witness yet, as long as there is one."""
+        """Return which public to ask now, if any: one that is not a witness yet, as long as there is one."""
         if now < self._ask_at:
             return None
         if not publics:
@@ -116,7 +117,7 @@ class Reachability:
         """Take in what a witness found. Return True if `address` has changed."""
         if reply.refused:
             return False
-        # An honest witness names what its socket saw, and calls nothing else.
+        # An honest witness names only the address that its socket saw and that it called.
         if not reply.reached or "%" in reply.host or not is_dialable(reply.host, lan=self._lan):
             return self._failed()
         host = str(address_of(reply.host))
@@ -125,10 +126,10 @@ class Reachability:
         while len(self._witnesses) > MAX_CLAIMED:
             del self._witnesses[next(iter(self._witnesses))]
         if len(self._witnesses[host]) < min(WITNESSES, publics):
-            # There are others to ask.
+            # There are other publics to ask.
             self._ask_at = min(self._ask_at, now + self._round_s / 2)
             return False
-        # Forget witnesses of former addresses; a home line changes its address now and then.
+        # Forget witnesses of former addresses: a home line changes its address now and then.
         self._witnesses = {host: self._witnesses[host]}
         before, self.address = self.address, Address(host=host, port=self._port, fingerprint=self._fingerprint)
         return self.address != before

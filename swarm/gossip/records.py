@@ -1,12 +1,12 @@
 """The plain data of membership: its constants, signed records, the bodies of calls, and the core's effects.
 
 All durations are multiples of the round, so one number sets the pace. The learner chooses `round_s`, and joining nodes
-take it from its hello, because nodes of different pace would believe one another dead.
+take it from its hello, because nodes with different paces would believe one another dead.
 
 A record is what a node says about itself, signed over the exact bytes that travel. Records of one node are ordered by
-(generation, sequence). The generation is persisted and rises at every start, the sequence whenever the record is
-renewed. So only the owner can replace its record, and a replayed one is older than the one that is known. Two records
-of the same order with different contents are equivocation: the key is banned.
+(generation, sequence). The generation is persisted and rises at every start, the sequence at every renewal. So only the
+owner can replace its record, and a replayed record is older than the known one. Two records of the same order with
+different contents are equivocation: the key is banned.
 
 A digest is a row of 14-byte entries: 8 bytes of the node id, 4 of its record's order, 2 of the age of its last beat in
 tenths of a second. An age is rounded up and only grows on its way.
@@ -30,7 +30,7 @@ from swarm.types import Address, Id, NodeId, Role, Seconds, SwarmId, VersionId
 GOSSIP_BODY_BYTES = 64 * 1024  # Largest body: the digest of the largest table (57,344 bytes) and some records
 MAX_PUBLICS = 4096  # Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB
 MAX_PER_SUBNET = 64  # Publics of one /24 (IPv4) or /48 (IPv6): one cheap block of addresses must not fill the table
-MAX_LEAVES = 1024  # Of one home: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core
+MAX_LEAVES = 1024  # Per home: 1,024 held polls are 110 requests a second at the default pace, a quarter of a core
 
 MAX_BANNED = 1024  # Keys that equivocated; the oldest is forgotten first. Their owner can make new keys anyway.
 
@@ -39,40 +39,40 @@ assert GOSSIP_BODY_BYTES <= CONTROL_BODY_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipRules:
-    """Times in seconds. Only `round_s` is ever set; docs/membership.md gives the figures behind the others."""
+    """Times in seconds. Only `round_s` is ever set; docs/membership.md explains the other figures."""
 
     round_s: Seconds = 2.0
     jitter: float = 0.2  # Share by which every period varies, so that nodes started together drift apart
-    fanout: int = 2  # Peers of one round; with one, beats at 30 % loss come too near the age of a death
-    partners: int = 8  # A public calls the same eight: on an open connection a call takes a fifth of the bytes
-    partner_rounds: int = 8  # One of them is exchanged every 16 s
-    push_fanout: int = 4  # Peers to which news is pushed at once: with 3 the last leaf of 1,000 hears a second later
+    fanout: int = 2  # Peers called each round; with one, beats at 30 % loss come too near the age of a death
+    partners: int = 8  # A public keeps calling the same eight: on an open connection a call takes a fifth of the bytes
+    partner_rounds: int = 8  # One of them is replaced every 16 s
+    push_fanout: int = 4  # Peers that get news at once: with 3 the last leaf of 1,000 hears a second later
 
     suspect_rounds: int = 8
     dead_rounds: int = 20  # Dead when the beat is 40 s old, of which a stall of 5 s and 30 % loss make at most 18
     reissue_rounds: int = 30  # A record is renewed every 60 s,
     life_rounds: int = 90  # and void after 180 s without that, whatever others claim of its beats
-    tombstone_rounds: int = 1800  # For an hour no older record of a dead node comes back, and a partition heals
+    tombstone_rounds: int = 1800  # For an hour no older record of a dead node comes back, and partitions can heal
 
     bootstrap_rounds: int = 30  # A bootstrap is called every 60 s
-    dead_try_rounds: int = 15  # and a dead node every 30 s only to heal partitions
-    greeters: int = 8  # Publics that call a bootstrap, however many there are: 500 would take 75 KB/s of it
+    dead_try_rounds: int = 15  # and a dead node every 30 s, both only to heal partitions
+    greeters: int = 8  # Publics that call a bootstrap in each period, however many there are: 500 would cost it 75 KB/s
 
     homes: int = 3
     hold_rounds: float = 4.0
-    """A leaf has three polls held open for 8 s each. At 10 % loss each way all three miss a head for one leaf in 60,
-    which then asks again within 10 s. Four polls of 10 s would bring the last leaf of 1,000 from 7 to 3 s, for 570
-    bytes a second instead of 490."""
+    """A leaf has three polls held open for 8 s each. At 10 % loss each way, all three miss a head for one leaf in 60,
+    which then asks again within 10 s. With four polls of 10 s the last leaf of 1,000 would hear after 3 s, not 7, for
+    570 bytes a second instead of 490."""
 
     lease_rounds: int = 18  # A leaf is gone 36 s after its last poll: three lost in a row, at most 12 s each
     leaf_publics: int = 32  # Publics that a leaf knows: three homes and ten times as many to choose from
     refresh_rounds: int = 30  # Every 60 s it asks a random public for others, so that no set of homes can isolate it
     scarce_rounds: int = 5  # Every 10 s while it knows too few to fill its homes, or could reach none
-    refreshed: int = 12  # Known publics, the stalest, that it asks about: all have their turn within a record's life
+    refreshed: int = 12  # Its stalest publics, which it then asks about: each has its turn within a record's life
 
     @property
     def transit_s(self) -> float:
-        """Added to the ages in a request, whose time on the way is not measured. Answers add their round trip."""
+        """Added to the ages in a request, whose time on the way is unknown. Answers add their round trip."""
         return 0.5 * self.round_s
 
     @property
@@ -96,15 +96,15 @@ MAX_ADDRESSES = 4  # IPv4, IPv6 and two names
 
 MAX_SEQUENCE = 65_535  # A digest has two bytes each for sequence and generation; after 45 days the generation rises
 PREFIX_BYTES = 8  # Of a node's id in a digest: no two of 4,096 nodes share them, by chance or by design
-Reachability = Literal["leaf", "public", "gone"]  # Dials out only; proven reachable from outside; has left
+Reachability = Literal["leaf", "public", "gone"]  # Only dials out; proven reachable from outside; has left
 
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 Counter16 = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
 class Profile(Message, frozen=True):
-    """What a node claims to hold and to be able to do; 0 is unknown. Nothing that matters rests on it unmeasured.
-    `leaves` counts those that have this node as a home."""
+    """What a node claims to hold and to be able to do; 0 means unknown. Nothing important relies on these claims alone.
+    `leaves` counts the leaves that have this node as a home."""
 
     held: VersionId | None = None
     engine: Annotated[str, msgspec.Meta(max_length=32)] = ""
@@ -137,7 +137,7 @@ class Record(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRecord:
-    """A record whose signature was checked, as it travels, with what is looked up often."""
+    """A record whose signature was checked, with its bytes as they travel and what is looked up often."""
 
     record: Record
     sealed: bytes
@@ -148,19 +148,19 @@ class SignedRecord:
 
 
 def prefix_of(node: NodeId) -> bytes:
-    """The bytes that stand for a node in a digest."""
+    """Return the bytes that stand for a node in a digest."""
     return bytes.fromhex(node)[:PREFIX_BYTES]
 
 
 def sign_record(record: Record, key: SigningKey) -> SignedRecord:
-    """`record` by its owner."""
+    """Sign `record` with its owner's key."""
     assert record.key == key.public_bytes
     body = encode(record)
     return _signed(record, key.seal(RECORD_CONTEXT, body), body)
 
 
 def open_record(sealed: bytes, swarm: SwarmId) -> SignedRecord:
-    """The record in `sealed`. Raises ProtocolError unless its own key signed it, for this swarm."""
+    """Open the record in `sealed`. Raise ProtocolError unless its own key signed it, for this swarm."""
     body = decode(sealed, Sealed, cap_bytes=RECORD_BYTES).body
     record = decode(body, Record, cap_bytes=RECORD_BYTES)
     # Cheap refusals first: a signature takes 100 times as long to check.
@@ -183,7 +183,7 @@ _ENTRY = struct.Struct(f">{PREFIX_BYTES}sIH")
 ENTRY_BYTES = _ENTRY.size
 AGE_UNIT_S = 0.1
 MAX_AGE_S = 65_535 * AGE_UNIT_S
-HEAD_BYTES = 1024  # A signed head; gossip carries it as it is
+HEAD_BYTES = 1024  # A signed head, which gossip passes on unchanged
 
 SealedRecord = Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
 SealedRecords = Annotated[tuple[SealedRecord, ...], msgspec.Meta(max_length=512)]
@@ -197,9 +197,9 @@ Entry = tuple[bytes, int, float]  # Prefix, order, age in seconds
 class Exchange(Message, frozen=True):
     """A round's digest, a push, or a leaf's poll.
 
-    `digest` is empty in a poll. `newest` is the version that the caller knows of, `learner` the order of the learner's
-    record that it knows. `hold_s` above 0 makes it a poll, which is answered at once when there is a newer head or the
-    learner has moved. `asks` is how many publics beyond those of its digest the caller wants.
+    `digest` is empty in a poll. `newest` is the newest version that the caller knows, `learner` the order of the
+    learner's record that it knows. A `hold_s` above 0 makes it a poll: it is answered once there is a newer head or the
+    learner has moved. `asks` is how many publics the caller wants besides those in its digest.
     """
 
     digest: DigestBytes = b""
@@ -213,7 +213,7 @@ class Exchange(Message, frozen=True):
 
 class ExchangeReply(Message, frozen=True):
     """What the caller lacks. This node lacks the records `wanted`. `refute` is the caller's own record if this node
-    believes it dead, `full` says that this home has no room for the leaf that polled."""
+    believes it dead. `full` means that this home has no room for the leaf that polled."""
 
     digest: DigestBytes = b""
     records: SealedRecords = ()
@@ -224,14 +224,14 @@ class ExchangeReply(Message, frozen=True):
 
 
 def pack_digest(entries: Iterable[Entry]) -> bytes:
-    """Entries as they travel, with ages rounded up."""
+    """Pack entries as they travel, with ages rounded up."""
     return b"".join(
         [_ENTRY.pack(prefix, order, min(65_535, math.ceil(s / AGE_UNIT_S))) for prefix, order, s in entries]
     )
 
 
 def unpack_digest(digest: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Prefix, order and age in AGE_UNIT_S of each entry. Raises ProtocolError if it is not a row of entries."""
+    """Return prefix, order and age in AGE_UNIT_S of each entry. Raise ProtocolError if the length does not fit."""
     if len(digest) % ENTRY_BYTES:
         raise ProtocolError(f"a digest of {len(digest)} bytes is no row of {ENTRY_BYTES}-byte entries")
     return _ENTRY.iter_unpack(digest)
@@ -239,7 +239,7 @@ def unpack_digest(digest: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 class Owner:
     """Signs and numbers the records of one key. `generation` must be higher than in every former life. A learner
-    publishes under `incarnation`: generation - 1, or that of the run that it resumes."""
+    publishes under `incarnation`: generation - 1, or the incarnation of the run that it resumes."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class Owner:
         self._sequence = -1
         self._round_s = round_s
         self.addresses = addresses
-        # The learner is what everybody dials: it needs no proof that it can be reached.
+        # Everybody dials the learner: it needs no proof that it can be reached.
         self.reachability: Reachability = "public" if role == "learner" else "leaf"
         self.profile = Profile()
         self.issue()
@@ -287,9 +287,9 @@ class Owner:
         return effects
 
     def refute(self, claimed: SignedRecord) -> list[Effect]:
-        """Go past `claimed`, a record by our own key that others believe dead, or that this life never issued. If it
-        never did, the state directory was restored from a copy, and the generation has to rise past that of the former
-        life, which may have issued other records too."""
+        """Go past `claimed`, a record by our own key that others believe dead, or that this life never issued. In the
+        second case the state directory was restored from a copy. The generation then has to rise past the former
+        life's, which may have issued other records too."""
         if claimed.order < self.signed.order:
             return []
         if claimed.body == self.signed.body:
@@ -304,7 +304,7 @@ class Owner:
         return self._raise_generation(max(version.incarnation + 2, self._generation + 1)) + self.issue()
 
     def _raise_generation(self, generation: int) -> list[Effect]:
-        # At the end of its numbers a key cannot refute any more; its owner has to make a new one.
+        # With its numbers used up a key cannot refute any more. Its owner has to make a new one.
         self._generation = min(generation, MAX_SEQUENCE)
         self.incarnation = self._generation - 1
         self._sequence = 0
@@ -313,7 +313,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Post `message` to `node` and hand the answer, or the failure, back under `ticket`."""
+    """Post `message` to `node`, and return the answer or the failure under `ticket`."""
 
     ticket: int
     node: NodeId
@@ -324,17 +324,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greet:
-    """Say hello to a bootstrap and hand its record in: to find a first node, or to look across a partition."""
+    """Say hello to a bootstrap and pass its record in, to find a first node or to look across a partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
-    """The learner has moved: look again at every poll that is held open."""
+    """Look again at every poll that is held open: the learner has moved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLearned:
-    """A newer version exists: answer every poll that is held open."""
+    """Answer every poll that is held open: a newer version exists."""
 
     version: VersionId
     sealed: bytes
@@ -342,14 +342,14 @@ class HeadLearned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appeared:
-    """A public that was not known, or was dead."""
+    """A public appeared that was unknown or dead."""
 
     signed: SignedRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Died:
-    """A public whose beat or record is too old, or that has left."""
+    """A public died: its beat or record is too old, or it has left."""
 
     node: NodeId
     reason: str
@@ -357,7 +357,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafGone:
-    """A leaf that has not polled this home for the length of its lease."""
+    """A leaf has not polled this home for the length of its lease."""
 
     node: NodeId
 
@@ -371,7 +371,7 @@ class GenerationRaised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Count an illegal input of a peer."""
+    """Count an illegal input from a peer."""
 
     reason: str
 

@@ -1,6 +1,6 @@
-"""Gossip on an event loop: performs the core's effects, answers calls, holds polls open, and calls nodes back.
+"""Gossip on an event loop: it performs the core's effects, answers calls, holds polls open, and calls nodes back.
 
-One task ticks the core when it is due. Every call is a task of its own, which ends within the call's time limit.
+One task ticks the core when it is due. Every call runs in its own task, which ends within the call's time limit.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ FAREWELL_S = 1.0  # A node that leaves waits this long for its last word to arri
 
 
 class GossipService:
-    """The shell of one membership at a time. `peer_at(node, address)` gives a signing client, `greet` says hello to a
-    bootstrap, `knock` calls a node back and says whether it proved who it is, `emit` writes an event, `on_generation`
+    """The shell of one membership at a time. `peer_at(node, address)` gives a signing client. `greet` says hello to a
+    bootstrap. `knock` calls a node back and says whether it proved who it is. `emit` writes an event. `on_generation`
     persists before it returns."""
 
     def __init__(
@@ -90,7 +90,6 @@ class GossipService:
         self._reachability = reachability
 
     async def run(self) -> None:
-        """Do what is due, for ever."""
         while True:
             core, now = self.core, time.monotonic()
             self.perform(core.tick(now=now))
@@ -102,7 +101,7 @@ class GossipService:
                     await self._sooner.wait()
 
     async def close(self, *, leave: bool) -> None:
-        """End all calls. With `leave` tell other nodes first."""
+        """End all calls. With `leave`, tell other nodes first."""
         if leave and self._core is not None:
             before = set(self._tasks)
             self.perform(self._core.leave(now=time.monotonic()))
@@ -115,7 +114,7 @@ class GossipService:
         self._wake()
 
     async def news(self, patience_s: float) -> None:
-        """Wait until a head appears or the learner moves, for `patience_s` at most."""
+        """Wait until a head appears or the learner moves, for at most `patience_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._awake.wait()
@@ -156,7 +155,7 @@ class GossipService:
     # -- effects ---------------------------------------------------------------------------------------------
 
     def perform(self, effects: Iterable[Effect]) -> None:
-        """Perform what the core asked for, and look again when it is due."""
+        """Perform what the core asked for, and make `run` look again when the core is due."""
         self._sooner.set()
         for effect in effects:
             match effect:
@@ -205,7 +204,7 @@ class GossipService:
             self.perform(core.introduced(*found, now=time.monotonic()))
 
     def _wake(self) -> None:
-        """Let every held poll look again. Polls that come later wait for the next time."""
+        """Let every held poll look again. Polls that come later wait for the next call."""
         self._awake.set()
         self._awake = asyncio.Event()
 
@@ -217,7 +216,7 @@ class GossipService:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
-            # Nothing that a peer sends gets here: this is a bug of ours, which must not be hidden.
+            # No peer's input gets here: this is a bug of ours, which must not be hidden.
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a gossip task failed", "exception": fault, "task": task}
             )

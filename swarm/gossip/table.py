@@ -1,13 +1,13 @@
 """What a node knows of the swarm: publics that are alive, dead or banned, and the leaves of a home.
 
 Theory of operation. A public is alive while its beat is young and its record is renewed. The *beat* is the last time
-that any node heard it directly, by an authenticated call or answer; the others learn the age of that moment through
-digests and keep the youngest. So no claim can make a live node look dead, and a claim that a dead one lives is believed
-for one lifetime of a record at most, since only the owner can renew it. A dead record becomes a tombstone, which
-outlives every copy of the record that is still under way: only a record of a higher order brings its node back (I4).
+that any node heard it directly, by an authenticated call or answer. The others learn its age through digests and keep
+the youngest. So no claim can make a live node look dead. A claim that a dead node lives is believed for one record's
+life at most, since only the owner can renew the record. A dead record becomes a tombstone, which outlives every copy of
+the record that is still under way: only a record of a higher order brings its node back (I4).
 
 Leaves are not gossiped one by one; a home's record counts them. Only a leaf's authenticated polls renew its lease, so
-no record has to be forwarded and no clock but the home's matters.
+no record has to be forwarded and only the home's clock matters.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LeafLeases:
             leaf.signed = signed
 
     def end(self, node: NodeId) -> None:
-        """The leaf has left, or has become a public."""
+        """Drop a leaf that has left or become a public."""
         self.leaves.pop(node, None)
 
     def expire(self, *, now: float, patience: float) -> list[Effect]:
@@ -83,8 +83,8 @@ class LeafLeases:
         return [LeafGone(node=node) for node in gone]
 
 
-MAX_OTHERS = MAX_PUBLICS - 2  # Alive at a time: this node and the learner, which always finds room, complete the digest
-MAX_BACK_OFF = 5  # A public that does not answer is called again after 2, 4, ... 32 rounds; its own calls end the wait.
+MAX_OTHERS = MAX_PUBLICS - 2  # Alive at a time; this node and the learner, which always finds room, fill the digest
+MAX_BACK_OFF = 5  # After 2 to 5 failures in a row a public is called again 4 to 32 rounds later, or once it calls
 
 Admitted = Literal["new", "changed", "reissued", "known", "refused", "gone"]
 
@@ -94,8 +94,8 @@ LASTING = frozenset({"banned_key", "prefix_taken", "address_refused", "table_ful
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
-    """A public. `risen_at` is when its order last rose here, `retry_at` when it may be called again, and `addresses`
-    are those that this node may call."""
+    """A public. `risen_at` is when its order last rose here, `retry_at` when it may be called again. `addresses` are
+    those that this node may call."""
 
     signed: SignedRecord
     addresses: tuple[Address, ...]
@@ -105,19 +105,19 @@ class Peer:
     retry_at: float = -math.inf
 
     def heard(self, heard_at: float) -> None:
-        """It called or answered."""
+        """Note that it called or answered."""
         self.heard_at = max(self.heard_at, heard_at)
         self.failures, self.retry_at = 0, -math.inf
 
     def failed(self, round_s: float, *, now: float) -> None:
-        """A call to it failed. One failure is a lost packet."""
+        """Note that a call to it failed. One failure is taken for a lost packet."""
         self.failures = min(self.failures + 1, MAX_BACK_OFF)
         self.retry_at = now + round_s * 2**self.failures if self.failures > 1 else -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """A node that was a public: lost, or no public any more by its own word."""
+    """A node that was a public: it was lost, or says that it is none any more."""
 
     signed: SignedRecord
     died_at: float
@@ -128,7 +128,7 @@ class Tombstone:
 
 
 class Table:
-    """All publics but oneself. `dialable` says whether this node may call an address that somebody else named."""
+    """All publics except this node. `dialable` says whether it may call an address that somebody else named."""
 
     def __init__(self, rules: GossipRules, dialable: Callable[[Address], bool]) -> None:
         self._rules = rules
@@ -153,18 +153,18 @@ class Table:
 
     @property
     def learner(self) -> Peer | Tombstone | None:
-        """The learner, dead or alive; its prefix is noted when it is first seen."""
+        """The learner, dead or alive. Its prefix is noted when it is first seen."""
         return self.by_prefix.get(self._learner) or self.dead.get(self._learner) if self._learner else None
 
     def callable_at(self, signed: SignedRecord) -> tuple[Address, ...]:
-        """The addresses of a record that this node may call. Only the learner may be known by a name, and only with a
-        certificate: a name may lead anywhere."""
+        """Return the addresses of a record that this node may call. Only the learner's may be a name, and only with a
+        certificate, because a name may lead anywhere."""
         record = signed.record
         named = record.role == "learner"
         return tuple(a for a in record.addresses if self._dialable(a) or (named and a.fingerprint and is_name(a.host)))
 
     def admit(self, signed: SignedRecord, heard_at: float, *, now: float) -> tuple[Admitted, list[Effect]]:
-        """Take in a record whose beat was heard at `heard_at`, as far as the node that passed it on knows."""
+        """Take in a record. `heard_at` is its latest beat as far as the node that passed it on knows."""
         if signed.node in self.banned:
             return self._refuse(signed, "banned_key")
         known = self.by_prefix.get(signed.prefix)
@@ -191,7 +191,7 @@ class Table:
         return "refused", [Rejected(reason=reason)]
 
     def pardon(self, *, now: float) -> None:
-        """Once in the life of a record, ask again for what was refused: there may be room by now."""
+        """Once in a record's life, ask again for what was refused: there may be room by now."""
         if now >= self._pardon_at:
             self._pardon_at = now + self._rules.life_rounds * self._rules.round_s
             self.unwanted.clear()
@@ -213,7 +213,7 @@ class Table:
         return effects
 
     def forget_old(self, *, now: float) -> None:
-        """A leaf's `expire`: it hears of beats once a minute, too seldom to declare a node dead."""
+        """Do for a leaf what `expire` does for a public: hearing of beats once a minute, it cannot declare a death."""
         oldest = now - self._rules.life_rounds * self._rules.round_s
         for peer in [p for p in self if max(p.heard_at, p.risen_at) < oldest]:
             # The learner's last address is better than none.
@@ -224,7 +224,7 @@ class Table:
         return now - peer.heard_at > self._rules.suspect_rounds * self._rules.round_s
 
     def forget(self, peer: Peer) -> None:
-        """Drop a live peer without a tombstone: a leaf that knows enough others makes room."""
+        """Drop a live peer without a tombstone, for example because a leaf knows enough others."""
         del self.by_prefix[peer.signed.prefix]
         self._count_subnets(peer.signed, -1)
 
@@ -242,7 +242,7 @@ class Table:
         return "refused", [Rejected(reason="equivocation"), Died(node=signed.node, reason="equivocated")]
 
     def _withdraw(self, signed: SignedRecord, known: Peer | None, now: float) -> tuple[Admitted, list[Effect]]:
-        """A node says that it has left, or that it cannot be reached any more."""
+        """Take the word of a node that it has left, or that it cannot be reached any more."""
         if known is not None:
             self.forget(known)
             self._lay(signed, now)
@@ -285,7 +285,7 @@ class Table:
         return "new", [Appeared(signed=signed)]
 
     def _lay(self, signed: SignedRecord, now: float) -> None:
-        # Taken out and put in again: the oldest tombstone is the first one.
+        # Take it out and put it in again, so that the oldest tombstone stays first.
         self.dead.pop(signed.prefix, None)
         self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now)
 
@@ -305,7 +305,7 @@ def _drop_oldest(table: dict[Any, Any], size: int) -> None:
 
 
 def subnets_of(signed: SignedRecord) -> set[str]:
-    """The /24, /48 or name of each address."""
+    """Return the /24, /48 or name of each address."""
     return {_subnet(address.host) for address in signed.record.addresses}
 
 

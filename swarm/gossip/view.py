@@ -1,6 +1,6 @@
 """What one node knows, and what it tells others of that.
 
-An answer is short: entries only where our beat is younger by more than an age gains on its way, and records only where
+An answer is short: an entry only where our beat is younger by more than an age grows on its way, a record only where
 ours is newer. What does not fit goes with the next round.
 """
 
@@ -32,9 +32,9 @@ from swarm.types import Address, NodeId, VersionId
 
 Seen = dict[bytes, tuple[int, float]]  # Order and beat by prefix, as a digest claims them
 RECORDS_BYTES = 40 * 1024  # Records of one message: with the digest of 1,000 publics they fit the body's cap
-MAX_WANTED = RECORDS_BYTES // 256  # As many as one message can bring: the shortest takes about 256 bytes
+MAX_WANTED = RECORDS_BYTES // 256  # What one message can bring: the shortest record takes about 256 bytes
 FRAME_BYTES = 64  # What msgpack adds to the fields of an answer
-FIELD_BYTES = 3  # With the header that msgpack puts before bytes
+FIELD_BYTES = 3  # The header that msgpack puts before bytes
 
 
 class View:
@@ -57,14 +57,14 @@ class View:
         return self.owner.reachability == "public"
 
     def learner(self) -> SignedRecord | None:
-        """The learner's newest record, dead or alive: its address is the best that is known."""
+        """Return the learner's newest record, dead or alive: its address is the best that is known."""
         if self.owner.role == "learner":
             return self.own
         known = self.table.learner
         return known.signed if known is not None else None
 
     def live_learner(self) -> SignedRecord | None:
-        """The learner's record unless it is dead: a dead learner's address is no news for anybody."""
+        """Return the learner's record unless the learner is dead: a dead learner's address is no news for anybody."""
         learner = self.learner()
         return learner if learner is not None and self.record_of(learner.prefix) is learner else None
 
@@ -72,29 +72,29 @@ class View:
         return self.newest is not None and (message.newest is None or self.newest > message.newest)
 
     def has_moved_learner(self, message: Exchange) -> bool:
-        """Whether the learner is in a later life than the caller knows. A mere re-issue does not end a poll early."""
+        """Return True if the learner is in a later life than the caller knows. A mere re-issue does not end a poll."""
         learner = self.live_learner()
         return learner is not None and learner.order >> 16 > message.learner >> 16
 
     def usable(self, now: float) -> list[Peer]:
-        """Publics that may be called now."""
+        """Return the publics that may be called now."""
         return [peer for peer in self.table if peer.retry_at <= now]
 
     def at_least(self, count: int, now: float) -> list[Peer]:
-        """Publics that may be called now, and up to `count` those whose turn comes next: a newcomer that knows one
-        other must not fall silent because its first calls were lost."""
+        """Return the publics that may be called now, filled up to `count` with those whose turn comes next: a newcomer
+        that knows one other node must not fall silent because its first calls were lost."""
         usable = self.usable(now)
         missing = max(0, count - len(usable))
         waiting = sorted((peer for peer in self.table if peer.retry_at > now), key=lambda peer: peer.retry_at)
         return [*usable, *waiting[:missing]]
 
     def some(self, count: int, random: Random, *, now: float) -> list[Peer]:
-        """Random publics to call."""
+        """Return up to `count` random publics to call."""
         known = self.at_least(count, now)
         return random.sample(known, min(count, len(known)))
 
     def home_candidates(self, now: float) -> list[NodeId]:
-        """Publics to choose homes from. The learner has other things to do: it counts only if there are too few."""
+        """Return the publics to choose homes from. The busy learner counts only if there are too few others."""
         usable = self.usable(now)
         others = [peer.signed.node for peer in usable if peer.signed.record.role != "learner"]
         return others if len(others) >= self.rules.homes else [peer.signed.node for peer in usable]
@@ -106,7 +106,7 @@ class View:
         return peer.signed if peer is not None else None
 
     def ages_of(self, records: Iterable[SignedRecord], now: float) -> list[Entry]:
-        """Entries for records that are passed on, so that nobody takes an old beat for a young one."""
+        """Return entries for records that are passed on, so that nobody takes an old beat for a young one."""
         entries: list[Entry] = []
         for signed in records:
             if signed.prefix == self.own.prefix:
@@ -118,22 +118,22 @@ class View:
     # -- messages --------------------------------------------------------------------------------------------
 
     def push_message(self, records: list[SignedRecord], now: float, *, head: bytes = b"") -> Exchange:
-        """News. Its answer holds no more than what the caller got wrong."""
+        """Return a message with news. Its answer only corrects what the caller has wrong."""
         digest = pack_digest(self.ages_of(records, now))
         return Exchange(
             digest=digest, records=tuple(one.sealed for one in records), head=head, newest=self.newest, asks=0
         )
 
     def round_message(self, now: float) -> Exchange:
-        """Every public that this node knows, itself first if it is one."""
+        """Return a message with every public that this node knows, itself first if it is one."""
         own = [(self.own.prefix, self.own.order, 0.0)] if self.is_public else []
         return Exchange(digest=pack_digest([*own, *_entries(self.table, now)]), newest=self.newest)
 
     def poll_message(self, *, tells_record: bool, tells_head: bool, hold_s: float) -> Exchange:
-        """A leaf's question for news."""
+        """Return a leaf's question for news."""
         return Exchange(
             records=(self.own.sealed,) if tells_record else (),
-            # After a partition a leaf may be the only one that has it.
+            # After a partition this leaf may be the only one that has the head.
             head=self.head if tells_head else b"",
             newest=self.newest,
             learner=self._learner_order(),
@@ -142,7 +142,7 @@ class View:
         )
 
     def refresh_message(self, now: float) -> Exchange:
-        """A leaf's question for publics beyond those it knows: for a few even when it knows enough."""
+        """Return a leaf's question for publics beyond those it knows, for at least a few even if it knows enough."""
         room = max(4, self.rules.leaf_publics - len(self.table))
         stalest = sorted(self.table, key=lambda peer: peer.heard_at)[: self.rules.refreshed]
         digest = pack_digest(_entries(stalest, now))
@@ -158,12 +158,12 @@ def _entries(peers: Iterable[Peer], now: float) -> list[Entry]:
 
 
 def seen_in(digest: bytes, *, latest: float) -> Seen:
-    """What a digest claims; an age of 0 counts as heard at `latest`. Raises ProtocolError if it is not a digest."""
+    """Return what a digest claims. An age of 0 counts as heard at `latest`. Raise ProtocolError if it is no digest."""
     return {prefix: (order, latest - age * AGE_UNIT_S) for prefix, order, age in unpack_digest(digest)}
 
 
 def fitting(records: Iterable[SignedRecord], room: int = RECORDS_BYTES, *, extra: int = 0) -> list[SignedRecord]:
-    """As many of the records as fit one message, or `room` bytes if that is less, each with `extra` bytes."""
+    """Return the first records that fit one message, or `room` bytes if that is less, each with `extra` bytes."""
     taken: list[SignedRecord] = []
     room = min(room, RECORDS_BYTES)
     for signed in records:
@@ -178,7 +178,7 @@ def fitting(records: Iterable[SignedRecord], room: int = RECORDS_BYTES, *, extra
 
 
 def answer_to(view: View, caller: NodeId, message: Exchange, *, random: Random, now: float) -> ExchangeReply:
-    """What `caller` lacks, within the cap of a body."""
+    """Return what `caller` lacks, within the cap of a body."""
     prefix = prefix_of(caller)
     try:
         seen = seen_in(message.digest, latest=now)
@@ -211,7 +211,7 @@ def answer_to(view: View, caller: NodeId, message: Exchange, *, random: Random, 
 def _news_for(
     view: View, caller: bytes, message: Exchange, seen: Seen, *, random: Random, now: float
 ) -> tuple[list[Entry], list[SignedRecord], list[Peer]]:
-    """Younger beats and newer records of publics that the caller knows, and up to `asks` publics that it does not."""
+    """Return younger beats and newer records than the caller has, and up to `asks` publics that it does not know."""
     entries: list[Entry] = []
     records: list[SignedRecord] = []
     unknown: list[Peer] = []
@@ -232,7 +232,7 @@ def _news_for(
         records.append(learner)
         entries += view.ages_of([learner], now)
     if len(unknown) > message.asks:
-        # A random part for a leaf, without suspects and with the learner first.
+        # A leaf gets a random part, without suspects and with the learner first.
         unknown = [peer for peer in unknown if not view.table.is_suspect(peer, now=now)]
         random.shuffle(unknown)
         unknown.sort(key=lambda peer: peer.signed.record.role != "learner")
@@ -240,8 +240,8 @@ def _news_for(
 
 
 def _wanted_of(view: View, seen: Seen, random: Random) -> list[bytes]:
-    """Prefixes of records that the caller has and this node lacks. Of too many it takes random ones: records that it
-    would refuse must not hold up the others for ever."""
+    """Return the prefixes of records that the caller has and this node lacks. If there are too many, pick random ones:
+    records that this node would refuse must not hold up the others for ever."""
     wanted: list[bytes] = []
     for prefix, (order, _) in seen.items():
         known = view.table.by_prefix.get(prefix) or view.table.dead.get(prefix)

@@ -1,1 +1,1 @@
-"""What is on the wire and between sockets: messages, signatures, sessions, HTTP, streams and links."""
+"""The network: messages, signatures, sessions, HTTP, streams and links."""

@@ -1,6 +1,6 @@
 """The HTTP that every part shares: capped bodies, one protocol number, errors that say whose fault it was.
 
-Under TLS a client pins the certificate that was named to it. With TLS and without it, requests are signed
+Under TLS a client pins the certificate that was named to it. Requests are signed with TLS and without it
 (net/sessions.py).
 """
 
@@ -40,14 +40,14 @@ from swarm.types import Address, NodeId
 
 SESSION_PATH = "/v1/session"
 SESSION_S = 10.0  # Time limit for opening a session: two round trips and two signatures
-CONNECT_S = 5.0  # Longest wait for a TCP connection: three SYN retries on a home line
+CONNECT_S = 5.0  # Longest wait for a TCP connection: at least two SYN retries on a home line
 
 MAX_CONNECTIONS = 8
 """Connections that one client opens to one peer: a question held open, a beat, a submission, four chunks, one spare."""
 
-MAX_BODY_S = 20.0  # For a whole body: a sender that keeps the least rate for ever would hold a handler as long
+MAX_BODY_S = 20.0  # Time limit for a whole body: a sender at just the lowest rate could hold a handler for ever
 MIN_BODY_BYTES_PER_S = 1000.0  # A fortieth of a slow uplink; a slower sender means to hold the handler
-GRACE_S = 2.0  # How far a sender may fall behind that: a lost segment or two on a long line
+GRACE_S = 2.0  # How far a sender may fall behind that rate: a lost segment or two on a long line
 
 SILENT = "is the address right, and do firewalls and routers let the port through?"
 NUMBER = re.compile("[0-9]{1,9}")
@@ -55,7 +55,7 @@ NUMBER = re.compile("[0-9]{1,9}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 ON_SIGNED: web.RequestKey[Callable[[NodeId], None]] = web.RequestKey("on_signed")
-"""Set by a server that wants to hear whose request it was, as soon as that is proven. It may raise."""
+"""Set by a server that wants to hear whose request it was as soon as that is proven. It may raise."""
 
 
 class Gone(ProtocolError):
@@ -63,7 +63,7 @@ class Gone(ProtocolError):
 
 
 class OtherProtocol(ProtocolError):
-    """The peer speaks another protocol; the message says which side has to be upgraded."""
+    """The peer speaks another protocol. The message says which side has to be upgraded."""
 
 
 class OtherCertificate(PeerUnreachable):
@@ -75,11 +75,11 @@ class OtherEncryption(PeerUnreachable):
 
 
 class Forbidden(ProtocolError):
-    """The sender is proven, but what it asks for is another node's."""
+    """The sender is proven, but what it asks for belongs to another node."""
 
 
 class TooSlow(ProtocolError):
-    """The body comes too slowly: refused, so that a sender cannot hold a handler for ever."""
+    """The body comes too slowly. It is refused, so that a sender cannot hold a handler for ever."""
 
 
 class Crowded(ProtocolError):
@@ -87,7 +87,7 @@ class Crowded(ProtocolError):
 
 
 class Busy(PeerUnreachable):
-    """The peer asks for patience: 429 or 503. `retry_after_s` is its hint."""
+    """The peer asks for patience (429 or 503). `retry_after_s` is its hint."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ class Busy(PeerUnreachable):
 
 
 class SlowLine(PeerUnreachable):
-    """408: the peer did not wait for the rest of our body. The line is at fault; a smaller body may get through."""
+    """The peer did not wait for the rest of our body (408). The line is at fault; a smaller body may get through."""
 
 
 class Peer(Protocol):
@@ -109,8 +109,8 @@ class Peer(Protocol):
 class PeerClient:
     """HTTP to one peer. Every call has a time limit and every body a cap.
 
-    With `key` and `server` every POST is signed for `server` alone, within a session that is opened at the first one.
-    An address with a fingerprint is called over TLS, and the server has to show the certificate with that fingerprint.
+    With `key` and `server` every POST is signed for `server` alone, within a session that the first one opens. An
+    address with a fingerprint is called over TLS, and the server has to show the certificate with that fingerprint.
     """
 
     def __init__(self, address: Address, *, key: SigningKey | None = None, server: NodeId | None = None) -> None:
@@ -123,7 +123,7 @@ class PeerClient:
         self._opening = asyncio.Lock()
         self._session = aiohttp.ClientSession(
             headers={PROTOCOL_HEADER: str(PROTOCOL)},
-            # What aiohttp would add to every request: 130 bytes that tell a node nothing.
+            # aiohttp would add these to every request: 130 bytes that tell a node nothing.
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             connector=aiohttp.TCPConnector(
                 limit=MAX_CONNECTIONS, ssl=aiohttp.Fingerprint(address.fingerprint) if address.fingerprint else True
@@ -140,19 +140,19 @@ class PeerClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; calls under way fail."""
+        """Close all connections. Calls under way fail."""
         await self._session.close()
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
-        """The body at `path`."""
+        """Return the body at `path`."""
         return await self._call("GET", path, None, cap_bytes, timeout_s)
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
-        """The answer to `body`. If the server no longer knows our session, it is asked for a new one, once."""
+        """Return the answer to `body`. If the server no longer knows our session, ask it for a new one, once."""
         if self._signs_for is None:
             return await self._call("POST", path, body, cap_bytes, timeout_s)
         try:
-            # One limit for all of it: a server that is slow to open sessions must not hold callers one after another.
+            # One limit for everything: a server that is slow to open sessions must not hold callers one after another.
             async with asyncio.timeout(timeout_s):
                 granted = await self._session_other_than(None)
                 try:
@@ -164,16 +164,16 @@ class PeerClient:
             raise PeerUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s") from error
 
     async def signed_header(self, method: str, path: str, body: bytes) -> str:
-        """A value of AUTH_HEADER within this client's session, for what does not go over HTTP."""
+        """Return a value of AUTH_HEADER within this client's session, for requests that do not go over HTTP."""
         granted = await self._session_other_than(None)
         return granted.header(method, path, body)
 
     async def renew_session(self) -> None:
-        """Open another session: the server seems to have forgotten this one."""
+        """Open another session, because the server seems to have forgotten this one."""
         await self._session_other_than(self._granted)
 
     async def _session_other_than(self, refused: ClientSession | None) -> ClientSession:
-        """The session in use, or a new one if that is `refused`. Calls that are refused together open one."""
+        """Return the session in use, or a new one if that is `refused`. Calls that are refused together open one."""
         async with self._opening:
             if self._granted is None or self._granted is refused:
                 self._granted = await self._open_session()
@@ -198,7 +198,7 @@ class PeerClient:
     ) -> bytes:
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {AUTH_HEADER: signer.header(method, path, body or b"")} if signer else {}
-        # Encoded already: the path is signed, so nothing may quote it again.
+        # The path is encoded already, and it is signed, so nothing may quote it again.
         url = URL(self.base_url + path, encoded=True)
         try:
             async with self._session.request(
@@ -223,8 +223,8 @@ class PeerClient:
 
 
 async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
-    """SHA-256 of the certificate that a TLS server shows, for trust on first use. Raises PeerUnreachable if it shows
-    none."""
+    """Return the SHA-256 of the certificate that a TLS server shows, for trust on first use. Raise PeerUnreachable if
+    it shows none."""
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
@@ -248,7 +248,7 @@ async def certificate_of(host: str, port: int, timeout_s: float) -> bytes:
 
 
 def plain_address(url: str) -> Address:
-    """The address behind a URL like http://host:7700."""
+    """Return the address in a URL like http://host:7700. Raise UserError for anything else."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.port is None:
         raise UserError(f"{url!r} is not a URL like http://host:7700")
@@ -258,7 +258,7 @@ def plain_address(url: str) -> Address:
 async def read_capped(
     stream: aiohttp.StreamReader, cap_bytes: int, *, progress: Callable[[int], None] = lambda size: None
 ) -> bytes:
-    """Everything from `stream`. Raises TooLarge once more than `cap_bytes` came. `progress` gets the size so far."""
+    """Read all of `stream`. Raise TooLarge once more than `cap_bytes` came. `progress` gets the size so far."""
     parts: list[bytes] = []
     size = 0
     async for part in stream.iter_any():
@@ -271,7 +271,7 @@ async def read_capped(
 
 
 async def read_body(request: web.Request, cap_bytes: int) -> bytes:
-    """A request's body, capped in size and time. Raises TooSlow once its sender falls behind the least rate."""
+    """Read a request's body, capped in size and time. Raise TooSlow once its sender falls behind the lowest rate."""
     if request.content_length is not None and request.content_length > cap_bytes:
         raise TooLarge(f"a body of {request.content_length} bytes is over the cap of {cap_bytes}")
     began = asyncio.get_running_loop().time()
@@ -289,12 +289,12 @@ async def read_body(request: web.Request, cap_bytes: int) -> bytes:
 
 
 def due_s(received: int) -> float:
-    """Seconds from the start of a body until more than `received` bytes have to be there."""
+    """Return the seconds from the start of a body until more than `received` bytes have to be there."""
     return min(MAX_BODY_S, GRACE_S + received / MIN_BODY_BYTES_PER_S)
 
 
 async def read_signed(request: web.Request, cap_bytes: int, sessions: ServerSessions) -> tuple[NodeId, bytes]:
-    """The proven sender of a request, and its body, which is not read if the sender has no session."""
+    """Return a request's proven sender and its body. The body is not read if the sender has no session."""
     header = request.headers.get(AUTH_HEADER)
     sessions.check_header(header, now=time.monotonic())
     body = await read_body(request, cap_bytes)
@@ -305,7 +305,7 @@ async def read_signed(request: web.Request, cap_bytes: int, sessions: ServerSess
 
 
 def session_route(sessions: ServerSessions) -> web.RouteDef:
-    """Answers POST /v1/session."""
+    """Return the route that answers POST /v1/session."""
 
     async def answer(request: web.Request) -> web.Response:
         wish = await read_body(request, SESSION_MESSAGE_BYTES)
@@ -315,7 +315,7 @@ def session_route(sessions: ServerSessions) -> web.RouteDef:
 
 
 def binary(body: bytes) -> web.Response:
-    """An answer of msgpack or raw bytes."""
+    """Return an answer of msgpack or raw bytes."""
     return web.Response(body=body, content_type="application/octet-stream")
 
 
@@ -343,7 +343,7 @@ STATUS_OF_FAULT: tuple[tuple[type[ProtocolError], int], ...] = (
     (TooSlow, 408),
     (Crowded, 429),
 )
-"""Answers to a peer's faults; every other fault is 400."""
+"""Status codes for a peer's faults. Every other fault is 400."""
 
 
 def _upgrade_line(spoken: str | None) -> str:
@@ -355,7 +355,7 @@ def _upgrade_line(spoken: str | None) -> str:
 
 async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
     said = (await answer.content.read(500)).decode(errors="replace").strip()
-    # It may be shown on a terminal.
+    # The text may be shown on a terminal.
     text = "".join(c if c.isprintable() else "?" for c in said)
     if answer.status == 426:
         theirs = answer.headers.get(PROTOCOL_HEADER, "")
@@ -376,7 +376,7 @@ async def _refusal(answer: aiohttp.ClientResponse, peer: str) -> Exception:
 
 
 def other_protocol(peer: str, theirs: int) -> OtherProtocol:
-    """That `peer` speaks protocol `theirs`, and which side has to be updated."""
+    """Return an error that says that `peer` speaks protocol `theirs`, and which side has to be updated."""
     numbers = f"protocol {theirs}, this one speaks {PROTOCOL}"
     if theirs > PROTOCOL:
         return OtherProtocol(f"{peer} runs a newer release of echo-node ({numbers}): update this one")
@@ -398,7 +398,7 @@ def _mismatch_line(peer: str, got: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why there was no connection, or none for long enough, and what the user can check."""
+    """Say why there was no connection, or not for long enough, and what the user can check."""
     match error:
         case aiohttp.ClientConnectorDNSError():
             return "its name does not resolve: is it spelled right, and is this machine on the network?"

@@ -1,11 +1,11 @@
-"""How much of a node's server one address or one node may take: connections counted, requests metered. Pure.
+"""How much of a node's server one address or one node may take: connections are counted, requests metered. Pure.
 
 Every address may have eight connections. A connection on which a node signed a request counts for that node too, which
-may have eight wherever it calls from; and each node that has proven itself at an address adds eight to what the address
-may have. So two samplers behind one router do not starve one another, and keys, which cost nothing, do not buy one
-address more than `nodes_per_address` times its share. Requests are metered the same way: a proven connection draws from
-its node's bucket, any other from its address's. All connections of one address also draw from a common bucket, whatever
-keys they show.
+may have eight wherever it calls from. Each node that has proven itself at an address adds eight to what the address may
+have. So two samplers behind one router do not starve one another. Keys cost nothing, but they buy one address no more
+than `nodes_per_address` further shares. Requests are metered the same way: a proven connection draws from its node's
+bucket, any other from its address's. All connections of one address also draw from a common bucket, whatever keys they
+show.
 """
 
 from __future__ import annotations
@@ -25,20 +25,18 @@ class Limits:
     nodes_per_address: int = 8  # Proven nodes that add to what their address may have: the machines of a home or office
     all_connections: int = 4096  # Of the whole server: 512 samplers with eight each
     requests_per_s: float = 20.0
-    burst: float = 40.0  # Of an address that has not proven who it is; the burst is a start, or the end of an outage
+    burst: float = 40.0  # Of an address that has not proven who it is; the burst covers a start, or an outage's end
 
     proven_share: float = 5.0
-    """How many times as much a proven node may have: a sampler of a model that takes eight steps a second asks 60
-    times. Verifying 100 signatures takes 12 ms."""
+    """How many times as much a proven node may have. A sampler of a model that takes eight steps a second asks 60 times
+    a second. Verifying 100 signatures takes 12 ms."""
 
-    buckets: int = 8192  # Addresses and nodes whose rate is remembered. One forgotten early gets a new burst, no more
+    buckets: int = 8192  # Addresses and nodes whose rate is remembered. One forgotten early only gets a new burst
     exempt_loopback: bool = True  # Processes of this machine can do worse, and a demonstration runs all its nodes here
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Guest:
-    """One connection."""
-
     address: str
     exempt: bool
     node: NodeId | None = None
@@ -71,7 +69,7 @@ class Gate:
         return guest
 
     def leave(self, guest: Guest) -> None:
-        """The connection is closed. Saying so twice changes nothing."""
+        """Take back a connection that is closed. A second call changes nothing."""
         if guest not in self._at.get(guest.address, ()):
             return
         self._all -= 1
@@ -81,7 +79,7 @@ class Gate:
             del self._at[guest.address]
 
     def prove(self, guest: Guest, node: NodeId) -> bool:
-        """A request of `node` on this connection was verified. Return False if the node has too many connections."""
+        """Note that a request of `node` on this connection was verified. Return False if the node has too many."""
         if guest.exempt or guest.node == node or guest not in self._at.get(guest.address, ()):
             return True
         if len(self._of.get(node, ())) >= self._limits.connections:
@@ -117,8 +115,8 @@ class Gate:
 
 
 class Meter:
-    """Token buckets by name, `share` times as large and fast as those of `limits`. Beyond `limits.buckets` the one
-    longest unused is forgotten."""
+    """Token buckets by name, `share` times as large and fast as in `limits`. Beyond `limits.buckets` the one
+    unused for longest is forgotten."""
 
     def __init__(self, limits: Limits, share: float = 1.0) -> None:
         self._rate = share * limits.requests_per_s

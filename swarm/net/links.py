@@ -1,6 +1,6 @@
-"""The long-lived streams of one node: whom it dials, whom it accepts, and the proof on both sides of who they are.
+"""The long-lived streams of one node: which it dials and accepts, and how both sides prove who they are.
 
-Of two publics the one with the smaller id dials; a leaf dials every public that it is to be linked with; everybody
+Of two publics the one with the smaller id dials. A leaf dials every public that it should be linked with, and everybody
 dials the learner. A new link to the same node replaces the old one, which may be half dead.
 """
 
@@ -36,7 +36,7 @@ from swarm.net.wire import PROTOCOL, Message, decode, encode
 from swarm.types import Address, NodeId, VersionId
 
 METHOD = "STREAM"
-PATH = "/v1/stream"  # With METHOD, what a stream's first frame is signed over in place of an HTTP request's
+PATH = "/v1/stream"  # A stream's first frame is signed over METHOD and PATH, like an HTTP request
 HELLO = 1
 WELCOME = 2
 HELLO_BYTES = 1024
@@ -49,7 +49,7 @@ NO_VERSION = VersionId(incarnation=0, version=0)
 
 
 class StreamHello(Message, frozen=True):
-    """The first frame of the node that dialled: `auth` as in a signed request's header, over PROTOCOL."""
+    """The first frame of the node that dialled. `auth` is as in a signed request's header, over PROTOCOL."""
 
     protocol: int
     auth: Annotated[str, msgspec.Meta(max_length=200)]
@@ -61,7 +61,7 @@ class Station:
 
     `learner` gives the learner's id and addresses, `head` the newest signed head that gossip knows (empty for none),
     `publics` the publics that this node can dial, `public_at` the proven addresses of a public (none for a leaf),
-    `uplink_of` what a node claims of its uplink in bytes a second (0 if it claims nothing). `refused` counts refused
+    `uplink_of` the uplink that a node claims, in bytes a second (0 if it claims nothing). `refused` counts refused
     streams for `status`.
     """
 
@@ -80,7 +80,7 @@ class Station:
 
 
 class Links:
-    """All streams of this node. `open_link(node, stream)` gives the LinkEnd that a new stream serves, `admits` says
+    """All streams of this node. `open_link(node, stream)` gives the LinkEnd that a new stream serves. `admits` says
     which nodes may open one."""
 
     def __init__(
@@ -103,8 +103,7 @@ class Links:
         return len(self._streams)
 
     def dial(self, wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
-        """Keep a link to each of these nodes, whose addresses are tried in turn. Give up every other node that this
-        one dialled."""
+        """Keep a link to each of these nodes, trying its addresses in turn. Give up all others that it dialled."""
         self._wanted = wanted
         for node in [n for n in self._dialling if n not in wanted]:
             self._dialling.pop(node).cancel()
@@ -124,7 +123,7 @@ class Links:
             stream.close()
 
     def end_others(self, wanted: Collection[NodeId]) -> None:
-        """End the links to all nodes but these."""
+        """End the links to all other nodes."""
         for node in [n for n in self._streams if n not in wanted]:
             self.end(node)
 
@@ -141,7 +140,7 @@ class Links:
     # -- accepting -------------------------------------------------------------------------------------------
 
     async def accept(self, incoming: Incoming) -> None:
-        """Take a stream whose sender proves that it is a node with which this one wants a link."""
+        """Take a stream if its sender proves that it is a node with which this one wants a link."""
         try:
             async with asyncio.timeout(HELLO_S):
                 node = await self._read_hello(incoming)
@@ -173,7 +172,7 @@ class Links:
     # -- dialling --------------------------------------------------------------------------------------------
 
     async def _keep(self, node: NodeId) -> None:
-        """Link to `node` again and again, at the addresses that are known by then."""
+        """Link to `node` again and again, at the addresses known by then."""
         tries = 0
         while True:
             known = self._wanted[node]()
@@ -189,7 +188,7 @@ class Links:
             await asyncio.sleep(pause_s * self._station.random.uniform(0.5, 1.0))
 
     async def _dial(self, node: NodeId, address: Address) -> asyncio.Event:
-        """Try once. The event is set when the link has ended."""
+        """Try once. The returned event is set when the link has ended."""
         peer = self._station.peer_at(node, address)
         auth = await peer.signed_header(METHOD, PATH, encode(PROTOCOL))
         sock = await open_stream(address)
@@ -203,7 +202,7 @@ class Links:
             sock.close()
             if not isinstance(error, (OSError, TimeoutError)):
                 raise
-            # It may have been restarted and no longer know our session.
+            # The peer may have been restarted and no longer know our session.
             await peer.renew_session()
             raise PeerUnreachable(f"{address.authority} does not take a stream ({error})") from error
         ended = asyncio.Event()

@@ -1,7 +1,7 @@
 """The node's HTTP server: routes, `status`, TLS, limits for each caller, and a clear error when the port is taken.
 
-A connection is counted when it is accepted, before TLS: a flood would cost us most in handshakes. Therefore connections
-are accepted here, and handed to the event loop and aiohttp once they have been let in.
+A connection is counted when it is accepted, before TLS, because a flood would cost us most in handshakes. So this
+module accepts connections and hands those that it lets in to the event loop and aiohttp.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from swarm.net.wire import PROTOCOL_HEADER
 from swarm.types import NodeId
 
 SHUTDOWN_S = 1.0
-"""Open requests get this long when the node stops: held questions would otherwise keep it for their whole wait."""
+"""Open requests get this long when the node stops. Held questions would otherwise keep it for their whole wait."""
 
-HANDSHAKE_S = 10.0  # Time limit of a first byte and of a TLS handshake; the connection is counted already
-ACCEPT_PAUSE_S = 1.0  # After a connection could not be accepted: without a pause the loop would spin on it
+HANDSHAKE_S = 10.0  # Time limit for a first byte and a TLS handshake; the connection is counted already
+ACCEPT_PAUSE_S = 1.0  # Pause after a connection could not be accepted; without it the loop would spin
 
 KEEPALIVE_S = 75.0
-"""An idle connection, or one that never sends its whole request line, is closed after this: longer than our clients
-keep theirs (15 s), so that a request never meets a connection that is just being closed."""
+"""An idle connection, or one that never sends its whole request line, is closed after this. Our clients keep theirs for
+less (15 s), so that a request never meets a connection that is just being closed."""
 
 LINGER_S = 2.0  # How long the rest of a refused body is read and dropped, so that its sender hears the refusal
 
@@ -49,7 +49,7 @@ REFUSED_AS = {
     413: "too_large",
     426: "other_protocol",
 }
-"""Answers that are counted by status; 401, 403 and 429 are counted in more detail where they are decided."""
+"""Answers that are counted by status. 401, 403 and 429 are counted in more detail where they are decided."""
 
 CROWDED = b"too many connections from your address: close some, or come back later\n"
 CROWDED_ANSWER = (
@@ -65,7 +65,7 @@ PAGE = """<!doctype html>
 <p>To see how it goes: <code>echo-node status {named}</code></p>
 </body></html>
 """
-"""A browser gets this. It is static, and loads nothing."""
+"""What a browser gets. It is static, and loads nothing."""
 
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -107,14 +107,14 @@ class NodeServer:
             shutdown_timeout=SHUTDOWN_S,
             # A client that has gone does not hear the answer to a question that was held open.
             handler_cancellation=True,
-            # Bodies state their own compression; nothing is unpacked before its caps are checked.
+            # Bodies state their own compression. Nothing is unpacked before its caps are checked.
             auto_decompress=False,
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=LINGER_S,
         )
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port in use, which differs from `port` only if that is 0."""
+        """Listen, and return the port in use. It differs from `port` only if that is 0."""
         await self._runner.setup()
         try:
             await self._listen(host, port)
@@ -133,7 +133,7 @@ class NodeServer:
         await self._runner.cleanup()
 
     def refused(self) -> dict[str, int]:
-        """How many connections and requests were refused, by reason."""
+        """Return how many connections and requests were refused, by reason."""
         return dict(sum(self._counted, Counter[str]()))
 
     # -- connections -----------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class NodeServer:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
-            # More may wait to be accepted than arrive in one turn of a busy loop.
+            # More connections may wait than arrive in one turn of a busy loop.
             listening = socket.create_server(address, family=family, backlog=128)
             listening.setblocking(False)
             self._listening.append(listening)
@@ -154,7 +154,7 @@ class NodeServer:
             try:
                 connected, address = await loop.sock_accept(listening)
             except OSError:
-                # Most likely there are no descriptors left. The backlog is let in when others have left.
+                # Most likely there are no descriptors left. Callers in the backlog get in when others have left.
                 self._refused["not_accepted"] += 1
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
@@ -164,7 +164,7 @@ class NodeServer:
                 self._start(self._serve(connected, guest))
 
     async def _serve(self, connected: socket.socket, guest: Guest) -> None:
-        """Hand a stream to its taker, and any other connection, after TLS, to aiohttp, where it lives by itself."""
+        """Hand a stream to its taker, and any other connection, after TLS, to aiohttp, which then owns it."""
         assert self._runner.server is not None
         if await self._is_stream(connected, guest):
             return
@@ -272,14 +272,14 @@ class Connection(asyncio.Protocol):
 
 
 def _is_browser(request: web.Request) -> bool:
-    """Whether a person looks at this port: no node asks without the protocol's header, or for a page."""
+    """Return True if a person looks at this port: no node asks without the protocol's header, or for a page."""
     asks_for_page = request.path == "/" or "text/html" in request.headers.get("Accept", "")
     speaks = PROTOCOL_HEADER in request.headers or request.path == "/v1/status"
     return request.method in ("GET", "HEAD") and asks_for_page and not speaks
 
 
 def _page(request: web.Request, status: Mapping[str, Any]) -> web.Response:
-    """Say what this is, whose, and how to see more, but nothing that `status` does not."""
+    """Say what this is, whose it is, and how to see more, but nothing that `status` does not show."""
     swarm = status.get("swarm")
     said = escape(f"a {status.get('role', 'node')} of {f'swarm {swarm}' if swarm else 'a swarm that it looks for'}")
     # As the browser named it: a node behind a router does not know its own address. No other header is shown.

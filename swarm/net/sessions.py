@@ -6,10 +6,10 @@
                                                  <-    SessionGranted, sealed: my key, the nonce, a session id
     every request: session, counter, signature   ->    known session, fresh counter, then the signature
 
-The signature covers session, counter, the server's id and certificate, method, path with query, and the body's digest:
-a recorded request is worthless a second time, on another server, or with one bit changed. Sessions live only in the
-server's memory and end with it, so nothing signed before a restart is valid after it, and no clocks are compared.
-Pure: `now` (monotonic seconds) and randomness are arguments.
+The signature covers session, counter, the server's id and certificate, method, path with query, and the body's digest.
+So a recorded request is worthless a second time, on another server, or with one bit changed. Sessions live only in the
+server's memory and end with it, so nothing signed before a restart is valid after it, and no clocks are compared. Pure:
+`now` (monotonic seconds) and randomness are arguments.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ AUTH_HEADER = "Echo-Auth"  # Session, counter and signature of a request: 118 ch
 SESSION_MESSAGE_BYTES = 512  # Largest sealed OpenSession or SessionGranted; they take about 190
 SESSION_ID_BYTES = 16
 NONCE_BYTES = 16  # 128 random bits: nobody guesses one, and none comes twice
-WINDOW = 1024  # Counters below the highest one that may still arrive: far more than a client has requests under way (8)
-MAX_SESSIONS = 8192  # Sessions of one server, about 0.5 kB each: every node of the largest swarm twice over
+WINDOW = 1024  # Counters below the highest that may still arrive: far more than the 8 requests a client has under way
+MAX_SESSIONS = 8192  # Sessions of one server, about 0.5 kB each: two for every node of the largest swarm
 MAX_SESSIONS_PER_NODE = 4  # A node needs one; a second while it restarts. More would let one key fill the table.
-IDLE_S = 600.0  # An unused session is forgotten after ten minutes; its client is answered 401 and opens another one
+IDLE_S = 600.0  # An unused session is forgotten after this time; its client is answered 401 and opens another one
 _FRAME = struct.Struct(f">{SESSION_ID_BYTES}sQ64s")
 _WINDOW_MASK = (1 << WINDOW) - 1
 
@@ -49,11 +49,11 @@ Self = TypeVar("Self", "OpenSession", "SessionGranted")
 
 
 class Unauthorized(ProtocolError):
-    """A request whose sender is not proven. Opening a new session is the remedy if there is one."""
+    """A request's sender is not proven. If there is a remedy, it is to open a new session."""
 
 
 class OpenSession(Message, frozen=True):
-    """A client's wish for a session, sealed with `key`. `fingerprint` is empty over plain HTTP."""
+    """A client's request for a session, sealed with `key`. `fingerprint` is empty over plain HTTP."""
 
     key: PublicKeyField
     server: Id
@@ -86,7 +86,7 @@ class Request(Message, frozen=True):
 
 
 class ClientSession:
-    """One session with one server. Each header is for one request: a request that is sent again needs a new one."""
+    """One session with one server. Each header is for one request; a request that is sent again needs a new one."""
 
     def __init__(self, key: SigningKey, *, session: bytes, server: NodeId, fingerprint: bytes) -> None:
         self._key = key
@@ -96,7 +96,7 @@ class ClientSession:
         self._counter = 0
 
     def header(self, method: str, path: str, body: bytes) -> str:
-        """The value of AUTH_HEADER for this request. `path` is with its query, exactly as it is sent."""
+        """Return the value of AUTH_HEADER for this request. `path` includes its query, exactly as it is sent."""
         self._counter += 1
         request = Request(
             session=self._session,
@@ -113,13 +113,13 @@ class ClientSession:
 
 
 def ask_session(key: SigningKey, *, server: NodeId, fingerprint: bytes, nonce: bytes) -> bytes:
-    """A sealed OpenSession for the server with this id and certificate."""
+    """Return a sealed OpenSession for the server with this id and certificate."""
     wish = OpenSession(key=key.public_bytes, server=server, fingerprint=fingerprint, nonce=nonce)
     return key.seal(OPEN_CONTEXT, encode(wish))
 
 
 def open_grant(data: bytes, key: SigningKey, *, server: NodeId, fingerprint: bytes, nonce: bytes) -> ClientSession:
-    """The session that `server` granted for this nonce. Raises ProtocolError for any other answer."""
+    """Return the session that `server` granted for this nonce. Raise ProtocolError for any other answer."""
     grant = _open_self_signed(GRANT_CONTEXT, data, SessionGranted)
     if node_id_of(grant.key) != server:
         raise ProtocolError(f"node {node_id_of(grant.key)} answered at the address of {server}")
@@ -139,7 +139,7 @@ class Window:
     used: int = 1
 
     def fault(self, counter: int) -> str | None:
-        """Why `counter` may not be used, or None if it may."""
+        """Return why `counter` may not be used, or None if it may."""
         behind = self.highest - counter
         if behind >= WINDOW:
             return "too_old"
@@ -157,8 +157,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Whose request this is, as far as its header tells. `proven`: the session has carried a valid request before, so
-    its opener has the node's key."""
+    """Whose request this is, going by its header. `proven` means that the session has carried a valid request before,
+    so its opener has the node's key."""
 
     session: bytes
     node: NodeId
@@ -176,7 +176,7 @@ class _Granted:
 class ServerSessions:
     """All sessions of one server. `refused` counts by reason.
 
-    A session that has carried no valid request yet is dropped before any that has: an attacker who recorded an
+    A session that has carried no valid request yet is dropped before any that has. An attacker who recorded an
     OpenSession can send it again, and must not push out its owner's session with it.
     """
 
@@ -192,8 +192,8 @@ class ServerSessions:
         return len(self._new) + len(self._proven)
 
     def open(self, sealed: bytes, *, now: float, session_id: bytes) -> bytes:
-        """The sealed answer to an OpenSession. Raises Unauthorized if that is for another server or not signed by the
-        key in it."""
+        """Return the sealed answer to an OpenSession. Raise Unauthorized if that is for another server or not signed by
+        the key in it."""
         wish = self._admit(sealed)
         node = node_id_of(wish.key)
         self._expire(now)
@@ -208,13 +208,13 @@ class ServerSessions:
         return self._key.seal(GRANT_CONTEXT, encode(grant))
 
     def check_header(self, header: str | None, *, now: float) -> Claim:
-        """Whose header this is. Raises Unauthorized if no body could make it valid. Cheap: call it before reading a
-        body."""
+        """Say whose header this is. Raise Unauthorized if no body could make it valid. This is cheap: call it before
+        reading a body."""
         session, _, _, granted = self._find(header, now)
         return Claim(session=session, node=granted.node, proven=session in self._proven)
 
     def check(self, header: str | None, method: str, path: str, body: bytes, *, now: float) -> NodeId:
-        """The node that signed this request, which is used up by that. Raises Unauthorized for any other request.
+        """Return the node that signed this request, and use the request up. Raise Unauthorized for any other request.
 
         The counter is marked only once the signature is verified: a forger cannot use up counters of others.
         """

@@ -1,4 +1,4 @@
-"""Ed25519 identities and sealed messages: a signature over the exact bytes that were received, never a re-encoding."""
+"""Ed25519 identities and sealed messages: a signature covers the exact bytes received, never a re-encoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.errors import ProtocolError
 from swarm.net.wire import Message, decode, digest, encode
 from swarm.types import NodeId, SwarmId
 
-ID_BYTES = 16  # Ids are 128 bits of a digest: no two nodes meet by chance, and a status line stays readable
+ID_BYTES = 16  # Ids are 128 bits of a digest: two nodes never share one by chance, and a status line stays readable
 
 PublicKeyField = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 SignatureField = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
@@ -26,7 +26,7 @@ class Sealed(Message, frozen=True):
 
 
 class SigningKey:
-    """A node's private key. `public_bytes` names it, `node_id` is derived from that."""
+    """A node's private key. `public_bytes` is its public key, and `node_id` is derived from that."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -39,23 +39,23 @@ class SigningKey:
 
     @classmethod
     def from_bytes(cls, secret: bytes) -> SigningKey:
-        """The key with this 32-byte secret."""
+        """Return the key with this 32-byte secret."""
         return cls(Ed25519PrivateKey.from_private_bytes(secret))
 
     def secret_bytes(self) -> bytes:
         return self._private.private_bytes_raw()
 
     def seal(self, context: str, body: bytes) -> bytes:
-        """`body` with a signature. `context` keeps a lease from ever passing for a head."""
+        """Return `body` with a signature. Because of `context` a lease can never pass for a head."""
         return encode(Sealed(body=body, signature=self.sign(context, body)))
 
     def sign(self, context: str, body: bytes) -> bytes:
-        """The 64-byte signature alone, where the reader has the body already."""
+        """Return only the 64-byte signature, for a reader that has the body already."""
         return self._private.sign(_signed_bytes(context, body))
 
 
 def unseal(context: str, data: bytes, public_bytes: bytes, *, cap_bytes: int) -> bytes:
-    """The body of a message sealed by the owner of `public_bytes`. Raises ProtocolError for any other."""
+    """Return the body of a message that the owner of `public_bytes` sealed. Raise ProtocolError for any other."""
     sealed = decode(data, Sealed, cap_bytes=cap_bytes)
     verify(context, sealed.body, sealed.signature, public_bytes)
     return sealed.body
@@ -70,12 +70,12 @@ def verify(context: str, body: bytes, signature: bytes, public_bytes: bytes) -> 
 
 
 def node_id_of(public_bytes: bytes) -> NodeId:
-    """A node's id: 128 bits of its public key's digest, in hexadecimal."""
+    """Return a node's id: 128 bits of its public key's digest, in hexadecimal."""
     return NodeId(digest(b"echo-node id" + public_bytes)[:ID_BYTES].hex())
 
 
 def swarm_id_of(learner_public_bytes: bytes) -> SwarmId:
-    """A swarm is its learner's key."""
+    """Return a swarm's id, which follows from its learner's key."""
     return SwarmId(digest(b"echo-node swarm" + learner_public_bytes)[:ID_BYTES].hex())
 
 

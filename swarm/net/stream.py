@@ -1,9 +1,9 @@
-"""Framed streams between nodes, on the port that serves HTTP: long-lived, both ways, and filled as late as possible.
+"""Framed streams between nodes, on the port that serves HTTP: long-lived, two-way, and filled as late as possible.
 
-A stream begins with PREAMBLE, then TLS where the address has a certificate, then frames: a header of 32 bytes and a
-payload. A chunk is sent from where it lies in its file. A link is asked for its next frame only when the kernel holds
-little unsent (UNSENT_S), one chunk per wake-up, so that the choice of what goes to whom is made late and all links get
-their turn. Sockets are used directly: asyncio's transports would keep another 64 KiB per connection out of reach
+A stream begins with PREAMBLE, then TLS if the address has a certificate, then frames: a header of 32 bytes and a
+payload. A chunk is sent straight from its file. A link is asked for its next frame only when the kernel holds little
+unsent (UNSENT_S), one chunk per wake-up, so that the choice of what goes to whom is made late and all links get their
+turn. Sockets are used directly: asyncio's transports would keep another 64 KiB per connection out of reach
 (docs/decisions/0006). A `Pace` caps what a node sends or receives in all, and its streams share the cap fairly.
 """
 
@@ -29,9 +29,9 @@ from swarm.types import Address, NodeId, VersionId
 
 
 class Pace:
-    """A cap on one direction of all streams of a node: a token bucket that serves streams in the order they came.
+    """A cap on one direction of all a node's streams: a token bucket that serves streams in the order they came.
 
-    `bytes_per_s` is of the line: frames count with what TCP and IP add to them. None is no cap.
+    `bytes_per_s` is measured on the line: it includes what TCP and IP add. None means no cap.
     """
 
     BURST_S = 0.05
@@ -47,7 +47,7 @@ class Pace:
         self.total_bytes = 0
 
     def admits(self, resume: Callable[[], None]) -> bool:
-        """Whether bytes may flow now. If not, `resume` is called when its turn has come."""
+        """Return True if bytes may flow now. If not, call `resume` when its turn has come."""
         if self._rate is None:
             return True
         loop = asyncio.get_running_loop()
@@ -58,13 +58,12 @@ class Pace:
         return False
 
     def took(self, nbytes: int) -> None:
-        """Count `nbytes` that flowed."""
         self.total_bytes += nbytes
         if self._rate is not None:
             self._free_at = max(self._free_at, asyncio.get_running_loop().time()) + nbytes / self._rate
 
     async def flow(self, nbytes: int) -> None:
-        """Wait until `nbytes` may flow, and count them: for what does not run over a stream."""
+        """Wait until `nbytes` may flow, and count them. This is for transfers that do not run over a stream."""
         admitted = asyncio.Event()
         while not self.admits(admitted.set):
             await admitted.wait()
@@ -90,8 +89,8 @@ class Pace:
 HEADER = struct.Struct(">BBHIIIQ8s")
 UNSENT_S = 0.05
 MAX_UNSENT_BYTES = 512 * 1024
-"""The kernel may hold unsent on one link what it sends in UNSENT_S (TCP_NOTSENT_LOWAT): a busy machine takes that long
-to give it more. The most is not much less than a chunk."""
+"""On one link the kernel may hold unsent what the link sends in UNSENT_S (TCP_NOTSENT_LOWAT), because a busy machine
+takes that long to refill it. The largest size is not much less than a chunk."""
 
 READ_BYTES = 256 * 1024  # Largest read in one turn of the loop, so that other links get their turns
 WAKE_BYTES = 32 * 1024  # Bytes of a chunk to wait for before the first read; a socket's buffer takes four times as much
@@ -99,7 +98,7 @@ WAKE_BYTES = 32 * 1024  # Bytes of a chunk to wait for before the first read; a 
 
 @dataclass(slots=True)
 class Frame:
-    """A frame's header. `kind`, `index` and `via` are those of a chunk (broadcast/notes.py)."""
+    """A frame's header. Only chunks use `kind`, `index` and `via` (broadcast/notes.py)."""
 
     type: int
     size: int
@@ -114,7 +113,7 @@ class Frame:
 
 
 def unpack_frame(data: bytes | bytearray) -> Frame:
-    """The header in exactly HEADER.size bytes."""
+    """Decode the header in exactly HEADER.size bytes."""
     type_, kind, _, size, index, incarnation, version, via = HEADER.unpack(data)
     return Frame(type_, size, VersionId(incarnation=incarnation, version=version), kind, index, via)
 
@@ -129,25 +128,25 @@ class Outgoing:
 
 
 class LinkEnd(Protocol):
-    """The owner of a stream, which is called from the event loop."""
+    """The owner of a stream. Its methods are called from the event loop."""
 
     def pull(self) -> Outgoing | None:
-        """The next frame to send, or None until the next `wake`."""
+        """Return the next frame to send, or None to wait for the next `wake`."""
 
     def place(self, frame: Frame) -> memoryview:
-        """Where to receive the payload of `frame`. Raises ProtocolError for a frame that may not come."""
+        """Return the buffer for the payload of `frame`. Raise ProtocolError if such a frame may not come."""
 
     def received(self, frame: Frame, payload: memoryview) -> None:
-        """All of `frame` came. A ProtocolError ends the link."""
+        """Take a complete frame. A ProtocolError ends the link."""
 
     def closed(self, error: Exception | None) -> None:
-        """The stream has ended. Called once."""
+        """Hear that the stream has ended. This is called once."""
 
 
 @dataclass(slots=True)
 class Incoming:
-    """A stream that another node opened to this one, after preamble and TLS. Its taker calls `prove` with the node that
-    it belongs to, which raises if that node has too many, closes the socket at the end, and then calls `leave`."""
+    """A stream that another node opened to this one, after preamble and TLS. Its taker calls `prove` with the node at
+    the other end, which raises if that node has too many streams; at the end it closes the socket and calls `leave`."""
 
     sock: socket.socket
     prove: Callable[[NodeId], None]
@@ -155,7 +154,7 @@ class Incoming:
 
 
 class Stream:
-    """One open socket with frames both ways."""
+    """One open socket with frames in both directions."""
 
     def __init__(self, sock: socket.socket, *, upload: Pace, download: Pace) -> None:
         self._sock = sock
@@ -181,20 +180,20 @@ class Stream:
         self.sent_bytes = 0
 
     def start(self, end: LinkEnd, on_end: Callable[[], None] = lambda: None) -> None:
-        """Serve `end`. When the stream has ended, `on_end` is called, then `end.closed`."""
+        """Serve `end`. When the stream has ended, call `on_end`, then `end.closed`."""
         self._end = end
         self._on_end = on_end
         self._loop.add_reader(self._fd, self._on_readable)
         self.wake()
 
     def wake(self) -> None:
-        """Look for something to send. The kernel is asked whether it takes more only once it has refused."""
+        """Look for something to send. The first try comes without polling the socket."""
         if not (self._writing or self._paused_writing or self._closed):
             self._writing = True
             self._loop.call_soon(self._on_writable)
 
     def adapt(self, elapsed: float) -> None:
-        """Fit what the kernel may hold unsent to what was sent in the last `elapsed` seconds."""
+        """Fit what the kernel may hold unsent to the pace of the last `elapsed` seconds."""
         rate = (self.sent_bytes - self._sent_before) / elapsed
         self._sent_before = self.sent_bytes
         self._rate += 0.3 * (rate - self._rate)
@@ -222,7 +221,7 @@ class Stream:
             while self._write_some():
                 pass
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            pass  # later
+            pass  # the event loop says when to go on
         except OSError as error:
             self.close(error)
         if self._writing and not self._polled and not self._closed:
@@ -304,9 +303,9 @@ class Stream:
             self._loop.call_soon(self._on_readable_again)
 
     def _waits_for_more(self) -> bool:
-        """Whether to sleep until more of a chunk is there: it comes in a dozen packets, and each would wake us.
+        """Return True if it is better to sleep until more of a chunk is there: each of its dozen packets would wake us.
 
-        Only before any of the chunk is read: the kernel does not know the size of a TLS record that was read in part.
+        This is decided before any of the chunk is read: the kernel cannot tell the size of a TLS record read in part.
         """
         if self._frame is None or self._filled:
             return False
@@ -345,15 +344,15 @@ class Stream:
         self._end.received(frame, payload)
 
 
-OPEN_S = 10.0  # Time limit for connecting and for TLS
-PREAMBLE = b"\0echo-stream\n"  # Its first byte begins neither TLS nor HTTP
-UNSENT_BYTES = 16 * 1024  # The kernel may hold this much unsent on a new link (TCP_NOTSENT_LOWAT)
+OPEN_S = 10.0  # Time limit for connecting and TLS
+PREAMBLE = b"\0echo-stream\n"  # Neither TLS nor HTTP begins with its first byte
+UNSENT_BYTES = 16 * 1024  # What the kernel may hold unsent on a new link (TCP_NOTSENT_LOWAT)
 TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 T = TypeVar("T")
 
 
 async def open_stream(address: Address) -> socket.socket:
-    """A connected socket, preamble sent and TLS done; PeerUnreachable if that fails."""
+    """Return a connected socket, with the preamble sent and TLS done. Raise PeerUnreachable if that fails."""
     try:
         async with asyncio.timeout(OPEN_S):
             return await _open(address)
@@ -390,7 +389,7 @@ async def _open(address: Address) -> socket.socket:
 
 
 async def start_tls(sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
-    """TLS over a connected, non-blocking socket, which then belongs to the returned one."""
+    """Start TLS on a connected, non-blocking socket. The returned socket takes it over."""
     secure = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
     try:
         await _when_ready(secure, secure.do_handshake, writable=False)
@@ -408,7 +407,7 @@ async def send_all(sock: socket.socket, data: bytes) -> None:
 
 
 async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
-    """Receive before a Stream owns the socket, and nothing beyond."""
+    """Receive exactly `nbytes` before a Stream owns the socket."""
     data = bytearray()
     while len(data) < nbytes:
         part = await _when_ready(sock, partial(sock.recv, nbytes - len(data)), writable=False)
@@ -419,7 +418,7 @@ async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
 
 
 async def _when_ready(sock: socket.socket, attempt: Callable[[], T], *, writable: bool) -> T:
-    """What `attempt` returns, once the socket is ready for it. `writable` is what it waits for without TLS."""
+    """Return what `attempt` returns once the socket is ready. Without TLS, `writable` says what to wait for."""
     while True:
         try:
             return attempt()
@@ -432,7 +431,7 @@ async def _when_ready(sock: socket.socket, attempt: Callable[[], T], *, writable
 
 
 async def wait_for(sock: socket.socket, *, writable: bool) -> None:
-    """Wait until `sock` can be read, or written."""
+    """Wait until `sock` can be written, or read."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     fd = sock.fileno()
@@ -450,14 +449,14 @@ async def wait_for(sock: socket.socket, *, writable: bool) -> None:
 
 
 def tune(sock: socket.socket) -> None:
-    """Bind late, and end within half a minute when the other side has vanished."""
+    """Keep little unsent in the kernel, and end the link within half a minute once the other side has vanished."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),
         (TCP_NOTSENT_LOWAT, UNSENT_BYTES),
-        # With many application-limited flows over one uplink BBR left 43 % of it idle.
+        # With many application-limited flows over one uplink, BBR left 43 % of it idle.
         (getattr(socket, "TCP_CONGESTION", None), b"cubic"),
-        # Unacknowledged data of this age ends a link.
+        # Unacknowledged data of this age (in ms) ends a link.
         (getattr(socket, "TCP_USER_TIMEOUT", None), 20_000),
         (getattr(socket, "TCP_KEEPIDLE", None), 10),
         (getattr(socket, "TCP_KEEPINTVL", None), 5),

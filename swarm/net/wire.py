@@ -1,8 +1,8 @@
 """Bytes on the wire: typed msgpack with size caps, bounded zstd, content digests.
 
-Every message is a frozen struct that is encoded as a msgpack array in field order, so a body has no keys that
-could occur twice, and decoding is driven by the type: a body of another shape is refused before objects are
-built for it (docs/decisions/0001). A field may be added at the end with a default; anything else raises PROTOCOL.
+Every message is a frozen struct that is encoded as a msgpack array in field order, so no key can occur twice. The type
+drives the decoding: a body of another shape is refused before objects are built for it (docs/decisions/0001). A field
+may be added at the end with a default; any other change raises PROTOCOL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROLLOUT_UNPACKED_BYTES = 32 * 1024 * 1024
 ROLLOUT_MAX_RATIO = 50  # Varied rollouts compress about twofold; a large body that claims more than this is a bomb
 
 RATIO_FREE_BYTES = 4 * 1024 * 1024
-"""Up to this size any ratio is allowed: a policy that repeats one token compresses a hundredfold, honestly."""
+"""Up to this size any ratio is allowed: a policy that repeats one token honestly compresses a hundredfold."""
 
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024  # Largest window that a decoder allocates for a peer
 Digest = NewType("Digest", bytes)  # BLAKE3, 32 bytes
@@ -38,24 +38,21 @@ M = TypeVar("M")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Base of every message between nodes."""
+    """The base of every message between nodes."""
 
 
 def digest(data: bytes | bytearray | memoryview) -> Digest:
-    """BLAKE3 of `data`."""
+    """Return the BLAKE3 of `data`."""
     return Digest(blake3(data).digest())
 
 
 def encode(message: object) -> bytes:
-    """`message` as msgpack bytes. Equal messages give equal bytes."""
+    """Return `message` as msgpack bytes. Equal messages give equal bytes."""
     return msgspec.msgpack.encode(message)
 
 
 def decode(data: bytes | memoryview, kind: type[M], *, cap_bytes: int) -> M:
-    """`data` as a `kind`.
-
-    Raises TooLarge over `cap_bytes` and ProtocolError for anything that is not exactly one `kind`.
-    """
+    """Return `data` as a `kind`. Raise TooLarge over `cap_bytes`, and ProtocolError for anything but exactly one."""
     if len(data) > cap_bytes:
         raise TooLarge(f"{kind.__name__} of {len(data)} bytes is over the cap of {cap_bytes}")
     try:
@@ -65,12 +62,12 @@ def decode(data: bytes | memoryview, kind: type[M], *, cap_bytes: int) -> M:
 
 
 def compress(data: bytes, *, level: int = 1) -> bytes:
-    """One zstd frame that states its content size."""
+    """Return one zstd frame that states its content size."""
     return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
 
 
 def stated_size(data: bytes | memoryview) -> int:
-    """The content size in the header of a zstd frame. Raises ProtocolError if it is not one, or does not say."""
+    """Return the content size in a zstd frame's header. Raise ProtocolError if there is no frame or it does not say."""
     try:
         size = zstandard.frame_content_size(bytes(data[:64]))
     except zstandard.ZstdError as error:
@@ -81,11 +78,11 @@ def stated_size(data: bytes | memoryview) -> int:
 
 
 def decompress(data: bytes | memoryview, *, cap_bytes: int, max_ratio: float) -> bytes:
-    """The content of exactly one zstd frame of at most `cap_bytes`.
+    """Return the content of exactly one zstd frame, at most `cap_bytes`. Raise TooLarge or ProtocolError otherwise.
 
-    The header's content size is checked before a byte is allocated, because zstandard ignores max_output_size when
-    the header states a size. The one-shot call then allocates exactly that size, so a frame that holds more than it
-    states ends there (a streaming decoder unpacks all of it first), and it refuses whatever follows the frame.
+    The stated content size is checked before a byte is allocated, because zstandard ignores max_output_size when the
+    header states a size. The one-shot call then allocates exactly that size, so a frame that holds more ends there (a
+    streaming decoder would unpack all of it first), and it refuses anything that follows the frame.
     """
     try:
         frame = zstandard.get_frame_parameters(bytes(data[:64]))

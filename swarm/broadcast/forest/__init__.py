@@ -1,1 +1,1 @@
-"""The way of a version to many receivers: stripes, each down a tree of its own."""
+"""How a version reaches many receivers: in stripes, each of which goes down its own tree."""

@@ -1,18 +1,18 @@
-"""One node's part in trees, of a star or of a forest.
+"""One node's part in the trees of a star or a forest.
 
-Theory of operation. Chunk i is of stripe i mod K. A new chunk goes to the children of its stripe, through a queue for
-each link in index order; a link is asked for its next frame only when it can take one, so a slow child delays nobody
-but its own subtree. A child that joins, comes back, or is given to this node by a new plan says what it holds (Have),
-and is sent the rest.
+Theory of operation. Chunk i belongs to stripe i mod K. The node queues a new chunk for the children of its stripe, one
+queue for each link, in index order. A link is asked for its next frame only when it can take one, so a slow child
+delays only its own subtree. A child that joins, comes back, or gets this node as its parent in a new plan says what it
+holds (Have) and is sent the rest.
 
-A node pulls what the trees lost, and at the end what a slow parent still has. A chunk is overdue if its stripe has no
-linked parent or has been silent while others went on, or if its parent sent a later one long ago (so the chunk was
-lost, or refused as wrong). The node asks (Want) a peer known to hold it, else a parent in another stripe, at last the
-learner, and passes the chunk on to its children like any other. A
-peer sends what it is asked for as soon as it holds it, and says what it holds. Pulls end by themselves when new routes
-come.
+A node pulls what the trees lost and, at the end, what a slow parent still has. A chunk is overdue if its stripe has
+been silent for too long (sooner if its parent is not linked), or if its parent sent a later chunk some time ago, so
+that this one was lost, or refused as wrong. The node asks (Want) a peer known to hold the chunk, else a parent in
+another stripe, else the learner, and passes the chunk on to its children like any other. A peer sends what it is asked
+for as soon as it holds it, and says what it holds. Pulls end by themselves when new routes come.
 
-Bounds: an index is in a link's queue once; what a peer asked for, and what is asked of it, is at most MAX_INDICES.
+Bounds: an index is in a link's queue once. For each peer at most MAX_INDICES requests wait for a chunk, and as many
+wait for the link. This node has at most MAX_INDICES open asks in all.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from random import Random
 from swarm.broadcast.notes import MAX_INDICES, Behind, Complete, Have, Kind, Note, Routing, Send, Want, has_bit, set_bit
 from swarm.types import NodeId
 
-TICK_S = 1.0  # How often what is overdue is looked for
+TICK_S = 1.0  # How often the node looks for overdue chunks
 
 PATIENCE_TICKS = 3
-"""A chunk is missed when its parent sent a later one 3 s ago: chunks go by index, and retransmission takes less."""
+"""A chunk is missed once its parent sent a later one 3 s ago. Chunks go by index, and a retransmission takes less."""
 
 ORPHAN_S = 1.0  # A stripe without a linked parent is pulled after this time; a new plan mostly comes sooner
 
 SILENT_S = 8.0
-"""A stripe whose parent is linked is pulled after this time: an orphaned parent has recovered by then."""
+"""A silent stripe with a linked parent is pulled after this time: an orphaned parent has recovered by then."""
 
-SILENT_INTERVALS = 8  # And after that many times its mean interval between chunks, which is what a slow swarm needs
+SILENT_INTERVALS = 8  # On top of SILENT_S, in mean intervals between chunks, because a slow swarm needs longer
 
 END_SHARE = 0.03
-"""If others have been whole for this share of the transfer's time, the parent of what is still missing is too slow: it
-is no accident of the last chunks."""
+"""If another peer has been complete for this share of the transfer's time, the parents of the chunks still missing are
+too slow. A shorter delay is normal for the last chunks."""
 
 BEHIND_S = 4.0
-"""A stripe this far behind the median stripe, and falling further behind, has a parent that cannot keep up."""
+"""A stripe this far behind the median stripe, and still losing ground, has a parent that cannot keep up."""
 
 BEHIND_SHARE = 0.5
-"""Its pace must also be under half of the others'. Where all uplinks are full a few percent are nobody's fault, and
-moving children about for that would cost more than it gains."""
+"""The stripe must also run at under half of the others' pace. Where all uplinks are full, a few percent are nobody's
+fault, and moving children for that would cost more than it gains."""
 
-BEHIND_TICKS = 3  # Ticks over which falling behind is measured; a new parent is given as many to catch up
+BEHIND_TICKS = 3  # Ticks over which falling behind is measured; a new parent gets as many to catch up
 ASK_S = 4.0  # An unanswered ask goes to another peer after this time
-TRIES = 2  # Peers that are asked in vain before the learner is
+TRIES = 2  # Peers asked in vain before the learner is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Ask:
 
 
 class Pulls:
-    """Progress by stripe, and at most MAX_INDICES asks under way. `held` is the owner's bitmap, which is only read."""
+    """Progress by stripe, and at most MAX_INDICES open asks. `held` is the owner's bitmap; this class only reads it."""
 
     def __init__(self, *, count: int, stripes: int, held: bytearray) -> None:
         self._count = count
@@ -84,11 +84,11 @@ class Pulls:
         self.asks: dict[int, Ask] = {}
 
     def begin(self, *, now: float) -> None:
-        """The first link is up: silence counts from now on."""
+        """Start the patience of every stripe when the first link is up. Later calls change nothing."""
         self._moved_at = [now if at is None else at for at in self._moved_at]
 
     def restart(self, stripe: int, *, now: float) -> None:
-        """The stripe's parent came, went or changed: its patience begins again."""
+        """Start a stripe's patience again, because its parent came, went or changed."""
         self._moved_at[stripe] = now
         self._changed[stripe] = BEHIND_TICKS
 
@@ -117,7 +117,7 @@ class Pulls:
             self._tries[index] = self._tries.get(index, 0) + 1
 
     def exhausted(self, index: int) -> bool:
-        """Whether enough peers were asked in vain for the learner to be asked."""
+        """Return True if enough peers were asked in vain, so that the learner is next."""
         return self._tries.get(index, 0) >= TRIES
 
     def forget(self) -> None:
@@ -125,8 +125,8 @@ class Pulls:
         self._tries.clear()
 
     def overdue(self, linked: Sequence[bool], *, now: float) -> list[int]:
-        """At most MAX_INDICES chunks that are missing, late and not asked for, in index order. `linked` says which
-        stripes have a linked parent.
+        """Return at most MAX_INDICES chunks that are missing, late and not asked for, in index order. `linked` says
+        which stripes have a linked parent.
 
         Call it once a tick: it remembers how far each stripe was PATIENCE_TICKS ago.
         """
@@ -140,7 +140,7 @@ class Pulls:
         return sorted(found)[:MAX_INDICES]
 
     def behind(self) -> list[int]:
-        """Stripes whose parents cannot keep up. Call it once a tick."""
+        """Return the stripes whose parents cannot keep up. Call it once a tick."""
         middle = sorted(self._seen)[self._stripes // 2]
         lags = [(middle - seen) / self._stripes * self._interval_s() for seen in self._seen]
         before = self._lags[0] if len(self._lags) == BEHIND_TICKS else None
@@ -156,8 +156,8 @@ class Pulls:
         ]
 
     def last_missing(self, *, whole_at: float | None, now: float) -> list[int]:
-        """Chunks that are missing and not asked for, if somebody else has been whole for long. The last come first,
-        because the parents send the first of them meanwhile."""
+        """Return chunks that are missing and not asked for, if another peer has been complete for long enough. The
+        highest come first, because the parents go on sending the lowest."""
         if whole_at is None or not self._is_ending(whole_at, now):
             return []
         found: list[int] = []
@@ -178,7 +178,7 @@ class Pulls:
         return now - moved_at >= (SILENT_S + SILENT_INTERVALS * self._interval_s() if linked else ORPHAN_S)
 
     def _interval_s(self) -> float:
-        """Mean time between two chunks of a stripe, while chunks came."""
+        """Return the mean time between two chunks of a stripe, from the first arrival to the last."""
         if self._began_at is None:
             return 0.0
         return (self._arrived_at - self._began_at) * self._stripes / self._arrivals
@@ -197,20 +197,21 @@ class Pulls:
         return found
 
 
-ASKED_OF_ONE = 16  # Asked of one peer at a time: 1 MiB of 64 KiB chunks
+ASKED_OF_ONE = 16  # Chunks asked of one peer at a time: 1 MiB of 64 KiB chunks
 
 MAX_NOTES = 2
-"""Notes that may wait for a link before it is asked for more; the newest note on what is held may come on top."""
+"""A peer with this many notes waiting is sent no more requests or complaints. The newest Have may come on top."""
 
-HAVE_EVERY_S = 1.0  # Bitmaps sent in answer to one peer's vain questions
+HAVE_EVERY_S = 1.0  # Shortest interval between bitmaps for a peer that asks for chunks this node lacks
 
 LEAD_ROUNDS = 4
 """Chunks of each stripe by which a link may be ahead of the others. Sockets share an uplink evenly, but a child in two
-stripes needs twice as much: without this some stripes were at 60 % of others, and all took 1.27 times as long."""
+stripes needs twice as much: without this limit some stripes ran at 60 % of others, and all took 1.27 times as long."""
 
 WALK = 1.4
-"""Multiple of the planned pace at which links go on when another holds them up. With 100 peers this takes 1.13 of the
-bound; waiting for half of the links took 1.26, for all 1.98. Below the planned pace a stalled child holds up all."""
+"""Multiple of the planned pace at which links go on while another holds them up. With 100 peers the transfer then takes
+1.13 times the bound; waiting for half of the links took 1.26, for all 1.98. Below the planned pace a stalled child
+would hold up everybody."""
 
 
 @dataclass(slots=True)
@@ -226,7 +227,7 @@ class _Link:
 
 
 class TreeCourier:
-    """A Courier for static routes. `held` is a bitmap as in Have; the learner holds everything."""
+    """A Courier for routes that the learner plans. `held` is a bitmap as in Have; the learner holds everything."""
 
     def __init__(self, *, count: int, learner: NodeId, routes: Routing, held: bytes = b"", random: Random) -> None:
         assert count >= 1
@@ -253,7 +254,7 @@ class TreeCourier:
     # -- routes and links ------------------------------------------------------------------------------------
 
     def set_routes(self, routes: Routing, *, now: float) -> None:
-        """Take a new plan of as many stripes. Tell new parents what is held, send new children what they lack."""
+        """Take a plan with as many stripes. Tell new parents what is held, and queue what new children lack."""
         assert len(routes.parents) == self.stripes
         old, self._routes = self._routes, routes
         for stripe in range(self.stripes):
@@ -360,10 +361,10 @@ class TreeCourier:
             case Behind(stripes=stripes) if self.complete:
                 self._complaints.update(((peer, s), None) for s in stripes if s < self.stripes)
             case _:
-                pass  # of the mesh: it has no meaning here, and costs nothing
+                pass  # other notes mean nothing here
 
     def _take_want(self, peer: NodeId, link: _Link, indices: tuple[int, ...], now: float) -> None:
-        """Send what is held now and the rest when it comes, and tell the asker what is held."""
+        """Send what is held now and the rest when it comes. If something is not here yet, say what is held."""
         for index in indices:
             if index < self._count and has_bit(self._held, index):
                 self._promise(peer, link, index)
@@ -400,11 +401,11 @@ class TreeCourier:
             index = heappop(link.queue)
             if not has_bit(link.theirs, index):
                 return self._give(link, index, Kind.FRESH)
-        # Repairs come last: where an uplink is short they would slow down the trees, and so make more repairs.
+        # Repairs come last: on a full uplink they would slow down the trees, and so cause more repairs.
         return self._give(link, link.asked.popleft(), Kind.COPY) if link.asked else None
 
     def _may_lead(self, index: int) -> bool:
-        """Whether a link may send `index` now. The limit rises when all links have come up to it."""
+        """Return True if a link may send `index` now. The limit rises as the median link moves on."""
         self._until_paced -= 1
         if self._until_paced <= 0:
             self._pace()
@@ -419,7 +420,7 @@ class TreeCourier:
         self._ahead.clear()
 
     def _walk(self) -> None:
-        """Some link is slow or stands still: let the others go on at somewhat more than the planned pace."""
+        """Raise the limit by somewhat more than the planned pace, because some link is slow or stands still."""
         step = max(LEAD_ROUNDS * self.stripes, int(WALK * self._routes.chunks_per_s * TICK_S))
         at_least = self._limit + step
         self._pace()
@@ -431,7 +432,7 @@ class TreeCourier:
         return Send(index, kind)
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
-        """What is sent counts as held from the moment it is given."""
+        """Do nothing: a chunk counts as held by the peer from the moment it is given."""
 
     def ready(self) -> list[NodeId]:
         found = list(self._ready)
@@ -460,7 +461,7 @@ class TreeCourier:
             self._arm(now)
 
     def complaints(self) -> list[tuple[NodeId, int]]:
-        """Who fell behind in which stripe since the last call, for the learner's planner."""
+        """Return and forget who fell behind in which stripe, for the learner's planner."""
         found = list(self._complaints)
         self._complaints.clear()
         return found
@@ -490,7 +491,7 @@ class TreeCourier:
             self._ready[peer] = None
 
     def _holder_of(self, index: int, asked_of: Counter[NodeId]) -> NodeId | None:
-        """Whom to ask: a holder, else a peer that may become one, the learner last; after TRIES the learner at once."""
+        """Pick a holder, else a parent, else the learner, else any peer. After TRIES the learner is first."""
 
         def score(peer: NodeId) -> tuple[int, int, float]:
             rank = 2 if peer in self._routes.parents else 4

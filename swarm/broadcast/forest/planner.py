@@ -1,18 +1,18 @@
-"""Who sends a version to whom: the mesh for up to 32 peers, a forest of K stripes beyond that; chunk size and trees.
+"""Plan who sends a version to whom (a mesh for up to 32 peers, a forest of K stripes beyond), and the chunk size.
 
 Chunk i goes down the tree of stripe i mod K. A death or a join changes the plan of few nodes: orphans go to the parents
-with the least load, and everything else stays where it is.
+with the least load, and everybody else stays in place.
 
 Theory of operation of the forest. With K stripes at rate R a child costs its parent R/K in one stripe, so a node with
-uplink u can have u*K/R children, counted over all stripes ("slots"). The slots that are needed are given one by one to
-the node whose load, slots over uplink, would be least: the highest rate that whole numbers allow. Only a public or the
-learner can feed a leaf, so those slots are given first; the leaves, whose uplinks are good for nothing else, then feed
-the publics until all are loaded alike. A node's slots are put into as few stripes as its cap on one
-stripe allows. Each tree is grown from the learner, the shallowest free slot first, the peer with the most slots first;
-the counts match exactly, so it never gets stuck (the argument is at `_grow`).
+uplink u can have u*K/R children, counted over all stripes ("slots"). The planner gives out the slots one by one, each
+to the node whose load, slots over uplink, is then least. That gives the highest rate that whole numbers allow. Only a
+public or the learner can feed a leaf, so the slots for leaves are given out first. The leaves, whose uplinks serve for
+nothing else, then feed the publics until all are loaded alike. A node's slots go into as few stripes as its cap on one
+stripe allows. Each tree grows from the learner: the shallowest free slot is filled first, by the peer with the most
+slots. The counts match exactly, so it never gets stuck (the argument is at `_grow`).
 
-Relief: a node that falls behind says so (Behind). Everybody below it falls behind too, through no fault of their
-parents, so a complaint counts only if no ancestor in that stripe complains or did so a short while ago.
+Relief: a node that falls behind says so (Behind). Everybody below it falls behind too, and their own parents are not to
+blame. So a complaint counts only if no ancestor in that stripe complains or did so a short while ago.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from swarm.broadcast.version.manifest import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from swarm.types import NodeId
 
 STRIPE_DEGREE = 16
-"""Children of one peer in one stripe, where others can take the rest: a hop costs degree * chunk / uplink, and a death
-orphans a subtree for each. 16 reaches 4,096 peers in three hops."""
+"""Most children of a peer in one stripe, unless nobody else can take them. A hop costs degree * chunk / uplink, and a
+death orphans one subtree for each child. 16 reaches 4,096 peers in three hops."""
 
-NEAR = 64  # Waiting peers among which a parent looks for one that it does not feed yet
-Tree = dict[NodeId, NodeId]  # Parent of every peer
+NEAR = 64  # A parent looks among this many waiting peers for one that it does not feed yet
+Tree = dict[NodeId, NodeId]  # The parent of every peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerProfile:
-    """What a plan needs to know about a node. An uplink of 0 is unknown: the median of the others is assumed."""
+    """What a plan needs to know about a node. 0 is an unknown uplink: the median of the others is assumed."""
 
     node: NodeId
     public: bool
@@ -46,21 +46,21 @@ class PeerProfile:
 
 
 def forest_of(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) -> tuple[Tree, ...]:
-    """A tree for each stripe. All uplinks must be positive; two leaves are never linked."""
+    """Return a tree for each stripe. All uplinks must be positive. Two leaves are never linked."""
     if not peers:
         return tuple({} for _ in range(stripes))
     slots = _slots(learner, peers, stripes)
     degrees = _spread(learner, peers, slots, stripes)
     fed: dict[NodeId, set[NodeId]] = {node: set() for node in slots}
-    # The last peers hang below the slowest parents, so each stripe begins with another peer.
+    # The last peers hang below the slowest parents, so each stripe starts with another peer.
     starts = [stripe * len(peers) // stripes for stripe in range(stripes)]
     turned = [[*peers[start:], *peers[:start]] for start in starts]
     return tuple(_grow(learner.node, turned[stripe], degrees[stripe], fed) for stripe in range(stripes))
 
 
 def _slots(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) -> dict[NodeId, int]:
-    """How many children each node has over all stripes: stripes * len(peers) in all, at least one a stripe for the
-    learner."""
+    """Return how many children each node has over all stripes: stripes * len(peers) in all, and at least one in each
+    stripe for the learner."""
     slots = {peer.node: 0 for peer in peers}
     slots[learner.node] = stripes
     feeders = [learner, *(peer for peer in peers if peer.public)]
@@ -73,14 +73,14 @@ def _slots(learner: PeerProfile, peers: Sequence[PeerProfile], stripes: int) -> 
 def _share(
     need: int, nodes: Iterable[PeerProfile], slots: dict[NodeId, int], learner: PeerProfile, all_slots: int
 ) -> None:
-    """Give `need` more slots to `nodes`, each to the one whose load it raises least."""
+    """Give `need` more slots to `nodes`, each to the node whose load is least with it."""
     uplinks = {peer.node: peer.uplink_bytes_per_s for peer in nodes}
     heap = [((slots[node] + 1) / uplink, order, node) for order, (node, uplink) in enumerate(uplinks.items())]
     heapify(heap)
     for _ in range(need):
         _, order, node = heap[0]
         slots[node] += 1
-        # A peer does not feed itself, so it cannot have all slots that the learner leaves.
+        # A peer does not feed itself, so it cannot have all the slots that the learner leaves.
         if node != learner.node and slots[node] >= all_slots - slots[learner.node]:
             heappop(heap)
         else:
@@ -90,7 +90,7 @@ def _share(
 def _spread(
     learner: PeerProfile, peers: Sequence[PeerProfile], slots: dict[NodeId, int], stripes: int
 ) -> list[dict[NodeId, int]]:
-    """Degrees by stripe. Every stripe gets len(peers) slots; those of publics and learner are spread evenly, to one."""
+    """Return degrees by stripe. Each stripe gets len(peers) slots; the sums of publics and learner differ by one."""
     degrees: list[dict[NodeId, int]] = [{} for _ in range(stripes)]
     publics = [peer for peer in peers if peer.public]
     of_publics = slots[learner.node] + sum(slots[peer.node] for peer in publics)
@@ -111,8 +111,8 @@ def _even(total: int, parts: int) -> list[int]:
 def _fill(
     peers: Sequence[PeerProfile], slots: dict[NodeId, int], quotas: list[int], degrees: list[dict[NodeId, int]]
 ) -> None:
-    """Cut each peer's slots into parts of at most STRIPE_DEGREE, for the stripes that need most. A peer has more in one
-    stripe only if it is already in all that still need any."""
+    """Cut each peer's slots into parts of at most STRIPE_DEGREE, for the stripes that need most. A peer gets a second
+    part in a stripe only if it already has one in every stripe that still needs slots."""
     for peer in sorted(peers, key=lambda one: -slots[one.node]):
         left = slots[peer.node]
         while left:
@@ -128,11 +128,12 @@ def _fill(
 def _grow(
     learner: NodeId, peers: Sequence[PeerProfile], degrees: dict[NodeId, int], fed: dict[NodeId, set[NodeId]]
 ) -> Tree:
-    """One tree, from the top. `fed` is whom each node feeds in some stripe.
+    """Grow one tree from the top. `fed` says whom each node feeds in any stripe.
 
-    There are as many slots as peers. Only publics fill the slots of leaves. Publics and learner have as many slots as
-    there are leaves plus `spare`, and at most `spare` of them go to publics. If no slot were free and a peer left, all
-    slots of its kind would be filled, and hence all peers of its kind placed, since peers with slots go first.
+    There are as many slots as peers. Only publics can fill a leaf's slots. Publics and learner have as many
+    slots as there are leaves plus `spare`, and at most `spare` of these go to publics. If a peer were left without a
+    free slot, all slots of its kind would be filled, and hence all peers of its kind placed, since peers with slots go
+    first.
     """
     public = {peer.node: peer.public for peer in peers}
     ordered = sorted(public, key=lambda node: -degrees.get(node, 0))
@@ -155,15 +156,15 @@ def _grow(
 
 
 def _next_kind(waiting: dict[bool, deque[NodeId]], degrees: dict[NodeId, int], spare: int) -> bool:
-    """Whether the next slot of a public is for a public: the one with more slots, where both may have it."""
+    """Return True if a public's next slot goes to a public: the peer with more slots, where both may have it."""
     if not waiting[False] or not waiting[True] or not spare:
         return not waiting[False]
     return degrees.get(waiting[True][0], 0) > degrees.get(waiting[False][0], 0)
 
 
 def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) -> NodeId:
-    """The next waiting peer, preferably one that this parent does not feed in another stripe. Sockets share an uplink
-    evenly, so the few children in two stripes would bear all that a slow uplink lacks."""
+    """Take the next waiting peer, preferably one that this parent does not feed in another stripe. Sockets share an
+    uplink evenly, so the few children in two stripes would bear all that a slow uplink lacks."""
     has_slots = degrees.get(waiting[0], 0) > 0
     for place in range(min(NEAR, len(waiting))):
         node = waiting[place]
@@ -175,23 +176,23 @@ def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) 
 
 Scheme = Literal["mesh", "forest", "star"]
 
-MESH_PEERS = 32  # In a larger mesh a chunk holds its forwarder for too long, and there are over a thousand connections
+MESH_PEERS = 32  # In a larger mesh a chunk takes its forwarder too long, and there are over a thousand connections
 
 STRIPES = 16
-"""Slots of 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More would only lengthen hops."""
+"""A slot is 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More only lengthens hops."""
 
-MAX_CHUNKS = 65_536  # Chunks that a plan allows a version: digests of 2 MiB, bitmaps of 8 KiB
+MAX_CHUNKS = 65_536  # Most chunks that a plan allows a version: digests of 2 MiB, bitmaps of 8 KiB
 PLANNED_CHUNK_BYTES = 1024 * 1024  # Largest chunk, unless the version would need more than MAX_CHUNKS of them
 CHUNK_HOLD_S = 0.03  # How long one chunk may hold a typical forwarder of a mesh: N - 1 copies at its uplink
 FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of a forest has its first chunk
-DEPTH = 5  # Hops of a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
-ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Where nobody's uplink is known
-MIN_LEFT = 0.05  # Share of its uplink that a parent keeps when all children leave it: it may only have stalled briefly
+DEPTH = 5  # Hops in a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
+ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Assumed when nobody's uplink is known
+MIN_LEFT = 0.05  # Share of its uplink that a parent keeps when all children leave it: perhaps it only stalled briefly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How one version travels. A mesh has no trees. `scheme` is a Scheme, or a name that a benchmark gives its own."""
+    """How one version travels. A mesh has no trees. `scheme` is a Scheme, or the name of a benchmark's own scheme."""
 
     scheme: str
     chunk_bytes: int
@@ -206,7 +207,7 @@ class Plan:
         object.__setattr__(self, "rate_bytes_per_s", self._rate())
 
     def routes_of(self, node: NodeId) -> Routing:
-        """What `node` has to do. A receiver has no links to more children than a roster names."""
+        """Return the part of `node`. A receiver gets no more children than its roster has room for."""
         most = None if node == self.learner.node else MAX_MEMBERS
         return Routing(
             parents=tuple(tree.get(node, NO_NODE) for tree in self.trees),
@@ -215,7 +216,7 @@ class Plan:
         )
 
     def pairs(self) -> set[tuple[NodeId, NodeId]]:
-        """Links that the trees need, as (parent, child)."""
+        """Return the links that the trees need, as (parent, child)."""
         return {(parent, child) for tree in self.trees for child, parent in tree.items()}
 
     def _rate(self) -> float:
@@ -226,7 +227,7 @@ class Plan:
 
 
 def children_of(tree: Tree) -> dict[NodeId, list[NodeId]]:
-    """The children of each parent, in the order in which they were placed: those with most below them first."""
+    """Return the children of each parent, in the order in which they were placed: peers with most slots first."""
     children: dict[NodeId, list[NodeId]] = {}
     for child, parent in tree.items():
         children.setdefault(parent, []).append(child)
@@ -234,7 +235,7 @@ def children_of(tree: Tree) -> dict[NodeId, list[NodeId]]:
 
 
 def slots_of(trees: Iterable[Tree]) -> dict[NodeId, int]:
-    """Children of each node, over all stripes."""
+    """Return how many children each node has over all stripes."""
     slots: dict[NodeId, int] = {}
     for tree in trees:
         for parent in tree.values():
@@ -245,7 +246,7 @@ def slots_of(trees: Iterable[Tree]) -> dict[NodeId, int]:
 def plan_of(
     learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int, *, scheme: Scheme | None = None
 ) -> Plan:
-    """A plan for a version of `encoded_bytes`; `scheme` None chooses mesh or forest."""
+    """Plan a version of `encoded_bytes`. With `scheme` None the number of peers decides between mesh and forest."""
     learner, *peers = _with_uplinks([learner, *peers])
     scheme = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
     trees: tuple[Tree, ...] = ()
@@ -269,8 +270,9 @@ def _with_uplinks(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
 
 
 def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
-    """A power of two. In a mesh a chunk holds a typical forwarder for CHUNK_HOLD_S; in trees filling them takes
-    FILL_SHARE of the transfer. No version has more than MAX_CHUNKS of them, unless they are as large as allowed."""
+    """Return a power of two. In a mesh a chunk keeps a typical forwarder busy for CHUNK_HOLD_S. In trees the first
+    chunk reaches the last peer after FILL_SHARE of the transfer. A version has at most MAX_CHUNKS chunks, unless they
+    already have the largest size."""
     if scheme == "mesh" and peers:
         uplink = median(peer.uplink_bytes_per_s for peer in peers)
         wish = CHUNK_HOLD_S * uplink / max(1, len(peers) - 1)
@@ -287,7 +289,7 @@ def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: in
 
 
 def repaired(plan: Plan, *, gone: Iterable[NodeId] = (), joined: Iterable[PeerProfile] = ()) -> Plan:
-    """`plan` without the peers `gone` and with those `joined`. A child whose parent stays keeps it."""
+    """Return `plan` without the peers `gone` and with those in `joined`. A child keeps its parent if that one stays."""
     peers = dict(plan.peers)
     for node in gone:
         peers.pop(node, None)
@@ -298,8 +300,8 @@ def repaired(plan: Plan, *, gone: Iterable[NodeId] = (), joined: Iterable[PeerPr
 
 
 def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
-    """`plan` with other parents for those who fall behind in a stripe, given as (child, stripe). A parent is believed
-    to have less uplink by the share of its children that it loses: the next plan asks less of it."""
+    """Return `plan` with other parents for the pairs (child, stripe) in `behind`. A parent is believed to have less
+    uplink by the share of its children that it loses, so that the next plan asks less of it."""
     profiles = dict(plan.peers)
     slots = slots_of(plan.trees)
     trees = [dict(tree) for tree in plan.trees]
@@ -318,7 +320,7 @@ def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
 
 
 class _Repair:
-    """New parents for orphans, by least load over all stripes."""
+    """Finds new parents for orphans, by least load over all stripes."""
 
     def __init__(self, learner: PeerProfile, peers: dict[NodeId, PeerProfile]) -> None:
         self._learner = learner.node
@@ -328,7 +330,7 @@ class _Repair:
         self._slots: dict[NodeId, int] = {}
 
     def trees(self, old: Sequence[Tree], late: Sequence[set[NodeId]] = ()) -> tuple[Tree, ...]:
-        """The repaired trees. Peers that are `late` in a stripe get no new children in it."""
+        """Return the repaired trees. Peers that are `late` in a stripe get no new children in it."""
         kept = [{child: parent for child, parent in tree.items() if self._stays(parent, child)} for tree in old]
         self._slots = slots_of(kept)
         for stripe, tree in enumerate(kept):
@@ -339,7 +341,7 @@ class _Repair:
         return child in self._peers and parent in self._uplinks
 
     def _attach_missing(self, tree: Tree, late: set[NodeId]) -> None:
-        # Orphans with children first: what hangs below them waits for them.
+        # Orphans with most children first: their subtrees wait for them.
         children = children_of(tree)
         orphans = [node for node in self._peers if node not in tree]
         for orphan in sorted(orphans, key=lambda node: -len(children.get(node, ()))):
@@ -369,11 +371,11 @@ class _Repair:
         return found
 
 
-ECHO_S = 6.0  # How long after a node fell behind those below it may still do so for the same reason
+ECHO_S = 6.0  # For this long after a node fell behind, complaints from below it may have the same reason
 
 
 PlanOf = Callable[[PeerProfile, Sequence[PeerProfile], int], Plan]
-"""A plan of the learner, the peers and the bytes of the encoded version, as `plan_of` makes it."""
+"""Makes a plan from the learner, the peers and the bytes of the encoded version, like `plan_of`."""
 
 
 class Relief:
@@ -383,7 +385,7 @@ class Relief:
         self._heard: dict[tuple[NodeId, int], float] = {}
 
     def plan(self, plan: Plan, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> Plan:
-        """`plan`, with new parents for those whose complaint is no echo of an ancestor's."""
+        """Return `plan`, with new parents for nodes whose complaint is no echo of an ancestor's."""
         self._heard = {key: at for key, at in self._heard.items() if now - at < ECHO_S}
         new = [(node, stripe) for node, stripe in complaints if (node, stripe) not in self._heard]
         self._heard.update((key, now) for key in new)
@@ -398,11 +400,11 @@ class Relief:
         return above is not None
 
 
-RELIEF_S = 1.5  # How long complaints are gathered: those from further down a tree come later
+RELIEF_S = 1.5  # How long complaints are gathered: they come later from further down a tree
 
 
 class Planning:
-    """Plans for one learner, each begun by `plan_of`."""
+    """One learner's plans. `plan_of` makes each first plan; later ones are repairs of it."""
 
     def __init__(self, learner: NodeId, plan_of: PlanOf = plan_of) -> None:
         self._learner = learner
@@ -412,11 +414,11 @@ class Planning:
         self.plan: Plan | None = None
 
     def chunk_bytes(self, peers: Mapping[NodeId, PeerProfile], expected_bytes: int) -> int:
-        """The chunk size for a version of about `expected_bytes`."""
+        """Return the chunk size for a version of about `expected_bytes`."""
         return self._plan_of(self._profile(0.0), list(peers.values()), expected_bytes).chunk_bytes
 
     def begin(self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int) -> Plan:
-        """The plan for a version that is about to be announced."""
+        """Return the plan for a version that is about to be announced."""
         fresh = self._plan_of(self._profile(uplink), list(peers.values()), encoded_bytes)
         if self.plan is None or self.plan.scheme != fresh.scheme:
             self.plan = fresh
@@ -425,11 +427,11 @@ class Planning:
         return self.plan
 
     def follow(self, peers: Mapping[NodeId, PeerProfile]) -> bool:
-        """Adapt the plan to those who are linked now; True if it changed."""
+        """Adapt the plan to the peers that are linked now. Return True if it changed."""
         plan = self.plan
         if plan is None:
             return False
-        # A leaf that has become a public, or the reverse, is another peer to the trees.
+        # A leaf that became a public, or the reverse, counts as another peer in the trees.
         same = {node for node, known in plan.peers.items() if node in peers and peers[node].public == known.public}
         gone = [node for node in plan.peers if node not in same]
         joined = [profile for node, profile in peers.items() if node not in same]
@@ -438,7 +440,7 @@ class Planning:
         return self.plan is not plan
 
     def relieve(self, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> bool:
-        """Give other parents to those who fall behind; True if the plan changed."""
+        """Give other parents to nodes that fall behind. Return True if the plan changed."""
         plan = self.plan
         if plan is None or now - self._relieved_at < RELIEF_S:
             return False
@@ -450,12 +452,13 @@ class Planning:
         return PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=uplink)
 
     def rosters(self, members: Mapping[NodeId, Member]) -> dict[NodeId, Roster]:
-        """Whom each node is to be linked with: everybody in a small swarm, parents and children in a large one, nobody
-        in a large one that has no plan yet. MAX_MEMBERS at most; a pair that does without its link complains."""
+        """Say which nodes each node links with: everybody in a small swarm, its parents and children in a large one,
+        nobody in a large one without a plan. A roster names at most MAX_MEMBERS; a child without a link to its parent
+        pulls its chunks."""
         has_trees = self.plan is not None and bool(self.plan.trees)
         if len(members) <= MESH_PEERS or (self.plan is not None and not has_trees):
             everybody = Roster(members=tuple(members.values())[:MAX_MEMBERS])
-            # Of a mesh that has outgrown a roster, those beyond get chunks from the learner until the next plan.
+            # If a mesh has outgrown a roster, the peers beyond it get chunks from the learner until the next plan.
             beyond = {node: Roster(members=(members[node],)) for node in list(members)[MAX_MEMBERS:]}
             return {**dict.fromkeys(members, everybody), **beyond}
         linked: dict[NodeId, dict[NodeId, None]] = {node: {node: None} for node in members}

@@ -1,1 +1,1 @@
-"""The way of a version to at most 32 receivers: each chunk is dealt to one of them, which sends it to the others."""
+"""How a version reaches at most 32 receivers: each chunk is dealt to one of them, which sends it to the others."""

@@ -1,13 +1,13 @@
-"""A receiver's part in a mesh of depth two: forward the chunks that the seeder deals to it, ask for what is missing.
+"""A receiver's part in a mesh of depth two: forward the chunks that the seeder deals to it, and ask for missing ones.
 
-Theory of operation (Mutualcast; the rules were found by measurement, docs/broadcast.md). Every chunk is dealt to one
-receiver, which sends it to all its links. How many chunks it is dealt follows from credit: it grants one whenever the
-copies in its queues, per child, and the chunks on their way to it are together fewer than its window. The window grows
-while the queues run dry and shrinks while one stands. The gate is on the sum of the queues, so that one slow child does
-not slow the others. A leaf has links to publics only: it sends its chunks to these, and one of them, named by the
-seeder, forwards them to the other leaves; forward credit works alike.
+Theory of operation (Mutualcast; the rules were found by measurement, docs/broadcast.md). The seeder deals every chunk
+to one receiver, which sends it over all its links. A receiver's share of the chunks follows from its credit: it grants
+the seeder one chunk whenever the copies in its queues, per child, and the chunks on their way to it are together fewer
+than its window. The window grows while the queues run dry and shrinks while one stands. It counts the sum of the
+queues, so that one slow child does not slow down the others. A leaf has links to publics only. It sends its chunks to
+these, and the seeder names one of them to forward each chunk to the other leaves; forward credit works the same way.
 
-Nothing that a peer says is believed beyond this transfer: a lie costs time, never bytes (I2 is the shell's).
+What a peer says affects this transfer only, and a lie costs time, never bytes (I2 is the shell's).
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from swarm.broadcast.notes import (
 )
 from swarm.types import NodeId
 
-STARVED = 0.3  # Copies waiting per child when a chunk arrives, below which the forwarder could have had it sooner
+STARVED = 0.3  # With fewer copies than this per child waiting, the next chunk could have come sooner
 STANDING = 3.0
 STANDING_S = 0.03
-"""A queue that stayed above both of these (in chunks, and in seconds to send it) during the last interval only adds
-delay. It is measured over time, not at arrivals, because each burst of arrivals makes a queue."""
+"""A queue that stayed longer than both of these (in chunks, and in seconds of sending) throughout the last interval
+only adds delay. Arrivals are no time to measure it, because each burst of arrivals makes a queue."""
 
 LONGEST_S = 0.6
-"""A window holds no more than a forwarder sends in this time: what waits longer cannot be dealt to a faster one."""
+"""A window holds no more than a forwarder sends in this time: chunks that wait cannot be dealt to a faster one."""
 
 ENDING_S = 1.0
 LAST_SHARE = 0.3
-"""Near the end a window shrinks to this share of the time left, so that all queues become empty at once."""
+"""In the last ENDING_S a window shrinks to this share of the time left, so that all queues run empty at once."""
 
 
 class Window:
-    """Chunks granted to a forwarder. `out` were granted and have not arrived. Sizes are in chunks per child."""
+    """Credit granted by a forwarder. `out` chunks were granted and have not arrived. Sizes are in chunks per child."""
 
     def __init__(self, *, start: int, least: int, floor: int) -> None:
         self.size = start
@@ -58,13 +58,13 @@ class Window:
         self._shortest = math.inf
 
     def arrived(self, waiting: float, backlog: float | None = None) -> None:
-        """A chunk came while `waiting` copies of this kind, and `backlog` of all kinds, were queued per child."""
+        """Count a chunk that came while `waiting` copies of this kind, and `backlog` of all kinds, waited per child."""
         self.out = max(0, self.out - 1)
         if (waiting if backlog is None else backlog) < STARVED:
             self.size += 1
 
     def grant(self, waiting: float, rate: float, left_s: float = math.inf) -> int:
-        """How many more chunks may come. `rate` is in chunks/s to each child, `left_s` the rest of the transfer."""
+        """Return how many more chunks to grant. `rate` is in chunks/s to each child, `left_s` the time left."""
         self._shortest = min(self._shortest, waiting)
         self.size = min(self.size, max(self._floor, int(LONGEST_S * rate)))
         if left_s < ENDING_S:
@@ -74,26 +74,26 @@ class Window:
         return more
 
     def settle(self, rate: float) -> None:
-        """End an interval: once every tick of the forwarder."""
+        """End an interval. The forwarder calls this once a tick."""
         if self._shortest > max(STANDING, STANDING_S * rate) and self._shortest < math.inf:
             self.size = max(self._least, self.size - 1)
         self._shortest = math.inf
 
 
-Duty = list[int]  # [index, sends left, 1 if it is a forward]: shared by the queue entries of one chunk
-Entry = tuple[int, Kind, Duty]  # One send that waits: the chunk, what the child is to do with it, and whose duty it is
+Duty = list[int]  # [index, sends left, 1 if it is a forward], shared by the queue entries of one chunk
+Entry = tuple[int, Kind, Duty]  # A waiting send: the chunk, what the child does with it, and its duty
 STALLED_QUEUE = 8
 QUICK = 4.0
 DEAD_SHARE = 0.1
-"""A child that gets under a tenth over a quarter of a second is stalled too: until it is set aside, its queue holds up
-what the forwarder is dealt, and with that everybody."""
+"""A child that gets under a tenth of the average over a quarter of a second is stalled too: until it is set aside, its
+queue holds up the forwarder, and with that everybody."""
 
 STALLED_SHARE = 0.25
-"""A child with a longer queue than STALLED_QUEUE that gets under a quarter of the average rate is stalled: a moving
-average of a second tells that from bad luck. A connection that only begins slowly gets more."""
+"""A child is stalled if its queue is longer than STALLED_QUEUE and it gets under a quarter of the average rate. A
+moving average over a second tells that from bad luck. A connection that only starts slowly gets more."""
 
 KEPT_UP_TICKS = 3
-"""A stalled child is offered half of the average rate; once it has taken that for these ticks it is normal again."""
+"""A stalled child is offered half of the average rate. Once it takes that for more ticks than this, it is normal."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +122,7 @@ class Child:
         return self.complete or has_bit(self.has, index)
 
     def put(self, entry: Entry) -> None:
-        """Queue a send. Chunks that the child has to forward go before all copies, because others wait for them."""
+        """Queue a send. Chunks that the child has to forward go before copies, because others wait for them."""
         place = len(self.queue)
         if entry[1] is Kind.FORWARD:
             place = next((i for i, waiting in enumerate(self.queue) if waiting[1] is not Kind.FORWARD), place)
@@ -135,57 +135,57 @@ class Child:
         return entry
 
     def drop(self, recalled: Collection[int] | None = None) -> list[Entry]:
-        """Remove and return the sends of the chunks `recalled`, or all."""
+        """Remove and return the sends of the chunks in `recalled`; None means all."""
         dropped = [entry for entry in self.queue if recalled is None or entry[0] in recalled]
         self.queue = deque(entry for entry in self.queue if recalled is not None and entry[0] not in recalled)
         self.forwards = sum(entry[2][2] for entry in self.queue)
         return dropped
 
     def note(self, index: int, nbytes: int) -> None:
-        """Note that it has chunk `index` of a version whose bitmaps have `nbytes`."""
+        """Note that the child has chunk `index` of a version whose bitmaps have `nbytes`."""
         if len(self.has) < nbytes:
             self.has.extend(bytes(nbytes - len(self.has)))
         set_bit(self.has, index)
 
     def measure(self, elapsed: float, weight: float) -> None:
-        """Update two moving averages of what it was sent, over a second (with `weight`) and over a quarter of one."""
+        """Update the averages of chunks/s sent to it: over a second (with `weight`) and over a quarter of a second."""
         rate, self.sent = self.sent / elapsed, 0
         self.rate += weight * (rate - self.rate)
         self.quick_rate += min(1.0, QUICK * weight) * (rate - self.quick_rate)
 
     def is_stalling(self, fair: float) -> bool:
-        """Whether its queue grows because it takes hardly anything, while others get `fair` on average."""
+        """Return True if its queue is long and it takes hardly anything, while the others get `fair` on average."""
         slow = self.rate < STALLED_SHARE * fair or self.quick_rate < DEAD_SHARE * fair
         return slow and len(self.queue) > STALLED_QUEUE
 
     def offer(self, chunks: float) -> None:
-        """Offer a stalled child what it may take until the next tick. Call it every tick."""
+        """Offer a stalled child what it may take until the next tick. Call this every tick."""
         self.kept_up = self.kept_up + 1 if self.offered <= 0 or not self.deferred else 0
         self.offered = math.ceil(chunks)
         if self.kept_up > KEPT_UP_TICKS:
             self.stalled = False
 
 
-TICK_S = 0.1  # How often rates are measured and missing chunks are looked for
-RATE_S = 1.0  # Rates are of the last second or so
+TICK_S = 0.1  # How often rates are measured and missing chunks asked for
+RATE_S = 1.0  # Rates are moving averages over about this time
 
 DEFERRED_EVERY = 2
-"""One in this many chunks to a child is one that it missed while stalled. Where the queue is never empty they would
+"""One in this many chunks to a child is one that it missed while stalled. Where a queue is never empty, those would
 otherwise wait for the end, and everybody with them."""
 
 LONGEST_WINDOWS = 2
-"""A child's queue counts as at most this many windows. Otherwise a link that TCP slowed down after a loss would take
-all the room, and the forwarder would go at that link's pace with all others idle."""
+"""A child's queue counts as at most this many windows. Otherwise a link that TCP slowed down after a loss would use up
+the window, and the forwarder would go at that link's pace with all others idle."""
 
 QUIET_S = 2.0
-"""A receiver that got no chunk for this long asks for what it lacks, because the seeder may be dead."""
+"""A receiver that got no chunk for this long asks for missing ones, because the seeder may be dead."""
 
 ASK_AGAIN_S = 1.0
-"""After this a chunk that did not come is asked for elsewhere: longer than a round trip and a queue."""
+"""A chunk that did not come within this time is asked for again: longer than a round trip and a queue."""
 
 
 class Forwarder:
-    """A Courier for one receiver. `have` is the bitmap of chunks already held; a `leaf` only dials out."""
+    """A Courier for one receiver. `have` is the bitmap of the chunks it already holds. A `leaf` only dials out."""
 
     def __init__(self, seeder: NodeId, count: int, *, leaf: bool, now: float, have: bytes = b"") -> None:
         self._seeder = seeder
@@ -237,7 +237,7 @@ class Forwarder:
             child = self._children[peer] = Child(leaf)
             self._leaf_children += leaf
             child.notes.extend(news)
-            # It came too late for these, and nobody else was told to send them to it.
+            # The peer came too late for these, and nobody else was told to send them to it.
             child.deferred.extend(self._relayed if not leaf else [*self._relayed, *self._forwarded])
         self._dirty[peer] = None
         self._grant()
@@ -268,7 +268,7 @@ class Forwarder:
         elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
             self._forwards.arrived(self._forwards_waiting(), self._usual_backlog())
-            # Only once: a leaf that repeats it must not make us send it to all leaves again.
+            # Only once: a leaf that repeats a chunk must not make this node send it to all leaves again.
             self._queue(index, [] if index in self._forwarded else [(c, Kind.COPY) for c in leaves], forward=True)
             self._forwarded[index] = None
         if self._asked and len(self._asked) < MAX_INDICES // 2:
@@ -319,7 +319,7 @@ class Forwarder:
         return self._next_deferred(child)
 
     def _next_deferred(self, child: Child) -> Send | None:
-        """A chunk that a child missed while it was stalled: within what it is offered, or if nobody else waits."""
+        """Return a chunk that the child missed while stalled. If it still is, an offer or idle queues must allow it."""
         while child.deferred and (not child.stalled or child.offered > 0 or not self._queued_copies):
             index = child.deferred.popleft()
             if not child.holds(index):
@@ -392,7 +392,7 @@ class Forwarder:
             self._report(duty)
 
     def _discharge(self, duty: Duty | None) -> None:
-        """One send of `duty` is done, or will never be."""
+        """Count one send of `duty` as done, or as never to be done."""
         if duty is None:
             return
         self._queued_copies -= 1
@@ -465,7 +465,7 @@ class Forwarder:
         )
 
     def _left_s(self) -> float:
-        """How long the rest takes at the pace at which chunks came in the last second or so."""
+        """Return how long the rest takes at the recent pace of arrivals."""
         return self._missing / self._arrival_rate if self._arrival_rate else math.inf
 
     def _backlog(self) -> float:
@@ -473,13 +473,13 @@ class Forwarder:
         return sum(min(most, len(child.queue)) for child in self._children.values()) / max(1, len(self._children))
 
     def _usual_backlog(self) -> float:
-        """Copies waiting per child, without the children whose links lag."""
+        """Return the copies waiting per child, without the children whose links lag."""
         most = LONGEST_WINDOWS * self._copies.size
         waiting = [len(c.queue) for c in self._children.values() if len(c.queue) <= most]
         return sum(waiting) / max(1, len(waiting))
 
     def _forwards_waiting(self) -> float:
-        """Forwards waiting per leaf that they go to: none goes back to the leaf it came from."""
+        """Return the forwards waiting per leaf that they go to: none goes back to the leaf it came from."""
         most = LONGEST_WINDOWS * self._forwards.size
         return sum(min(most, leaf.forwards) for leaf in self._leaves()) / max(1, self._leaf_children - 1)
 
@@ -489,7 +489,7 @@ class Forwarder:
     # -- time ------------------------------------------------------------------------------------------------
 
     def _measure(self, elapsed: float) -> None:
-        # In the first second what is measured is the average so far: nothing pulls it down to zero.
+        # During the first second this is the plain average so far, so that the initial 0 does not pull it down.
         self._measured_s = min(RATE_S, self._measured_s + elapsed) if self._fresh_rate or self._fresh else elapsed
         weight = min(1.0, elapsed / self._measured_s)
         for child in self._children.values():
@@ -502,7 +502,7 @@ class Forwarder:
         self._forwards.settle(self._rate / max(1, self._leaf_children - 1))
 
     def _defer_stalled(self, elapsed: float) -> None:
-        """Set the chunks of stalled children aside, unless so many look stalled that it is this node's own uplink."""
+        """Set the chunks of stalled children aside. If many look stalled, it is this node's own uplink: do nothing."""
         live = [child for child in self._children.values() if not child.stalled]
         fair = sum(child.rate for child in live) / max(1, len(live))
         for peer, child in self._children.items():
@@ -521,12 +521,12 @@ class Forwarder:
         for index, _, duty in child.drop():
             child.deferred.append(index)
             self._discharge(duty)
-        # What is on its way may never get there.
+        # The send under way may never arrive.
         self._discharge(child.busy)
         child.busy = None
 
     def _ask(self, now: float) -> None:
-        """Ask those who have missing chunks for them, the seeder last."""
+        """Ask holders for missing chunks, the seeder last."""
         self._asked = {index: ask for index, ask in self._asked.items() if now - ask[1] < ASK_AGAIN_S}
         for peer, child in self._children.items():
             child.asked = sum(asked == peer for asked, _ in self._asked.values())
@@ -542,8 +542,8 @@ class Forwarder:
             self._dirty[peer] = None
 
     def _whom_to_ask(self, index: int) -> NodeId | None:
-        """The holder that has sent most in proportion to what it is being asked for. The seeder if nobody has it, and
-        now and then, because what others claim may be wrong."""
+        """Pick the holder that sent most in proportion to what it is being asked for. Pick the seeder if nobody holds
+        the chunk, and in every eighth round, because what others claim may be wrong."""
         holders = [(c.asked + 1) / (c.arrivals + 1) for c in self._children.values() if c.holds(index)]
         if self._linked and (not holders or self._tries % 8 == 0):
             return self._seeder
@@ -555,8 +555,8 @@ class Forwarder:
         return None
 
     def _next_missing(self, room: int) -> list[int]:
-        """The next few chunks that are missing and not asked for, from the last to the first and round again, because
-        what others deferred comes in ascending order."""
+        """Return the next few chunks that are missing and not asked for. They go from the last to the first and round
+        again, because deferred chunks come in ascending order."""
         found: list[int] = []
         for _ in range(self._count):
             if len(found) >= room:

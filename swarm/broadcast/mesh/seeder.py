@@ -1,10 +1,11 @@
-"""The learner's part in a mesh of depth two: every chunk is dealt to one forwarder, by credit.
+"""The learner's part in a mesh of depth two: it deals every chunk to one forwarder, by credit.
 
-Theory of operation. Forwarders grant credit (forwarder.py). A chunk goes to the forwarder with credit and the shortest
-queue of fresh chunks on its link; leaves first, because a chunk that a leaf forwards costs the publics the least, and
-all must go through these. If nobody has credit although the uplink is idle, the seeder sends a chunk to all itself.
-Near the end a forwarder that would finish late is passed over. What was dealt to a forwarder that dies or stands still
-is dealt again."""
+Theory of operation. Forwarders grant credit (forwarder.py). A chunk goes to the forwarder that has credit and the
+shortest queue of fresh chunks on its link. Leaves come first, because a chunk that a leaf forwards costs the publics
+the least, and all chunks must pass through these. If nobody has credit although the uplink is idle, the seeder sends a
+chunk to everybody itself. Near the end it passes over a forwarder that would finish late. It deals again what it dealt
+to a forwarder that dies or stands still.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +41,16 @@ OVERDUE_LATENCIES = 3.0
 LAST_S = 0.5
 IDLE_S = 1.0
 """A forwarder stands still if it has reported nothing for IDLE_S and has held a chunk for longer than OVERDUE_S and
-three times its usual time. With 0.6 s healthy forwarders were suspected, and a version took 1.9 times the bound."""
+three times its usual time. With 0.6 s healthy forwarders were suspected, and a version took 1.9 times the bound. Once
+everything is dealt, it is enough to hold a chunk for longer than LAST_S and three times the median's usual time."""
 
 BARRED_S = 1.0  # How long a forwarder that stood still is dealt nothing
-MAX_CREDIT = 1024  # Most chunks that a forwarder can have room for: 0.6 s of 1.6 GB/s in chunks of 1 MiB
+MAX_CREDIT = 1024  # Most credit that a forwarder can have: 0.6 s of 1.6 GB/s in chunks of 1 MiB
 RATE_DEALS = 256  # Deals over which the rate of dealing is measured
 
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """One receiver."""
-
     leaf: bool
     heard_at: float
     asked_at: float
@@ -75,11 +75,11 @@ class _Peer:
         return self.complete or has_bit(self.has, index)
 
     def expected(self) -> float:
-        """How long one more chunk would take, going by those before; 0 if it had none."""
+        """Return how long one more chunk would take, going by those before, or 0 if there were none."""
         return (self.service or 0.0) * (len(self.to_copy) + 1)
 
     def oldest(self) -> float | None:
-        """When the oldest chunk that it still has was dealt."""
+        """Return when the oldest chunk was dealt that it has not passed on yet."""
         return min((*self.to_copy.values(), *self.to_forward.values()), default=None)
 
 
@@ -101,7 +101,7 @@ class Seeder:
 
     @property
     def dealt(self) -> bool:
-        """Every chunk was dealt, and every forwarder has passed on what it was dealt."""
+        """True if every chunk was dealt, and every forwarder has passed on its chunks."""
         return not (self._undealt or self._again or self._waiting_for)
 
     # -- links -----------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Seeder:
     # -- what comes ------------------------------------------------------------------------------------------
 
     def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
-        """Nobody has anything to send to the seeder."""
+        """Do nothing: nobody has anything to send to the seeder."""
 
     def heard(self, peer: NodeId, note: Note, *, now: float) -> None:
         if (at := self._peers.get(peer)) is None:
@@ -204,16 +204,16 @@ class Seeder:
         if not able:
             return self._relay_itself(now)
         late = self._late(now)
-        # A leaf whose link is full must not keep the publics waiting, nor one of them another.
+        # A leaf whose link is full must not keep the publics waiting, nor one public another.
         able = [p for p in able if p not in late and len(self._peers[p].fresh) < UNSENT]
         leaves = [p for p in able if self._peers[p].leaf]
         if self._again:
-            # The leaf may have no link to its forwarder, and then it would be dealt to leaves for ever.
+            # A leaf may have no link to its forwarder; then the chunk would be dealt to leaves for ever.
             publics = [p for p in able if not self._peers[p].leaf]
             return self._give(publics, None, now) if publics else self._relay_itself(now)
         if leaves:
             return self._deal_to_leaf(leaves, late, now)
-        # If all that have credit are late, the others are sending their last chunks: to wait for them is fastest.
+        # If all that have credit are late, the others are sending their last chunks. Waiting for them is fastest.
         return bool(able) and self._give(able, None, now)
 
     def _deal_to_leaf(self, able: list[NodeId], late: set[NodeId], now: float) -> bool:
@@ -233,7 +233,6 @@ class Seeder:
         return self._give([chosen], None, now)
 
     def _give(self, able: list[NodeId], via: NodeId | None, now: float) -> bool:
-        """Deal the next chunk to one of `able`."""
         peer = self._shortest(able)
         at = self._peers[peer]
         index = self._pop()
@@ -269,12 +268,12 @@ class Seeder:
         return not at.leaf or any(not other.leaf for other in self._peers.values())
 
     def _own_links_idle(self, now: float) -> bool:
-        """Whether the uplink has room. A link that has asked for nothing lately stands still and does not count."""
+        """Return True if the uplink has room. A link that stands still, asking for nothing lately, does not count."""
         peers = [at for at in self._peers.values() if now - at.asked_at < STILL_S or not (at.fresh or at.copies)]
         return not any(at.fresh for at in peers) and sum(len(at.copies) for at in peers) < OWN_QUEUE * len(peers)
 
     def _late(self, now: float) -> set[NodeId]:
-        """Forwarders whose chunks take longer than the rest of the transfer will."""
+        """Return the forwarders whose chunks will take longer than the rest of the transfer."""
         expected = {p: at.expected() for p, at in self._peers.items() if at.service is not None}
         if not expected or len(self._dealt_at) < 2 or now <= self._dealt_at[0]:
             return set()
@@ -283,8 +282,8 @@ class Seeder:
         return {p for p, takes in expected.items() if takes > limit}
 
     def _shortest(self, able: list[NodeId]) -> NodeId:
-        """Of those with the shortest queue the one that was quickest so far: where publics that forward for leaves are
-        the bottleneck, all others have credit to spare, and a slow one would keep its forwarder waiting."""
+        """Return the peer with the shortest queue; among equals the quickest so far. Where publics that forward for
+        leaves are the bottleneck, all others have credit to spare, and a slow one would keep its forwarder waiting."""
         return min(able, key=lambda p: (len(self._peers[p].fresh), self._peers[p].expected()))
 
     def _peek(self) -> int:
@@ -343,7 +342,7 @@ class Seeder:
         return now - oldest > limit and now - at.heard_at > IDLE_S
 
     def _is_waited_for(self, oldest: float, now: float) -> bool:
-        """Nothing is left to deal, and a forwarder has held a chunk for much longer than is usual."""
+        """Return True if nothing is left to deal, and a forwarder has held a chunk for much longer than usual."""
         if self._undealt or self._again:
             return False
         known = [at.latency for at in self._peers.values() if at.latency is not None]
@@ -368,13 +367,13 @@ class Seeder:
             self._again.append(index)
 
     def _forgive(self, send: Send) -> None:
-        """A leaf will not send this chunk, so its forwarder may take another instead."""
+        """Let a forwarder take another chunk, because the leaf will not send it this one."""
         forwarder = self._peers.get(send.via) if send.via is not None else None
         if forwarder is not None and forwarder.to_forward.pop(send.index, None) is not None:
             forwarder.forwards += 1
 
     def _skip_held(self) -> None:
-        """After a restart of the seeder: do not deal what somebody holds; the others will ask for it."""
+        """After a restart of the seeder, do not deal chunks that somebody holds: the others will ask for them."""
         holders = [at for at in self._peers.values() if at.complete or at.has]
         if self._resumed and holders and self._undealt:
             self._undealt = deque(i for i in self._undealt if not any(at.holds(i) for at in holders))

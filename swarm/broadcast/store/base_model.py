@@ -1,7 +1,7 @@
 """A local copy of the model that training began with: its safetensors files, read without any library.
 
-A version's regions whose digests match are taken from it instead of from the network. Only the header of a file is
-parsed, with caps; its tensors are bytes that prove themselves by the digest of the region that they fill.
+A node takes a version's regions from it instead of from the network where their digests match. Only a file's header is
+parsed, with caps. Tensors are plain bytes: the digest of the region that they fill proves them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, Span, TensorSpe
 from swarm.errors import ProtocolError, UserError
 
 HEADER_BYTES = 32 * 1024 * 1024
-"""Largest header of a safetensors file: a million tensors at 30 bytes; the format's own cap is 100 MB."""
+"""Largest header of a safetensors file: a million tensors at 30 bytes. The format's own cap is 100 MB."""
 
 MAX_FILES = 1024  # Files of one model: 4 TiB in the usual 5 GB parts
-LENGTH_BYTES = 8  # Before the header stands its length, little-endian
+LENGTH_BYTES = 8  # A file begins with its header's length, little-endian
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class BaseModel:
     """The tensors of a directory of safetensors files, by name."""
 
     def __init__(self, directory: Path) -> None:
-        """UserError if there are no such files, or one of them is damaged."""
+        """Raise UserError if there are no such files, or one of them is damaged."""
         paths = sorted(directory.glob("*.safetensors"))
         if not paths:
             raise UserError(f"there is no .safetensors file in {directory}: pass a directory of a Hugging Face model")
@@ -61,11 +61,11 @@ class BaseModel:
             self._places |= _read_header(path)
 
     def fill(self, layout: Layout, tensors: Sequence[Span], span: Span) -> bytes | None:
-        """The bytes of a span of the stream, whose tensors lie at `tensors`; None if one of them is not here in the
-        same dtype and shape."""
+        """Return the bytes of a span of the stream, whose tensors lie at `tensors`, or None if one of them is not here
+        in the same dtype and shape."""
         content = bytearray(span.nbytes)
         end = span.start + span.nbytes
-        # Empty tensors share their start with the one that follows.
+        # Empty tensors share their start with the next one.
         index = bisect_right(tensors, span.start, key=lambda tensor: tensor.start) - 1
         while index < len(tensors) and tensors[index].start < end:
             whole = tensors[index]
@@ -88,7 +88,7 @@ class BaseModel:
 
 
 def begin_from_base(base: BaseModel, weights: WeightMap, version: SignedVersion) -> int:
-    """Fill the map with what the base model has of a version. Returns the bytes left; at 0 the map holds the version.
+    """Fill the map with what the base model has of a version. Return the bytes left: at 0 the map holds the version.
     Blocking."""
     weights.begin_fill(version)
     tensors = tensor_spans(weights.layout)
@@ -103,7 +103,7 @@ def begin_from_base(base: BaseModel, weights: WeightMap, version: SignedVersion)
 
 
 def find_base(name: str) -> Path:
-    """The directory that `--base` names: a path, or the id of a model in the Hugging Face cache. UserError if none."""
+    """Return the directory that `--base` names: a path, or a model in the Hugging Face cache. UserError if none."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -151,7 +151,7 @@ def _places(path: Path, header: bytes, data_start: int, size: int) -> dict[str, 
 
 
 def _nbytes(entry: _Entry) -> int | None:
-    """A tensor's bytes by dtype and shape; None for a dtype that no layout has."""
+    """Return a tensor's bytes by dtype and shape, or None for a dtype that no layout has."""
     item_bytes = next((nbytes for dtype, nbytes in ITEM_BYTES.items() if dtype == entry.dtype), None)
     if item_bytes is None:
         return None
@@ -162,7 +162,7 @@ def _nbytes(entry: _Entry) -> int | None:
 
 
 def _read(place: _Place, offset: int, nbytes: int) -> bytes | None:
-    """Part of a tensor; None if the file has changed since its header was read."""
+    """Return part of a tensor, or None if the file has changed since its header was read."""
     with place.path.open("rb") as file:
         part = os.pread(file.fileno(), nbytes, place.start + offset)
     return part if len(part) == nbytes else None

@@ -1,4 +1,4 @@
-"""Files under a state directory: room is taken beforehand, small files are replaced whole. Blocking."""
+"""Files under a state directory: room is taken beforehand, small files are replaced as a whole. Blocking."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from pathlib import Path
 
 from swarm.errors import UserError
 
-SPARE_BYTES = 64 * 1024 * 1024  # Left free on the disk: logs, the journal and other programs want to go on too
+SPARE_BYTES = 64 * 1024 * 1024  # Left free on the disk for logs, the journal and other programs
 BLOCK_BYTES = 512  # Unit of st_blocks, whatever the file system's own blocks are
 
 
 class DiskFull(UserError):
-    """The disk has no room for what is to be kept. The message says how much to free, and where."""
+    """The disk has no room for a file. The message says how much to free, and where."""
 
 
 def free_bytes(directory: Path) -> int:
-    """Return what may still be written to the disk of `directory`."""
+    """Return how many bytes may still be written to the disk of `directory`."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
 
 
 def require_room(directory: Path, nbytes: int, what: str) -> None:
-    """DiskFull unless `nbytes` more fit on the disk of `directory`."""
+    """Raise DiskFull unless `nbytes` more fit on the disk of `directory`."""
     missing = nbytes + SPARE_BYTES - free_bytes(directory)
     if nbytes and missing > 0:
         raise _full(directory, what, missing)
 
 
 def allocate(descriptor: int, nbytes: int, path: Path) -> None:
-    """Give an open file exactly `nbytes`, with blocks behind all of them; DiskFull if the disk has not as many.
+    """Give an open file exactly `nbytes`, with blocks behind all of them. Raise DiskFull if the disk has too few.
 
-    A write through a memory map into a block that the disk cannot give kills the process (SIGBUS); so the blocks are
-    taken before.
+    The blocks are taken in advance, because a write through a memory map into a block that the disk cannot give kills
+    the process (SIGBUS).
     """
     state = os.fstat(descriptor)
     if state.st_size != nbytes:
@@ -58,7 +58,6 @@ def _fill(descriptor: int, start: int, end: int) -> None:
 
 
 def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int, path: Path) -> None:
-    """Write all of `data` at `start`."""
     left = memoryview(data).cast("B")
     try:
         while left:
@@ -69,10 +68,10 @@ def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int, 
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a small file: after a crash it is as it was, or holds `content` whole.
+    """Replace a small file: after a crash it is as it was, or holds all of `content`.
 
     After a power cut it may be broken, and readers treat it as missing. Waiting for the disk took 0.1 s and more while
-    chunks were being written; others can give again what a receiver lost, and a learner that lost its last
+    chunks were being written. Other nodes can give a receiver again what it lost, and a learner that lost its last
     version begins another incarnation with all of it.
     """
     partial = path.with_name(path.name + ".partial")
@@ -85,13 +84,13 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def map_file(path: Path, nbytes: int) -> memoryview:
-    """A read-only view of the first `nbytes` bytes of a file. The mapping ends with the last part of the view."""
+    """Return a read-only view of a file's first `nbytes` bytes. The mapping ends with the last part of the view."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ))
 
 
 def disk_error(error: OSError, path: Path, nbytes: int) -> Exception:
-    """DiskFull where that is the reason, else the error itself."""
+    """Return DiskFull if that is the reason, else the error itself."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return _full(path.parent, path.name, nbytes + SPARE_BYTES) if full else error
 

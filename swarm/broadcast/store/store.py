@@ -1,11 +1,11 @@
 """The last few versions on disk, of the learner and of receivers alike. Blocking; call from threads.
 
 A directory holds `layout`, and for each version `V.table`, `V.chunks` and `V.head`. The head is written last and
-removed first: a version without a head does not exist, and anything else in the directory is removed at the next start.
+removed first: a version without a head does not exist, and the next start removes its other files.
 
 `V.chunks` is a ChunkFile: one version's encodings, end to end, mapped into memory. It keeps I2: only `put` writes to
-it, after it has compared a chunk's BLAKE3 with the signed table, and `chunk` gives out no other. Chunks that an earlier
-process received are found by the same digests.
+it, after comparing a chunk's BLAKE3 with the signed table, and `chunk` gives out no other chunks. The same digests find
+the chunks that an earlier process received.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ChunkFile:
     """The chunks of one version. Safe from several threads: two that put the same chunk write the same bytes."""
 
     def __init__(self, path: Path, table: ChunkTable, *, whole: bool = False) -> None:
-        """Open or make the file; DiskFull if there is no room for it. Blocking: what it holds is read and hashed,
-        unless the caller has just written all of it (`whole`)."""
+        """Open or create the file. Raise DiskFull if there is no room for it. Blocking: this reads and hashes what the
+        file holds, unless the caller has just written all of it (`whole`)."""
         self.path = path
         self.spans: list[Span] = chunk_spans(table)
         self.missing = len(self.spans)
@@ -63,11 +63,11 @@ class ChunkFile:
         return bool(self._have[index >> 3] >> (index & 7) & 1)
 
     def have(self) -> bytes:
-        """A bitmap: bit i % 8 of byte i // 8 is set if chunk i is held."""
+        """Return a bitmap: bit i % 8 of byte i // 8 is set if chunk i is held."""
         return bytes(self._have)
 
     def put(self, index: int, data: bytes | memoryview) -> bool:
-        """True, and held from now on, if `data` is chunk `index`; nothing is written otherwise."""
+        """Keep `data` and return True if it is chunk `index`. Otherwise write nothing and return False."""
         if len(data) != self.spans[index].nbytes or digest(data) != self._digests[index]:
             return False
         if not self.has(index):
@@ -77,24 +77,24 @@ class ChunkFile:
         return True
 
     def chunk(self, index: int) -> memoryview:
-        """The bytes of a chunk that is held, read-only."""
+        """Return a read-only view of a chunk that is held."""
         assert self.has(index)
         return self._at(self.spans[index]).toreadonly()
 
     def encoded(self, span: Span) -> memoryview:
-        """Any span of the encoded stream, read-only. The version is complete."""
+        """Return a read-only view of any span of the encoded stream. The version must be complete."""
         assert self.complete
         return self._at(span).toreadonly()
 
     def recheck(self) -> int:
-        """Forget chunks that are no longer what was signed (a failing disk, a second receiver). Returns how many."""
+        """Forget chunks that are no longer what was signed (a failing disk, a second receiver). Return their number."""
         bad = [i for i, span in enumerate(self.spans) if self.has(i) and digest(self._at(span)) != self._digests[i]]
         for index in bad:
             self._forget(index)
         return len(bad)
 
     def close(self) -> None:
-        """Let go of the file. The mapping ends with the last view of a chunk: one may be half sent."""
+        """Let go of the file. The mapping ends with the last view of a chunk, since one may be half sent."""
         self._view = memoryview(b"")
 
     def _at(self, span: Span) -> memoryview:
@@ -117,19 +117,19 @@ def _mapped(path: Path, nbytes: int) -> memoryview:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         allocate(descriptor, nbytes, path)
-        # A map of nothing is refused by the system, and a version may differ from its base in nothing.
+        # The system refuses to map an empty file, and a signed table may state 0 bytes.
         return memoryview(mmap.mmap(descriptor, nbytes)) if nbytes else memoryview(bytearray())
     finally:
         os.close(descriptor)
 
 
-KEEP_VERSIONS = 4  # Versions that stay on disk in any case: a node that missed three publications goes on by deltas
+KEEP_VERSIONS = 4  # Versions that always stay on disk: a node that missed three publications goes on by deltas
 IN_USE_S = 30.0
 MAX_VERSIONS = 16
 """A version that was asked for in the last IN_USE_S stays too, up to this many in all: otherwise a slow node would
 never finish fetching any."""
 
-MAP_FILES = "weights.*"  # The weight map lies beside the versions, and is of the same layout
+MAP_FILES = "weights.*"  # The weight map lies beside the versions and has the same layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class SignedVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVersion(SignedVersion):
-    """A version whose chunks are here, or on their way."""
+    """A version whose chunks are here or on their way."""
 
     chunks: ChunkFile
 
@@ -153,7 +153,7 @@ class VersionStore:
     """The versions under `directory` that the owner of `learner_key` signed."""
 
     def __init__(self, directory: Path, learner_key: bytes) -> None:
-        """Load what a former process left; what is damaged or of another swarm is dropped."""
+        """Load what a former process left. Drop what is damaged or belongs to another swarm."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.learner_key = learner_key
@@ -178,14 +178,14 @@ class VersionStore:
             self._know_layout(layout_bytes, layout)
 
     def begin(self, version: SignedVersion) -> HeldVersion:
-        """Make room for a version; the one that is here if it is known."""
+        """Make room for a version and return it. If it is here already, return that one."""
         held = self._add(version, whole=False)
         self.find(version.head.version)
         self.prune()
         return held
 
     def add_whole(self, version: SignedVersion) -> HeldVersion:
-        """A version whose chunks the caller has just written to `chunks_path`, every one of them."""
+        """Add a version whose chunks the caller has just written to `chunks_path`, all of them."""
         held = self._add(version, whole=True)
         self.prune()
         return held
@@ -194,13 +194,13 @@ class VersionStore:
         return self.directory / f"{version}.chunks"
 
     def find(self, version: VersionId) -> HeldVersion | None:
-        """The version, if it is here, complete or not; asking keeps it."""
+        """Return the version if it is here, complete or not. Asking keeps it."""
         if version in self._held:
             self._asked_at[version] = time.monotonic()
         return self._held.get(version)
 
     def versions(self) -> list[HeldVersion]:
-        """All that are here, the oldest first."""
+        """Return all versions that are here, oldest first."""
         held = dict(self._held)
         return [held[version] for version in sorted(held)]
 
@@ -208,13 +208,13 @@ class VersionStore:
         return next(reversed(self.versions()), None)
 
     def object(self, wanted: Digest) -> bytes | None:
-        """The layout or a chunk table by its digest."""
+        """Return the layout or a chunk table by its digest."""
         if wanted == self.layout_digest:
             return self.layout_bytes
         return next((held.table_bytes for held in self.versions() if held.head.table_digest == wanted), None)
 
     def drop(self, version: VersionId) -> None:
-        """Remove a version. Who holds it may read it to the end: its mapping outlives its file."""
+        """Remove a version. A reader that has it can go on to the end: its mapping outlives its file."""
         with self._changing:
             self._held.pop(version, None)
             self._asked_at.pop(version, None)
@@ -224,7 +224,7 @@ class VersionStore:
         """Drop all but the newest KEEP_VERSIONS and those in use."""
         now = time.monotonic()
         with self._changing:
-            # A copy: `find` is called from other threads without the lock, so that none of them waits for a disk.
+            # A copy: other threads call `find` without the lock, so that none of them waits for a disk.
             self._asked_at = {version: at for version, at in dict(self._asked_at).items() if now - at < IN_USE_S}
             for version in sorted(self._held)[:-KEEP_VERSIONS]:
                 if version not in self._asked_at or len(self._held) > MAX_VERSIONS:
@@ -300,7 +300,7 @@ class VersionStore:
 
 
 def newest_head(directory: Path, learner_key: bytes) -> bytes:
-    """The sealed head of the newest version under `directory`, whether or not it is whole; empty if there is none."""
+    """Return the sealed head of the newest version under `directory`, complete or not, or b"" if there is none."""
     found: dict[VersionId, bytes] = {}
     for path in directory.glob("*.head"):
         try:

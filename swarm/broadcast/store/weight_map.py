@@ -1,19 +1,19 @@
 """A node's copy of the weights: one flat memory-mapped file in layout order, overwritten region by region.
 
-What each region holds is known by its BLAKE3: hashed once at start, then by what was written. So nothing has to be
-remembered of an apply that was cut off but its target and the regions that were being overwritten:
+The map knows what each region holds by its BLAKE3: hashed at the start, then taken from what it wrote. So of an apply
+that was cut off it need only remember the target and the regions that were being overwritten:
 
     weights.bin      the weights
     weights.current  head and table of the last version that the map held as a whole
-    weights.target   head and table of the version that an apply or a fill is making of it
+    weights.target   head and table of the version that an apply or a fill is writing
     weights.redo     decoded regions that are being overwritten, one a slot
 
-An apply decodes a region beside the old bytes, checks the decoded digest, writes it to its redo slot and only then
-over the map. After a SIGKILL at any byte a region is therefore the target's (done), the base's (to do), or whole in
-the redo file. Any other content (a power cut, a failing disk) counts as damage and is fetched in full.
+An apply decodes a region beside the old bytes, checks the decoded digest, writes it to its redo slot and only then over
+the map. After a SIGKILL at any byte a region is therefore the target's (done), the base's (to do), or whole in the redo
+file. Any other content (a power cut, a failing disk) counts as damage and is fetched in full.
 
-The map's owner keeps it whole for readers: it never runs two applies or fills, or one and an engine's copy, at the same
-time. `version` is None while regions of two versions may be mixed. Blocking; call from threads.
+The map's owner keeps it consistent for readers: it never runs two applies or fills, or one and an engine's copy, at the
+same time. `version` is None while regions of two versions may be mixed. Blocking; call from threads.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from swarm.net.wire import Message, decode, digest, encode
 from swarm.types import VersionId
 
 REGIONS_IN_HAND = 8  # Regions decoded at a time: 64 MiB at most with their encodings, whatever the size of the model
-REDO_HEADER_BYTES = 8  # Before a region in the redo file stands its index, little-endian
+REDO_HEADER_BYTES = 8  # In the redo file a region follows its index, little-endian
 RECORD_BYTES = TABLE_BYTES + 4096
-UNKNOWN = b""  # In place of the digest of a region that holds nothing of use
+UNKNOWN = b""  # Stands for the digest of a region whose content is of no use
 
 
 class MapRecord(Message, frozen=True):
-    """Which version the map holds or is to hold, as a file beside it."""
+    """The version that the map holds or will hold, as a file beside it."""
 
     sealed_head: bytes
     table_bytes: bytes
@@ -63,7 +63,7 @@ class WeightMap:
     """The copy under `directory` of the weights that the owner of `learner_key` signs."""
 
     def __init__(self, directory: Path, layout: Layout, learner_key: bytes) -> None:
-        """Reopen what is there: every region is hashed, and those that were being overwritten are finished."""
+        """Reopen the files that are there: hash every region, and finish those that were being overwritten."""
         directory.mkdir(parents=True, exist_ok=True)
         self.layout = layout
         self.regions = regions_of(layout)
@@ -90,33 +90,33 @@ class WeightMap:
 
     @property
     def current(self) -> SignedVersion | None:
-        """The version that the map holds; None while it is being changed."""
+        """The version that the map holds, or None while it is being changed."""
         return self._current if self.version is not None else None
 
     @property
     def last_whole(self) -> VersionId | None:
-        """The last version that the map held as a whole; most regions may still be of it."""
+        """The last version that the map held as a whole. Most regions may still belong to it."""
         return self._current.head.version if self._current else None
 
     def lacking(self, table: ChunkTable) -> list[int]:
-        """The regions that are not those of a version."""
+        """Return the regions that differ from a version's."""
         return [i for i, entry in enumerate(table.regions) if self._holds[i] != entry.decoded_digest]
 
     def missing_base(self, version: SignedVersion) -> list[int]:
-        """The regions that `apply` cannot make: deltas against a base that is not there."""
+        """Return the regions that `apply` cannot make: deltas whose base is not there."""
         return [i for i in self.lacking(version.table) if not self._can_decode(version, i)]
 
     def can_become(self, version: SignedVersion) -> bool:
-        """True if `apply` will take this version: it is newer than the map's, and every base is there."""
+        """Return True if `apply` will take this version: it is newer than the map's, and every base is there."""
         if self._current is not None and version.head.version < self._current.head.version:
             return False
         return version.head.version != self.version and not self.missing_base(version)
 
     def apply(self, held: HeldVersion, pool: Executor | None = None) -> None:
-        """Make `held`, which is complete, of the map; `pool` decodes regions in parallel.
+        """Turn the map into `held`, which must be complete. `pool` decodes regions in parallel.
 
-        ProtocolError, before anything is touched, for an older version than the map's, or if a region is a delta and
-        the map does not hold its base; ProtocolError in the midst if a region does not decode to what was signed.
+        Raise ProtocolError before anything is touched if the version is older than the map's, or if a region is a delta
+        whose base the map does not hold; and midway if a region does not decode to what was signed.
         """
         if held.head.version == self.version:
             return
@@ -132,7 +132,7 @@ class WeightMap:
         try:
             allocate(redo, self._slot_bytes * REGIONS_IN_HAND, self._redo)
             for at in range(0, len(lacking), REGIONS_IN_HAND):
-                # A slot is free again when all of its window have been written over the map.
+                # A slot is free again once all regions of its window have been written over the map.
                 window = enumerate(lacking[at : at + REGIONS_IN_HAND])
                 _run_all(pool, [partial(self._apply_region, held, i, spans[i], redo, slot) for slot, i in window])
         finally:
@@ -140,7 +140,7 @@ class WeightMap:
         self.finish()
 
     def begin_fill(self, target: SignedVersion) -> None:
-        """From now on the map becomes `target`, region by region; a former target is given up."""
+        """Let the map become `target` from now on, region by region, and give up a former target."""
         if self._current is not None and target.head.version < self._current.head.version:
             raise ProtocolError(
                 f"version {target.head.version} is older than {self._current.head.version}, which this node has held"
@@ -151,9 +151,9 @@ class WeightMap:
         self._target = target
 
     def put_region(self, index: int, codec: Codec, encoded: bytes | memoryview) -> bool:
-        """Take one region of the fill's target, in full; False, and nothing written, if it is not what was signed.
+        """Take one region of the fill's target, in full. Return False, and write nothing, if it is not what was signed.
 
-        Several threads may put different regions. One that is cut off is fetched again.
+        Several threads may put different regions. If one is cut off, it is fetched again.
         """
         assert self._target is not None
         wanted = self._target.table.regions[index].decoded_digest
@@ -169,15 +169,16 @@ class WeightMap:
         return True
 
     def finish(self) -> None:
-        """The fill's target is whole: it is the map's version from now on."""
+        """Make the fill's target the map's version. All of its regions must be there."""
         assert self._target is not None
         assert not self.lacking(self._target.table)
         self._settle()
 
     def exchange(self, staging: Path, fresh: HeldVersion) -> None:
-        """The file at `staging` holds the weights of `fresh`: it becomes the map, and the old map the staging file.
+        """Exchange the map for the file at `staging`, which holds the weights of `fresh`. The old map becomes the
+        staging file.
 
-        Three renames: nothing is copied, and the next staging finds its blocks already there.
+        This takes three renames: nothing is copied, and the next staging finds its blocks already there.
         """
         self.begin_fill(fresh)
         os.replace(staging, self._next)
@@ -189,21 +190,21 @@ class WeightMap:
         self.finish()
 
     def recheck(self) -> int:
-        """Hash the map again. Returns how many regions are not what was written (a failing disk, another process)."""
+        """Hash the map again. Return how many regions are not what was written (a failing disk, another process)."""
         before = self._holds
         self._holds = [digest(self.content(i)) for i in range(len(self.regions))]
         self._settle()
         return sum(now != then for now, then in zip(self._holds, before, strict=True))
 
     def content(self, index: int) -> memoryview:
-        """A region as it lies in the map, read-only."""
+        """Return a read-only view of a region of the map."""
         span = self.regions[index]
         return self._view[span.start : span.start + span.nbytes]
 
     def encode_full(self, index: int, wanted: bytes) -> FullRegion | None:
-        """Region `index` for a node that lacks it, if it is now the one with the digest `wanted`.
+        """Encode region `index` for a node that lacks it, if its digest is now `wanted`; otherwise return None.
 
-        The digest is compared on a copy: an apply may be writing over the map meanwhile (I2).
+        The digest is compared on a copy, because an apply may be writing over the map meanwhile (I2).
         """
         if self._holds[index] != wanted:
             return None
@@ -215,7 +216,7 @@ class WeightMap:
         return FullRegion(codec=codec, encoded=encoded)
 
     def close(self) -> None:
-        """Let go of the file; the map must not be used any more."""
+        """Close the file. The map must not be used any more."""
         os.close(self._descriptor)
         self._view = memoryview(b"")
 
@@ -240,7 +241,7 @@ class WeightMap:
         at = slot * self._slot_bytes
         write_at(redo, index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
         write_at(redo, beside, at + REDO_HEADER_BYTES, self._redo)
-        # Only now, that the redo file holds it whole, may the base be lost.
+        # The redo file now holds all of it: only now may the base be lost.
         self._overwrite(index, beside, entry.decoded_digest)
 
     def _overwrite(self, index: int, content: Buffer, holds: bytes) -> None:
@@ -252,7 +253,7 @@ class WeightMap:
 
     def _open_map(self) -> None:
         if self._next.exists():
-            # Cut off between two renames of `exchange`; the old map, if it still lies here, has no more use.
+            # Cut off between two renames of `exchange`. The old map, if it still lies here, is of no more use.
             os.replace(self._next, self.path)
         known = self.path.exists() and self.path.stat().st_size == self.layout.total_bytes
         self._reopen_descriptor()
@@ -266,7 +267,7 @@ class WeightMap:
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
 
     def _read_record(self, path: Path) -> SignedVersion | None:
-        """A record that its learner signed; anything else is removed."""
+        """Return a record that its learner signed. Remove anything else."""
         try:
             record = decode(path.read_bytes(), MapRecord, cap_bytes=RECORD_BYTES)
             head: Head = open_head(record.sealed_head, self._learner_key)
@@ -279,7 +280,7 @@ class WeightMap:
         return SignedVersion(head=head, sealed_head=record.sealed_head, table=table, table_bytes=record.table_bytes)
 
     def _finish_overwriting(self) -> None:
-        """Put back the regions of the redo file that are the target's, and in the map are not."""
+        """Put back the regions of the redo file that belong to the target and are not in the map."""
         if self._target is None or not self._redo.exists():
             return
         with self._redo.open("rb") as redo:
@@ -294,7 +295,7 @@ class WeightMap:
                     self._overwrite(index, content, wanted)
 
     def _settle(self) -> None:
-        """Say which version the map holds as a whole; one that has just become whole is recorded."""
+        """Find which version the map holds as a whole, and record it if it has just become whole."""
         if self._target is not None and not self.lacking(self._target.table):
             os.replace(self._target_path, self._current_path)
             self._current, self._target = self._target, None
@@ -303,11 +304,11 @@ class WeightMap:
 
 
 def open_weights(store: VersionStore, pool: Executor | None = None) -> WeightMap:
-    """The map beside the versions of a store, brought as far as what a former process left allows."""
+    """Open the map beside the versions of a store, and apply what is there and can be applied."""
     assert store.layout is not None
     weights = WeightMap(store.directory, store.layout, store.learner_key)
     unfinished = weights.unfinished
-    # What was begun comes first: its base is half overwritten.
+    # The version that was begun comes first: its base is half overwritten.
     for held in sorted(store.versions(), key=lambda held: (held.head.version != unfinished, held.head.version)):
         if held.chunks.complete and weights.can_become(held):
             weights.apply(held, pool)
@@ -325,6 +326,6 @@ def _run_all(pool: Executor | None, calls: list[Callable[[], None]]) -> None:
         try:
             future.exception()
         except CancelledError:
-            pass  # the pool is being shut down; concurrent.futures.wait would wait for such a one for ever
+            pass  # the pool is being shut down; concurrent.futures.wait would wait for this one for ever
     for future in futures:
         future.result()

@@ -1,7 +1,7 @@
-"""Regions of weights to encodings and back, bit-exact, and the sums that prove what an engine holds.
+"""Encode regions of weights and decode them, bit-exact; and the sums that prove what an engine holds.
 
-A region is coded whole or as a delta against the same region of the version before. Deltas work on 16-bit words and
-on the difference of their patterns modulo 2^16: for bf16 that is the distance in units in the last place (ULP), small
+A region is coded whole or as a delta against the same region of the version before. Deltas work on 16-bit words and on
+the difference of their patterns modulo 2^16. For bf16 that is the distance in units in the last place (ULP): small
 numbers for small steps, and it can be undone for every pair of patterns, NaN and sign crossings included.
 
   raw     the bytes themselves.
@@ -9,12 +9,12 @@ numbers for small steps, and it can be undone for every pair of patterns, NaN an
   sparse  few words changed: the gaps between them, and their differences.
   dense   many changed: every word's difference, smallest words of the base first.
 
-One optimiser step moves all weights about equally far, so how many ULPs a word moves, if any, depends on its own
-magnitude, which the receiver knows from the base. Hence "dense" sorts by it, so that like stands with like and each
-block of zstd gets a code table that fits. "sparse" writes the words under a threshold as a list of their own: gaps
-there count small words only. At lr 1e-6 2 % of the words are under it and hold half of all changes.
+One optimiser step moves all weights about equally far. So how many ULPs a word moves, if any, depends on its own
+magnitude, which the receiver knows from the base. Hence "dense" sorts by magnitude: similar differences stand together,
+and each block of zstd gets a code table that fits. "sparse" lists the words under a threshold separately, and gaps in
+that list count small words only. At lr 1e-6, 2 % of the words are under the threshold and hold half of all changes.
 
-numpy and zstd release the interpreter lock, so that several regions are coded at a time by threads.
+numpy and zstd release the interpreter lock, so threads can code several regions at a time.
 """
 
 from __future__ import annotations
@@ -33,40 +33,41 @@ from swarm.net.wire import decompress
 ENTROPY_ONLY = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, chain_log=6, search_log=1, window_log=17
 )
-"""Huffman codes and runs, hardly any search: chance matches among exponents cost more than they save, in size (66.3
-against 68.0 % for N(0, 0.02)) and in time (fourfold)."""
+"""Huffman codes and runs, with hardly any search: chance matches among exponents cost more than they save, in size
+(66.3 against 68.0 % for N(0, 0.02)) and in time (fourfold)."""
 
-FULL_RATIO = 0.68  # What the full encoding of 16-bit weights takes of their bytes, measured for N(0, 0.02)
+FULL_RATIO = 0.68  # Size of the full encoding of 16-bit weights relative to their bytes, measured for N(0, 0.02)
 SEARCHING_LEVEL = 1  # For items that are not 16 bits wide: masks and tables repeat in ways that only a search finds
 ANY_RATIO = 1e9  # Zero weights compress without bound; the caller's exact size is the cap
 
 SUM_BLOCK_BYTES = 4 * 1024 * 1024
-"""Words summed at a time: bincount widens them to eight bytes each, and an embedding may have a gigabyte."""
+"""Bytes summed at a time: bincount widens each word to eight bytes, and an embedding may have a gigabyte."""
 
 LENGTH_BYTES = 4
 STORED = 1 << 31
-"""Before the streams stand their lengths, little-endian, with this bit set where a stream is not compressed."""
+"""The streams' lengths come before the streams, little-endian. This bit marks a stream that is not compressed."""
 
 PLANED_DTYPES: frozenset[Dtype] = frozenset({"BF16", "F16", "I16"})
 
 SPARSE_MAX_SHARE = 3 / 8
-"""Of changed words; from there on "dense" is smaller. A receiver takes no more, because it widens each position to
+"""Share of changed words from which "dense" is smaller. A receiver takes no more, because it widens each position to
 eight bytes."""
 
 SMALL_MAX_SHARE = 1 / 8
-"""Words under the threshold: finding them costs time in proportion, and more of them save little."""
+"""Share of words under the threshold: finding them takes time in proportion, and more of them save little."""
 
 SMALL_COST_BITS = 0.05  # What a small word must save to be worth its time
-SAMPLE_WORDS = 8 * 1024  # About as many are looked at to estimate a histogram
+SAMPLE_WORDS = 8 * 1024  # About this many words are looked at to estimate a histogram
 
 BLOCK_WORDS = 64 * 1024
-"""Words taken at a time where temporaries are as large as they: those stay in a core's cache, on pages in use."""
+"""Words taken at a time where temporaries are as large: they then stay in a core's cache, on pages in use."""
 
 WORTH_EIGHTS = 4096
 EIGHTS_MAX_SHARE = 0.57
-"""Of eight with a tenth set at random so many have one; from a tenth on np.flatnonzero itself does not branch."""
+"""If a tenth of a mask is set at random, this share of its groups of eight has a set bit. From a tenth on
+np.flatnonzero itself does not branch."""
 
-UNCHANGED = bytes(1)  # All of a sparse region in which nothing changed; of any dtype
+UNCHANGED = bytes(1)  # The whole encoding of a sparse region in which nothing changed, of any dtype
 ESCAPE = 255  # As a gap: 255 words, and the gap goes on in the next byte
 NIBBLE = 15
 
@@ -79,10 +80,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def encode_region(data: Buffer, dtype: Dtype, base: Buffer | None = None) -> tuple[Codec, bytes]:
-    """A codec for `data` and its encoding, never longer than `data`.
+    """Return a codec for `data` and its encoding, never longer than `data`.
 
-    `base` are the bytes of the same region in the version before, of the same length; without it no delta is made.
-    The codec is chosen by how many words changed and by the entropy of a sample, not by trying all.
+    `base` holds the bytes of the same region in the version before, equally many; without it no delta is made. The
+    codec follows from how many words changed and from the entropy of a sample. Not all codecs are tried.
     """
     flat = np.frombuffer(data, dtype=np.uint8)
     codec, encoded = _encode_delta(flat, dtype, base) if base is not None else _encode_full(flat, dtype)
@@ -90,9 +91,9 @@ def encode_region(data: Buffer, dtype: Dtype, base: Buffer | None = None) -> tup
 
 
 def decode_region(codec: Codec, encoded: Buffer, nbytes: int, dtype: Dtype, base: Buffer | None = None) -> Buffer:
-    """The `nbytes` bytes of a region; `base`, of as many bytes, is needed for deltas and never changed.
+    """Return the `nbytes` bytes of a region. Deltas need `base`, which is equally long and stays unchanged.
 
-    ProtocolError if `encoded` is not such an encoding. Bytes that decode may still be others than the learner's: the
+    Raise ProtocolError if `encoded` is not such an encoding. Bytes that decode may still differ from the learner's: the
     region's digest tells. Whatever `encoded` says, memory stays under 16 times `nbytes`.
     """
     if codec == "raw":
@@ -137,7 +138,7 @@ def _decode_full(encoded: memoryview, nbytes: int, dtype: Dtype) -> Buffer:
 
 
 def _rotated(words: Words) -> Words:
-    """The sign moved behind the mantissa, so that bf16's exponent is the high byte."""
+    """Move the sign behind the mantissa, so that bf16's exponent is the high byte."""
     return words << np.uint16(1) | words >> np.uint16(15)
 
 
@@ -173,21 +174,21 @@ def _apply_dense(encoded: memoryview, words: Words) -> None:
 
 
 def _by_magnitude(base: Words) -> Positions:
-    """Positions of all words, those of the smallest magnitude first."""
+    """Return the positions of all words, smallest magnitude first."""
     return np.argsort(_magnitudes(base), kind="stable")
 
 
 def _magnitudes(words: Words) -> Bytes:
-    """For bf16 the exponent; for f16 the exponent and three bits of the mantissa."""
+    """Return the exponent for bf16; for f16 the exponent and three bits of the mantissa."""
     return (words << 1 >> 8).astype(np.uint8)
 
 
 def _sample(words: Words) -> Words:
-    return words[:: words.size // SAMPLE_WORDS | 1]  # odd, because rows have round lengths
+    return words[:: words.size // SAMPLE_WORDS | 1]  # an odd step, because rows have round lengths
 
 
 def _plane_bits(sample: Words) -> float:
-    """Bits a word that two planes take, one of the low and one of the high bytes, by their histograms."""
+    """Estimate from histograms how many bits a word takes in two planes, one of low and one of high bytes."""
     shares = [np.bincount(plane, minlength=256) / sample.size for plane in (sample & np.uint16(255), sample >> 8)]
     return -float(sum((share * np.log2(np.maximum(share, 1e-9))).sum() for share in shares))
 
@@ -196,9 +197,8 @@ def _plane_bits(sample: Words) -> float:
 
 
 def _encode_sparse(words: Words, base: Words, differs: Mask) -> bytes:
-    """The threshold (a byte), then five streams: of the large words the gaps and codes in pairs of nibbles, of the
-    small ones the gaps and codes a byte each, and what is too large for its nibble or byte. Only the threshold if
-    nothing changed."""
+    """Return the threshold (a byte), then five streams: the large words' gaps and codes in pairs of nibbles, the small
+    words' gaps and codes a byte each, and what is too large for its nibble or byte. UNCHANGED if nothing did."""
     changed = _where(differs)
     if not changed.size:
         return UNCHANGED
@@ -236,9 +236,9 @@ def _apply_sparse(encoded: memoryview, words: Words) -> None:
 
 
 def _threshold(base: Words, changed: Positions) -> int:
-    """The magnitude under which words count as small, 0 to 255: where gaps are estimated to be cheapest.
+    """Return the magnitude under which words count as small, 0 to 255: where the gaps are estimated to be cheapest.
 
-    c changes among n words need n*H(c/n) bits, H being the binary entropy; the gaps of large words run over all words.
+    c changes among n words need n*H(c/n) bits, where H is the binary entropy. Large words' gaps run over all words.
     """
     sample = _sample(base)
     words = base.size / sample.size * _below(sample)
@@ -252,7 +252,7 @@ def _threshold(base: Words, changed: Positions) -> int:
 
 
 def _below(words: Words) -> Floats:
-    """How many of `words` have a magnitude under 0, 1, ... 255."""
+    """Return how many of `words` have a magnitude under 0, 1, ... 255."""
     counts = np.bincount(_magnitudes(words), minlength=256)
     return (np.cumsum(counts) - counts).astype(float)
 
@@ -266,7 +266,7 @@ def _x_log_x(x: Floats) -> Floats:
 
 
 def _small(base: Words, threshold: int) -> Positions:
-    """Where the magnitude is under `threshold`."""
+    """Return the positions of words with a magnitude under `threshold`."""
     mask = np.empty(base.size, dtype=np.bool_)
     for block in _blocks(base.size):
         np.less(base[block] + base[block], np.uint16(threshold << 8), out=mask[block])
@@ -274,8 +274,8 @@ def _small(base: Words, threshold: int) -> Positions:
 
 
 def _where(mask: Mask) -> Positions:
-    """np.flatnonzero for masks with few set, which it takes three times as long for: eight at a time are looked at
-    first, so that of those looked at one by one at least an eighth is set and no branch has to be guessed."""
+    """Do what np.flatnonzero does, in a third of the time for masks with few bits set. It looks at groups of eight
+    first: of the bits it then looks at one by one at least an eighth is set, so no branch has to be guessed."""
     whole = mask.size // 8 * 8
     eights = mask[:whole].view(np.uint64) != 0
     found = _where(eights) if eights.size > WORTH_EIGHTS else np.flatnonzero(eights)
@@ -287,7 +287,7 @@ def _where(mask: Mask) -> Positions:
 
 
 def _gaps(positions: Positions) -> Bytes:
-    """Ascending positions as the number of words between each and the one before."""
+    """Return the number of words between each position and the one before. Positions ascend."""
     gaps = np.diff(positions, prepend=-1).astype(np.uint32) - np.uint32(1)
     escapes = gaps // np.uint32(ESCAPE)
     ends = np.cumsum(escapes, dtype=np.int64) + np.arange(gaps.size)
@@ -297,7 +297,7 @@ def _gaps(positions: Positions) -> Bytes:
 
 
 def _positions(gaps: Bytes, size: int) -> Positions:
-    """The positions under `size` that `gaps` tell."""
+    """Return the positions that `gaps` describe. They must be under `size`."""
     if gaps.size and gaps[-1] == ESCAPE:
         raise ProtocolError("a sparse region ends within a gap")
     ends = np.flatnonzero(gaps != ESCAPE)
@@ -308,17 +308,17 @@ def _positions(gaps: Bytes, size: int) -> Positions:
 
 
 def _codes(words: Words, base: Words, at: Positions) -> Words:
-    """Small numbers for small differences. At places that differ none is 0, so that number stands for the next."""
+    """Return small codes for small differences. No difference at `at` is 0, so code 0 stands for the next number."""
     return _zigzag(words[at] - base[at]) - np.uint16(1)
 
 
 def _capped(codes: Words, cap: int) -> tuple[Bytes, Words]:
-    """Codes of at most `cap`, and how much the others are over it."""
+    """Cut codes at `cap`. Return them, and by how much each one that reached the cap exceeds it."""
     return np.minimum(codes, cap).astype(np.uint8), codes[codes >= cap] - np.uint16(cap)
 
 
 def _uncapped(capped: Bytes, cap: int, rest: Words) -> Words:
-    """The differences whose codes are `capped` and `rest`."""
+    """Return the differences whose codes are `capped` and `rest`."""
     codes = capped.astype(np.uint16)
     escaped = np.flatnonzero(capped == cap)
     if escaped.size != rest.size:
@@ -328,7 +328,7 @@ def _uncapped(capped: Bytes, cap: int, rest: Words) -> Words:
 
 
 def _paired(nibbles: Bytes) -> Bytes:
-    """Two to a byte: one would be coded in at least a bit each, and most are one of two."""
+    """Put two nibbles into a byte: coded alone, each would take at least a bit, and most have one of two values."""
     even = np.append(nibbles, np.uint8(0)) if nibbles.size % 2 else nibbles
     return even[0::2] | even[1::2] << np.uint8(4)
 
@@ -339,7 +339,7 @@ def _unpaired(pairs: Bytes, count: int) -> Bytes:
 
 
 def _zigzag(differences: Words) -> Words:
-    """0, -1, 1, -2, ... to 0, 1, 2, 3, ..."""
+    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..."""
     signed = differences.view(np.int16)
     return (signed << 1 ^ signed >> 15).view(np.uint16)
 
@@ -350,7 +350,7 @@ def _unzigzag(codes: Words) -> Words:
 
 
 class _Contexts(threading.local):
-    """Compressors of one thread: making one takes longer than a small stream, and one serves one thread at a time."""
+    """One thread's compressors. Creating one takes longer than a small stream, and each serves one thread at a time."""
 
     def __init__(self) -> None:
         self.entropy_only = zstandard.ZstdCompressor(compression_params=ENTROPY_ONLY)
@@ -361,13 +361,13 @@ _CONTEXTS = _Contexts()
 
 
 def _joined(streams: list[tuple[Buffer, bool]]) -> bytes:
-    """The lengths of `streams`, STORED set where one is not compressed, and the streams."""
+    """Return the lengths of `streams`, with STORED set for those that are not compressed, and then the streams."""
     lengths = [len(content) | STORED * stored for content, stored in streams]
     return b"".join([np.array(lengths, dtype="<u4").tobytes(), *(content for content, _ in streams)])
 
 
 def _split(encoded: memoryview, count: int) -> list[tuple[memoryview, bool]]:
-    """The `count` streams of `encoded` and which are stored."""
+    """Return the `count` streams of `encoded`, and which of them are stored."""
     at = count * LENGTH_BYTES
     if len(encoded) < at:
         raise ProtocolError(f"a region's encoding of {len(encoded)} bytes is shorter than its {count} lengths")
@@ -382,13 +382,13 @@ def _split(encoded: memoryview, count: int) -> list[tuple[memoryview, bool]]:
 
 
 def _frame(plane: Bytes, compressor: zstandard.ZstdCompressor | None = None) -> tuple[Buffer, bool]:
-    """`plane` compressed, or as it is where that is not smaller."""
+    """Return `plane` compressed, or as it is if that is not larger."""
     frame = (compressor or _CONTEXTS.entropy_only).compress(np.ascontiguousarray(plane).data)
     return (frame, False) if len(frame) < plane.size else (plane.tobytes(), True)
 
 
 def _plane(stream: tuple[memoryview, bool], cap_bytes: int) -> Bytes:
-    """What a stream holds, at most `cap_bytes`."""
+    """Return the content of a stream, at most `cap_bytes`."""
     content, stored = stream
     if stored and len(content) > cap_bytes:
         raise ProtocolError(f"a region's stream has {len(content)} bytes where {cap_bytes} are possible")
@@ -403,7 +403,7 @@ def _exactly(plane: Bytes, size: int) -> Bytes:
 
 
 def _words(flat: Bytes) -> Words:
-    """The little-endian 16-bit words of `flat`, without an odd last byte."""
+    """Return the little-endian 16-bit words of `flat`, without an odd last byte."""
     return flat[: flat.size // 2 * 2].view("<u2")
 
 
@@ -412,10 +412,10 @@ def _blocks(words: int) -> Iterator[slice]:
 
 
 def tensor_sum(data: Buffer) -> int:
-    """Sum modulo 2^64 of a fixed 64-bit mix of every 16-bit pattern of `data`, whatever the order of its items.
+    """Return the sum modulo 2^64 of a fixed 64-bit mix of every 16-bit pattern in `data`, in whatever order.
 
-    A bf16 tensor's sum survives fusing, transposing and sharding; it is blind to permutations. Items of other
-    widths count as their 16-bit words; an odd last byte as a word of its own.
+    A bf16 tensor's sum survives fusing, transposing and sharding, and so does not notice permutations. Items of other
+    widths count as their 16-bit words, an odd last byte as one more word.
     """
     flat = np.frombuffer(data, dtype=np.uint8)
     counts = np.zeros(1 << 16, dtype=np.uint64)
@@ -428,7 +428,7 @@ def tensor_sum(data: Buffer) -> int:
 
 
 def _mix_table() -> npt.NDArray[np.uint64]:
-    """splitmix64's finaliser over all 16-bit patterns (Steele, Lea, Flood 2014)."""
+    """Apply splitmix64's finaliser to all 16-bit patterns (Steele, Lea, Flood 2014)."""
     z = (np.arange(1 << 16, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,10 +1,10 @@
 """What a version is made of: a signed head that names a layout and a chunk table by their digests.
 
 The weights are one flat byte stream, the tensors end to end in layout order. It is cut into *regions* of one dtype
-each, at places that follow from the layout alone. Each region has an encoding; the encodings, laid end to end, are
-cut into *chunks*, the unit of transfer. The table states for each region its codec, encoded size and the digest of
-its decoded bytes, for each chunk the digest of its encoded bytes, and for each tensor a sum that its holder in
-another form (fused, transposed, sharded) can recompute.
+each, at places that follow from the layout alone. Each region has an encoding. The encodings, laid end to end, are cut
+into *chunks*, the unit of transfer. For each region the table states the codec, the encoded size and the digest of the
+decoded bytes; for each chunk the digest of its encoded bytes; for each tensor a sum that its holder in another form
+(fused, transposed, sharded) can recompute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
 from swarm.net.wire import DigestField, Message, decode, digest, encode
 from swarm.types import Count, Id, VersionId
 
-HEAD_BYTES = 1024  # A head travels in every gossip answer
+HEAD_BYTES = 1024  # Heads travel in gossip's answers
 
 LAYOUT_BYTES = 32 * 1024 * 1024
 """A tokenizer of 200,000 words is 12 MB; tensor names of a 1,000-layer model are under 2 MB."""
@@ -40,7 +40,7 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
 Codec = Literal["raw", "full", "dense", "sparse"]
 """How a region is encoded. "dense" and "sparse" are deltas against the same region of the head's base."""
-Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # safetensors' names of dtypes
+Dtype = Literal["BF16", "F16", "F32", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # Named as in safetensors
 
 ITEM_BYTES: dict[Dtype, int] = {
     "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -50,7 +50,7 @@ DELTAS: tuple[Codec, ...] = ("dense", "sparse")
 HEAD_CONTEXT = "head"
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]
-"""A plain file name: no separator, nothing hidden, so that it cannot leave the directory it is written to."""
+"""A plain file name, with no separator and not hidden, so that it cannot leave its directory."""
 
 
 class TensorSpec(Message, frozen=True):
@@ -74,7 +74,7 @@ class ModelFile(Message, frozen=True):
 
 
 class Layout(Message, frozen=True):
-    """The tensors of the stream, in order, and the model's small files. The same for all versions of a run."""
+    """The tensors of the stream, in order, and the model's small files. All versions of a run share it."""
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=1_000_000)]
     files: Annotated[tuple[ModelFile, ...], msgspec.Meta(max_length=64)]
@@ -93,7 +93,7 @@ class RegionEntry(Message, frozen=True):
 
 
 class FullRegion(Message, frozen=True):
-    """One region encoded for a single node that asked, proven by the decoded digest of the signed table alone."""
+    """One region encoded for a single node that asked. Only the decoded digest in the signed table proves it."""
 
     codec: Literal["raw", "full"]
     encoded: bytes
@@ -113,7 +113,7 @@ class ChunkTable(Message, frozen=True):
 
 
 class Head(Message, frozen=True):
-    """The newest version in under 1 KiB. `base` is the version that deltas refer to; None when all is full."""
+    """The newest version in under 1 KiB. Deltas refer to the version `base`, which is None if all regions are full."""
 
     swarm: Id
     learner_key: PublicKeyField
@@ -127,14 +127,14 @@ class Head(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Bytes start..start + nbytes of a stream."""
+    """Bytes from `start` to `start` + `nbytes` of a stream."""
 
     start: int
     nbytes: int
 
 
 def regions_of(layout: Layout) -> list[Span]:
-    """The regions of a layout: runs of one dtype, cut at a size of about a 1,024th of the whole."""
+    """Return the regions of a layout: runs of one dtype, cut at a size of about a 1,024th of the whole."""
     size = region_bytes(layout.total_bytes)
     spans: list[Span] = []
     start = at = 0
@@ -148,7 +148,7 @@ def regions_of(layout: Layout) -> list[Span]:
 
 
 def region_dtypes(layout: Layout) -> list[Dtype]:
-    """The dtype of each region of a layout."""
+    """Return the dtype of each region of a layout."""
     ends = iter(zip(tensor_spans(layout), layout.tensors, strict=True))
     span, tensor = next(ends)
     dtypes: list[Dtype] = []
@@ -160,42 +160,42 @@ def region_dtypes(layout: Layout) -> list[Dtype]:
 
 
 def tensor_spans(layout: Layout) -> list[Span]:
-    """Where each tensor lies in the stream."""
+    """Return where each tensor lies in the stream."""
     ends = accumulate((tensor.nbytes for tensor in layout.tensors), initial=0)
     return [Span(start=at, nbytes=tensor.nbytes) for at, tensor in zip(ends, layout.tensors, strict=False)]
 
 
 def encoded_spans(table: ChunkTable) -> list[Span]:
-    """Where the encoding of each region lies in the encoded stream."""
+    """Return where the encoding of each region lies in the encoded stream."""
     ends = accumulate((entry.encoded_bytes for entry in table.regions), initial=0)
     return [Span(start=at, nbytes=entry.encoded_bytes) for at, entry in zip(ends, table.regions, strict=False)]
 
 
 def needs_base(table: ChunkTable) -> bool:
-    """True if some region can only be decoded over the base's."""
+    """Return True if some region can only be decoded with the base."""
     return any(entry.codec in DELTAS for entry in table.regions)
 
 
 def region_bytes(total_bytes: int) -> int:
-    """Region size for a model: a 1,024th, between 64 KiB and 4 MiB, a multiple of 8 so that items stay whole."""
+    """Return a model's region size: a 1,024th, from 64 KiB to 4 MiB, and a multiple of 8 so that items stay whole."""
     aimed = -(-total_bytes // REGIONS_AIMED_AT)
     return min(MAX_REGION_BYTES, max(MIN_REGION_BYTES, -(-aimed // 8) * 8))
 
 
 def chunk_spans(table: ChunkTable) -> list[Span]:
-    """Where each chunk lies in the encoded stream."""
+    """Return where each chunk lies in the encoded stream."""
     return _cut(0, table.encoded_bytes, table.chunk_bytes)
 
 
 def sign_head(head: Head, key: SigningKey) -> bytes:
-    """A sealed head, under HEAD_BYTES."""
+    """Seal a head, in at most HEAD_BYTES."""
     sealed = key.seal(HEAD_CONTEXT, encode(head))
     assert len(sealed) <= HEAD_BYTES
     return sealed
 
 
 def open_head(sealed: bytes, learner_key: bytes) -> Head:
-    """The head that the owner of `learner_key` sealed; ProtocolError for any other bytes."""
+    """Return the head that the owner of `learner_key` sealed. Raise ProtocolError for any other bytes."""
     body = unseal(HEAD_CONTEXT, sealed, learner_key, cap_bytes=HEAD_BYTES)
     head = decode(body, Head, cap_bytes=HEAD_BYTES)
     if head.learner_key != learner_key or head.swarm != swarm_id_of(learner_key):
@@ -204,13 +204,13 @@ def open_head(sealed: bytes, learner_key: bytes) -> Head:
 
 
 def open_layout(data: bytes, head: Head) -> Layout:
-    """The layout that `head` names."""
+    """Return the layout that `head` names. Raise ProtocolError for any other."""
     _check_object(data, head.layout_digest, head.layout_bytes, "layout")
     return read_layout(data)
 
 
 def read_layout(data: bytes) -> Layout:
-    """A layout from a source that is trusted or proven otherwise; ProtocolError if it makes no sense."""
+    """Return a layout from a source that is trusted or proven otherwise. Raise ProtocolError if it makes no sense."""
     layout = decode(data, Layout, cap_bytes=LAYOUT_BYTES)
     if not 0 < layout.total_bytes <= MODEL_BYTES:
         raise ProtocolError(f"a layout of {layout.total_bytes} bytes of weights is no model")
@@ -221,7 +221,7 @@ def read_layout(data: bytes) -> Layout:
 
 
 def open_table(data: bytes, head: Head, layout: Layout) -> ChunkTable:
-    """The chunk table that `head` names, checked against the layout."""
+    """Return the chunk table that `head` names, checked against the layout. Raise ProtocolError for any other."""
     _check_object(data, head.table_digest, head.table_bytes, "chunk table")
     table = decode(data, ChunkTable, cap_bytes=TABLE_BYTES)
     spans = regions_of(layout)
