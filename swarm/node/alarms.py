@@ -37,8 +37,8 @@ FAILED_SHARE = 0.01  # Share of a step's completions: rarer failures cause littl
 GROUPS_READ, SAMPLES_READ = 16, 4  # Up to 64 completions are decoded to find causes: shares are good to some percent
 TOKENS_READ = 1024  # Tokens decoded from each end of a completion
 EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100  # Characters shown of a text, half of them from its end
-EXPLAINING_SHARE = 0.5  # Share of the completions that explains why nothing is learned
-TELLING_SHARE = 0.1  # Share of wrong completions that hold the wanted answer, above what chance would give
+EXPLAINING_SHARE = 0.5  # Share of the completions that is enough to explain why nothing is learned
+TELLING_SHARE = 0.1  # Share of completions that are wrong but hold the wanted answer: more than chance would give
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ class AlarmLog:
         """Why the run must end; "" if it need not."""
 
     def told(self, alarms: Sequence[Alarm], *, step: int) -> bool:
-        """Report the alarms of learner step `step`. Return whether the run must end."""
+        """Report the alarms of learner step `step`, each as an event. Return whether the run must end."""
         for alarm in alarms:
             self._tell(alarm, step, [], [])
         return bool(self.stopped_by)

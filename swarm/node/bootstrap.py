@@ -109,7 +109,7 @@ CHECK_BYTES = 4
 
 
 class JoinLine(Message, frozen=True):
-    """Whom to trust and where to begin."""
+    """Whom to trust, and which addresses to try."""
 
     swarm: Id
     learner_key: PublicKeyField

@@ -1,5 +1,5 @@
-"""The learner node. It joins the network, the rollout plane, the trainer and the loop of learner steps, for a new run
-or for one that is resumed."""
+"""The learner node: it assembles the network, the rollout plane, the trainer and the loop of learner steps, for a new
+run or for one that is resumed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class LearnerNode:
         self._settings = lead_settings(config)
 
     async def run(self) -> bool:
-        """Lead the run to its end. Return False if it fell short: a missed target, an alarm, or stopped by the user."""
+        """Lead the run to its end. Return False if it missed its target, or if an alarm or the user ended it."""
         if self._origin is None:
             check_model(self._config.model)
         if not self._resume:

@@ -27,7 +27,7 @@ CHUNK = 1000  # Prompts that are encoded at a time to measure them
 LOOKED_AT = 64  # Training prompts of an endless task that are measured before the run
 
 TOKENS_PER_BYTE = 6
-"""Most tokens for a byte of text: NFKC turns the three bytes of U+FDFA into 18 characters, each at most one token."""
+"""Most tokens assumed for a byte of text: NFKC turns the three bytes of U+FDFA into 18 characters."""
 
 SPECIAL_TOKENS = 64  # More than any tokenizer puts around a text
 TRIES = 64  # Prompts tried one after the other in place of one that is too long
@@ -145,7 +145,7 @@ class Prompts:
                 self._check_length(prompt, len(encoded.ids))
 
     def _is_short(self, text: str) -> bool:
-        """Return whether the number of bytes alone proves that `text` is short enough, as for most prompts."""
+        """Return whether the number of bytes proves that `text` is short enough. Most prompts need no tokenizer."""
         return bool(text) and len(text.encode()) * TOKENS_PER_BYTE + SPECIAL_TOKENS <= self.most_tokens
 
     def _check_length(self, prompt: Prompt, length: int) -> None:
@@ -179,7 +179,7 @@ def open_tokenizer(model: str, files_dir: Path) -> Any:
         raise UserError(f"the model {model!r} has no tokenizer.json: save its fast tokenizer beside it")
     try:
         tokenizer: Any = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # The library raises nothing narrower
         why = " ".join(str(error).split())
         raise UserError(f"{path} is no tokenizer ({why}): save the model's fast tokenizer there again") from error
     # A saved tokenizer may be set to pad or truncate.
@@ -275,7 +275,7 @@ def prepare_prompts(
     return prompts, held_out
 
 
-# -- what a run's prompts depend on, on record ---------------------------------------------------------------
+# -- the record of what a run's prompts depend on ------------------------------------------------------------
 
 
 def read_record(run_dir: Path) -> Record | None:

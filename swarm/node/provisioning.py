@@ -111,7 +111,7 @@ class Provisioning(SamplerWatch):
         self._opened = asyncio.Event()
         self.spent = asyncio.Event()
 
-    # -- what is heard of samplers ---------------------------------------------------------------------------
+    # -- news of samplers ------------------------------------------------------------------------------------
 
     def offered(self, node: NodeId, offer: Offer) -> None:
         now = self._clock()
@@ -174,7 +174,7 @@ class Provisioning(SamplerWatch):
             self._gone.add(node)
             self._hurry()
 
-    # -- what is heard of steps ------------------------------------------------------------------------------
+    # -- news of steps ---------------------------------------------------------------------------------------
 
     def stepped(self, *, waited_s: float, period_s: float) -> dict[str, Any]:
         """Note that a step ended `period_s` after the previous one, `waited_s` of it spent waiting for the batch.
@@ -280,7 +280,7 @@ class Provisioning(SamplerWatch):
         self._carry_out({NodeId(worker.name) for worker in workers})
 
     def _carry_out(self, considered: Collection[NodeId]) -> None:
-        """Activate and stand by. A sampler that came during the decision works until the next one considers it."""
+        """Activate samplers and put others on standby. One that came during the decision works until the next one."""
         now, activation = self._clock(), self._activation
         active = activation.active
         standby = {n: activation.reason(n) for n in self._offers if n in considered and n not in active}

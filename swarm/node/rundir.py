@@ -1,5 +1,5 @@
 """A run directory: create one for a new run, which may begin with another run's model, or open one to resume its run.
-environment.json describes the machine, with an entry for each start of the learner. Everything here blocks.
+environment.json records what the run ran on, with an entry for each start of the learner. Everything here blocks.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Training:
             await self._trainer.stop()
 
     async def _replay(self, step: int, *, staging_held: bool = False) -> None:
-        """Train on the recorded batches from the child's step to `step`: none unless a child was replaced."""
+        """Train on the recorded batches from the child's step to `step`. Do nothing if the child is there already."""
         if self.step < step:
             self._say(f"training again on the recorded batches {self.step} to {step - 1}")
         while self.step < step:

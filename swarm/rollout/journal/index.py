@@ -2,11 +2,11 @@
 
 Primary keys make it impossible to accept a sample twice or to train on a group twice. An entry that contradicts the
 rows raises Contradiction, and its whole transaction is rolled back. Rows stay for ever, payloads do not. All calls
-block; only the journal's thread writes.
+block. In a learner, only the journal's thread writes.
 
-The lineage is a digest of all batches in order: h_0 is empty, and h_{t+1} = BLAKE3(h_t, t, samples of batch t). Each
-sample contributes its group's number, its index, its payload's digest and its reward. LINEAGE_STEP and LINEAGE_SAMPLE
-are the packed formats.
+The lineage is a digest of all batches in order: h_0 is empty, and h_{t+1} = BLAKE3(h_t, t, samples of batch t in
+order). Each sample contributes its group's number, its index, its payload's digest and its reward. LINEAGE_STEP and
+LINEAGE_SAMPLE are the packed formats.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class Index:
         """Run a statement with `rows` as its VALUES, and return how many rows it changed.
 
         Python releases its lock for each step of SQLite and waits up to 5 ms to get it back from a busy event loop.
-        Executemany would do so for each row. Row counts are powers of two, to keep the prepared statements few."""
+        `executemany` would do so for each row. Row counts are powers of two, to keep the prepared statements few."""
         changed, start = 0, 0
         while start < len(rows):
             count = min(MAX_ROWS, 1 << ((len(rows) - start).bit_length() - 1))

@@ -98,7 +98,7 @@ def _check_groups(connection: sqlite3.Connection, segments: Path, report: Report
 
 
 def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], report: Report) -> Iterator[str]:
-    """Yield what cannot be true in the rows of one group. `report` has the number of batches and the group size."""
+    """Yield each contradiction in the rows of a group. `report` has the number of batches and the group size."""
     if row.step is not None and row.reason is not None:
         yield f"is in batch {row.step} and was dropped as {row.reason} (I3)"
     if (row.step is None) != (row.place is None):
@@ -116,8 +116,8 @@ def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], report: Report) -
 
 
 def _drop_faults(row: GroupRow, oldest: Sequence[int], group_size: int) -> Iterator[str]:
-    """Yield what cannot be true about a drop. A group that lacks answers is as old as the version that it was opened
-    for, or as its oldest answer."""
+    """Yield each contradiction in the record of a drop. A group that lacks answers is as old as the version that it was
+    opened for, or as its oldest answer."""
     possible = {min(oldest, default=row.version)}
     if len(oldest) < group_size:
         possible.add(row.version)

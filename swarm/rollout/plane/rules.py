@@ -27,7 +27,7 @@ def deadline(version: int, max_staleness: int) -> int:
 
 
 def staleness(version: int, next_batch: int) -> int:
-    """Return how many versions older than the learner's a rollout of `version` is when batch `next_batch` is taken."""
+    """Return how many steps the learner is ahead of `version` when it takes batch `next_batch`."""
     return next_batch - version
 
 
@@ -109,7 +109,7 @@ class Pacing:
         self._spare = 0.0
 
     def may_open(self, due: int, by_deadline: Mapping[int, int], next_batch: int, *, ahead: bool) -> bool:
-        """Return whether a group with deadline `due` may be opened for a node that may ask `ahead` of its engine."""
+        """Return whether one more group with deadline `due` may be opened. `ahead`: its node still holds samples."""
         spare = -self._batch_groups if ahead else int(self._spare)
         return may_open(due, by_deadline, next_batch, self._batch_groups, spare)
 
