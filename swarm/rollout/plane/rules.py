@@ -109,7 +109,7 @@ class Pacing:
         self._spare = 0.0
 
     def may_open(self, due: int, by_deadline: Mapping[int, int], next_batch: int, *, ahead: bool) -> bool:
-        """Return whether one more group with deadline `due` may be opened. `ahead`: its node still holds samples."""
+        """Return whether one more group with deadline `due` may be opened. `ahead`: its node has no free place now."""
         spare = -self._batch_groups if ahead else int(self._spare)
         return may_open(due, by_deadline, next_batch, self._batch_groups, spare)
 
