@@ -205,11 +205,9 @@ class Bootstraps:
         self._cached = self._read_cache()
 
     async def greet(self) -> Greeting:
-        """Say hello to the named bootstraps in random order, then to a few remembered peers, until one answers.
-
-        If none does, raise the first error that waiting may fix, or else the first error: PeerUnreachable,
-        ProtocolError or OtherSwarm.
-        """
+        """Say hello to the named bootstraps in random order, then to a few remembered peers, until one answers. If none
+        does, raise the first error that waiting may fix, or else the first error: PeerUnreachable, ProtocolError or
+        OtherSwarm."""
         errors: list[EchoError] = []
         for bootstrap in self._sweep():
             try:
@@ -290,9 +288,8 @@ class Bootstraps:
 
 
 def read_bootstraps(texts: Sequence[str]) -> tuple[list[Bootstrap], SwarmId | None]:
-    """Return the addresses that bootstraps and join lines name, and the swarm of the join lines.
-
-    Raise UserError if the join lines are of different swarms, or if a text is invalid."""
+    """Return the addresses that bootstraps and join lines name, and the swarm of the join lines. Raise UserError if the
+    join lines are of different swarms, or if a text is invalid."""
     named: list[Bootstrap] = []
     swarm: SwarmId | None = None
     for text in texts:

@@ -53,9 +53,8 @@ async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
 
 
 async def ask_for(run_dir: Path, request: dict[str, Any]) -> str:
-    """Have the learner of `run_dir` carry out a request, and return its line.
-
-    Raise UserError if it refuses, does not answer, or does not run."""
+    """Have the learner of `run_dir` carry out a request, and return its line. Raise UserError if it refuses, does not
+    answer, or does not run."""
     try:
         async with asyncio.timeout(CALL_S):
             with _short_path(run_dir) as path:

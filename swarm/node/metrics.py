@@ -131,9 +131,7 @@ class Spent:
 
 class RunLog:
     """Appends whole lines to metrics.jsonl and events.jsonl. Lines that do not fit on a full disk are written later.
-
-    With `tensorboard`, figures also go into TensorBoard's files. Raises UserError if that package is missing.
-    """
+    With `tensorboard`, figures also go into TensorBoard's files. Raises UserError if that package is missing."""
 
     def __init__(self, directory: Path, *, tensorboard: bool = False) -> None:
         self._metrics = _Lines(directory / METRICS)

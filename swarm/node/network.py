@@ -496,9 +496,8 @@ class NodeNetwork:
 
 
 def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Address:
-    """Return the address that others dial: the advertised one, or the one where this node listens.
-
-    A node that listens on all interfaces advertises the one that leads to the internet."""
+    """Return the address that others dial: the advertised one, or the one where this node listens. A node that listens
+    on all interfaces advertises the one that leads to the internet."""
     if settings.advertise is not None:
         named = read_bootstrap(settings.advertise, port)
         return Address(host=named.host, port=named.port, fingerprint=fingerprint)

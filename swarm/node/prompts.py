@@ -82,7 +82,6 @@ class Prompts:
 
     def __call__(self, number: int) -> Prompt:
         """Return training prompt `number`. If it is too long or empty, prompt number + STRIDE replaces it, and so on.
-
         Raise UserError after TRIES prompts."""
         for attempt in range(TRIES):
             prompt = self.encode(self.task.prompt(number + attempt * STRIDE))
@@ -129,9 +128,7 @@ class Prompts:
 
     def check_lengths(self) -> None:
         """Measure every training prompt of a data set, or LOOKED_AT prompts of an endless task. This blocks, and takes
-        long for a large data set.
-
-        Raise UserError with the id of a prompt that is too long or empty."""
+        long for a large data set. Raise UserError with the id of a prompt that is too long or empty."""
         count = LOOKED_AT if self.task.size is None else self.task.size
         for first in range(0, count, CHUNK):
             texts: list[tuple[Prompt, str]] = []
@@ -191,9 +188,8 @@ def open_tokenizer(model: str, files_dir: Path) -> Any:
 def open_prompts(
     config: LeadConfig, task: Task, files_dir: Path, record: Record, say: Callable[[str], None]
 ) -> Prompts:
-    """Return the prompts for the model whose small files are in `files_dir`.
-
-    Raise UserError if the settings need a chat template and the model has none, or if a system prompt has no chat."""
+    """Return the prompts for the model whose small files are in `files_dir`. Raise UserError if the settings need a
+    chat template and the model has none, or if a system prompt has no chat."""
     tokenizer = open_tokenizer(config.model, files_dir)
     template = load_chat_template(files_dir, began=record.began, arguments=config.chat_arguments)
     chat = task.chat if config.chat is None else config.chat
@@ -218,9 +214,8 @@ def open_prompts(
 
 
 def most_prompt_tokens(config: LeadConfig, task: Task, context_tokens: int) -> int:
-    """Return the length of the longest prompt that leaves room for the longest completion, in tokens.
-
-    Raise UserError if there is no room for any."""
+    """Return the length of the longest prompt that leaves room for the longest completion, in tokens. Raise UserError
+    if there is no room for any."""
     longest = longest_completion(config, task)
     room = context_tokens - longest
     if room < 1:
@@ -255,9 +250,8 @@ def prepare_prompts(
     say: Callable[[str], None],
     progress: Progress | None = None,
 ) -> tuple[Prompts, list[Prompt]]:
-    """Return a run's measured training and held-out prompts, and record what they depend on. Blocking.
-
-    Raise UserError if no run can begin with them."""
+    """Return a run's measured training and held-out prompts, and record what they depend on. Blocking. Raise UserError
+    if no run can begin with them."""
     files_dir = run_dir / "model"
     task.progress = progress or Progress(say)
     if line := check_vocabulary(config.model, files_dir, prepared.vocab_size):

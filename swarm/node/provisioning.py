@@ -143,9 +143,8 @@ class Provisioning(SamplerWatch):
             self._installs_s[node] = median(last_s)
 
     def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:
-        """Return the seconds from the step that made `version` until `node` could have begun with it, with encoding.
-
-        An engine installs between two batches, and the capacity model counts that wait itself. So of the time between
+        """Return the seconds from the step that made `version` until `node` could have begun with it, with encoding. An
+        engine installs between two batches, and the capacity model counts that wait itself. So of the time between
         holding and installing a version, only the recent minimum counts."""
         installed_s = self._tracker.install_s(node, version)
         complete_s = self._around.complete_s(node, version)
@@ -178,7 +177,6 @@ class Provisioning(SamplerWatch):
 
     def stepped(self, *, waited_s: float, period_s: float) -> dict[str, Any]:
         """Note that a step ended `period_s` after the previous one, `waited_s` of it spent waiting for the batch.
-
         Return the figures that metrics.jsonl gets about capacity and cost."""
         now = self._clock()
         self._estimator.trained(period_s - waited_s)

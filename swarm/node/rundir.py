@@ -146,7 +146,6 @@ def create_run_directory(
     path: Path, config: LeadConfig, origin: Origin | None = None, say: Callable[[str], None] = print
 ) -> None:
     """Create `path` for a new run. Write its configuration, and a copy of the model of its `origin` if it has one.
-
     Raise UserError if the directory already holds something, or if there is no such model."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -190,9 +189,8 @@ def refuse_used(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, *, only_read: bool = False) -> Iterator[None]:
-    """Hold the lock of the run in `path`: to lead the run, or with `only_read` to keep learners away.
-
-    Raise UserError if a learner holds it."""
+    """Hold the lock of the run in `path`: to lead the run, or with `only_read` to keep learners away. Raise UserError
+    if a learner holds it."""
     if only_read and not (path / LOCK).is_file():
         yield
         return
@@ -242,11 +240,9 @@ def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None =
 def resumed_config(
     path: Path, flags: dict[str, Any], file: Path | None = None, *, finished: bool = False
 ) -> LeadConfig:
-    """Return the configuration of the run in `path`, changed by the TOML `file` and then by `flags`.
-
-    Raise UserError if there is no run, if they change a fixed setting, or if the run is finished, unless `finished`
-    allows that. A run that an alarm stopped is not finished.
-    """
+    """Return the configuration of the run in `path`, changed by the TOML `file` and then by `flags`. Raise UserError if
+    there is no run, if they change a fixed setting, or if the run is finished, unless `finished` allows that. A run
+    that an alarm stopped is not finished."""
     values, before = _recorded_config(path)
     given = _given(flags, file)
     known = {name: value for name, value in values.items() if name not in given}
@@ -281,9 +277,8 @@ def forked_config(
     path: Path, flags: dict[str, Any], file: Path | None = None, *, step: int | None = None, best: bool = False
 ) -> tuple[LeadConfig, Origin]:
     """Return the configuration of a new run that begins with the model of the run in `path`: that run's settings,
-    changed by the TOML `file` and then by `flags`.
-
-    Raise UserError if there is no run, if a model is named, or if both `best` and `step` are given."""
+    changed by the TOML `file` and then by `flags`. Raise UserError if there is no run, if a model is named, or if both
+    `best` and `step` are given."""
     (values, _), given = _recorded_config(path), _given(flags, file)
     if "model" in given:
         raise UserError(f"--from says which model a run begins with, that of {path}: leave --model out")

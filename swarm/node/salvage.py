@@ -40,9 +40,8 @@ class Salvage:
 
 
 def salvage(run_dir: Path, to: Path) -> Salvage:
-    """Write the readable part of the run in `run_dir` to the new directory `to`.
-
-    Raise UserError if the settings cannot be read, if a learner leads the run, or if `to` is not empty or inside it."""
+    """Write the readable part of the run in `run_dir` to the new directory `to`. Raise UserError if the settings cannot
+    be read, if a learner leads the run, or if `to` is not empty or inside it."""
     config = resumed_config(run_dir, {}, finished=True)
     if to.resolve().is_relative_to(run_dir.resolve()) or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
         raise UserError(f"{to} is not a new directory outside of {run_dir}: name another one with --salvage")

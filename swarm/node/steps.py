@@ -223,10 +223,9 @@ class Steps:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _next_batch(self, publishing: asyncio.Task[None]) -> list[Group] | None:
-        """Return the next batch, or None once the budget is spent or the user stops the run.
-
-        Publish if that becomes due: after S was lowered, rollouts of the published version may be too old. Raise the
-        error of a failed publication, since without the version a batch may never come."""
+        """Return the next batch, or None once the budget is spent or the user stops the run. Publish if that becomes
+        due: after S was lowered, rollouts of the published version may be too old. Raise the error of a failed
+        publication, since without the version a batch may never come."""
         if self._is_enough():
             await unless_stopped(self._stop, publishing)
             return None

@@ -103,18 +103,16 @@ class Training:
         """Why the last checkpoint could not be written; "" if it was."""
 
     async def look(self) -> None:
-        """Find the checkpoint that the run continues from, before others are told about the run.
-
-        Raise UserError if the newest whole checkpoint holds other batches than the journal, Damaged if the batches
-        after it cannot be trained on again."""
+        """Find the checkpoint that the run continues from, before others are told about the run. Raise UserError if the
+        newest whole checkpoint holds other batches than the journal, Damaged if the batches after it cannot be trained
+        on again."""
         found = await asyncio.to_thread(self._newest)
         await asyncio.to_thread(self._journal.check_batches, found.step if found is not None else 0)
         self._found = (found,)
 
     async def open(self) -> Prepared:
-        """Start the child at the newest whole checkpoint, or at step 0.
-
-        Raise UserError if the checkpoint holds other batches than the journal."""
+        """Start the child at the newest whole checkpoint, or at step 0. Raise UserError if the checkpoint holds other
+        batches than the journal."""
         # The first time, `look` has read the checkpoint already: once is enough for a large model.
         (found,) = self._found or (await asyncio.to_thread(self._newest),)
         self._found = None
@@ -197,9 +195,8 @@ class Training:
             )
 
     async def _steadily(self, attempt: Callable[[], Awaitable[R]], *, staging_held: bool = False) -> R:
-        """Make `attempt`, again with a new child each time one dies. Raise ChildFailed after MAX_FAULTS.
-
-        `staging_held` says whether the caller holds the staging lock."""
+        """Make `attempt`, again with a new child each time one dies. Raise ChildFailed after MAX_FAULTS. `staging_held`
+        says whether the caller holds the staging lock."""
         while True:
             try:
                 return await attempt()

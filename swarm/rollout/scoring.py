@@ -32,10 +32,8 @@ REASON_LENGTH = 400
 
 
 class Scoring:
-    """Calls `scorer`, then `scored(wanted, outcomes)` with the outcomes for rollouts of one group.
-
-    `fault` is an error in scoring that is not the reward's (a full disk, say). It must end the run.
-    """
+    """Calls `scorer`, then `scored(wanted, outcomes)` with the outcomes for rollouts of one group. `fault` is an error
+    in scoring that is not the reward's (a full disk, say). It must end the run."""
 
     def __init__(
         self, scorer: Scorer, *, scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None]

@@ -61,7 +61,6 @@ class RolloutScored:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDropped:
     """A group left the plane without being trained on. It had `rollouts` accepted rollouts, counted by node in `nodes`.
-
     Its oldest token was drawn by version `oldest`, and it was judged by `next_batch` and `max_staleness`. `number` is
     None for held-out prompts, which are not recorded."""
 

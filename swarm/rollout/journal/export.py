@@ -38,10 +38,8 @@ def export_rollouts(
     run_dir: Path, to: Path, *, prompt: Callable[[int], Prompt], decode_text: Callable[[Sequence[int]], str]
 ) -> Exported:
     """Write every accepted rollout that still has its payload to `to`, in order of group and index. `prompt` returns a
-    group's prompt by number, `decode_text` the text of token ids.
-
-    Raise UserError if `to` exists or has another suffix, or if its library or directory is missing.
-    """
+    group's prompt by number, `decode_text` the text of token ids. Raise UserError if `to` exists or has another suffix,
+    or if its library or directory is missing."""
     write = {".jsonl": _write_lines, ".parquet": _write_parquet}.get(to.suffix)
     if write is None:
         raise UserError(f"cannot write {to.name}: name a file that ends in .jsonl or .parquet")

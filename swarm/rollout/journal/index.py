@@ -109,9 +109,8 @@ def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, byt
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a read-only snapshot of the database. A learner may be writing to it, or may have been killed.
-
-    Raise Damaged if the database is missing or empty, or if the block finds values that no journal holds."""
+    """Open a read-only snapshot of the database. A learner may be writing to it, or may have been killed. Raise Damaged
+    if the database is missing or empty, or if the block finds values that no journal holds."""
     if not path.is_file() or not path.stat().st_size:
         raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
     with telling_damage(path):
@@ -169,10 +168,8 @@ class Index:
 
     def apply(self, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
         """Record the entries in one transaction. `stored` holds the place of the payload of each accepted rollout.
-
         Entries are applied kind by kind: nobody sees the order within a transaction, and no kind refers to a later one.
-        NoRoom and Contradiction leave everything as it was.
-        """
+        NoRoom and Contradiction leave everything as it was."""
         self.transact(lambda: self._apply(entries, stored))
 
     def transact(self, write: Callable[[], object]) -> None:
@@ -341,10 +338,9 @@ class Index:
         self.connection.executemany("DELETE FROM leases WHERE number = ?", [(number,) for number in numbers])
 
     def _many(self, sql: str, rows: Sequence[tuple[object, ...]]) -> int:
-        """Run a statement with `rows` as its VALUES, and return how many rows it changed.
-
-        Python releases its lock for each step of SQLite and waits up to 5 ms to get it back from a busy event loop.
-        `executemany` would do so for each row. Row counts are powers of two, to keep the prepared statements few."""
+        """Run a statement with `rows` as its VALUES, and return how many rows it changed. Python releases its lock for
+        each step of SQLite and waits up to 5 ms to get it back from a busy event loop. `executemany` would do so for
+        each row. Row counts are powers of two, to keep the prepared statements few."""
         changed, start = 0, 0
         while start < len(rows):
             count = min(MAX_ROWS, 1 << ((len(rows) - start).bit_length() - 1))

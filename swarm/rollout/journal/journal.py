@@ -78,9 +78,8 @@ class JournalFailed(EchoError):
 
 
 class Journal:
-    """The journal of the run in `directory`, which is created if necessary. Only one process may have it open.
-
-    Raise UserError if it has another schema or group size, Damaged if its database is missing."""
+    """The journal of the run in `directory`, which is created if necessary. Only one process may have it open. Raise
+    UserError if it has another schema or group size, Damaged if its database is missing."""
 
     def __init__(self, directory: Path, *, group_size: int, retry_s: float = RETRY_S) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -140,10 +139,9 @@ class Journal:
         await self._retried(self._sync)
 
     async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> int:
-        """Delete up to PRUNED_AT_ONCE segments that are not needed, and return how many were deleted.
-
-        A payload is needed if its group waits, or if its batch is from `oldest_step` (of the oldest checkpoint) on or
-        one of the last `keep_rollouts`. None keeps all."""
+        """Delete up to PRUNED_AT_ONCE segments that are not needed, and return how many were deleted. A payload is
+        needed if its group waits, or if its batch is from `oldest_step` (of the oldest checkpoint) on or one of the
+        last `keep_rollouts`. None keeps all."""
         if keep_rollouts is None:
             return 0
         return await self._in_thread(lambda: self._prune(oldest_step, keep_rollouts))
@@ -152,15 +150,13 @@ class Journal:
 
     def load(self) -> RecordedRun:
         """Return where the run stood, after undoing what a power cut left half done. Call it before writing anything.
-
         Raise Damaged if the database is not whole."""
         with telling_damage(self._directory / DATABASE):
             return self._thread.submit(self._load).result()
 
     def batch(self, step: int) -> list[RecordedGroup]:
-        """Return a recorded batch in its order.
-
-        Raise UserError if one of its payloads is lost, LookupError if it is not recorded."""
+        """Return a recorded batch in its order. Raise UserError if one of its payloads is lost, LookupError if it is
+        not recorded."""
         with reading(self._directory / DATABASE) as found:
             return read_batch(found, self._directory / SEGMENTS, step)
 

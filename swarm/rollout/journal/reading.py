@@ -123,9 +123,8 @@ def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRu
 
 
 def read_batch(connection: sqlite3.Connection, segments: Path, step: int) -> list[RecordedGroup]:
-    """Return a recorded batch in its order.
-
-    Raise UserError if one of its payloads is lost, LookupError if there is no such batch."""
+    """Return a recorded batch in its order. Raise UserError if one of its payloads is lost, LookupError if there is no
+    such batch."""
     rows = batch_rows(connection, step)
     if not rows:
         raise LookupError(f"batch {step} is not recorded")

@@ -76,10 +76,8 @@ def sync_path(path: Path) -> None:
 
 
 class SegmentWriter:
-    """Appends payloads. `unsynced` lists segments of an earlier process that may not have reached the disk.
-
-    Files are opened for each call, which takes 10 microseconds of a transaction's milliseconds.
-    """
+    """Appends payloads. `unsynced` lists segments of an earlier process that may not have reached the disk. Files are
+    opened for each call, which takes 10 microseconds of a transaction's milliseconds."""
 
     def __init__(self, directory: Path, *, unsynced: Sequence[int]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -89,10 +87,7 @@ class SegmentWriter:
 
     def append(self, payloads: Sequence[tuple[int, bytes]]) -> list[Stored]:
         """Append payloads to their segments, with one write for neighbours in the same segment. Until the next call
-        `undo` can remove them.
-
-        Raise NoRoom and keep none if they do not all fit.
-        """
+        `undo` can remove them. Raise NoRoom and keep none if they do not all fit."""
         self._before = {}
         stored: list[Stored] = []
         try:

@@ -58,10 +58,8 @@ class Report:
 def verify_run(
     run_dir: Path, *, groups_per_step: int, group_size: int, checkpoints: Sequence[tuple[int, bytes]] = ()
 ) -> Report:
-    """Check the journal of a run. `checkpoints` holds step and lineage of each whole checkpoint.
-
-    Raise UserError if this release cannot read the journal, Damaged if its database is missing or broken.
-    """
+    """Check the journal of a run. `checkpoints` holds step and lineage of each whole checkpoint. Raise UserError if
+    this release cannot read the journal, Damaged if its database is missing or broken."""
     with reading(run_dir / DATABASE) as found:
         check_pages(found)
         report = Report(groups_per_step, group_size, count_batches(found))

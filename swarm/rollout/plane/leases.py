@@ -83,10 +83,8 @@ class Sample:
 @dataclass(slots=True, kw_only=True)
 class Group:
     """One prompt and its samples. `min_version` is the version that it was opened for, `bound` is S at that time.
-
     `answered` and `oldest_answer` (a version) summarise the samples' rollouts, and `waiting` counts the waiting
-    samples. LeaseTable keeps them up to date.
-    """
+    samples. LeaseTable keeps them up to date."""
 
     group_id: GroupId
     order: int
@@ -133,11 +131,9 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """What the table knows of one sampler. `held` says when each of its samples is overdue.
-
-    `tokens_per_s` is its own report of how fast one sample grows (0: unknown). It may hold `most` samples: few before
-    its first answer, and only one after it kept a sample past its limit.
-    """
+    """What the table knows of one sampler. `held` says when each of its samples is overdue. `tokens_per_s` is its own
+    report of how fast one sample grows (0: unknown). It may hold `most` samples: few before its first answer, and only
+    one after it kept a sample past its limit."""
 
     heard_at: float
     tokens_per_s: float = 0.0

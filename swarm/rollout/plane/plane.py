@@ -185,9 +185,8 @@ class RolloutPlane:
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
-        """Continue where the records of an earlier process end. Call it before anything else.
-
-        Samples that were leased then count as leased still."""
+        """Continue where the records of an earlier process end. Call it before anything else. Samples that were leased
+        then count as leased still."""
         assert self._opened == 0
         self.next_batch, self._opened = run.next_batch, run.opened
         return [effect for group in run.groups for effect in self._restore_group(group, now=now)] + self._expire()
@@ -235,9 +234,8 @@ class RolloutPlane:
     def submit(
         self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float, fault: str | None = None
     ) -> list[Effect]:
-        """Judge an answer. The caller has checked the lease's seal.
-
-        `fault` is what is malformed about it ("" if nothing), or None if that has not been checked yet."""
+        """Judge an answer. The caller has checked the lease's seal. `fault` is what is malformed about it ("" if
+        nothing), or None if that has not been checked yet."""
         self.leased.hear(node, now=now)
         group = self.leased.group(rollout.group_id)
         verdict, detail = self._judge(node, lease, rollout, fault)
@@ -299,9 +297,8 @@ class RolloutPlane:
         return [*record, *(self._completed(group) if group.complete else [])]
 
     def unscorable(self, group_id: str, index: int) -> list[Effect]:
-        """Draw a sample again because its reward failed. Drop its group if that has not helped or it is too late.
-
-        A held-out sample counts as wrong instead."""
+        """Draw a sample again because its reward failed. Drop its group if that has not helped or it is too late. A
+        held-out sample counts as wrong instead."""
         if (group := self.leased.group(group_id)) is None:
             return []
         if group.purpose == "eval":

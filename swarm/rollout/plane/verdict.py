@@ -26,10 +26,8 @@ def verdict_on(
     max_staleness: int,
 ) -> tuple[Verdict, str]:
     """Return the verdict on `rollout` by `node`, and a line for its sampler. The caller has checked the lease's seal.
-
     `fault` says what is malformed about it ("" if nothing). `group` is the rollout's group if it is open. `opened` is
-    the number of the next training group.
-    """
+    the number of the next training group."""
     if fault:
         return "malformed", fault
     if group is None:
