@@ -1,1 +1,1 @@
-"""Composition roots: a node of each role, put together from the shells."""
+"""Composition roots: they assemble a node of each role from the shells."""

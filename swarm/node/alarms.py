@@ -1,4 +1,4 @@
-"""Alarms as the node reports them, and the alarms that only a node can raise, because they are about texts and rewards,
+"""How the node reports alarms, and the alarms that only the node can raise, because they concern texts and rewards,
 which the trainer does not know.
 
 Theory of operation. `LearningSignal` sees every learner step. Two conditions mean that steps teach little or nothing:
@@ -7,8 +7,8 @@ Theory of operation. `LearningSignal` sees every learner step. Two conditions me
     no_variance     in FLAT_STEPS steps with at least FLAT_GROUPS groups, every group's rewards were all the same
     reward_floor    of the completions of FLOOR_STEPS steps, at least FLOOR_SHARE got the lowest reward of the run
 
-The run goes on; the user is told why it may be so (`likely_causes`, from the completions themselves) and shown three
-completions. A low mean reward alone raises no alarm: a hard task begins with one.
+The run goes on. The user hears likely reasons (`likely_causes`, from the completions themselves) and sees three
+completions. A low mean reward alone raises no alarm, since a hard task begins with one.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from swarm.rollout.plane.leases import Group
 from swarm.tasks.rewards import CORRECTNESS, without_thoughts
 from swarm.types import Rollout, Score
 
-SAY_AGAIN_STEPS = 20  # Steps before an alarm of the same kind and reaction gets another line; each gets an event
+SAY_AGAIN_STEPS = 20  # Steps before an alarm of the same kind and reaction gets another line
 
 FLAT_STEPS, FLAT_GROUPS = 5, 64
-"""A policy that is right once in a hundred, in groups of eight, has 64 groups without variance once in 170 times."""
+"""A policy that is right once in a hundred samples, in groups of eight, has 64 groups in a row without variance only
+once in 170 times."""
 
 FLOOR_STEPS, FLOOR_SHARE = 20, 0.99
-FAILED_SHARE = 0.01  # Of the completions of a step: rarer failures bias little
+FAILED_SHARE = 0.01  # Share of a step's completions: rarer failures cause little bias
 GROUPS_READ, SAMPLES_READ = 16, 4  # Up to 64 completions are decoded to find causes: shares are good to some percent
-TOKENS_READ = 1024  # Of each end of a completion
-EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100  # Of a text that is shown, half of them from its end
-EXPLAINING_SHARE = 0.5  # Of the completions: enough of them to explain why nothing is learned
-TELLING_SHARE = 0.1  # Of the completions: more hold the wanted answer and are not right than chance would give
+TOKENS_READ = 1024  # Tokens decoded from each end of a completion
+EVENT_CHARACTERS, LINE_CHARACTERS = 500, 100  # Characters shown of a text, half of them from its end
+EXPLAINING_SHARE = 0.5  # Share of the completions that is enough to explain why nothing is learned
+TELLING_SHARE = 0.1  # Share of completions that are wrong but hold the wanted answer: more than chance would give
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion as a person reads it."""
+    """A completion in readable form."""
 
     prompt: str
     wanted: str
@@ -65,7 +66,7 @@ class LearningSignal:
         self._at_lowest: deque[tuple[float, int, int]] = deque(maxlen=FLOOR_STEPS)
 
     def stepped(self, batch: Sequence[Group], figures: Mapping[str, float]) -> Alarm | None:
-        """The alarm that a step on these groups, with the trainer's figures, raises."""
+        """Return the alarm, if any, of a step on these groups with the trainer's figures."""
         scores = [sample.score for group in batch for sample in group.samples if sample.score]
         rewards = [score.reward for score in scores]
         least = min(rewards, default=0.0)
@@ -90,7 +91,7 @@ class LearningSignal:
         return count / max(1, sum(total for _, _, total in self._at_lowest))
 
     def explain(self, batch: Sequence[Group]) -> tuple[list[str], list[Answer]]:
-        """Likely causes, and completions to look at: the best, one from the middle, and the worst."""
+        """Return likely causes, and completions to look at: the best, one from the middle, and the worst."""
         step = -(-len(batch) // GROUPS_READ)
         groups = [list(self._read(group)) for group in batch[:: max(1, step)]]
         answers = sorted((one for group in groups for one in group), key=lambda one: -one.reward)
@@ -119,7 +120,7 @@ class LearningSignal:
 
 
 def likely_causes(groups: Sequence[Sequence[Answer]], longest: int) -> list[str]:
-    """Why completions like these teach nothing: at least one line."""
+    """Return why completions like these teach nothing: at least one line."""
     answers = [one for group in groups for one in group]
     count = max(1, len(answers))
     if answers and all(one.exact for one in answers):
@@ -154,15 +155,15 @@ def likely_causes(groups: Sequence[Sequence[Answer]], longest: int) -> list[str]
 
 
 def _holds_wanted(answer: Answer) -> bool:
-    """Whether it holds the wanted answer as whole words: most long numbers hold any digit."""
+    """Return whether a wrong completion holds the wanted answer as whole words: most long numbers hold any digit."""
     wanted = re.escape(answer.wanted.strip())
     said = without_thoughts(answer.completion)
     return bool(wanted) and not answer.exact and bool(re.search(rf"(?<!\w){wanted}(?!\w)", said, re.IGNORECASE))
 
 
 def rewards_failed(share: float, reason: str, failure: str) -> Alarm | None:
-    """The alarm of a step in which `share` of the rewards failed, the last for `reason`; `failure` is the setting
-    reward_failure."""
+    """Return the alarm of a step in which `share` of the rewards failed, if that is too many. The last one failed for
+    `reason`. `failure` is the setting reward_failure."""
     if share <= FAILED_SHARE:
         return None
     follows = "are drawn again, so the data lack answers of that kind" if failure == "redraw" else "get 0"
@@ -177,25 +178,25 @@ def _alarm(kind: Any, value: float, limit: float, text: str) -> Alarm:
 
 
 class AlarmLog:
-    """Reports the alarms of each learner step, except of steps trained again after a crash, whose events exist."""
+    """Reports the alarms of each learner step. Steps trained again after a crash do not count: their events exist."""
 
     def __init__(self, *, emit: Callable[..., None], say: Callable[[str], None]) -> None:
         self._emit = emit
         self._say = say
         self._said_at: dict[tuple[str, str], int] = {}
         self.last: dict[str, Any] | None = None
-        """The last alarm, as its event has it, without completions."""
+        """The event of the last alarm, without completions."""
         self.stopped_by = ""
-        """Why the run is to end; empty if it is not."""
+        """Why the run must end; "" if it need not."""
 
     def told(self, alarms: Sequence[Alarm], *, step: int) -> bool:
-        """Report the alarms of learner step `step`; True if the run is to end."""
+        """Report the alarms of learner step `step`, each as an event. Return whether the run must end."""
         for alarm in alarms:
             self._tell(alarm, step, [], [])
         return bool(self.stopped_by)
 
     def explained(self, alarm: Alarm, explain: Callable[[], tuple[list[str], list[Answer]]], *, step: int) -> None:
-        """Report an alarm that lasts, with its causes and completions, whenever it is due for a line."""
+        """Report a lasting alarm with causes and completions, at most once in SAY_AGAIN_STEPS."""
         if self._is_new(alarm, step):
             self._tell(alarm, step, *explain())
 
@@ -230,7 +231,7 @@ class AlarmLog:
 
 
 def cut(text: str, most: int) -> str:
-    """`text`, or both ends of it if it is longer than `most` characters."""
+    """Return `text`, or both ends of it if it is longer than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
 
 

@@ -1,9 +1,9 @@
 """The version with the best held-out result, kept on disk as a Hugging Face model: RUN_DIR/best.
 
-Its weights are those that were published, so they cost the trainer nothing. When a version is to be measured, the file
-with its weights gets a second name (`hold_weights`): no byte is copied, and the trainer sees by the link count that it
-must not write over that file (Training). Once the result is known, the bytes become the tensors of one safetensors
-file, which has the same layout, or the second name is removed.
+Its weights are the published ones, so they cost the trainer nothing. Before a version is measured, the file with its
+weights gets a second name (`hold_weights`). That copies no bytes, and the link count tells Training not to overwrite
+the file. Once the result is known, the bytes are copied as the tensors of a safetensors file, which has the same
+layout, if the version is the best; then the second name is removed.
 
 `best.json` in the directory says which version it is; a resumed run reads it. Blocking parts run in threads.
 """
@@ -28,11 +28,12 @@ NAME = "best"
 ABOUT = "best.json"
 WEIGHTS = "model.safetensors"
 
-COPY_BYTES = 64 * 1024 * 1024  # Copied at once, so that it takes little of the page cache
+COPY_BYTES = 64 * 1024 * 1024  # Copied at a time, so that the copy needs little memory
 
 
 class BestModel:
-    """`held` is the second name that a file of weights gets; Training removes it if the disk has no room for both."""
+    """Keeps the best version. `held` is the second name of a weights file; Training removes it if the disk has no room
+    for both files."""
 
     def __init__(self, run_dir: Path, held: Path, *, emit: Callable[..., None], say: Callable[[str], None]) -> None:
         self.directory = run_dir / NAME
@@ -41,15 +42,15 @@ class BestModel:
         self._say = say
         self._clear_up()
         self.known: dict[str, Any] | None = _read(self.directory / ABOUT)
-        """Version and figures of what the directory holds; None while there is none."""
+        """Version and figures of the kept version; None while there is none."""
 
     def is_better(self, figures: Mapping[str, float]) -> bool:
-        """Whether this result is better than that of the version kept: more are right, or as many are and the mean
-        reward is higher. The first of equals stays."""
+        """Return whether this result beats the kept version's: more right answers, or as many and a higher mean reward.
+        Of equals the first stays."""
         return self.known is None or _rank(figures) > _rank(self.known)
 
     async def keep(self, version: VersionId, figures: Mapping[str, float], layout: Layout) -> None:
-        """Replace what is kept by the weights of `version`, which `held` names; or say why that failed."""
+        """Replace the kept version by `version`, whose weights are in `held`, or report why that failed."""
         if not self._held.exists():
             self._give_up(version, "the disk had no room for its weights beside the next ones")
             return
@@ -67,7 +68,7 @@ class BestModel:
         self._emit("best_failed", version=version.version, reason=why)
 
     def forget(self) -> None:
-        """Remove the second name: the version is kept by now, or is not to be."""
+        """Remove the second name, once the version is kept or rejected."""
         self._held.unlink(missing_ok=True)
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class BestModel:
         return self.directory.with_name(NAME + PARTIAL)
 
     def _clear_up(self) -> None:
-        """After a crash: a whole directory takes its place, anything else is removed."""
+        """Clean up after a crash: move a whole directory into place, and remove everything else."""
         self._held.unlink(missing_ok=True)
         before = self.directory.with_name(f"{NAME}.removed{PARTIAL}")
         for left in (self._partial, before):
@@ -103,7 +104,7 @@ class BestModel:
 
 
 def hold_weights(weights: Path, held: Path) -> None:
-    """Give the file of weights the name `held` too; a copy where files cannot have two."""
+    """Give the weights file the second name `held`. Copy it if the file system has no hard links."""
     held.unlink(missing_ok=True)
     try:
         os.link(weights, held)
@@ -113,8 +114,8 @@ def hold_weights(weights: Path, held: Path) -> None:
 
 
 def _write_tensors(path: Path, weights: Path, layout: Layout) -> None:
-    """One safetensors file: the length of its header (8 bytes, little-endian), the header, padded to a multiple of 8,
-    and the tensors end to end, which is what `weights` holds. https://github.com/huggingface/safetensors#format"""
+    """Write a safetensors file: the length of its header (8 bytes, little-endian), the header, padded to a multiple of
+    8, and the tensors end to end, as `weights` holds them. https://github.com/huggingface/safetensors#format"""
     ends = list(accumulate(tensor.nbytes for tensor in layout.tensors))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for tensor, end in zip(layout.tensors, ends, strict=True):
@@ -131,12 +132,12 @@ def _write_tensors(path: Path, weights: Path, layout: Layout) -> None:
 
 
 def _rank(figures: Mapping[str, Any]) -> tuple[float, float]:
-    # What an older release measured has no reward.
+    # Results from an older release have no reward.
     return float(figures["exact_match"]), float(figures.get("reward", 0.0))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The content of best.json; None if there is none or it is damaged, so that the next version replaces it."""
+    """Return the content of best.json, or None if it is missing or damaged, so that the next version replaces it."""
     try:
         found = json.loads(path.read_text())
         _rank(found)

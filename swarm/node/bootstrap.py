@@ -1,4 +1,4 @@
-"""Where a node begins: the join line or the bootstraps that its user named, peers that were good before, the hello.
+"""How a node finds its swarm: by the join line or bootstraps that its user named, or by peers that it remembers.
 
 The hello is the first message between two nodes. It says which swarm this is, who its learner is, and who answers. A
 join line (`echo1:...`) holds all that a newcomer has to trust, in one word that can be pasted: the swarm's id, the
@@ -46,14 +46,14 @@ from swarm.types import Address, Id, Role, Seconds, SwarmId
 
 HELLO_PATH = "/v1/hello"
 HELLO_BYTES = 4096
-HELLO_S = 10.0  # Time limit of a hello: a learner that loads a large model still answers at once
+HELLO_S = 10.0  # Time limit of a hello: even a learner that is loading a large model answers at once
 MIN_ROUND_S, MAX_ROUND_S = 0.05, 60.0  # Rounds shorter or longer than this are almost certainly a mistake
 
 
 class Hello(Message, frozen=True):
-    """What a node says of its swarm and of itself. `record` is its signed record; `learner` is the learner's, which
-    states the swarm's pace. A learner says in `beat_s` how often it wants to hear from a sampler. `knock` answers a
-    node that calls back."""
+    """What a node says about its swarm and itself. `record` is its own signed record, `learner` the learner's, which
+    states the length of a gossip round. In `beat_s` a learner says how often it wants to hear from a sampler. `knock`
+    answers a node that dials back."""
 
     protocol: int
     role: Role
@@ -66,7 +66,7 @@ class Hello(Message, frozen=True):
 
 
 def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web.RouteDef:
-    """Answers GET /v1/hello. `answer(knock, caller)` returns the hello, or None while the node looks for its swarm."""
+    """Return the route of GET /v1/hello. `answer(knock, caller)` returns the hello, or None while there is no swarm."""
 
     async def handle(request: web.Request) -> web.Response:
         hello = answer(request.query.get("knock"), request.query.get("caller"))
@@ -79,7 +79,7 @@ def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A hello whose signatures were checked: those of its own record `signed` and of the learner's."""
+    """A hello with checked signatures: of the sender's own record (`signed`) and of the learner's."""
 
     hello: Hello
     signed: SignedRecord
@@ -87,7 +87,7 @@ class Heard:
 
 
 async def say_hello(peer: Peer) -> Heard:
-    """The hello of the node behind `peer`. ProtocolError if it contradicts itself."""
+    """Return the hello of the node behind `peer`. Raise ProtocolError if it contradicts itself."""
     data = await peer.get(HELLO_PATH, cap_bytes=HELLO_BYTES, timeout_s=HELLO_S)
     hello = decode(data, Hello, cap_bytes=HELLO_BYTES)
     if hello.protocol != PROTOCOL:
@@ -104,12 +104,12 @@ async def say_hello(peer: Peer) -> Heard:
 
 
 PREFIX = "echo1:"
-MAX_LINE_BYTES = 2048  # Eight addresses with names
+MAX_LINE_BYTES = 2048  # Room for eight addresses with names
 CHECK_BYTES = 4
 
 
 class JoinLine(Message, frozen=True):
-    """Whom to trust and where to begin."""
+    """Whom to trust, and which addresses to try."""
 
     swarm: Id
     learner_key: PublicKeyField
@@ -122,7 +122,7 @@ def write_join_line(line: JoinLine) -> str:
 
 
 def read_join_line(text: str) -> JoinLine:
-    """The join line in `text`; UserError if it was cut or altered."""
+    """Return the join line in `text`. Raise UserError if it was cut or altered."""
     damaged = UserError("this join line is damaged: copy the whole line that `lead` printed")
     code = text.strip().removeprefix(PREFIX)
     try:
@@ -139,25 +139,26 @@ def read_join_line(text: str) -> JoinLine:
 CERTIFICATE_S = 5.0
 RESOLVE_S = 5.0
 MIN_FIND_S, MAX_FIND_S = 1.0, 300.0
-"""Pause between two tries while no bootstrap has ever answered; doubled each time, so that a dead one costs little."""
+"""First and longest pause between two tries while no bootstrap has answered yet. The pause doubles each time, so that
+trying a dead bootstrap costs little."""
 
 FIND_S = 86_400.0
-"""All such pauses together, after which a node that never heard anybody gives up. A learner may be down over night. A
-node that has been in the swarm waits for ever (node/link.py)."""
+"""Sum of such pauses after which a node that never heard an answer gives up: a learner may be down over night. A node
+that has been in the swarm waits for ever (node/link.py)."""
 
 WRONG_TRIES = 3
-"""Sweeps in a row in which somebody else answers at the addresses that were named. By then it is not another program
-that held the port for a moment while the learner was started again."""
+"""Sweeps in a row that met a wrong answer before the node gives up. One alone may come from another program that held
+the port for a moment while the learner was restarted."""
 
-CACHED_TRIES = 3  # Remembered peers that are tried in one sweep, after everything that the user named
+CACHED_TRIES = 3  # Remembered peers tried in one sweep, after everything that the user named
 ASK_AGAIN = "ask the person who leads the swarm for a new one"
-MAX_CACHED = 64  # Peers remembered over a restart: 20 kB, and at 10 % a day that leave one of them is there for a year
+MAX_CACHED = 64  # Peers remembered over a restart: 20 kB. If 10 % of them leave a day, one is still there after a month
 CACHE_BYTES = MAX_CACHED * (RECORD_BYTES + 8) + 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """One place to begin. `scheme` is http, https, or empty: https, and on this machine http first."""
+    """An address to say hello to. An empty `scheme` means https, but on this machine http is tried first."""
 
     host: str
     port: int
@@ -168,7 +169,7 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting(Heard):
-    """A hello, and where it was heard."""
+    """A hello and the address that it came from."""
 
     address: Address
 
@@ -183,15 +184,15 @@ class GoodPeers(Message, frozen=True):
 
 
 class OtherSwarm(EchoError):
-    """A bootstrap answers for another swarm than the one that is wanted."""
+    """A bootstrap answers for a swarm other than the wanted one."""
 
 
 WRONG = (OtherSwarm, OtherCertificate, OtherEncryption, ProtocolError)
-"""Answers that waiting does not mend: of another swarm, certificate or release, or of some other program."""
+"""Errors that waiting does not fix: another swarm, certificate or release, or another program answers."""
 
 
 class Bootstraps:
-    """All places to begin. `swarm` is the one that a join line names, if any; it is never given up."""
+    """All addresses to say hello to. `swarm` is the one that a join line names, if any; no other is accepted then."""
 
     def __init__(self, texts: Sequence[str], cache: Path, *, random: Random) -> None:
         self._texts = tuple(texts)
@@ -199,16 +200,14 @@ class Bootstraps:
         self._random = random
         self._named, self.swarm = read_bootstraps(texts)
         self.hosts = {bootstrap.host for bootstrap in self._named}
-        """Hosts that the user named: they may be called wherever they are."""
+        """Hosts that the user named. A node may dial them whatever network they are in."""
         self._cached_swarm: SwarmId | None = None
         self._cached = self._read_cache()
 
     async def greet(self) -> Greeting:
-        """Say hello to what the user named, in a random order, then to a few remembered peers, until one answers.
-
-        If none does: PeerUnreachable, ProtocolError or OtherSwarm, the first error that waiting may mend, else the
-        first.
-        """
+        """Say hello to the named bootstraps in random order, then to a few remembered peers, until one answers. If none
+        does, raise the first error that waiting may fix, or else the first error: PeerUnreachable, ProtocolError or
+        OtherSwarm."""
         errors: list[EchoError] = []
         for bootstrap in self._sweep():
             try:
@@ -220,7 +219,7 @@ class Bootstraps:
         raise (hopeful or errors or [PeerUnreachable("no bootstrap was named, and no peer is remembered")])[0]
 
     async def find(self, say: Callable[[str], None]) -> Greeting:
-        """The first that answers, within a day. UserError if waiting does not help."""
+        """Return the first greeting. Raise UserError if none comes within FIND_S or if waiting does not help."""
         wait_s, waited_s, wrong, said = MIN_FIND_S, 0.0, 0, ""
         while True:
             try:
@@ -254,7 +253,7 @@ class Bootstraps:
         named = {known.fingerprint for known in heard.signed.record.addresses}
         if named and address.fingerprint not in named:
             raise ProtocolError(f"{address.url} shows another certificate than its record names: someone is between")
-        # The user never named a remembered peer: it may lead into the swarm that it was remembered from, and no other.
+        # The user never named a remembered peer, so it may only lead into the swarm in which it was remembered.
         expected = self.swarm or (self._cached_swarm if bootstrap.is_remembered else None)
         if expected is not None and heard.hello.swarm != expected:
             old = f": this join line is old, {ASK_AGAIN}" if not bootstrap.is_remembered else ""
@@ -262,7 +261,7 @@ class Bootstraps:
         return Greeting(hello=heard.hello, signed=heard.signed, learner=heard.learner, address=address)
 
     def remember(self, hello: Hello, records: Sequence[SignedRecord]) -> None:
-        """Keep peers for the next start; blocking, a few kilobytes."""
+        """Write a few kilobytes of peers to disk for the next start. Blocking."""
         peers = GoodPeers(
             bootstraps=self._texts,
             swarm=hello.swarm,
@@ -273,7 +272,7 @@ class Bootstraps:
         self._cached = self._read_cache()
 
     def _read_cache(self) -> list[Bootstrap]:
-        """Peers that were remembered for the same bootstraps. A damaged file counts as none."""
+        """Return the peers that were remembered for the same bootstraps; none if the file is damaged."""
         try:
             peers = decode(self._cache.read_bytes(), GoodPeers, cap_bytes=CACHE_BYTES)
             swarm = SwarmId(peers.swarm)
@@ -289,7 +288,8 @@ class Bootstraps:
 
 
 def read_bootstraps(texts: Sequence[str]) -> tuple[list[Bootstrap], SwarmId | None]:
-    """What bootstraps and join lines name, and the swarm of the join lines. UserError if they contradict each other."""
+    """Return the addresses that bootstraps and join lines name, and the swarm of the join lines. Raise UserError if the
+    join lines are of different swarms, or if a text is invalid."""
     named: list[Bootstrap] = []
     swarm: SwarmId | None = None
     for text in texts:
@@ -305,7 +305,7 @@ def read_bootstraps(texts: Sequence[str]) -> tuple[list[Bootstrap], SwarmId | No
 
 
 def read_bootstrap(text: str, default_port: int = DEFAULT_PORT) -> Bootstrap:
-    """A `host`, `host:port` or URL. UserError for any other text."""
+    """Read a `host`, `host:port` or URL. Raise UserError for any other text."""
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         port = parts.port or default_port
@@ -329,7 +329,7 @@ def _bootstrap_of(address: Address, *, is_remembered: bool = False) -> Bootstrap
 
 
 async def address_of(bootstrap: Bootstrap, random: Random) -> Address:
-    """Where and how `bootstrap` answers now. PeerUnreachable if it does not."""
+    """Return the address and certificate under which `bootstrap` answers now. Raise PeerUnreachable if it does not."""
     host = await _resolve(bootstrap, random)
     if bootstrap.fingerprint or bootstrap.scheme == "http":
         return Address(host=host, port=bootstrap.port, fingerprint=bootstrap.fingerprint)
@@ -356,13 +356,13 @@ async def _resolve(bootstrap: Bootstrap, random: Random) -> str:
             f"the name {bootstrap.host} does not resolve ({why}): is it spelled right, and is this machine on the "
             "network?"
         ) from error
-    # IPv4 first where there are both: a name for this machine usually means 127.0.0.1.
+    # IPv4 is preferred where there are both: a name for this machine usually means 127.0.0.1.
     four = [str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET]
     return random.choice(four or [str(entry[4][0]) for entry in found])
 
 
 async def _fault_of_plain(address: Address) -> PeerUnreachable | None:
-    """None if something that is not TLS listens there, which is safe on this machine; else why it cannot be reached."""
+    """Return None if something without TLS listens there, which is safe on this machine, or else the error."""
     async with PeerClient(address) as peer:
         try:
             await say_hello(peer)

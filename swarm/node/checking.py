@@ -1,6 +1,6 @@
-"""What a run needs before it may begin, and `lead --check`, which looks at all of it and begins nothing.
+"""What a run needs before it may begin, and `lead --check`, which checks all of it without beginning a run.
 
-The check uses what `lead` would use: the same trainer process loads the model and measures the memory, the same reward
+The check uses what `lead` uses: the same trainer process loads the model and measures the memory, and the same reward
 processes score. Their files are in a temporary directory beside the run's.
 """
 
@@ -29,12 +29,12 @@ from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import Prompt, Unscored
 
 SCORED_PROMPTS = 3  # Held-out prompts to score: enough to see a reward that fails or is always the same
-CHECKPOINT_BYTES = 12  # Of each parameter in a checkpoint: fp32 weights and two moments
-COPIES = 5  # Of the published weights on disk, about: staged, mapped, held, best, and the versions that are served
+CHECKPOINT_BYTES = 12  # Bytes per parameter in a checkpoint: fp32 weights and two moments
+COPIES = 5  # Approximate copies of the published weights on disk: staged, mapped, held, best, and served versions
 
 
 async def check_run(config: LeadConfig, say: Callable[[str], None], *, resume: bool) -> None:
-    """Say a line about each thing that a run of `config` needs. UserError for the first that is wrong."""
+    """Report a line about each thing that a run of `config` needs. Raise UserError for the first that is wrong."""
     run_dir = directory_of(config)
     settings = lead_settings(config)
     await check_port(settings.host, settings.port)
@@ -69,7 +69,7 @@ async def _check_model(
     try:
         prepared = await trainer.prepare(config, longest_completion(config, task), found.path if found else None)
     except ChildFailed as fault:
-        # Its log is removed with the directory.
+        # Leave out the log's path: the log is removed with the directory.
         raise UserError(str(fault).partition(" (log: ")[0]) from fault
     finally:
         await trainer.stop()
@@ -92,7 +92,7 @@ def _check_disk(config: LeadConfig, prepared: Prepared, place: Path, say: Callab
 
 
 async def _check_rewards(config: LeadConfig, prompts: Sequence[Prompt], say: Callable[[str], None]) -> None:
-    """Rewards of right answers and of empty ones. UserError for one that fails."""
+    """Report the rewards of right answers and of empty ones. Raise UserError if a reward fails."""
     pool = reward_pool(config)
     means: list[float] = []
     try:
@@ -115,7 +115,7 @@ async def _check_rewards(config: LeadConfig, prompts: Sequence[Prompt], say: Cal
 
 @contextmanager
 def _directory_beside(run_dir: Path) -> Iterator[Path]:
-    """An empty directory on the disk that the run would be on, for as long as the block runs."""
+    """Make an empty directory on the run's disk, for as long as the block runs."""
     there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
     try:
         made = TemporaryDirectory(prefix=".check-", dir=there)
@@ -131,8 +131,8 @@ def reward_pool(
     stop_token_ids: Sequence[int] = (),
     heard: Callable[[bytes], None] | None = None,
 ) -> RewardPool:
-    """The reward processes of a run, not yet started. `files_dir` has the tokenizer; to score texts needs none. `heard`
-    gets what rewards print."""
+    """Return the reward processes of a run, not yet started. `files_dir` has the tokenizer, which scoring texts does
+    not need. `heard` gets what rewards print."""
     return RewardPool(
         task=task_options(config),
         reward=config.reward,
@@ -146,7 +146,7 @@ def reward_pool(
 
 
 def check_model(name: str) -> None:
-    """UserError for a path that cannot be a model."""
+    """Raise UserError if `name` is a path that cannot be a model."""
     path = Path(name)
     looks_like_path = name not in EMBEDDED and (path.is_dir() or name.startswith((".", "/")))
     if looks_like_path and not (path / "config.json").is_file():

@@ -1,7 +1,7 @@
-"""control.sock in the run directory: how the user changes a running learner, from the same machine alone.
+"""control.sock in the run directory: how the user changes a running learner, from the same machine only.
 
 One line of JSON in, one line of JSON out: {"max_staleness": 4} is answered with {"done": "..."} or {"refused": "..."}.
-The file system decides who may use it: only the owner may open the socket.
+File permissions protect it: only the owner may open the socket.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from swarm.errors import EchoError, UserError
 SOCKET = "control.sock"
 LINE_BYTES = 4096  # Longest request or answer: both are one short line
 
-CALL_S = 10.0  # Time limit of a request at both ends: nobody waits for the change to take effect
+CALL_S = 10.0  # Time limit of a request at both ends: an answer does not wait for the change to take effect
 
 Change = Callable[[dict[str, Any]], Awaitable[str]]
-"""Carries out a request; the line that says what was done. UserError says why not."""
+"""Carries out a request and returns a line that says what was done. A UserError says why it was refused."""
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (TimeoutError, ValueError, OSError):
-            pass  # the caller said nothing, said too much, or has gone
+            pass  # The caller sent nothing, sent too much, or has gone
         finally:
             writer.close()
 
@@ -53,7 +53,8 @@ async def control(run_dir: Path, change: Change) -> AsyncIterator[None]:
 
 
 async def ask_for(run_dir: Path, request: dict[str, Any]) -> str:
-    """Have the learner of `run_dir` carry out a request. Returns its line. UserError if it refuses or does not run."""
+    """Have the learner of `run_dir` carry out a request, and return its line. Raise UserError if it refuses, does not
+    answer, or does not run."""
     try:
         async with asyncio.timeout(CALL_S):
             with _short_path(run_dir) as path:
@@ -71,7 +72,7 @@ async def ask_for(run_dir: Path, request: dict[str, Any]) -> str:
 
 
 def is_led(run_dir: Path) -> bool:
-    """Whether a learner takes requests there; a killed one leaves its socket behind. Blocking."""
+    """Return whether a learner takes requests there: a killed one leaves its socket behind. Blocking."""
     with _short_path(run_dir) as path, socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
 
@@ -88,7 +89,8 @@ async def _answer(line: bytes, change: Change) -> dict[str, str]:
 
 @contextmanager
 def _short_path(run_dir: Path) -> Iterator[Path]:
-    """The socket's path through an open directory: the name of a socket holds 107 bytes, a path may be longer."""
+    """Yield a short path to the socket through an open directory: a socket's address holds 107 bytes, less than a path
+    may have."""
     try:
         descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

@@ -1,5 +1,5 @@
-"""A node's key, certificate and state directory on disk. The certificate is self-signed, made once, and known to others
-by its SHA-256 alone."""
+"""A node's key, certificate and state directory on disk. The certificate is self-signed and made once. Others recognise
+it by its SHA-256 only."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from cryptography.x509.oid import NameOID
 from swarm.errors import UserError
 from swarm.net.signing import SigningKey
 
-MAX_DEFAULT_STATES = 64  # Nodes of one role, user and machine that get a state directory without naming one
-MAX_GENERATION = 65_535  # Starts of one identity: daily ones last 179 years, and a record stays short
+MAX_DEFAULT_STATES = 64  # Nodes of one role, user and machine that share the default directories
+MAX_GENERATION = 65_535  # Starts of one identity: enough for 179 years of daily starts, and a record stays short
 VALID_FROM = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 VALID_UNTIL = datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC)
-"""The same for all nodes, so that a certificate does not tell when its node was set up. It is pinned, never renewed."""
+"""The same for all nodes, so that a certificate does not reveal when its node was set up. A certificate is pinned and
+never renewed."""
 
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "echo-node")])
 
 
 def load_or_create_key(directory: Path) -> SigningKey:
-    """The Ed25519 key in `directory`, made at the first start, readable by its owner alone."""
+    """Return the Ed25519 key in `directory`. It is made at the first start, and only its owner can read it."""
     path = directory / "node.key"
     if path.exists():
         secret = path.read_bytes()
@@ -47,12 +48,12 @@ def load_or_create_key(directory: Path) -> SigningKey:
 
 
 def next_generation(directory: Path) -> int:
-    """How often the identity in `directory` has been started, this time included: 1, 2, 3 and so on."""
+    """Count a start of the identity in `directory`, and return its new generation: 1, 2, 3 and so on."""
     return raise_generation(directory, _generation(directory) + 1)
 
 
 def raise_generation(directory: Path, least: int) -> int:
-    """Raise the generation to `least` if it is lower: others may remember one that our disk lost. Returns it."""
+    """Raise the generation to `least` if it is lower, and return it: others may remember one that our disk lost."""
     generation = max(_generation(directory), least)
     if generation > MAX_GENERATION:
         raise UserError(f"{directory} was started {MAX_GENERATION} times: remove node.key and generation in it")
@@ -72,20 +73,20 @@ def _generation(directory: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """What a server needs to speak TLS, and the fingerprint that it tells others."""
+    """What a server needs to speak TLS, and the fingerprint of its certificate."""
 
     context: ssl.SSLContext
     fingerprint: bytes
 
 
 def load_or_create_tls(directory: Path) -> ServerTls:
-    """The certificate in `directory`, made at the first start. Only the file's owner can read the key."""
+    """Return the certificate in `directory`. It is made at the first start, and only its owner can read the key."""
     path = directory / "tls.pem"
     if not path.exists():
         write_privately(path, _new_certificate())
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        # No session tickets: nobody resumes, and they take 500 bytes.
+        # No session tickets: they take 500 bytes, and no node resumes a TLS session.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
@@ -99,7 +100,7 @@ def load_or_create_tls(directory: Path) -> ServerTls:
 
 
 def _new_certificate() -> bytes:
-    """PEM of a new ECDSA P-256 key and its own certificate."""
+    """Return the PEM of a new ECDSA P-256 key and its self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         x509.CertificateBuilder()
@@ -118,7 +119,7 @@ def _new_certificate() -> bytes:
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Replace a file that only its owner may read. A crash leaves it whole, new or as it was."""
+    """Replace a file that only its owner may read. After a crash, the file is whole: either the new or the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
@@ -131,7 +132,7 @@ def write_privately(path: Path, content: bytes) -> None:
 
 
 class StateDirectory:
-    """A node's directory, locked while the node lives: two nodes must not share a key."""
+    """A node's directory. It is locked while the node lives, because two nodes must not share a key."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -139,7 +140,7 @@ class StateDirectory:
 
     @classmethod
     def claim(cls, wanted: Path | None, role: str = "sampler") -> StateDirectory:
-        """Lock `wanted`, or without it the first free directory of this user for that role."""
+        """Lock `wanted`, or if it is None the first free default directory of this user for `role`."""
         if wanted is not None:
             if (lock := _try_lock(wanted)) is None:
                 raise UserError(f"another node uses {wanted}: stop it or pass another --state-dir")

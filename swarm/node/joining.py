@@ -1,5 +1,7 @@
-"""What samplers and relays share: where they listen, one swarm after another, and their side of the broadcast. And the
-relay, which does nothing else: no model, no engine; it keeps the swarm together, and carries its weights."""
+"""What samplers and relays share: where they listen, joining one swarm after another, and receiving the broadcast.
+
+The relay is here too, because it does nothing else. Without model or engine, it keeps the swarm together and carries
+its weights."""
 
 from __future__ import annotations
 
@@ -32,16 +34,16 @@ R = TypeVar("R")
 
 
 def join_settings(config: JoinConfig) -> NetworkSettings:
-    """Listen on this machine alone if all bootstraps are here, else on every interface."""
+    """Listen only on this machine if all bootstraps are here, else on every interface."""
     named, _ = read_bootstraps(config.bootstrap)
     local = all(is_loopback(bootstrap.host) for bootstrap in named)
-    # A relay's port is opened in a router once; a sampler needs none.
+    # A relay needs a fixed port, which its owner opens in a router once. A sampler does not.
     port = config.port if config.port is not None else DEFAULT_PORT if config.role == "relay" and not local else 0
     return _settings(config, config.host or ("127.0.0.1" if local else "0.0.0.0"), port)
 
 
 def lead_settings(config: LeadConfig) -> NetworkSettings:
-    """Where a learner listens. UserError for an invalid address, before anything is written."""
+    """Return where a learner listens. Raise UserError for an invalid address, before anything is written."""
     settings = _settings(config, config.host, config.port, config.advertise)
     advertised(settings, config.port or DEFAULT_PORT, b"")
     read_bootstraps(config.bootstrap)
@@ -62,7 +64,7 @@ def _settings(config: JoinConfig | LeadConfig, host: str, port: int, advertise: 
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asyncio.Future[R]) -> R | None:
-    """The result of `work`, or None if `stop` is set first."""
+    """Return the result of `work`, or None if `stop` is set first."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -74,7 +76,7 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, R] | asy
 
 
 def weights_directory(state_dir: Path, swarm: str) -> Path:
-    """Where the weights of a swarm are kept. Blocking. Removes the weights of swarms that this node has left:
+    """Return the directory for the weights of a swarm. Blocking. Remove the weights of swarms that this node has left,
     gigabytes that nobody will read again."""
     directory = state_dir / "swarms" / swarm
     for old in directory.parent.glob("*"):
@@ -85,7 +87,7 @@ def weights_directory(state_dir: Path, swarm: str) -> Path:
 
 
 class DataPlane:
-    """The routes and streams of the receiver that runs now."""
+    """The routes and streams of the current receiver."""
 
     def __init__(self, station: Station, *, say: Callable[[str], None], base: BaseModel | None) -> None:
         self._station = station
@@ -112,7 +114,7 @@ class DataPlane:
 
     @asynccontextmanager
     async def receiving(self, directory: Path, learner_key: bytes) -> AsyncIterator[Receiver]:
-        """Receive the versions of one swarm for as long as the block runs."""
+        """Receive the versions of a swarm for as long as the block runs."""
         receiver = self._receiver = Receiver(
             directory, learner_key, self._station, pool=self._pool, say=self._say, base=self._base
         )
@@ -165,14 +167,14 @@ class JoiningNode(ABC):
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
-        """What the node says of itself; the keys are described in docs/protocol.md."""
+        """Return the node's status. The keys are described in docs/protocol.md."""
 
     @abstractmethod
     def _set_state(self, state: str) -> None: ...
 
     @abstractmethod
     async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
-        """Work for one swarm; True when its run is over."""
+        """Work for one swarm. Return True if its run is over, False to look for a swarm again."""
 
     async def _swarms(self) -> None:
         while not self._stop.is_set():
@@ -202,18 +204,18 @@ class JoiningNode(ABC):
 
 
 class RelayNode(JoiningNode):
-    """One relay."""
+    """A relay."""
 
     role = "relay"
 
     def request_stop(self) -> bool:
-        """Leave with a word."""
+        """Tell the others and leave."""
         self._stop.set()
         self._say("leaving; telling the others (again to leave at once)")
         return True
 
     def last_words(self) -> str:
-        """The last line for the person at the terminal; "" if nobody asked the node to leave."""
+        """Return the last line for the person at the terminal; "" if nobody asked the node to leave."""
         return "left the swarm" if self._stop.is_set() else ""
 
     def status(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The learner node: puts together the network, the rollout plane, the trainer and the loop of learner steps, for a new
-run or for one that goes on after a crash."""
+"""The learner node: it assembles the network, the rollout plane, the trainer and the loop of learner steps, for a new
+run or for one that is resumed."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class LearnerNode:
         keep_bound: bool = False,
         origin: Origin | None = None,
     ) -> None:
-        """`resume`: go on with the run in its directory. `keep_bound`: with the bound that was set there last.
-        `origin`: begin with that run's model."""
+        """`resume` continues the run in its directory, `keep_bound` with the bound that was last set there.
+        `origin` is the run whose model this run begins with."""
         self._config = config
         self._keep_bound = keep_bound
         self._say = say
@@ -93,7 +93,7 @@ class LearnerNode:
         self._settings = lead_settings(config)
 
     async def run(self) -> bool:
-        """Lead the run to its end. Returns False if a target was set and not reached."""
+        """Lead the run to its end. Return False if it missed its target, or if an alarm or the user ended it."""
         if self._origin is None:
             check_model(self._config.model)
         if not self._resume:
@@ -103,7 +103,7 @@ class LearnerNode:
             return await self._run_alone()
 
     def request_stop(self) -> bool:
-        """End after the step under way and a checkpoint. Returns False if there is nothing to wait for."""
+        """End the run after the current step and a checkpoint. Return False if there is nothing to wait for."""
         if self._steps is None or self.is_stopped:
             return False
         if self._state != "finished" and (words := self._steps.request_stop()):
@@ -114,7 +114,7 @@ class LearnerNode:
         return bool(self._waits_for)
 
     def last_words(self) -> str:
-        """What is kept of a run that ends now; "" if nothing is."""
+        """Return a line that says what is kept of the run if it ends now; "" if nothing is kept."""
         if not self._is_kept:
             return ""
         come_to = (self._steps.step, self._training.saved_step) if self._steps is not None else (None, None)
@@ -137,7 +137,7 @@ class LearnerNode:
             state.release()
 
     def _remove_unless_kept(self) -> None:
-        """Leave no new run directory that would refuse the corrected command."""
+        """Remove a new run directory, which would make the corrected command fail."""
         if not (self._is_kept or self._resume):
             remove_run_directory(self._run_dir, keep_logs=self._had_logs)
 
@@ -147,7 +147,7 @@ class LearnerNode:
         if (published := self._recorded.published) is not None:
             network.incarnation = published.version.incarnation
         self._build(network)
-        # Damage is refused before anything is changed or told to others.
+        # Refuse a damaged run before changing anything or telling others.
         await self._training.look()
         if self._resume:
             begin_again(self._run_dir, self._config)
@@ -156,7 +156,7 @@ class LearnerNode:
             routes = [*self._broadcast.routes(), *self._rollouts.routes()]
             await network.start(routes, self.status, on_stream=self._broadcast.accept, beat_s=self._config.beat_s)
             async with network.swarm(network.key.public_bytes, self._config.round_s):
-                # Before others announce it: what a former life published would look like a later life's.
+                # First of all: if others announced our own earlier version to us, it would look like a later life's.
                 network.published(newest_head(self._run_dir / "versions", network.key.public_bytes))
                 return await self._take_part()
         except* UserError:
@@ -203,7 +203,7 @@ class LearnerNode:
         self._ahead = PromptsAhead(
             lambda number: self._prompts(number),
             first=self._recorded.opened,
-            # As many as may be open at a time, and a batch.
+            # The most groups that may be open at a time, and one batch more.
             most=(self._config.max_staleness + 2) * self._config.groups_per_step,
         )
         self._rollouts = RolloutService(
@@ -232,7 +232,7 @@ class LearnerNode:
         )
 
     async def _close(self, network: NodeNetwork) -> None:
-        # The server first: its handlers use everything else.
+        # The server stops first: its handlers use everything else.
         await network.stop()
         await self._training.stop()
         if self._rewards is not None:
@@ -245,7 +245,7 @@ class LearnerNode:
         self._remove_unless_kept()
 
     def status(self) -> dict[str, Any]:
-        """What the node says of itself; the keys are described in docs/protocol.md."""
+        """Return the node's status. The keys are described in docs/protocol.md."""
         newest = self._broadcast.newest
         fault = self._fault()
         return {
@@ -289,7 +289,7 @@ class LearnerNode:
         self._provisioning.open()
         self._waits_for = "the first version to be published"
         await self._publication.go_on(steps.step, bound.publish_every_steps)
-        # Only now: settings that do not work have been refused before.
+        # Announce only now, when settings that do not work have been refused.
         self._announce()
         self._state, self._waits_for = "running", ""
         await steps.run()
@@ -304,12 +304,12 @@ class LearnerNode:
         summary = self.status()
         await self._rollouts.end("finished")
         await self._rollouts.farewell(MISSED_BEATS * self._config.beat_s)
-        # Last: a learner that is killed before this has to be resumed, or its samplers would wait for ever.
+        # Written last: a learner that is killed before must be resumable, or its samplers would wait for ever.
         write_json(self._run_dir / SUMMARY, summary)
         return reached
 
     async def _bound(self) -> BoundSet:
-        """The bound as it was set last, or as the configuration says."""
+        """Return the bound that was set last or that the configuration asks for, and record it."""
         wanted = self._config.max_staleness
         if self._keep_bound and self._recorded.bound is not None:
             wanted = self._recorded.bound.max_staleness
@@ -322,7 +322,7 @@ class LearnerNode:
         return bound
 
     async def _watch_room(self) -> None:
-        """Tell the user when the run is paused because the disk is full, and when it goes on."""
+        """Tell the user when a full disk pauses the run, and when it goes on."""
         said = ""
         while True:
             fault = self._fault()
@@ -353,7 +353,7 @@ class LearnerNode:
         if (nbytes := len(encode(prepared.layout))) > LAYOUT_BYTES:
             raise UserError(f"the model's tokenizer and configuration take {nbytes} bytes; {LAYOUT_BYTES} is the most")
         await self._broadcast.open(prepared.layout)
-        # Off the loop: a large data set takes a while.
+        # In a thread, because a large data set takes a while.
         progress = Progress(self._say)
         try:
             self._prompts, self._held_out = await in_thread(
@@ -372,7 +372,7 @@ class LearnerNode:
         return prepared
 
     async def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
-        """Answer samplers from now on, going on where the journal ends."""
+        """Continue where the journal ends, and answer samplers from now on."""
         config = self._config
         rules = PlaneRules(
             swarm=swarm_id_of(self._network.key.public_bytes),
@@ -401,7 +401,7 @@ class LearnerNode:
                 [Completion(prompt=w.prompt, token_ids=w.rollout.token_ids, seed=seed) for w, seed in asked]
             )
 
-        # Off the loop: the prompts of the groups that were open are made again.
+        # In a thread, because the prompts of the open groups are made again.
         restored = await in_thread(partial(plane.restore, self._recorded, now=time.monotonic()))
         self._rollouts.open(plane, score, self._journal, restored)
         return Steps(
@@ -423,7 +423,7 @@ class LearnerNode:
     # -- words and figures -----------------------------------------------------------------------------------
 
     def _write_address(self) -> None:
-        """Write where this node listens, for programs that start samplers: they need not wait for the model."""
+        """Write where this node listens, so that programs can start samplers before the model is loaded."""
         network = self._network
         write_json(self._run_dir / "node.json", {"url": network.address.url, "join": network.join_line()})
         swarm = network.status()["swarm"]
@@ -447,5 +447,5 @@ class LearnerNode:
 
 
 def _control_seed(run_seed: int, wanted: ScoreWanted) -> int:
-    """A seed for the random control reward that depends on the rollout's id alone."""
+    """Return the seed of the random control reward. It depends only on the run's seed and the rollout's id."""
     return sample_seed(run_seed + 1, wanted.group_id, wanted.index)

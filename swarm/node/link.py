@@ -1,4 +1,4 @@
-"""A sampler's calls to the learner: repeated until they get through, wherever the learner is by then."""
+"""A sampler's calls to the learner, repeated until they get through, even if the learner has moved."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from swarm.node.bootstrap import Hello, say_hello
 from swarm.node.network import NodeNetwork
 from swarm.rollout.client import SUBMIT_PATH
 
-MAX_BACK_OFF_S = 30.0  # Pause between two tries: a restarted learner is found soon, a dead one costs two calls a minute
+MAX_BACK_OFF_S = 30.0  # Longest pause between two tries: a restarted learner is found soon, a dead one costs little
 
 MISLED_TRIES = 10
-"""Looks in a row, some minutes together, at bootstraps that belong to another swarm while the learner is away. More
-than when joining: a learner that moves may come back elsewhere, and then gossip knows."""
+"""How often in a row, over some minutes, the bootstraps may lead to another swarm while the learner is away. More than
+when joining: a learner that moves may come back elsewhere, and then gossip knows where."""
 
 R = TypeVar("R")
 
 
 def back_off_s(failures: int, random: Random) -> float:
-    """Return the pause after so many failures in a row: random, up to twice the one before."""
+    """Return the pause after `failures` in a row: random, with an upper bound that doubles up to MAX_BACK_OFF_S."""
     return max(0.2, random.uniform(0.0, min(MAX_BACK_OFF_S, 2.0 ** min(failures - 1, 9))))
 
 
 class SwarmChanged(EchoError):
-    """The bootstrap leads to another learner than before, or the learner trains another model."""
+    """The bootstrap now leads to another swarm."""
 
 
 class LearnerLink:
-    """A Peer that repeats its calls, except a submission that the line is too slow for: SlowLine goes to RolloutClient,
-    which sends less at once. `say` hears of each outage once; `on_busy` gets the path of each call that a busy learner
-    put off."""
+    """A Peer that repeats its calls. Only SlowLine on a submission is passed on to RolloutClient, which then sends less
+    at once. `say` gets a line about each outage; `on_busy` gets the path of each call that a busy learner put off."""
 
     def __init__(
         self, network: NodeNetwork, say: Callable[[str], None], *, on_busy: Callable[[str], None] = lambda path: None
@@ -48,7 +47,7 @@ class LearnerLink:
         self._random = SystemRandom()
 
     async def find(self) -> Hello:
-        """The learner's own hello, however long it takes."""
+        """Return the learner's own hello, however long it takes."""
         return await self._patiently(self._learners_hello)
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float) -> bytes:
@@ -58,13 +57,13 @@ class LearnerLink:
         return await self._call(path, lambda peer: peer.post(path, body, cap_bytes=cap_bytes, timeout_s=timeout_s))
 
     async def _call(self, path: str, attempt: Callable[[Peer], Awaitable[R]]) -> R:
-        """`attempt`, repeated while the learner cannot be reached. SwarmChanged if another one took its place."""
+        """Repeat `attempt` until the learner can be reached. Raise SwarmChanged if another swarm took its place."""
 
         async def once() -> R:
             try:
                 return await attempt(self._peer())
             except Unauthorized as error:
-                # A new session was refused too: another learner has probably taken this one's place.
+                # A new session was refused too, so another learner has probably taken this one's place.
                 raise PeerUnreachable(str(error)) from error
             except OtherProtocol as error:
                 raise UserError(str(error)) from error
@@ -87,14 +86,14 @@ class LearnerLink:
         return heard.hello
 
     def _peer(self) -> Peer:
-        """The learner where it was last heard of; its other addresses in turn while that fails."""
+        """Return the learner at its best known address; each failed try moves on to the next address."""
         node, addresses = self._network.learner()
         if not addresses:
             raise PeerUnreachable("the learner's address is not known yet")
         return self._network.peers.at(node, addresses[self._tries % len(addresses)])
 
     async def _patiently(self, once: Callable[[], Awaitable[R]], but: type[SlowLine] | tuple[()] = ()) -> R:
-        """Call `once`, again after each PeerUnreachable except `but`."""
+        """Repeat `once` after each PeerUnreachable except `but`."""
         failures = 0
         while True:
             try:
@@ -108,7 +107,7 @@ class LearnerLink:
                     pause_s = error.retry_after_s
                 else:
                     await self._note_outage(error, failures)
-                # Cut short by news: gossip may know first that the learner has moved.
+                # News cuts the pause short: gossip may be the first to know that the learner has moved.
                 await self._network.gossip.news(pause_s)
                 continue
             if self._lost_at is not None:

@@ -1,9 +1,9 @@
 """A run's figures on disk: one JSON line per learner step, one per event, and files for TensorBoard beside them.
 
-TensorBoard's file is written by a thread of its own, which imports the package and follows the two other files, so that
-the node's loop never waits for it. Its names are TRL's: `train/NAME` by learner step and `eval/NAME` by policy version.
+A separate thread writes TensorBoard's file. It imports the package and follows the two other files, so that the node's
+loop never waits for it. The figures have TRL's names: `train/NAME` by learner step and `eval/NAME` by policy version.
 A resumed run writes a new file. It begins with a mark that makes TensorBoard forget everything from a step on, and
-repeats the figures from that step on: the last ones before a crash may not have reached the disk.
+repeats the figures from that step on, because the last ones before a crash may not have reached the disk.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from swarm.errors import UserError
 from swarm.types import NodeId
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-STEPS_REPEATED = 200  # Steps of a former life that are written again: far more than a crash keeps from the disk
-FOLLOW_S = 1.0  # Between two looks for new lines
+STEPS_REPEATED = 200  # Steps from before a restart that are written again: far more than a crash can lose
+FOLLOW_S = 1.0  # Pause between two looks for new lines
 CLOSE_S = 10.0  # Longest wait at the end for the last lines
 NO_FIGURES = frozenset({"step", "time", "version", "kind", "prompts", "samples"})
 
 Line = Mapping[str, Any]
-"""A line of metrics.jsonl, or an event `evaluated`."""
+"""A line of metrics.jsonl or events.jsonl."""
 
 
 class EventFiles:
-    """Writes what is in metrics.jsonl and events.jsonl, and what is added to them, to one TensorBoard file. `last` is
-    the last step of former lives. UserError if the package is missing."""
+    """Copies the figures in metrics.jsonl and events.jsonl, present and future, to one TensorBoard file. `last` is the
+    last step before a restart. Raises UserError if the package is missing."""
 
     def __init__(self, run_dir: Path, *, last: int = 0) -> None:
         if find_spec("tensorboard") is None:
@@ -44,18 +44,18 @@ class EventFiles:
         directory = run_dir / "tensorboard"
         directory.mkdir(exist_ok=True)
         number = len(list(directory.iterdir()))
-        # Readers order the files of a directory by name: by time, and within a second by number.
+        # Readers sort the files of a directory by name, so by time, and within a second by number.
         self.path = directory / f"events.out.tfevents.{int(time.time()):010}.{number:06}.echo-node"
         self._first = last - STEPS_REPEATED + 1 if last and number else 0
         self._run_dir = run_dir
         self.fault = ""
-        """Why nothing is written any more."""
+        """Why the file is no longer written; "" while it is."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Write the lines that are still missing, for CLOSE_S at most."""
+        """Write the missing lines, for at most CLOSE_S."""
         self._over.set()
         self._thread.join(CLOSE_S)
 
@@ -88,13 +88,13 @@ class EventFiles:
 
 
 def _step(line: Line) -> int:
-    """The learner step or the version that a line is about; -1 if a disk has damaged it."""
+    """Return the learner step or version of a line; -1 if the line is damaged."""
     step = line.get("version" if line.get("kind") == "evaluated" else "step")
     return step if isinstance(step, int) else -1
 
 
 def _scalars(line: Line) -> Iterator[tuple[str, float]]:
-    """The figures of a line under their TensorBoard names. `eval_NAME` in metrics.jsonl repeats an evaluation."""
+    """Yield the figures of a line under their TensorBoard names, except `eval_NAME`, which repeats an evaluation."""
     prefix = "eval" if line.get("kind") == "evaluated" else "train"
     for name, value in line.items():
         is_figure = name not in NO_FIGURES and not name.startswith("eval_")
@@ -102,14 +102,14 @@ def _scalars(line: Line) -> Iterator[tuple[str, float]]:
             yield f"{prefix}/{name}", float(value)
 
 
-LINES_KEPT = 10_000  # Lines that wait for room on a full disk: an hour of a fast run. The oldest are dropped first.
+LINES_KEPT = 10_000  # Lines that wait for room on a full disk: an hour of a fast run. The oldest are dropped first
 
-HELD_OUT = ("version", "exact_match", "pass_at_1", "pass_at_k", "reward", "samples")  # Of an event `evaluated`
+HELD_OUT = ("version", "exact_match", "pass_at_1", "pass_at_k", "reward", "samples")  # Fields of an event `evaluated`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a run has cost, and what it got for that."""
+    """What a run has cost, and what it got for the money."""
 
     total: float = 0.0
     steps: int = 0
@@ -125,22 +125,20 @@ class Spent:
         )
 
     def over(self, count: int) -> float | None:
-        """The cost of one; None of none."""
+        """Return the cost of one out of `count`; None if `count` is 0."""
         return self.total / count if count else None
 
 
 class RunLog:
-    """Appends to metrics.jsonl and events.jsonl, whole lines. What does not fit on a full disk is written later.
-
-    With `tensorboard`, figures also go into TensorBoard's files. UserError if that package is missing.
-    """
+    """Appends whole lines to metrics.jsonl and events.jsonl. Lines that do not fit on a full disk are written later.
+    With `tensorboard`, figures also go into TensorBoard's files. Raises UserError if that package is missing."""
 
     def __init__(self, directory: Path, *, tensorboard: bool = False) -> None:
         self._metrics = _Lines(directory / METRICS)
         self._events = _Lines(directory / EVENTS)
         self.last: Mapping[str, Any] = {}
-        """The newest line of metrics.jsonl, of this life or a former one."""
-        # Of former lives: evaluations, the highest staleness, samplers that were there at the end, and the cost.
+        """The newest line of metrics.jsonl, which may be from before a restart."""
+        # From before a restart: evaluations, the highest staleness, samplers that were there at the end, and the cost.
         self.held_out: list[dict[str, Any]] = []
         self.max_staleness_seen = 0
         self.absent: set[NodeId] = set()
@@ -149,27 +147,27 @@ class RunLog:
         self._board = EventFiles(directory, last=self.last.get("step", 0)) if tensorboard else None
 
     def metrics(self, figures: Mapping[str, Any]) -> None:
-        """Write down one learner step; a step that is trained again after a crash is there already."""
+        """Write the figures of a learner step, unless they are there already because the step is trained again."""
         if figures["step"] > self.last.get("step", 0):
             self.last = figures
             self._metrics.add(figures)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write down something that happened, with the wall clock for people."""
+        """Write an event, with the wall-clock time for people."""
         self._events.add({"time": round(time.time(), 3), "kind": kind, **fields})
         if self._board is not None and self._board.fault:
             fault, self._board = self._board.fault, None
             self.event("tensorboard_failed", reason=fault)
 
     def close(self) -> None:
-        """Close all files; blocks for up to CLOSE_S."""
+        """Close all files. This blocks for up to CLOSE_S."""
         if self._board is not None:
             self._board.close()
         self._metrics.close()
         self._events.close()
 
     def _look_back(self) -> None:
-        """Read what former lives have logged, line by line: the log of a long run does not fit into memory."""
+        """Read the existing logs line by line: the log of a long run does not fit into memory."""
         for line in self._metrics.read():
             if isinstance(line.get("step"), int):
                 self.last = line
@@ -188,7 +186,7 @@ class RunLog:
 
 
 def _spent(before: Spent, line: Mapping[str, Any]) -> Spent:
-    """`before`, or more if `line` (of a step, or of the end of a life) says more; a step trained again says less."""
+    """Return the maximum of `before` and what `line` says. A step that is trained again says less."""
     if "cost_total" not in line or "rollouts_accepted" not in line:
         return before
     return Spent(
@@ -200,13 +198,13 @@ def _spent(before: Spent, line: Mapping[str, Any]) -> Spent:
 
 
 def _number(line: Mapping[str, Any], name: str) -> float:
-    """A figure of a line; 0 if a disk has damaged it."""
+    """Return a figure of a line; 0 if it is missing or damaged."""
     value = line.get(name)
     return value if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 def _new_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """The JSON objects of `file` from where it stands, line by line. Damaged lines are skipped."""
+    """Yield the JSON objects of `file` from its position on, line by line. Skip damaged lines."""
     while (line := file.readline()).endswith(b"\n"):
         try:
             found = json.loads(line)
@@ -214,12 +212,12 @@ def _new_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(found, dict):
             yield found
-    # Half a line: the disk may be full.
+    # Half a line: the disk may be full. Read it again later.
     file.seek(-len(line), os.SEEK_CUR)
 
 
 class _Lines:
-    """A file of JSON lines. A last line that a crash cut short is removed."""
+    """A file of JSON lines. It removes a last line that a crash cut short."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -230,7 +228,7 @@ class _Lines:
         self._waiting: deque[bytes] = deque(maxlen=LINES_KEPT)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The lines that are there, one by one."""
+        """Yield the lines in the file, one by one."""
         with self._path.open("rb") as file:
             yield from _new_lines(file)
 
@@ -243,7 +241,7 @@ class _Lines:
         os.close(self._descriptor)
 
     def _write(self, line: bytes) -> bool:
-        """Return False, with nothing written, if the disk has no room for the whole line."""
+        """Write a line. Return False, with nothing written, if the disk has no room for the whole line."""
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:

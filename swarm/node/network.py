@@ -1,8 +1,8 @@
-"""What every node has, whatever its role: a key, a server, clients that sign, and its place in the swarm.
+"""What every node has: a key, a server, clients that sign, and its place in the swarm.
 
-start     listen; answer `status`, and 503 to everything else until a swarm is found
-find      ask a bootstrap which swarm this is (the learner knows)
-swarm     take part in it: gossip, dial-back
+start     listen; answer `status`, and 503 to everything else until the node has found its swarm
+find      ask a bootstrap which swarm this is (the learner knows already)
+swarm     take part in the swarm: gossip, dial-back
 stop      tell the others, and leave
 """
 
@@ -53,11 +53,11 @@ from swarm.node.bootstrap import (
 from swarm.node.identity import load_or_create_key, load_or_create_tls, next_generation, raise_generation
 from swarm.types import Address, NodeId, Role, VersionId
 
-MAX_CLIENTS = 256  # Clients kept for their sessions with a server; idle connections close by themselves
+MAX_CLIENTS = 256  # Clients are kept for their sessions with a server; idle connections close by themselves
 
 
 class PeerPool:
-    """One client for each node and address. If there are too many, the one unused for longest is closed."""
+    """One client for each node and address. Above MAX_CLIENTS, the least recently used one is closed."""
 
     def __init__(self, key: SigningKey) -> None:
         self._key = key
@@ -65,7 +65,7 @@ class PeerPool:
         self._closing: set[asyncio.Task[None]] = set()
 
     def at(self, node: NodeId, address: Address) -> PeerClient:
-        """The client that signs for `node` at `address`."""
+        """Return the client that signs requests to `node` at `address`."""
         client = self._clients.get((node, address))
         if client is None:
             client = self._clients[node, address] = PeerClient(address, key=self._key, server=node)
@@ -93,7 +93,7 @@ NO_RELAY = (
 
 
 def view_status(core: Membership, *, now: float) -> dict[str, Any]:
-    """Publics, leaves and homes, each with its state, version and lag."""
+    """Return publics, leaves and homes for `status`, with their states, versions and lags."""
     view = core.view
     newest = view.newest
     publics = [_public(peer, newest, view.table.is_suspect(peer, now=now), now) for peer in view.table]
@@ -136,7 +136,7 @@ def _leaf(node: NodeId, leaf: Leaf, newest: VersionId | None, now: float) -> dic
 
 
 def _version(held: VersionId | None, newest: VersionId | None) -> dict[str, Any]:
-    """The version a node holds, and how many versions that is behind; null if either is unknown."""
+    """Return the version that a node holds and how many versions it is behind; None where unknown."""
     lag = newest.version - held.version if newest and held and newest.incarnation == held.incarnation else None
     return {"held": str(held) if held else None, "lag": lag}
 
@@ -146,7 +146,7 @@ CACHE_EVERY_S = 60.0  # How often good peers are written down for the next start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """Where to listen and whom to ask. `tls` and `lan`: None for the default. `advertise` is what others dial."""
+    """Where to listen and whom to ask. `tls` and `lan` are None for the default. `advertise` is what others dial."""
 
     host: str
     port: int
@@ -159,7 +159,7 @@ class NetworkSettings:
 
 
 class NodeNetwork:
-    """One node's network side. `emit` writes an event, `say` tells the person at the terminal."""
+    """The network side of a node. `emit` writes an event, `say` tells the person at the terminal."""
 
     def __init__(
         self,
@@ -179,10 +179,10 @@ class NodeNetwork:
         self.key = load_or_create_key(directory)
         self.generation = next_generation(directory)
         self.incarnation = self.generation - 1
-        """What a learner publishes under. A learner that resumes a run sets it before it enters the swarm."""
+        """The incarnation of a learner's versions. A learner that resumes a run sets it before it enters the swarm."""
         local = is_loopback(settings.host)
         use_tls = not local if settings.tls is None else settings.tls
-        # If all nodes are on one machine, all addresses are local and no stranger can name one.
+        # If all nodes run on one machine, all addresses are local and no stranger can name one.
         hosts = self.bootstraps.hosts
         inferred = (local and settings.advertise is None) or (bool(hosts) and all(map(is_loopback, hosts)))
         self._lan = inferred if settings.lan is None else settings.lan
@@ -208,11 +208,11 @@ class NodeNetwork:
         self._port = 0
         self.other_swarm: str | None = None
         self.misled = 0
-        """Greetings in a row that led to another swarm than the join line names."""
+        """How many greetings in a row led to a swarm other than the one in the join line."""
         self.misled_why = ""
         self._said: set[str] = set()
         self.on_generation: Callable[[], None] = lambda: None
-        """Called when others know a later life of this node."""
+        """Called when this node's generation rises, for example because others know a later life of it."""
         self.gossip = GossipService(
             sessions=self.sessions,
             peer_at=self.peers.at,
@@ -228,7 +228,7 @@ class NodeNetwork:
 
     @property
     def address(self) -> Address:
-        """Where others dial this node."""
+        """The address that others dial to reach this node."""
         return advertised(self._settings, self._port, self._fingerprint)
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class NodeNetwork:
         on_stream: Callable[[Incoming], Coroutine[Any, Any, None]],
         beat_s: float = 0.0,
     ) -> int:
-        """Listen. Returns the port in use. `beat_s` is how often a learner wants to hear from a sampler."""
+        """Listen and return the port in use. `beat_s` is how often a learner wants to hear from a sampler."""
         self._beat_s = beat_s
         own = [hello_route(self._hello), session_route(self.sessions), *self.gossip.routes()]
         tls = self._tls.context if self._tls else None
@@ -254,16 +254,16 @@ class NodeNetwork:
         return self._port
 
     async def stop(self) -> None:
-        # In this order: the others are told while calls still work.
+        # In this order, so that calls still work when the others are told.
         await self.gossip.close(leave=True)
         await self._server.stop()
         await self.peers.close()
 
     async def find(self) -> Greeting:
-        """The hello of a bootstrap, however long it takes."""
+        """Wait until a bootstrap answers, and return its hello. Raise UserError if waiting does not help."""
         found = self._greeting = await self.bootstraps.find(self._say)
         if self._settings.lan is None and not all(is_loopback(a.host) for a in found.learner.record.addresses):
-            # The bootstrap is on this machine and the swarm is not: a tunnel.
+            # The learner is not on this machine, so a bootstrap on this machine must be a tunnel.
             self._lan = False
         return found
 
@@ -273,7 +273,7 @@ class NodeNetwork:
         self._learner_key = learner_key
         self.other_swarm = None
         if self.gossip.is_open:
-            # Another membership of this process is another life: its records must not repeat numbers of the last one.
+            # A second membership in one process counts as a new life: its records must not reuse earlier numbers.
             self._keep_generation(self.generation + 1)
         self._rules = GossipRules(round_s=round_s)
         core = self._membership(learner_key)
@@ -292,17 +292,17 @@ class NodeNetwork:
     # -- what the roles ask ----------------------------------------------------------------------------------
 
     def learner(self) -> tuple[NodeId, list[Address]]:
-        """The learner's id and where it was last heard of, the best guess first."""
+        """Return the learner's id and its known addresses, the best guess first."""
         node = node_id_of(self._learner_key)
         signed = self._learners_record()
         addresses = list(self.gossip.core.view.table.callable_at(signed)) if signed is not None else []
         if self._greeting is not None and self._greeting.signed.node == node:
-            # Where the user said it is: a record may name an address that is good only elsewhere.
+            # Add the address that the user named: the one in the record may only work from elsewhere.
             addresses.append(self._greeting.address)
         return node, list(dict.fromkeys(addresses))
 
     def publics(self) -> list[tuple[NodeId, Address]]:
-        """The publics that may be called now, except the learner."""
+        """Return the public nodes that may be called now, except the learner."""
         if not self.gossip.is_open:
             return []
         learner, _ = self.learner()
@@ -312,7 +312,7 @@ class NodeNetwork:
         ]
 
     def public_at(self, node: NodeId) -> list[Address]:
-        """Where a public node can be dialled; empty for a leaf or an unknown node."""
+        """Return where a public node can be dialled; empty for a leaf or an unknown node."""
         if not self.gossip.is_open:
             return []
         signed = self.gossip.core.view.record_of(prefix_of(node))
@@ -321,7 +321,7 @@ class NodeNetwork:
         return list(self.gossip.core.view.table.callable_at(signed))
 
     def uplink_of(self, node: NodeId) -> float:
-        """The uplink that a public node reports, in bytes a second; 0 if unknown."""
+        """Return the uplink that a node reports, in bytes per second; 0 if unknown."""
         signed = self.gossip.core.view.record_of(prefix_of(node)) if self.gossip.is_open else None
         return signed.record.profile.uplink_bytes_per_s if signed is not None else 0.0
 
@@ -330,20 +330,20 @@ class NodeNetwork:
         self.gossip.perform([])
 
     def published(self, sealed_head: bytes) -> None:
-        """Have gossip carry a new head."""
+        """Spread a new head by gossip."""
         self.gossip.perform(self.gossip.core.take_head(sealed_head, now=time.monotonic()))
 
     def outlive(self, version: VersionId) -> None:
-        """From now on publish under a later incarnation than that of `version`, which is this learner's own."""
+        """Publish under a later incarnation than that of `version` from now on. This learner's key signed `version`."""
         self.gossip.perform(self._owner.outlive(version))
 
     async def look_again(self) -> None:
-        """Ask a bootstrap again: the learner may have moved, or another may have taken its place."""
+        """Ask a bootstrap again: the learner may have moved, or another swarm may have taken its place."""
         if (found := await self._greet()) is not None and self.gossip.is_open:
             self.gossip.perform(self.gossip.core.introduced(*found, now=time.monotonic()))
 
     def trust_line(self) -> str:
-        """For the person at the terminal: why this node trusts the swarm."""
+        """Return a line for the terminal that says why this node trusts the swarm."""
         assert self._greeting is not None
         swarm, url = self._greeting.hello.swarm, self._greeting.address.url
         if self.bootstraps.swarm is not None:
@@ -355,7 +355,7 @@ class NodeNetwork:
         return write_join_line(line)
 
     def status(self) -> dict[str, Any]:
-        """This node and its view of the swarm; the keys are described in docs/protocol.md."""
+        """Return the status of this node and its view of the swarm. The keys are described in docs/protocol.md."""
         own = {
             "role": self._role,
             "protocol": PROTOCOL,
@@ -392,7 +392,7 @@ class NodeNetwork:
         )
 
     def _own_reachability(self) -> Reachability | None:
-        """None for the learner, whom everybody dials, and for a node that only this machine can reach."""
+        """Return None for the learner, which everybody dials, and for a node that only this machine can reach."""
         if self._role == "learner" or (is_loopback(self._settings.host) and not self._lan):
             return None
         return Reachability(
@@ -405,7 +405,7 @@ class NodeNetwork:
         )
 
     def _learners_record(self) -> SignedRecord | None:
-        """The newest that is known; until gossip has one, the record in the first greeting."""
+        """Return the newest known record; until gossip has one, the record in the greeting."""
         known = self.gossip.core.view.learner()
         return known or (self._greeting.learner if self._greeting is not None else None)
 
@@ -432,7 +432,7 @@ class NodeNetwork:
         return self.key.seal(DIAL_BACK_CONTEXT, encode(knock))
 
     async def _knock(self, node: NodeId, address: Address) -> bool:
-        """Call a node back: the one that answers must hold the node's key."""
+        """Dial a node back. Return whether the node that answers holds the key of `node`."""
         nonce = secrets.token_bytes(16)
         try:
             async with PeerClient(address) as peer:
@@ -447,7 +447,7 @@ class NodeNetwork:
         return node_id_of(record.key) == node and knock.nonce == nonce and knock.caller == self.node
 
     async def _greet(self) -> tuple[SignedRecord, Address] | None:
-        """Try every bootstrap once; note it if they lead to another swarm."""
+        """Try each bootstrap until one answers, and note if it leads to another swarm."""
         try:
             greeting = await self.bootstraps.greet()
         except OtherSwarm as error:
@@ -458,12 +458,12 @@ class NodeNetwork:
             return None
         self.misled = 0
         if greeting.hello.swarm != swarm_id_of(self._learner_key):
-            # Only what the user named can lead here: a remembered peer of another swarm is refused before.
+            # Only a bootstrap that the user named can get here: `greet` refuses remembered peers of another swarm.
             self.other_swarm = greeting.hello.swarm
             return None
         self.other_swarm = None
         if greeting.signed.record.role == "learner":
-            self._greeting = greeting  # its name may lead to another address than the last time
+            self._greeting = greeting  # The bootstrap's name may resolve to a new address
         return greeting.signed, greeting.address
 
     async def _remember(self) -> None:
@@ -496,7 +496,8 @@ class NodeNetwork:
 
 
 def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Address:
-    """What others dial: as set, or where this node listens; for all interfaces the one that leads outside."""
+    """Return the address that others dial: the advertised one, or the one where this node listens. A node that listens
+    on all interfaces advertises the one that leads to the internet."""
     if settings.advertise is not None:
         named = read_bootstrap(settings.advertise, port)
         return Address(host=named.host, port=named.port, fingerprint=fingerprint)
@@ -507,7 +508,7 @@ def advertised(settings: NetworkSettings, port: int, fingerprint: bytes) -> Addr
 
 
 def _outward_host(family: socket.AddressFamily) -> str:
-    """The address of the interface that a call to the open internet would leave by. Nothing is sent."""
+    """Return the address of the interface that packets to the internet would leave by. Nothing is sent."""
     probed, here = ("2001:db8::1", "::1") if family == socket.AF_INET6 else ("192.0.2.1", "127.0.0.1")
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""The prompts of a run as the model reads them: as a chat or as plain text, as token ids, not too long."""
+"""The prompts of a run in the form that the model reads: rendered as chat or plain text, tokenized, and measured."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ from swarm.tasks.chat import ChatTemplate, load_chat_template
 from swarm.tasks.reward_child import completion_text
 from swarm.types import Prompt
 
-RECORD = "task.json"  # What a run's prompts depend on besides its configuration
+RECORD = "task.json"  # Records what a run's prompts depend on besides its configuration
 CHUNK = 1000  # Prompts that are encoded at a time to measure them
-LOOKED_AT = 64  # Training prompts of a task without end that are measured before the run
+LOOKED_AT = 64  # Training prompts of an endless task that are measured before the run
 
 TOKENS_PER_BYTE = 6
-"""A tokenizer makes at most one token of a byte, after a normaliser that may make six bytes of one: NFKC, of U+FDFA."""
+"""Most tokens assumed for a byte of text: NFKC turns the three bytes of U+FDFA into 18 characters."""
 
 SPECIAL_TOKENS = 64  # More than any tokenizer puts around a text
-TRIES = 64  # Prompts that may replace one that is too long, one after the other
-STRIDE = 1 << 40  # Between the numbers of a prompt and of its replacement: no run comes so far by itself
-PROGRESS_S = 3.0  # Between two lines about progress
+TRIES = 64  # Prompts tried one after the other in place of one that is too long
+STRIDE = 1 << 40  # Distance from a prompt's number to its replacement's: no run gets that far by itself
+PROGRESS_S = 3.0  # Shortest time between two lines about progress
 PADDING_SHARE, PADDING_TOKENS = 0.05, 1024
-"""A vocabulary padded to a round number is larger than the tokenizer's by less than one of the two: Qwen3's 151,936 for
-151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. If it is larger by more than both, the tokenizer is
-another model's."""
+"""A model's vocabulary is often padded to a round number. Padding stays below at least one of these: Qwen3's 151,936
+for 151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. Above both, the tokenizer is another model's."""
 
 
 class Progress:
-    """Reports the progress of long work to `say`, a line every PROGRESS_S at most; `stop` ends the work."""
+    """Reports the progress of long work to `say`, at most one line every PROGRESS_S. `stop` ends the work."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -59,8 +58,9 @@ class Progress:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`data_digest` as the task has it; prompts over `most_tokens` are left out; templates that ask for the date get
-    the time when the run `began`. A completion that ended by itself has one of `stop_token_ids` at its end."""
+    """What a run's prompts depend on. `data_digest` comes from the task, and no prompt exceeds `most_tokens`. Templates
+    that ask for the date get the time when the run `began`. A completion that ended by itself ends with one of
+    `stop_token_ids`."""
 
     data_digest: str
     most_tokens: int
@@ -70,8 +70,8 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts by number, and those held out, with token ids. `template` is None if the model reads prompts as they are.
-    A completion that ended by itself has one of `stop_token_ids` at its end."""
+    """Training prompts by number and held-out prompts, with token ids. `template` is None if the model reads prompts as
+    they are. A completion that ended by itself ends with one of `stop_token_ids`."""
 
     task: Task
     tokenizer: Any
@@ -81,8 +81,8 @@ class Prompts:
     stop_token_ids: Collection[int] = ()
 
     def __call__(self, number: int) -> Prompt:
-        """Training prompt `number`. If it is too long, or has no tokens, prompt number + STRIDE replaces it, and so
-        on."""
+        """Return training prompt `number`. If it is too long or empty, prompt number + STRIDE replaces it, and so on.
+        Raise UserError after TRIES prompts."""
         for attempt in range(TRIES):
             prompt = self.encode(self.task.prompt(number + attempt * STRIDE))
             if 0 < len(prompt.token_ids) <= self.most_tokens:
@@ -93,23 +93,24 @@ class Prompts:
         )
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count`; UserError, with its id, for one that is too long."""
+        """Return up to `count` held-out prompts. Raise UserError with the id of one that is too long or empty."""
         prompts = [self.encode(prompt) for prompt in self.task.held_out(count)]
         for prompt in prompts:
             self._check_length(prompt, len(prompt.token_ids))
         return prompts
 
     def encode(self, prompt: Prompt) -> Prompt:
-        """`prompt` with its token ids. Plain text gets a BOS if the tokenizer says so, a chat if its template does."""
+        """Return `prompt` with token ids. The tokenizer decides about a BOS in plain text, the template in a chat."""
         encoded = self.tokenizer.encode(self.text(prompt), add_special_tokens=self.template is None)
         return msgspec.structs.replace(prompt, token_ids=tuple(encoded.ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """A completion, or a part of one, as rewards read it."""
+        """Return the text of a completion or of a part of one, as rewards read it."""
         return completion_text(self.tokenizer, token_ids, self.stop_token_ids)
 
     def text(self, prompt: Prompt) -> str:
-        """What the model reads. UserError, with the prompt's id, for a chat without a template or one it refuses."""
+        """Return the text that the model reads. Raise UserError with the prompt's id for a chat without a template, or
+        if the template refuses it."""
         if self.template is None:
             if prompt.messages:
                 raise UserError(
@@ -126,8 +127,8 @@ class Prompts:
             raise UserError(f"the prompt {prompt.prompt_id}: {error}") from error
 
     def check_lengths(self) -> None:
-        """Measure every training prompt of a data set, or LOOKED_AT of a task without end. UserError, with its id, for
-        one that is too long. Blocking, and long for a large data set."""
+        """Measure every training prompt of a data set, or LOOKED_AT prompts of an endless task. This blocks, and takes
+        long for a large data set. Raise UserError with the id of a prompt that is too long or empty."""
         count = LOOKED_AT if self.task.size is None else self.task.size
         for first in range(0, count, CHUNK):
             texts: list[tuple[Prompt, str]] = []
@@ -141,7 +142,7 @@ class Prompts:
                 self._check_length(prompt, len(encoded.ids))
 
     def _is_short(self, text: str) -> bool:
-        """Whether its bytes alone prove that it is not too long: most prompts of most data sets need no tokenizer."""
+        """Return whether the number of bytes proves that `text` is short enough. Most prompts need no tokenizer."""
         return bool(text) and len(text.encode()) * TOKENS_PER_BYTE + SPECIAL_TOKENS <= self.most_tokens
 
     def _check_length(self, prompt: Prompt, length: int) -> None:
@@ -155,7 +156,7 @@ class Prompts:
 
 
 def open_task(config: LeadConfig, progress: Progress | None = None) -> Task:
-    """The run's task, with its data read. UserError if it does not exist, is broken or is empty."""
+    """Return the run's task with its data read. Raise UserError if it does not exist, is broken or is empty."""
     task = load_task(task_options(config))
     if progress is not None:
         task.progress = progress
@@ -164,21 +165,21 @@ def open_task(config: LeadConfig, progress: Progress | None = None) -> Task:
 
 
 def longest_completion(config: LeadConfig, task: Task) -> int:
-    """In tokens: as the user says, or the task."""
+    """Return the longest completion in tokens, as the user or else the task sets it."""
     return config.max_new_tokens or task.max_new_tokens or DEFAULT_NEW_TOKENS
 
 
 def open_tokenizer(model: str, files_dir: Path) -> Any:
-    """The fast tokenizer in `files_dir`. UserError if there is none."""
+    """Return the fast tokenizer in `files_dir`. Raise UserError if there is none or it is damaged."""
     path = files_dir / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"the model {model!r} has no tokenizer.json: save its fast tokenizer beside it")
     try:
         tokenizer: Any = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # The library raises nothing narrower
         why = " ".join(str(error).split())
         raise UserError(f"{path} is no tokenizer ({why}): save the model's fast tokenizer there again") from error
-    # A saved tokenizer may be set to pad or cut.
+    # A saved tokenizer may be set to pad or truncate.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -187,7 +188,8 @@ def open_tokenizer(model: str, files_dir: Path) -> Any:
 def open_prompts(
     config: LeadConfig, task: Task, files_dir: Path, record: Record, say: Callable[[str], None]
 ) -> Prompts:
-    """Prompts for the model whose small files are in `files_dir`. UserError if it cannot chat and the user wants it."""
+    """Return the prompts for the model whose small files are in `files_dir`. Raise UserError if the settings need a
+    chat template and the model has none, or if a system prompt has no chat."""
     tokenizer = open_tokenizer(config.model, files_dir)
     template = load_chat_template(files_dir, began=record.began, arguments=config.chat_arguments)
     chat = task.chat if config.chat is None else config.chat
@@ -212,7 +214,8 @@ def open_prompts(
 
 
 def most_prompt_tokens(config: LeadConfig, task: Task, context_tokens: int) -> int:
-    """The longest prompt that leaves room for the longest completion. UserError if none does."""
+    """Return the length of the longest prompt that leaves room for the longest completion, in tokens. Raise UserError
+    if there is no room for any."""
     longest = longest_completion(config, task)
     room = context_tokens - longest
     if room < 1:
@@ -223,7 +226,7 @@ def most_prompt_tokens(config: LeadConfig, task: Task, context_tokens: int) -> i
 
 
 def check_vocabulary(model: str, files_dir: Path, vocab_size: int) -> str:
-    """A line for the user about padding, or "". UserError if the tokenizer is another model's."""
+    """Return a line for the user about padding, or "". Raise UserError if the tokenizer is another model's."""
     tokens = max(open_tokenizer(model, files_dir).get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if tokens > vocab_size:
         raise UserError(
@@ -247,8 +250,8 @@ def prepare_prompts(
     say: Callable[[str], None],
     progress: Progress | None = None,
 ) -> tuple[Prompts, list[Prompt]]:
-    """All of a run's prompts and those held out, measured; what they depend on is put on record. Blocking. UserError if
-    no run can begin with them."""
+    """Return a run's measured training and held-out prompts, and record what they depend on. Blocking. Raise UserError
+    if no run can begin with them."""
     files_dir = run_dir / "model"
     task.progress = progress or Progress(say)
     if line := check_vocabulary(config.model, files_dir, prepared.vocab_size):
@@ -266,11 +269,11 @@ def prepare_prompts(
     return prompts, held_out
 
 
-# -- what a run's prompts depend on, on record ---------------------------------------------------------------
+# -- the record of what a run's prompts depend on ------------------------------------------------------------
 
 
 def read_record(run_dir: Path) -> Record | None:
-    """What was recorded when the run began; None if it never came that far."""
+    """Return the record from the run's beginning, or None if there is none. Raise Damaged if it cannot be read."""
     try:
         return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=Record)
     except FileNotFoundError:
@@ -280,7 +283,7 @@ def read_record(run_dir: Path) -> Record | None:
 
 
 def check_data(run_dir: Path, task: Task) -> None:
-    """UserError if the task's data are not those that the run in `run_dir` began with."""
+    """Raise UserError if the task's data have changed since the run in `run_dir` began."""
     record = read_record(run_dir)
     if record is not None and record.data_digest != task.data_digest:
         raise UserError(

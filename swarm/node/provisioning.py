@@ -1,8 +1,9 @@
-"""Who of the samplers is active, and what the run costs: the shell around estimator, activation and cost book.
+"""Which samplers are active, and what the run costs: the shell around estimator, activation and cost book.
 
-Order of a decision: what the swarm measured is read on the event loop, the choice is made in a thread, its outcome is
-carried out on the loop again. One decision at a time: after each period of publications, and in between when the
-activation says that who came and went calls for it; less often where that would take more than a fifth of a core.
+A decision goes like this: read the swarm's measurements on the event loop, choose in a thread, carry out the choice on
+the loop again. Only one decision runs at a time. There is one after each publication period, and one in between when
+the activation says that arrivals and departures call for it. Decisions are rarer where they would take more than a
+fifth of a core.
 """
 
 from __future__ import annotations
@@ -31,25 +32,22 @@ from swarm.rollout.tally import SamplerWatch
 from swarm.settings import LeadConfig
 from swarm.types import NodeId, VersionId
 
-TICK_S = 1.0  # How often the cost is looked at while no step ends
+TICK_S = 1.0  # How often the cost is checked while no step ends
 INSTALLS = 9
-"""Installs of a sampler that are remembered: four may have stalled, and one of so many finds its engine idle, so that
-the least lag is that of the install alone."""
+"""How many installs of a sampler are remembered. Four of nine may stall without moving the median, and one of nine
+probably finds the engine idle, so the smallest lag is that of the install alone."""
 
-DECIDING_SHARE = 0.2
-WATCHING_SHARE = 0.02
-"""Most of a core that decisions may take: they run beside the event loop, and share its core. The second
-where all are active in any case, and a decision only says what is predicted."""
-
+DECIDING_SHARE = 0.2  # Largest share of a core that decisions may take: they share the event loop's core
+WATCHING_SHARE = 0.02  # The same where all samplers are active anyway and a decision only makes a prediction
 
 BUDGET_TRIES_NOBODY = "to try any of them costs more than --budget-per-hour, so the learner waits: resume it with more"
-"""Said where no rate is known yet, and nobody is active."""
+"""Said when no rate is known yet and nobody is active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerParts:
-    """What is asked of the learner's other parts. `version_bytes` are those of the newest version as it is sent,
-    `uplink_bytes_per_s` is the learner's own as far as it is known, `sent_bytes` what it has sent of weights;
+    """What provisioning asks of the learner's other parts. `version_bytes` is the encoded size of the newest version,
+    `uplink_bytes_per_s` the learner's own uplink as far as it is known, `sent_bytes` how much it has uploaded.
     `complete_s` says how long after its publication a node held all of a version."""
 
     set_standby: Callable[[Mapping[NodeId, str]], None]
@@ -62,8 +60,8 @@ class LearnerParts:
 
 
 class Provisioning(SamplerWatch):
-    """`before` is what former lives of the run spent, `absent` who was there when the last one ended; `clock` tells
-    monotonic seconds. `spent` is set once the run has cost what it may."""
+    """`before` is what earlier lives of the run spent, `absent` the samplers that were there when the last life ended.
+    `clock` returns monotonic seconds. `spent` is set once the run has reached its maximum cost."""
 
     def __init__(
         self,
@@ -113,7 +111,7 @@ class Provisioning(SamplerWatch):
         self._opened = asyncio.Event()
         self.spent = asyncio.Event()
 
-    # -- what is heard of samplers ---------------------------------------------------------------------------
+    # -- news of samplers ------------------------------------------------------------------------------------
 
     def offered(self, node: NodeId, offer: Offer) -> None:
         now = self._clock()
@@ -138,16 +136,16 @@ class Provisioning(SamplerWatch):
         if held == version:
             return
         self._held[node] = version
-        # The first one of a newcomer says when it came, not how long a version takes.
+        # A newcomer's first install says when it came, not how long an install takes.
         if held is not None and (install_s := self._without_waiting(node, version)) is not None:
             last_s = self._last_installs_s.setdefault(node, deque(maxlen=INSTALLS))
             last_s.append(install_s)
             self._installs_s[node] = median(last_s)
 
     def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:
-        """Seconds from the step that made `version` until `node` could have begun with it, encoding included. An engine
-        installs between two batches, and the model counts the wait for that itself: so of what lay between holding and
-        installing it only the least counts that there was lately."""
+        """Return the seconds from the step that made `version` until `node` could have begun with it, with encoding. An
+        engine installs between two batches, and the capacity model counts that wait itself. So of the time between
+        holding and installing a version, only the recent minimum counts."""
         installed_s = self._tracker.install_s(node, version)
         complete_s = self._around.complete_s(node, version)
         if installed_s is None or complete_s is None:
@@ -169,22 +167,22 @@ class Provisioning(SamplerWatch):
         self._installs_s.pop(node, None)
         self._last_installs_s.pop(node, None)
         self._lags_s.pop(node, None)
-        # It may be back before the next decision: then it is activated anew.
+        # It may be back before the next decision, which then activates it again.
         self._active -= {node}
         if self._offers.pop(node, None) is not None:
             self._gone.add(node)
             self._hurry()
 
-    # -- what is heard of steps ------------------------------------------------------------------------------
+    # -- news of steps ---------------------------------------------------------------------------------------
 
     def stepped(self, *, waited_s: float, period_s: float) -> dict[str, Any]:
-        """A step ended `period_s` after the one before, of which the learner waited `waited_s` for its batch. What
-        metrics.jsonl is to say of it besides."""
+        """Note that a step ended `period_s` after the previous one, `waited_s` of it spent waiting for the batch.
+        Return the figures that metrics.jsonl gets about capacity and cost."""
         now = self._clock()
         self._estimator.trained(period_s - waited_s)
         idle_share = min(1.0, waited_s / period_s)
         if self._steps:
-            # Before the first step nobody was there yet.
+            # The first step does not count: no samplers were there yet.
             self._estimator.idle(idle_share)
         self._steps += 1
         self._book.stepped()
@@ -204,7 +202,7 @@ class Provisioning(SamplerWatch):
     # -- deciding --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Once samplers are answered, decide whenever something calls for it, for ever."""
+        """Decide whenever something calls for it, for ever. Begins once samplers are answered (`open`)."""
         await self._opened.wait()
         while True:
             try:
@@ -216,31 +214,31 @@ class Provisioning(SamplerWatch):
                     await self.decide()
             else:
                 wait_s = gather_s(self._period_s) if self._is_urgent else 0.0
-                # Who comes and goes for ever would have the learner do nothing but decide.
+                # Samplers that keep coming and going must not make the learner do nothing but decide.
                 await asyncio.sleep(max(wait_s, self._not_before - self._clock()))
                 await self.decide()
 
     def open(self) -> None:
-        """Samplers are answered from now on."""
+        """Note that samplers are answered from now on."""
         self._opened.set()
 
     @property
     def _period_s(self) -> float:
-        """From one publication to the next, without waiting; 0 before any step."""
+        """Seconds from one publication to the next without any waiting; 0 before the first step."""
         return (self._estimator.train_step_s() or 0.0) * self._around.bound().publish_every_steps
 
     @property
     def _is_urgent(self) -> bool:
-        """Whether who came and went since the last decision calls for another one."""
+        """Whether arrivals and departures since the last decision call for another one."""
         return self._activation.calls_for_decision(gone=self._gone, came=self._came)
 
     def _hurry(self) -> None:
-        """What is new while it is being decided is looked at when that is done."""
+        """Ask for a decision if one is urgent. News during a decision waits until it is done."""
         if not self._deciding and self._is_urgent:
             self._due.set()
 
     async def decide(self) -> None:
-        """Choose who is active, by what is known now."""
+        """Choose the active samplers by what is known now."""
         self._due.clear()
         self._deciding, self._gone, self._came = True, set(), 0
         self._steps_decided = self._steps
@@ -261,7 +259,7 @@ class Provisioning(SamplerWatch):
         workers = self._estimator.workers(now)
         choose = partial(
             self._activation.decide,
-            # How long a version takes is guessed from little until one was timed: too little to choose by.
+            # Until an install was timed, its duration is only a guess: too weak to choose by.
             demand if self._installs_s else None,
             workers,
             self._disseminate(),
@@ -271,7 +269,7 @@ class Provisioning(SamplerWatch):
         try:
             took_s = await asyncio.to_thread(_cpu_time_of, choose)
         except (ArithmeticError, ValueError) as fault:
-            # Samplers' own words went into it: a figure that nobody thought of must not end the run.
+            # The choice uses figures that samplers report. An odd one must not end the run.
             self._emit("decision_failed", reason=repr(fault), step=self._step)
             self._say(f"who is active stays as it is: the choice failed with {fault!r}; please report it")
             return
@@ -280,7 +278,7 @@ class Provisioning(SamplerWatch):
         self._carry_out({NodeId(worker.name) for worker in workers})
 
     def _carry_out(self, considered: Collection[NodeId]) -> None:
-        """Whoever came while it was being decided is asked about in the next decision, and works until then."""
+        """Activate samplers and put others on standby. One that came during the decision works until the next one."""
         now, activation = self._clock(), self._activation
         active = activation.active
         standby = {n: activation.reason(n) for n in self._offers if n in considered and n not in active}
@@ -303,7 +301,7 @@ class Provisioning(SamplerWatch):
             self._say(f"{len(self._active)} samplers active, {len(standby)} on standby: {why}")
 
     def _follow_prices(self) -> None:
-        """Once anybody has a price, `activate` that was not set is `cheapest`, and stays so."""
+        """Switch to `cheapest` for good once any sampler has a price, unless the user set `activate`."""
         priced = any(any(_terms(offer)[1:]) for offer in self._offers.values())
         if self._rules.activate == "all" and self._mode(priced=priced) == "cheapest":
             self._rules = replace(self._rules, activate="cheapest")
@@ -331,12 +329,12 @@ class Provisioning(SamplerWatch):
         return self._before.steps + self._steps
 
     def _count_traffic(self, node: NodeId, offer: Offer) -> None:
-        """What a sampler says that it received and sent, since it said so last. What it did before this life of the
-        learner began is in the account of a former one."""
+        """Count what a sampler has received and sent since its last report. Traffic from before this life of the
+        learner is in the accounts of an earlier one."""
         received, sent = offer.received_bytes, offer.sent_bytes
         known = self._counted.pop(node, (received, sent) if node in self._absent else (0, 0))
         if received < known[0] or sent < known[1]:
-            known = (0, 0)  # Another process of the same node.
+            known = (0, 0)  # The node was restarted.
         self._book.traffic(node, down_bytes=received - known[0], up_bytes=sent - known[1])
         self._counted[node] = (received, sent)
         if len(self._counted) > MAX_NODES:
@@ -348,7 +346,7 @@ class Provisioning(SamplerWatch):
         self._sent_bytes = sent
 
     def _check_cost(self) -> CostFigures:
-        """What it has cost in this life; the first time that it is too much it is said."""
+        """Return what this life has cost. Report it once when the run has reached its maximum cost."""
         self._count_egress()
         figures = self._book.figures(self._clock())
         total, most = self._before.total + figures.total, self._config.max_cost
@@ -361,7 +359,7 @@ class Provisioning(SamplerWatch):
         return figures
 
     def account(self) -> dict[str, Any]:
-        """What the run has cost in all its lives, for the next one to go on from."""
+        """Return what the run has cost in all its lives, for the next life to continue from."""
         self._count_egress()
         return self._costs(self._book.figures(self._clock()))
 
@@ -381,7 +379,7 @@ class Provisioning(SamplerWatch):
     # -- what `status` says ----------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """The keys are described in docs/protocol.md."""
+        """Return the figures for `status`. The keys are described in docs/protocol.md."""
         selection = self._activation.selection
         now = self._clock()
         figures = self._book.figures(now)
@@ -422,7 +420,7 @@ class Provisioning(SamplerWatch):
 
 
 def _cpu_time_of(work: Callable[[], object]) -> float:
-    """Seconds of a core that `work` took; run in a thread of its own."""
+    """Run `work` and return the seconds of CPU time that it took in this thread."""
     began = time.thread_time()
     work()
     return time.thread_time() - began

@@ -1,9 +1,9 @@
-"""What the learner publishes: staged weights become a version, are written down, and only then announced.
+"""How the learner publishes: staged weights become a version, which is recorded and only then announced.
 
 A published version stands as long as its weights can be made again. After a crash the learner trains on the recorded
-batches again. If the result differs from what was published, or if others hold a version that this learner has lost,
-the next publication is of the next incarnation, which is newer than everything before it. `InstallTracker` says how
-long a version takes to be installed everywhere.
+batches again. If the result differs from the published weights, or if others hold a version that this learner has lost,
+the next publication has the next incarnation, which is newer than everything before it. `InstallTracker` measures how
+long it takes until a version is installed everywhere.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from swarm.rollout.journal.journal import Journal
 from swarm.types import NodeId, VersionId
 
 SHARES = {"50": 0.5, "90": 0.9, "100": 1.0}  # Shares of the samplers, by their name in `status`
-MAX_FOLLOWED = 64  # Versions followed at once; one that no sampler reaches within 64 publications measures nothing
+MAX_FOLLOWED = 64  # Versions followed at once: after 64 later publications, install times say nothing useful any more
 
 
 @dataclass(slots=True, kw_only=True)
 class Spread:
-    """When a version was published, how long it took to encode it and write it down, and after how many seconds each
-    node held it. `is_open` until all do."""
+    """How a version spread. `prepared_s` is the time from staged weights to publication, `installed_s` the seconds from
+    publication until each node held it. `is_open` until all nodes do."""
 
     published_at: float
     prepared_s: float
@@ -60,7 +60,7 @@ class InstallTracker:
             del self._spreads[min(self._spreads)]
 
     def installed(self, node: NodeId, version: VersionId, *, now: float) -> None:
-        """`node` says that its engine holds `version`. Its versions only rise (I4)."""
+        """Note that the engine of `node` holds `version`. Its versions only rise (I4)."""
         known = self._installed.get(node)
         if known is None or version > known:
             self._installed[node] = version
@@ -70,20 +70,20 @@ class InstallTracker:
             self._settle(now)
 
     def gone(self, node: NodeId, *, now: float) -> None:
-        """Nobody waits for `node` any more."""
+        """Stop waiting for `node`."""
         if self._installed.pop(node, None) is not None:
             self._settle(now)
 
     def install_s(self, node: NodeId, version: VersionId) -> float | None:
-        """Seconds from the publication of `version` until `node` held it or a newer one; None if that is not known."""
+        """Return the seconds from the publication of `version` until `node` held it or a newer one; None if unknown."""
         return self._spreads[version].installed_s.get(node) if version in self._spreads else None
 
     def prepared_s(self, version: VersionId) -> float:
-        """Seconds from the weights of `version` to its publication; 0 if that is not known any more."""
+        """Return the seconds from the staged weights of `version` to its publication; 0 if unknown."""
         return self._spreads[version].prepared_s if version in self._spreads else 0.0
 
     def spread_s(self, version: VersionId) -> dict[str, float | None]:
-        """Seconds until each of SHARES of today's samplers held `version`; None if that has not happened yet."""
+        """Return the seconds until each share (SHARES) of the present samplers held `version`; None if not yet."""
         spread = self._spreads.get(version)
         times = spread.installed_s if spread is not None else {}
         known = sorted(at for node, at in times.items() if node in self._installed)
@@ -100,12 +100,12 @@ class InstallTracker:
                 spread.is_open, self.last_broadcast_s = False, now - spread.published_at
 
 
-ROOM_S = 1.0  # Between two tries on a full disk
+ROOM_S = 1.0  # Pause between two tries on a full disk
 R = TypeVar("R")
 
 
 class Publication:
-    """The learner's versions. `due` is set when a version has to be published although its step is not one for it."""
+    """Publishes the learner's versions. `due` is set when a version must be published outside of the usual period."""
 
     def __init__(
         self,
@@ -131,31 +131,31 @@ class Publication:
         self.due = asyncio.Event()
         self.count = 0
         self.fault = ""
-        """Why nothing can be published now."""
+        """Why nothing can be published now; "" if something can."""
         network.on_generation = self._overtaken.set
 
     @property
     def newest(self) -> VersionId:
-        """The newest version; there has to be one."""
+        """The newest version. At least one must have been published."""
         assert self._broadcast.newest is not None
         return self._broadcast.newest.head.version
 
     async def look_back(self) -> None:
-        """Have the trainer compare what a former life published with what it makes of the batches. Call it before the
+        """Have the trainer compare its weights with the version that was published before a restart. Call it before the
         trainer catches up."""
         held = self._broadcast.newest
         if held is None:
             return
         content = content_of(held.table)
         recorded = await asyncio.to_thread(self._journal.published, held.head.version.version)
-        # A version without a record was being encoded when the learner was killed: it stands if the batches make it
-        # again.
+        # If a version has no record, the learner was killed before it wrote one. The version stands if the batches give
+        # the same weights again.
         if recorded is not None and recorded != VersionPublished(version=held.head.version, content=content):
             self._diverged = True
         self._training.published = PublishedStep(step=held.head.version.version, content=content)
 
     async def go_on(self, step: int, period: int) -> None:
-        """Have samplers work with the newest version, after the trainer has caught up to `step`."""
+        """Let samplers work with the newest version, once the trainer has caught up to `step`. Publish if necessary."""
         held = self._broadcast.newest
         if held is None or self._diverged or held.head.version.version > step:
             if held is not None and self._network.incarnation <= held.head.version.incarnation:
@@ -169,12 +169,12 @@ class Publication:
             await self._told(held)
 
     async def publish(self, step: int) -> None:
-        """Publish the weights after `step` steps, which are the trainer's now."""
+        """Stage and publish the trainer's present weights, those after `step` steps."""
         await self._training.stage()
         await self.publish_staged(step)
 
     async def publish_staged(self, step: int) -> None:
-        """Publish what was staged, the weights after `step` steps. Waits while the disk is full."""
+        """Publish the staged weights, those after `step` steps. Wait while the disk is full."""
         staged_at = time.monotonic()
         async with self._publishing:
             version = VersionId(incarnation=self._network.incarnation, version=step)
@@ -189,7 +189,7 @@ class Publication:
             await self._announce(encoded, staged_at=staged_at)
 
     async def hold_weights(self, held: Path) -> VersionId:
-        """The newest version, which is to be measured. Its weights get the name `held` too, unless the disk is full."""
+        """Return the newest version. Give its weights the second name `held`, if the disk allows, for measuring it."""
         async with self._publishing:
             if (weights := self._broadcast.raw_weights) is not None:
                 with suppress(OSError, DiskFull):
@@ -197,7 +197,8 @@ class Publication:
             return self.newest
 
     async def watch(self) -> None:
-        """For ever: when others hold a later incarnation than what is published, publish it again under the next."""
+        """Publish again under the next incarnation whenever others know a later one than the published one. Runs for
+        ever."""
         while True:
             await self._overtaken.wait()
             self._overtaken.clear()
@@ -210,7 +211,7 @@ class Publication:
                 await self._announce(await self._with_room(partial(self._broadcast.encode_again, version)))
 
     def diverged(self) -> None:
-        """Called when what was published cannot be made again."""
+        """Replace the newest version by the next one, since its weights cannot be made again."""
         self._say("the recorded batches give other weights than were published: the next version replaces them")
         self._diverged = True
         self._network.outlive(self.newest)
@@ -218,7 +219,7 @@ class Publication:
     # -- parts -----------------------------------------------------------------------------------------------
 
     async def _encode(self, version: VersionId) -> HeldVersion | None:
-        """None if a restarted trainer has staged other weights meanwhile."""
+        """Encode the staged weights. Return None if a restarted trainer has staged other weights meanwhile."""
         async with self._training.staging_lock:
             if self._training.staged_step != version.version:
                 return None
@@ -231,7 +232,7 @@ class Publication:
         self._network.published(held.sealed_head)
         await self._told(held, staged_at=staged_at)
         if self._network.incarnation > version.incarnation:
-            # Others announced a later life while this was being encoded.
+            # Others announced a later life while this version was being encoded.
             self._overtaken.set()
 
     async def _record(self, held: HeldVersion) -> None:

@@ -1,5 +1,5 @@
-"""A run directory: made for a new run, which may begin with another run's model, or opened again to resume one.
-environment.json says what the run ran on, with an entry for each life of the learner. Everything here is blocking.
+"""A run directory: create one for a new run, which may begin with another run's model, or open one to resume its run.
+environment.json records what the run ran on, with an entry for each start of the learner. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from swarm.node.control import is_led
 from swarm.settings import CHANGEABLE, LeadConfig, load_config, read_toml
 
 ENVIRONMENT = "environment.json"
-LIVES_KEPT = 100  # The first and the newest of a run that is resumed again and again; an entry takes about 10 kB
+LIVES_KEPT = 100  # Entries kept of a run that is resumed very often: the first and the newest, at about 10 kB each
 
 Life = dict[str, Any]
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` for people to read. The file is replaced whole: a reader never finds half of it."""
+    """Write `value` for people to read. Replace the file atomically, so that a reader never finds half of it."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(value, indent=2, default=str) + "\n")
     partial.replace(path)
 
 
 def note_life(run_dir: Path, *, step: int, device: str) -> str:
-    """Append an entry for this process: it goes on at `step` and trains on `device`. Returns "" or why the entry could
-    not be written, as on a full disk: a run goes on without it."""
+    """Append an entry for this process, which continues at `step` and trains on `device`. Return "" or the reason why
+    the entry could not be written, such as a full disk. The run goes on without it."""
     lives = [*read_lives(run_dir), _this_life(step=step, device=device)]
     if len(lives) > LIVES_KEPT:
         lives = [lives[0], *lives[1 - LIVES_KEPT :]]
@@ -54,7 +54,7 @@ def note_life(run_dir: Path, *, step: int, device: str) -> str:
 
 
 def read_lives(run_dir: Path) -> list[Life]:
-    """The entries, oldest first; none if there is no file, or if it is damaged."""
+    """Return the entries, oldest first. Return none if the file is missing or damaged."""
     try:
         found = json.loads((run_dir / ENVIRONMENT).read_text())
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def read_lives(run_dir: Path) -> list[Life]:
 
 
 def _this_life(*, step: int, device: str) -> Life:
-    # NVIDIA's GPUs by the driver's own files: nvidia-smi may take seconds to answer.
+    # NVIDIA's GPUs are read from the driver's files, because nvidia-smi may take seconds to answer.
     gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return {
         "time": round(time.time(), 3),
@@ -81,18 +81,18 @@ def _this_life(*, step: int, device: str) -> Life:
 
 
 def libraries() -> dict[str, str]:
-    """Name and version of every installed distribution, none of which is loaded. A local build shows in its version, as
-    in 2.13.0+cpu."""
+    """Return name and version of every installed distribution without importing any. A version shows a local build,
+    as in 2.13.0+cpu."""
     found: dict[str, str] = {}
     for one in metadata.distributions():
-        # The first on the path is the one that is imported. One that was removed by hand has no name any more.
+        # The first one on the path gets imported. A distribution that was removed by hand has no name.
         if name := one.metadata["Name"]:
             found.setdefault(name, one.version)
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def _field(path: Path, name: str) -> str:
-    """The first value of `name` in a file of lines like `name : value`; "" if there is none."""
+    """Return the first value of `name` in a file of lines like `name : value`; "" if there is none."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -103,38 +103,38 @@ def _field(path: Path, name: str) -> str:
 
 CONFIG = "config.json"
 ORIGIN = "from"  # The key of config.json under which a fork says which model it began with
-SUMMARY = "summary.json"  # Written last of all: if it is there, the run is over and its samplers know
-BASE = "base"  # The directory of a fork that holds the model it began with
-LOGS = "logs"  # What a run's processes print. A demo makes it before the run begins, and it stays if none does.
+SUMMARY = "summary.json"  # Written last of all: if it exists, the run is over and its samplers know
+BASE = "base"  # Directory in a fork with the model that it began with
+LOGS = "logs"  # Output of a run's processes. A demo creates it before the run begins; it stays if no run begins
 LOCK = ".lock"  # Held by the learner that leads the run; the system releases it when the process dies
 
 OTHER_CONFIG = (
     "Put back a copy; or begin the same run in another directory (environment.json has its command), stop it, and copy "
     "the config.json from there"
 )
-"""The remedy where the settings of a run are lost: they cannot be read out of anything else."""
+"""The remedy if a run's settings are lost, since no other file has them."""
 
 
 def default_run_dir(task: str) -> Path:
-    """The directory of a run of `task` that begins now, unless the user names another."""
+    """Return the default directory for a run of `task` that begins now."""
     return Path("runs") / (named_after(task) + time.strftime("-%Y%m%d-%H%M%S"))
 
 
 def directory_of(config: LeadConfig) -> Path:
-    """The directory of a run of `config` that begins now."""
+    """Return the directory for a run of `config` that begins now."""
     return config.run_dir or default_run_dir(config.task)
 
 
 def named_after(task: str) -> str:
-    """A name for a directory that says which task: jsonl-data-x.jsonl for jsonl:data/x.jsonl."""
-    # File systems allow 255 bytes, and the time follows.
+    """Return a directory name for a task, such as jsonl-data-x.jsonl for jsonl:data/x.jsonl."""
+    # File systems allow 255 bytes for a name, and the time is appended.
     return re.sub(r"[^A-Za-z0-9._-]+", "-", task).strip("-.")[-100:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The run whose model another run begins with: its newest checkpoint, that of `step`, or its `best` model. `model`
-    is what the first run of this line began with."""
+    """The run whose model another run begins with: its newest checkpoint, the one of `step`, or its `best` model.
+    `model` is the model that the first run of this line began with."""
 
     run: Path
     step: int | None
@@ -145,8 +145,8 @@ class Origin:
 def create_run_directory(
     path: Path, config: LeadConfig, origin: Origin | None = None, say: Callable[[str], None] = print
 ) -> None:
-    """Make `path` for a new run and write its configuration, with a copy of the model of its `origin` if it has one.
-    UserError if it holds anything already, or there is no such model."""
+    """Create `path` for a new run. Write its configuration, and a copy of the model of its `origin` if it has one.
+    Raise UserError if the directory already holds something, or if there is no such model."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         refuse_used(path)
@@ -155,7 +155,7 @@ def create_run_directory(
             return
         try:
             step = export_model(origin.run, path / BASE, None, step=origin.step, best=origin.best)
-            # Last: without it this is no run yet.
+            # Written last, because a directory without it is not a run.
             write_config(path, config, {**asdict(origin), "run": str(origin.run), "step": step})
         except UserError:
             remove_run_directory(path, keep_logs=True)
@@ -167,7 +167,7 @@ def create_run_directory(
 
 
 def remove_run_directory(path: Path, *, keep_logs: bool) -> None:
-    """Remove everything of a run that never began; with `keep_logs` all but the logs, which a demo makes before it."""
+    """Remove a run that never began. With `keep_logs`, keep its logs, which a demo creates beforehand."""
     for entry in path.iterdir():
         if keep_logs and entry.name == LOGS:
             continue
@@ -180,7 +180,7 @@ def remove_run_directory(path: Path, *, keep_logs: bool) -> None:
 
 
 def refuse_used(path: Path) -> None:
-    """UserError if `path` holds anything that a new run would be mixed with."""
+    """Raise UserError if `path` holds anything but logs."""
     if path.exists() and any(entry.name != LOGS for entry in path.iterdir()):
         raise UserError(
             f"{path} already holds a run or other files: choose another --run-dir, or go on with --resume {path}"
@@ -189,7 +189,8 @@ def refuse_used(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, *, only_read: bool = False) -> Iterator[None]:
-    """Be the one learner of the run in `path`, or with `only_read` keep learners away. UserError if one leads it."""
+    """Hold the lock of the run in `path`: to lead the run, or with `only_read` to keep learners away. Raise UserError
+    if a learner holds it."""
     if only_read and not (path / LOCK).is_file():
         yield
         return
@@ -209,15 +210,15 @@ def locked(path: Path, *, only_read: bool = False) -> Iterator[None]:
 
 
 def begin_again(path: Path, config: LeadConfig) -> None:
-    """Mark the run in `path` as not finished, and write the configuration that it goes on with."""
-    # In this order: cut off in between, the run ends again, and can still be resumed.
+    """Mark the run in `path` as not finished, and write the configuration that it continues with."""
+    # In this order: if the process dies in between, the run can still be resumed.
     (path / SUMMARY).unlink(missing_ok=True)
     write_config(path, config, read_values(path).get(ORIGIN))
 
 
 def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: int) -> str:
-    """A line about a run that ended after `step` learner steps: what is kept of it, and how to go on. `step` is None if
-    it was still starting."""
+    """Return a line about a run that ended after `step` learner steps: what is kept of it, and how to resume it. `step`
+    is None if the run was still starting."""
     if (path / SUMMARY).is_file():
         return f"finished at step {step}; run directory {path}"
     saved = saved_step or 0
@@ -230,7 +231,7 @@ def kept_line(path: Path, step: int | None, saved_step: int | None, *, steps: in
 
 
 def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None = None) -> None:
-    """Write the resolved configuration, which a resumed run reads. `origin` is where its model is from."""
+    """Write the resolved configuration, which a resumed run reads. `origin` says where its model comes from."""
     values: dict[str, Any] = {ORIGIN: origin} if origin else {}
     values |= {**config.model_dump(mode="json"), "run_dir": str(path), "learning_rate": config.resolved_learning_rate}
     write_json(path / CONFIG, values)
@@ -239,11 +240,9 @@ def write_config(path: Path, config: LeadConfig, origin: dict[str, Any] | None =
 def resumed_config(
     path: Path, flags: dict[str, Any], file: Path | None = None, *, finished: bool = False
 ) -> LeadConfig:
-    """The configuration of the run in `path`, with the changes that the TOML `file` and, above it, `flags` ask for.
-
-    UserError if there is no run, if they change what a run cannot change, or if the run came to its end, unless it may
-    be `finished`. A run that an alarm stopped did not come to its end.
-    """
+    """Return the configuration of the run in `path`, changed by the TOML `file` and then by `flags`. Raise UserError if
+    there is no run, if they change a fixed setting, or if the run is finished, unless `finished` allows that. A run
+    that an alarm stopped is not finished."""
     values, before = _recorded_config(path)
     given = _given(flags, file)
     known = {name: value for name, value in values.items() if name not in given}
@@ -251,7 +250,7 @@ def resumed_config(
         known["port"] = _last_port(path) or 0
     config = load_config(LeadConfig, file, {**flags, "run_dir": path}, before=known)
     for name in sorted(given.keys() - CHANGEABLE.keys()):
-        # Compared as they were read: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
+        # Compare parsed values: a flag says --rewards numeric=1, and the record {"numeric": 1.0}.
         if getattr(config, name) != getattr(before, name):
             raise UserError(f"--{name.replace('_', '-')} cannot change when a run is resumed: begin a new one")
     rises = config.steps > before.steps or (config.target or 0.0) > (before.target or 0.0)
@@ -263,10 +262,10 @@ def resumed_config(
 
 
 def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
-    """The settings of a run, as they are written and as they are read. UserError if they are damaged."""
+    """Return the settings of a run, raw and parsed. Raise UserError if they are damaged."""
     values = read_values(path)
     if values.pop(ORIGIN, None):
-        # A fork that was moved finds its model where it is now.
+        # A fork may have been moved, so its model is looked for inside its own directory.
         values["model"] = str(path / BASE)
     try:
         return values, load_config(LeadConfig, None, values)
@@ -277,17 +276,18 @@ def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
 def forked_config(
     path: Path, flags: dict[str, Any], file: Path | None = None, *, step: int | None = None, best: bool = False
 ) -> tuple[LeadConfig, Origin]:
-    """The configuration of a new run that begins with the model of the run in `path`: its settings, with the changes
-    that the TOML `file` and, above it, `flags` ask for. UserError if there is no run, or another model is named."""
+    """Return the configuration of a new run that begins with the model of the run in `path`: that run's settings,
+    changed by the TOML `file` and then by `flags`. Raise UserError if there is no run, if a model is named, or if both
+    `best` and `step` are given."""
     (values, _), given = _recorded_config(path), _given(flags, file)
     if "model" in given:
         raise UserError(f"--from says which model a run begins with, that of {path}: leave --model out")
     if best and step is not None:
         raise UserError("--best and --step name two models: give one of them")
-    # Its model is a copy, and it is a swarm of its own.
+    # The fork has a copy of the model and its own swarm.
     known = {name: value for name, value in values.items() if name not in ("model", "run_dir", "state_dir")}
     if is_led(path):
-        known["port"] = 0  # both are to run
+        known["port"] = 0  # The other run is still being led, so the fork needs another port
     task = given.get("task", known.get("task", ""))
     run_dir = Path(given.get("run_dir") or default_run_dir(task))
     config = load_config(LeadConfig, file, {**flags, "run_dir": run_dir, "model": str(run_dir / BASE)}, before=known)
@@ -296,7 +296,7 @@ def forked_config(
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """The content of a run's config.json. UserError if there is none, or it is damaged."""
+    """Return the content of a run's config.json. Raise UserError if it is missing or damaged."""
     file = path / CONFIG
     if not path.is_dir():
         raise UserError(f"{path} is not a run directory: there is no such directory")
@@ -319,12 +319,12 @@ def _damaged(path: Path, why: object) -> UserError:
 
 
 def _given(flags: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """What the user asks for: the flags, and what the file says besides."""
+    """Return the settings that the user asks for. Flags win over the file."""
     return (read_toml(file) if file else {}) | {name: value for name, value in flags.items() if value is not None}
 
 
 def _was_stopped(path: Path) -> bool:
-    """Whether an alarm ended the run before its time."""
+    """Return whether an alarm ended the run early."""
     try:
         return bool(json.loads((path / SUMMARY).read_text()).get("stopped_by"))
     except (OSError, ValueError, AttributeError):
@@ -332,8 +332,8 @@ def _was_stopped(path: Path) -> bool:
 
 
 def _last_port(path: Path) -> int | None:
-    """The port that samplers know, in place of any free one."""
+    """Return the port on which the run listened last, which its samplers know. None if it is unknown."""
     try:
         return urlsplit(str(json.loads((path / "node.json").read_text())["url"])).port
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there, or damaged
+        return None  # Missing or damaged

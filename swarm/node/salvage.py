@@ -1,8 +1,8 @@
-"""Writes what can be read of a damaged run into a new run directory, which `lead --resume` goes on with. Blocking.
+"""Writes the readable part of a damaged run into a new run directory, which `lead --resume` can continue. Blocking.
 
-The damaged run is only read. Everything is copied first and checked afterwards: checkpoints and the best model are kept
-if their digests are right, lines of figures if they are JSON, the journal as far as it is consistent
-(rollout/journal/salvage.py). config.json has to be readable: it says what the run is.
+The damaged run is only read. Everything is copied first and checked afterwards. Checkpoints and the best model are kept
+if their digests are right, lines of figures if they are JSON, and the journal as far as it is consistent
+(rollout/journal/salvage.py). config.json must be readable, because it says what the run is.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from swarm.rollout.journal.salvage import salvage_journal
 from swarm.rollout.journal.segments import sync_path
 
 CHECKPOINTS, MODEL, IDENTITY = "checkpoints", "model", "identity"
-COPIED = (CHECKPOINTS, NAME, MODEL, BASE, SEGMENTS, IDENTITY, DATABASE)  # What takes room
+COPIED = (CHECKPOINTS, NAME, MODEL, BASE, SEGMENTS, IDENTITY, DATABASE)  # The parts of a run that take room
 PARTIAL = ".partial"
 
 
 @dataclass(slots=True, kw_only=True)
 class Salvage:
-    """What became of a run: the step that it goes on from, and what was lost, in lines."""
+    """What became of a run: the step that it continues from, its batches, and lines on what was lost."""
 
     step: int = 0
     batches: int = 0
@@ -40,14 +40,14 @@ class Salvage:
 
 
 def salvage(run_dir: Path, to: Path) -> Salvage:
-    """Write what can be read of the run in `run_dir` to the new directory `to`. UserError if its settings cannot be
-    read, a learner leads it, or `to` holds anything or lies in it."""
+    """Write the readable part of the run in `run_dir` to the new directory `to`. Raise UserError if the settings cannot
+    be read, if a learner leads the run, or if `to` is not empty or inside it."""
     config = resumed_config(run_dir, {}, finished=True)
     if to.resolve().is_relative_to(run_dir.resolve()) or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
         raise UserError(f"{to} is not a new directory outside of {run_dir}: name another one with --salvage")
     partial = to.with_name(to.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
-    # What a learner writes meanwhile would be taken for damage.
+    # Keep learners away: what one writes meanwhile would look like damage.
     with locked(run_dir, only_read=True):
         try:
             partial.mkdir(parents=True)
@@ -70,7 +70,7 @@ def salvage(run_dir: Path, to: Path) -> Salvage:
                     shutil.rmtree(one.path)
                     done.lost.append(f"{CHECKPOINTS}/{one.path.name}: the batches that it was trained on are lost")
             _copy_small_files(run_dir, partial, done)
-            # The journal says that its batches survive a power cut, and the directory counts from the rename on.
+            # Sync before the rename, which makes the directory count: its journal claims to survive a power cut.
             for path in (*partial.rglob("*"), partial):
                 sync_path(path)
             os.replace(partial, to)
@@ -88,13 +88,13 @@ def _size(run_dir: Path) -> int:
 
 
 def _copy_models(run_dir: Path, to: Path, done: Salvage) -> None:
-    """Checkpoints, the best model and the small files of the model: each directory whole, or not at all."""
+    """Copy checkpoints, the best model and the model's small files: each directory whole or not at all."""
     for path in step_directories(run_dir / CHECKPOINTS):
         _copy_directory(path, to / CHECKPOINTS / path.name, fault_of, done)
     checks: dict[str, Callable[[Path], str]] = {
         NAME: lambda copy: fault_of(copy, (ABOUT,)),
         MODEL: _fault_of_files,
-        # A fork's first model has no digests; a run with a checkpoint reads no more of it than its configuration.
+        # A fork's first model has no digests. A run with a checkpoint reads only the model's configuration.
         BASE: lambda copy: "",
     }
     for name, fault_in in checks.items():
@@ -114,7 +114,7 @@ def _copy_directory(source: Path, to: Path, fault_in: Callable[[Path], str], don
 
 
 def _fault_of_files(directory: Path) -> str:
-    """What is wrong with the model's small files, which a learner writes again when it is started."""
+    """Return what is wrong with the model's small files, "" if nothing. A learner writes them again at its start."""
     try:
         for path in directory.glob("*.json"):
             json.loads(path.read_bytes())
@@ -142,7 +142,7 @@ def _copy_small_files(run_dir: Path, to: Path, done: Salvage) -> None:
 
 
 def _copy_lines(source: Path, to: Path, done: Salvage) -> None:
-    """Copy lines that are JSON objects; lines of steps only up to the last batch of the journal."""
+    """Copy lines that are JSON objects, but lines of steps only up to the journal's last batch."""
     torn = later = 0
     try:
         with source.open("rb") as lines, to.open("wb") as kept:
@@ -170,7 +170,8 @@ def _copy_lines(source: Path, to: Path, done: Salvage) -> None:
 
 
 def _copy_identity(source: Path, to: Path, done: Salvage) -> None:
-    """Copy the node's key and certificate if they are valid: without them samplers need the new join line."""
+    """Copy the node's key, certificate and generation if they are valid. Without the key or the certificate, samplers
+    need a new join line."""
     if not source.is_dir():
         return
     checks: dict[str, Callable[[Path], object]] = {
@@ -180,7 +181,7 @@ def _copy_identity(source: Path, to: Path, done: Salvage) -> None:
     }
     for name, check in checks.items():
         if name == "tls.pem" and not (source / name).exists():
-            continue  # a learner that never listened beyond this machine
+            continue  # The learner never listened beyond this machine
         try:
             if not (source / name).is_file() or (name == "generation" and not (to / "node.key").exists()):
                 raise UserError("it is not there, or of a key that was lost")

@@ -22,22 +22,20 @@ from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker, ProofFailed
 from swarm.settings import JoinConfig
 
-MAX_FAULTS = (
-    5  # Sessions in a row without an accepted rollout that may break: after that it is this machine, not chance
-)
+MAX_FAULTS = 5  # Sessions in a row that may fail without an accepted rollout: then this machine is to blame, not chance
 FAULT_PAUSE_S = 2.0  # Pause before a new session, times the number of faults so far
 
 PAUSE_S = 600.0
-"""Wait after MAX_FAULTS for the cause to pass (a GPU that somebody else fills, a full disk). The node goes on relaying
+"""Pause after MAX_FAULTS, for the cause to pass (somebody else fills the GPU, the disk is full). The node still relays
 weights meanwhile."""
 
 PROOF_WINDOW_S = 3600.0
-"""If two engines within this time do not hold the weights that they were given, a new engine does not help. Rollouts
-accepted in between prove nothing: they may have been drawn with the weights before."""
+"""If two engines within this time fail to hold the weights that they were given, a new engine does not help. Rollouts
+accepted in between prove nothing: they may have been drawn with the previous weights."""
 
 
 class SamplerNode(JoiningNode):
-    """One sampler."""
+    """A sampler."""
 
     role = "sampler"
 
@@ -51,7 +49,7 @@ class SamplerNode(JoiningNode):
         self._engine: EngineWorker | None = None
 
     def request_stop(self) -> bool:
-        """Finish what ends soon, hand the rest back, leave."""
+        """Finish the samples that end soon, release the rest, and leave."""
         self._stop.set()
         busy = self._status.state == "sampling"
         waits = f"waiting for the samples under way, {DRAIN_S:g} s at most" if busy else "telling the learner"
@@ -59,7 +57,7 @@ class SamplerNode(JoiningNode):
         return True
 
     def last_words(self) -> str:
-        """What became of its work; "" if nobody asked the node to leave."""
+        """Return a line on what became of the node's work; "" if nobody asked the node to leave."""
         if not self._stop.is_set():
             return ""
         if self._has_left:
@@ -67,7 +65,7 @@ class SamplerNode(JoiningNode):
         return "left at once; samples that were drawn and not handed in are kept for the next start of this node"
 
     async def run(self) -> None:
-        """Sample until the run is over or a stop is requested. ChildFailed if the engine cannot be kept alive."""
+        """Sample until the run is over or a stop is requested. Raise ProofFailed if two engines fail their proofs."""
         self._chosen = await asyncio.to_thread(choose_engine, self._config.engine, self._config.device)
         self._say(self._chosen.line)
         await super().run()
@@ -92,7 +90,7 @@ class SamplerNode(JoiningNode):
         return await self._serve(receiver, spool)
 
     async def _serve(self, receiver: Receiver, spool: Spool) -> bool:
-        """One session after another for one swarm; True when its run is over, False to look for a swarm again."""
+        """Run one session after another. Return True when the run is over, False to look for a swarm again."""
         faults, proof_failed_at = 0, -math.inf
         while not self._stop.is_set():
             accepted = self._status.verdicts["accepted"]
@@ -121,13 +119,14 @@ class SamplerNode(JoiningNode):
         return False
 
     async def _pause(self, fault: BaseException) -> None:
-        """Wait, with the reason in the status: what broke five engines will probably break the next."""
+        """Pause, with the reason in the status: what broke MAX_FAULTS sessions will probably break the next one."""
         self._say(f"paused for {PAUSE_S / 60:g} minutes after {MAX_FAULTS} faults in a row, the last: {fault}")
         self._status.state = f"paused: {fault}"
         await unless_stopped(self._stop, asyncio.sleep(PAUSE_S))
 
     async def _session(self, receiver: Receiver, spool: Spool) -> bool:
-        """Work for the learner with one engine, which starts while the learner is looked for; True at the run's end."""
+        """Work for the learner with one engine, which starts while the node looks for the learner. Return True if the
+        run is over."""
         engine = self._engine = EngineWorker(
             self._directory, kind=self._chosen.kind, options=self._config.engine_options
         )
@@ -157,7 +156,7 @@ class SamplerNode(JoiningNode):
             await engine.stop()
 
     def _offer(self, engine: EngineWorker, receiver: Receiver) -> Offer:
-        """What this node is and costs, for the learner to choose by."""
+        """Return what this node is and costs, so that the learner can choose."""
         config = self._config
         return Offer(
             device_class=(config.device_class or engine.device_class)[:DEVICE_CLASS_LENGTH],
@@ -179,7 +178,7 @@ class SamplerNode(JoiningNode):
             self._status.verdicts["overloaded"] += 1
 
     def _say_profile(self, engine: EngineWorker, receiver: Receiver) -> None:
-        """Have gossip tell what this node holds and how fast it is."""
+        """Spread by gossip what this node holds and how fast it is."""
         self._network.set_profile(
             Profile(
                 held=engine.installed,

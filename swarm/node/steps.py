@@ -1,6 +1,6 @@
-"""The learner's loop: wait for a batch, train on it, publish, measure, keep a checkpoint. Reads top to bottom.
+"""The learner's loop: wait for a batch, train on it, publish, measure, keep a checkpoint. Read it from top to bottom.
 
-Publications, evaluations and the writing of checkpoints go on beside the training. `status` may be called at every
+Publications, evaluations and the writing of checkpoints run beside the training. `status` may be called at every
 await, so values that belong together change together.
 """
 
@@ -31,12 +31,12 @@ from swarm.settings import LeadConfig
 from swarm.types import Prompt
 
 STALL_S = 30.0  # After this long without a batch the learner says what it waits for
-MAX_BOUND = 1024  # Largest max_staleness: learning from rollouts that are older makes no sense
-SAVE_AGAIN_S = 10.0  # Between two tries to write a checkpoint on a full disk: each copies the whole model
+MAX_BOUND = 1024  # Largest max_staleness: learning from older rollouts makes no sense
+SAVE_AGAIN_S = 10.0  # Pause between two tries to write a checkpoint on a full disk: each copies the whole model
 
 
 class Steps:
-    """The run from one learner step to the next. `bound` is the user's dial: S and the period of publications."""
+    """The run's learner steps. `bound` is what the user can change during the run: S and the publication period."""
 
     def __init__(
         self,
@@ -81,20 +81,20 @@ class Steps:
 
     @property
     def _target_reached(self) -> bool:
-        """Judged by the version that was measured last, even if one before it was better."""
+        """Whether the last measured version reached the target, even if an earlier one was better."""
         target = self._config.target
         return target is not None and bool(self.held_out) and self.held_out[-1]["exact_match"] >= target
 
     def request_stop(self) -> str:
-        """Take no further step: `run` and `finish` return once the step under way is over. Returns what that and
-        `leave_off` wait for; "" if nothing."""
+        """Take no further step. `run` and `finish` return once the current step is over. Return what they and
+        `leave_off` wait for, "" if nothing."""
         self._stop.set()
         if self._in_step:
             return f"the end of step {self.step + 1} and its checkpoint"
         return f"the checkpoint of step {self.step}" if (self._training.saved_step or 0) < self.step else ""
 
     async def run(self) -> None:
-        """Take all steps that are left, until the target is reached, or money, an alarm or the user ends the run."""
+        """Take the remaining steps, until the target is reached, or the budget, an alarm or the user ends the run."""
         evaluation = asyncio.create_task(self._evaluate())
         publishing = asyncio.create_task(asyncio.sleep(0))
         self._recorded_at = time.monotonic()
@@ -132,16 +132,16 @@ class Steps:
             publishing.cancel()
 
     async def leave_off(self) -> None:
-        """Write a checkpoint of this step, so that no batch has to be trained on again. One try: without it the journal
-        is enough to go on with."""
+        """Write a checkpoint of this step, so that no batch has to be trained on again. Try only once: the run can
+        also continue from the journal."""
         await self._training.flush()
         if self.step and self._training.saved_step != self.step:
             await self._training.save()
             await self._training.flush()
 
     async def finish(self) -> bool:
-        """Tell the samplers that the run ends, measure the last version and keep it. Returns False if a target was set
-        and not reached, or if an alarm ended the run."""
+        """Tell the samplers that the run ends, measure the last version and keep it. Return False if a target was set
+        and not reached, or if an alarm or the user ended the run."""
         await self._rollouts.end("draining")
         await self._measure_last()
         await self._keep()
@@ -157,7 +157,7 @@ class Steps:
         return self._config.target is None or (self._target_reached and self._is_measured)
 
     async def _last_reaches_it(self, publishing: asyncio.Task[None], evaluation: asyncio.Task[None]) -> bool:
-        """A version of some steps ago reached the target. The user gets the last version: does it reach it too?"""
+        """Return whether the last version reaches the target, as an earlier one did. The user gets the last one."""
         await unless_stopped(self._stop, publishing)
         await self._patiently(evaluation)
         if self._target_reached:
@@ -170,7 +170,7 @@ class Steps:
 
     async def _measure_last(self) -> None:
         if self._is_enough() or self._alarms.stopped_by:
-            # There is no money for it, or it is not worth showing.
+            # The budget is spent, the user stopped the run, or the model is not worth measuring.
             return
         if self.step > self._publication.newest.version:
             await self._publication.publish(self.step)
@@ -178,7 +178,7 @@ class Steps:
             await self._patiently(asyncio.create_task(self._evaluate()))
 
     async def _keep(self) -> None:
-        """Write the last checkpoint. Without it there is no result, so the run is not over until it is written."""
+        """Write the last checkpoint. It is the result, so retry until it is written or the user stops the run."""
         await self._training.flush()
         while self._training.saved_step != self.step and not self._stop.is_set():
             if self._training.save_fault:
@@ -187,14 +187,14 @@ class Steps:
             await self._training.flush()
 
     async def set_bound(self, max_staleness: int) -> str:
-        """Set another S from the next batch on. Returns a line for the user."""
+        """Change S from the next batch on. Return a line for the user."""
         if not 0 <= max_staleness <= MAX_BOUND:
             raise UserError(f"max-staleness {max_staleness} is not from 0 to {MAX_BOUND}")
         before = self.bound.max_staleness
         period = publication_period(self._config.publish_every_steps, max_staleness)
         bound = BoundSet(max_staleness=max_staleness, publish_every_steps=period)
         await self._journal.write([bound])
-        # Changed at once, before anything else: the caller may give up at any await.
+        # Changed here, before the next await, because the caller may give up at any await.
         self.bound = bound
         if max_staleness < before:
             self._publication.due.set()
@@ -207,7 +207,7 @@ class Steps:
         return line
 
     def status(self) -> dict[str, Any]:
-        """The part of the learner's status that is about steps."""
+        """Return the part of the learner's status that is about steps."""
         return {
             "step": self.step,
             "max_staleness": self.bound.max_staleness,
@@ -223,9 +223,9 @@ class Steps:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _next_batch(self, publishing: asyncio.Task[None]) -> list[Group] | None:
-        """The next batch; None once the money is spent or the user stops the run. Raises the error of a publication
-        that failed: without it a batch may never come. Publishes if that becomes due: after S was lowered, rollouts of
-        the published version may be too old."""
+        """Return the next batch, or None once the budget is spent or the user stops the run. Publish if that becomes
+        due: after S was lowered, rollouts of the published version may be too old. Raise the error of a failed
+        publication, since without the version a batch may never come."""
         if self._is_enough():
             await unless_stopped(self._stop, publishing)
             return None
@@ -258,7 +258,7 @@ class Steps:
         return self._provisioning.spent.is_set() or self._stop.is_set()
 
     async def _patiently(self, task: asyncio.Task[None]) -> None:
-        """Wait for `task`, which samplers have to finish, until the money is spent or the user stops the run."""
+        """Wait for `task`, which depends on samplers, until the budget is spent or the user stops the run."""
         try:
             await self._first_of(task)
             if task.done():
@@ -267,8 +267,7 @@ class Steps:
             task.cancel()
 
     async def _first_of(self, *tasks: asyncio.Task[Any]) -> None:
-        """Wait until one of `tasks` is done, the money is spent, or the user stops the run. Tell the user if it takes
-        long."""
+        """Wait until one of `tasks` is done, the budget is spent, or the user stops the run. Report long waits."""
         enough = asyncio.create_task(unless_stopped(self._stop, self._provisioning.spent.wait()))
         try:
             while not (await asyncio.wait({*tasks, enough}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED))[0]:
@@ -295,11 +294,11 @@ class Steps:
             await self._training.save()
 
     async def _evaluate(self) -> None:
-        """Measure the newest version, and keep its weights if none was better. Training goes on beside it."""
+        """Measure the newest version, and keep its weights if it is the best so far. Training goes on meanwhile."""
         version = await self._publication.hold_weights(self._training.held)
         try:
             if self.held_out and self.held_out[-1]["version"] == version.version:
-                # A former life measured it and may have been killed before it was kept. There may be no samplers now.
+                # Measured before a restart, but perhaps not kept. Not measured again: there may be no samplers now.
                 figures = self.held_out[-1]
             else:
                 figures = self._measured(await self._rollouts.evaluate(version, self._held_out_prompts))
@@ -319,7 +318,7 @@ class Steps:
         return figures
 
     def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
-        """Count the step, without an await in between: `status` may be called at every one."""
+        """Record a step. There is no await in between, because `status` may be called at every one."""
         self.step = step + 1
         ages = [staleness(group.oldest_version, step) for group in batch]
         self.max_staleness_seen = max(self.max_staleness_seen, *ages)
@@ -343,7 +342,7 @@ class Steps:
             self.last["reward_failed_share"], self._rollouts.failures.reason, self._config.reward_failure
         )
         self._alarms.told([failed] if failed else [], step=self.step)
-        # A rehearsal teaches nothing: its samplers have no model.
+        # A rehearsal teaches nothing, because its samplers have no model.
         if self._config.rehearse_step_s is None and (alarm := self._signal.stepped(batch, figures)) is not None:
             self._alarms.explained(alarm, lambda: self._signal.explain(batch), step=self.step)
 

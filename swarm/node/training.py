@@ -1,12 +1,12 @@
-"""The trainer child, kept alive: when it dies or hangs, a new one goes on from the newest whole checkpoint.
+"""The trainer child, kept alive: when it dies or hangs, a new one continues from the newest whole checkpoint.
 
-The order matters: the journal is on the disk before a checkpoint is begun, so that a checkpoint never holds a batch
-that the journal does not know. Batches since the checkpoint are trained on again, from the journal and in the same
-order, so weights, optimiser and generators come out as they were. On a GPU they may differ in the last bit: the result
-is compared with what was published, and `on_divergence` is called if it differs.
+The order matters: the journal is on disk before a checkpoint is begun, so that a checkpoint never holds a batch that
+the journal does not know. Batches since the checkpoint are trained on again, from the journal and in the same order, so
+weights, optimiser and generators come out as before. On a GPU they may differ in the last bit. So the result is
+compared with the published weights, and `on_divergence` is called if it differs.
 
-The child writes the staging file and publications read it: `staging_lock` keeps the two apart. It is the file of the
-weights published before last. If those are kept under another name (`held`), another file takes its place.
+The child writes the staging file and publications read it; `staging_lock` keeps the two apart. The file is reused: it
+held the weights published before last. If those are kept under another name (`held`), a new file takes its place.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from swarm.rollout.plane.rules import staleness
 from swarm.settings import LeadConfig
 from swarm.types import MAX_PARTS, NodeId, Prompt, Rollout, Score
 
-MAX_FAULTS = 3  # Trainers in a row that end without a learner step: by then it is the machine or the model
+MAX_FAULTS = 3  # Trainers in a row that end without a learner step: then the machine or the model is to blame
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedStep:
-    """What was published last: after how many steps, and the digest of its weights."""
+    """The last publication: its step, and the digest of its weights."""
 
     step: int
     content: Digest
@@ -89,30 +89,31 @@ class Training:
         self._found: tuple[Checkpoint | None] | None = None
         self.saved_step: int | None = None
         self.layout: Layout | None = None
-        """Of the staged weights; None before `open`."""
+        """The layout of the staged weights; None before `open`."""
         self.step = 0
         self.staged_step = 0
-        """The number of learner steps in the staged weights."""
+        """How many learner steps the staged weights have had."""
         self.published: PublishedStep | None = None
         self.staging_lock = asyncio.Lock()
         self.files_dir = self._trainer.files_dir
         self.staging = self._trainer.staging
         self.held = run_dir / "held.bin"
-        """Another name of a version's weights while it is measured (node/best.py)."""
+        """A second name for the weights of a version while it is being measured (node/best.py)."""
         self.save_fault = ""
-        """Why the last checkpoint could not be written; empty if it could."""
+        """Why the last checkpoint could not be written; "" if it was."""
 
     async def look(self) -> None:
-        """Find what the run goes on from, before others are told of the run. UserError if the newest whole checkpoint
-        holds other batches than the journal, Damaged if the batches after it cannot be trained on again."""
+        """Find the checkpoint that the run continues from, before others are told about the run. Raise UserError if the
+        newest whole checkpoint holds other batches than the journal, Damaged if the batches after it cannot be trained
+        on again."""
         found = await asyncio.to_thread(self._newest)
         await asyncio.to_thread(self._journal.check_batches, found.step if found is not None else 0)
         self._found = (found,)
 
     async def open(self) -> Prepared:
-        """Start the child where the newest whole checkpoint is, or at step 0. UserError if the checkpoint holds other
+        """Start the child at the newest whole checkpoint, or at step 0. Raise UserError if the checkpoint holds other
         batches than the journal."""
-        # `look` has read it: once is enough for a large model.
+        # The first time, `look` has read the checkpoint already: once is enough for a large model.
         (found,) = self._found or (await asyncio.to_thread(self._newest),)
         self._found = None
         await asyncio.to_thread(self._own_staging)
@@ -123,11 +124,11 @@ class Training:
         return prepared
 
     async def catch_up(self, step: int) -> None:
-        """Train on the recorded batches before `step`, with a new child if one ends."""
+        """Train on the recorded batches before `step`, with a new child if one dies."""
         await self._steadily(lambda: self._replay(step))
 
     async def train(self, groups: list[TrainGroup]) -> Trained:
-        """The next learner step. Its batch is on record."""
+        """Take the next learner step. Its batch must be recorded already."""
         step = self.step
         lineage = await asyncio.to_thread(self._journal.lineage, step + 1)
 
@@ -153,7 +154,7 @@ class Training:
             await self._steadily(attempt, staging_held=True)
 
     async def save(self) -> None:
-        """Begin a checkpoint of this step; it is written while training goes on."""
+        """Begin a checkpoint of this step. It is written while training goes on."""
         step = self.step
         await self._journal.sync()
 
@@ -164,7 +165,7 @@ class Training:
         await self._steadily(attempt)
 
     async def flush(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait until the checkpoint under way is written."""
         await self._note_save(await self._steadily(self._trainer.flush))
 
     async def stop(self) -> None:
@@ -173,7 +174,7 @@ class Training:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _newest(self) -> Checkpoint | None:
-        # Usually the next checkpoint clears up; a learner killed at its last one writes none.
+        # Usually the next checkpoint clears up, but there is none if the learner was killed at its last one.
         clear_up(self._root)
         found = newest_whole(self._root)
         if newer := newer_than(self._root, found.step if found is not None else None):
@@ -194,8 +195,8 @@ class Training:
             )
 
     async def _steadily(self, attempt: Callable[[], Awaitable[R]], *, staging_held: bool = False) -> R:
-        """Make `attempt`, again with a new child when one ends. ChildFailed if that does not help. `staging_held`:
-        whether the caller holds the staging lock."""
+        """Make `attempt`, again with a new child each time one dies. Raise ChildFailed after MAX_FAULTS. `staging_held`
+        says whether the caller holds the staging lock."""
         while True:
             try:
                 return await attempt()
@@ -213,19 +214,19 @@ class Training:
         try:
             await self.open()
         except ChildFailed as fault:
-            # A child that could not be prepared may still run, with other weights than `step` says. The next attempt
-            # finds no child, which counts as the next fault.
+            # A child whose preparation failed may still run, with weights that do not match `step`. Stop it. The next
+            # attempt finds no child, which counts as the next fault.
             self._say(str(fault))
             await self._trainer.stop()
 
     async def _replay(self, step: int, *, staging_held: bool = False) -> None:
-        """Train on the recorded batches from where the child is to `step`. Does nothing while no child has ended."""
+        """Train on the recorded batches from the child's step to `step`. Do nothing if the child is there already."""
         if self.step < step:
             self._say(f"training again on the recorded batches {self.step} to {step - 1}")
         while self.step < step:
             recorded = await asyncio.to_thread(self._journal.batch, self.step)
             lineage = await asyncio.to_thread(self._journal.lineage, self.step + 1)
-            # Off the loop too: the prompts are made again.
+            # In a thread too, because the prompts are made again.
             groups = await in_thread(partial(self._groups_of, recorded))
             trained = await self._trainer.train(self.step, groups, lineage)
             self.step += 1
@@ -241,8 +242,8 @@ class Training:
         self.staged_step = self.step
 
     def _own_staging(self) -> None:
-        """Make sure that the staging file has no other name. The weights that are being measured are given up if the
-        disk has no room for both."""
+        """Make sure that the staging file has no second name, by replacing it if necessary. If the disk has no room for
+        another file, give up the weights that are being measured."""
         if not self.staging.exists() or (state := self.staging.stat()).st_nlink == 1:
             return
         fresh = self.staging.with_name("staging.next")
@@ -256,7 +257,7 @@ class Training:
             fresh.replace(self.staging)
 
     async def _compare(self, content: Digest) -> None:
-        """Report it if the weights are not those that were published."""
+        """Stage the weights, and report it if they differ from the published ones."""
         assert self.layout is not None
         await self._stage()
         if await asyncio.to_thread(content_of_file, self.staging, self.layout) != content:
@@ -272,7 +273,7 @@ class Training:
         return groups
 
     async def _note_save(self, saved: Saved) -> None:
-        """After a checkpoint: prune what is not needed any more, or say why it was not written."""
+        """Report why a checkpoint was not written. After a new one, prune old checkpoints and payloads."""
         if saved.fault:
             self.save_fault = saved.fault
             self._say(f"no checkpoint was written: {saved.fault}")
@@ -284,20 +285,20 @@ class Training:
         await asyncio.to_thread(prune, self._root, self._config.keep_checkpoints)
         kept = await asyncio.to_thread(whole_checkpoints, self._root)
         oldest = min((checkpoint.step for checkpoint in kept), default=0)
-        # A few segments at a time, so that the journal's thread is never busy for long.
+        # Prune a few segments at a time, so that the journal's thread is never busy for long.
         while await self._journal.prune(oldest_step=oldest, keep_rollouts=self._config.keep_rollouts):
             pass
 
 
 def step_figures(step: int, scores: Sequence[Score], trained: Trained) -> dict[str, float]:
-    """What metrics.jsonl says about learner step `step`, counted from 1."""
+    """Return the figures of learner step `step`, counted from 1, for metrics.jsonl."""
     exact = sum(score.exact for score in scores) / len(scores)
     figures = {"step": step, "exact_match": exact, "train_step_s": round(trained.seconds, 4)}
     return {**figures, **reward_figures(scores), **trained.metrics}
 
 
 def reward_figures(scores: Sequence[Score]) -> dict[str, float]:
-    """Mean and sample standard deviation of each named reward, under TRL's names."""
+    """Return mean and sample standard deviation of each named reward, under TRL's names."""
     figures: dict[str, float] = {}
     names = dict.fromkeys(name for score in scores for name in score.parts)
     for name in islice(names, MAX_PARTS):
@@ -310,7 +311,7 @@ def reward_figures(scores: Sequence[Score]) -> dict[str, float]:
 def train_group(
     prompt: Prompt, answers: Sequence[tuple[Rollout, Score | None, NodeId | None]], step: int
 ) -> TrainGroup:
-    """A group as the trainer sees it, for batch `step`. Every rollout has a score and an author."""
+    """Return a group in the form that the trainer reads, for batch `step`. Every rollout has a score and an author."""
     rollouts: list[TrainRollout] = []
     for rollout, score, author in answers:
         assert score is not None

@@ -1,1 +1,1 @@
-"""The rollout plane: leases, admission against the staleness bound, the buffer that batches are taken from."""
+"""The rollout plane: leases, admission under the staleness bound, and the buffer that batches come from."""

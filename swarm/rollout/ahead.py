@@ -1,7 +1,7 @@
-"""Makes training prompts ahead in a thread: one may take a second, and a batch must not block the event loop.
+"""Makes training prompts ahead of time in a thread: one may take a second, and must not block the event loop.
 
-Groups are opened in the order of their numbers, so the next ones are known. A question for leases waits for all prompts
-that it may open (`has`), so what is leased does not depend on how fast they are made.
+Groups are opened in order of their numbers, so the next prompts are known. A request for leases waits for all prompts
+that it may need (`has`), so the leases do not depend on how fast prompts are made.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from swarm.process import in_thread
 from swarm.rollout.changes import Changes
 from swarm.types import Prompt
 
-AT_ONCE_S = 0.1  # Time for prompts in one call of the thread: thousands of most tasks, one of a slow task
+AT_ONCE_S = 0.1  # Time of one call in the thread: thousands of prompts of most tasks, one prompt of a slow task
 
 
 class PromptsAhead:
-    """Calls `make(number)` in a thread, up to `most` numbers ahead. The first number that is asked for is `first`."""
+    """Calls `make(number)` in a thread, up to `most` numbers ahead. `first` is the first number to make."""
 
     def __init__(self, make: Callable[[int], Prompt], *, first: int, most: int) -> None:
         self._make = make
@@ -33,11 +33,11 @@ class PromptsAhead:
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
-        """Let `run` begin."""
+        """Let `run` begin to make prompts."""
         self._begun.set()
 
     def __call__(self, number: int) -> Prompt:
-        """Training prompt `number`: the next one, or from any thread a former one. Blocks if it is not made yet."""
+        """Return training prompt `number`: the next one or, from any thread, an earlier one. Block until it is made."""
         if number < self._next:
             return self._one(number)
         assert number == self._next
@@ -47,15 +47,15 @@ class PromptsAhead:
         return prompt
 
     def has(self, count: int) -> bool:
-        """Whether the next `count` prompts are made, or as many as are made ahead."""
+        """Return whether the next `count` prompts (at most `most`) are made."""
         return len(self._made) >= min(count, self._most)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when more are made, or after `timeout_s`."""
+        """Return when more prompts are made, or after `timeout_s`."""
         await self._changes.wait(self._changes.count, timeout_s)
 
     async def run(self) -> None:
-        """Make prompts until cancelled. Raises what `make` raises."""
+        """Make prompts until cancelled. Raise what `make` raises."""
         await self._begun.wait()
         while True:
             seen = self._changes.count
@@ -64,7 +64,7 @@ class PromptsAhead:
                 continue
             begin = self._next + len(self._made)
             made = await in_thread(partial(self._some, begin, room))
-            # Callers that did not wait may have made some of these meanwhile.
+            # Callers that did not wait may have made some of these prompts meanwhile.
             self._made.extend(made[self._next + len(self._made) - begin :])
             self._changes.tell()
 
@@ -76,6 +76,6 @@ class PromptsAhead:
         return made
 
     def _one(self, number: int) -> Prompt:
-        # A task may not stand two calls at a time.
+        # A task need not support two calls at a time.
         with self._lock:
             return self._make(number)

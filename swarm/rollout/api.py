@@ -1,11 +1,12 @@
-"""The learner's HTTP face of the rollout plane: it performs the plane's effects and holds questions open.
+"""The learner's HTTP interface to the rollout plane. It performs the plane's effects and holds lease requests open.
 
-The order matters: an answer is sent after what it rests on is committed to the journal. So a sampler never holds a
-lease of a group that the learner could forget, and never hears "accepted" of a rollout that could be lost. If the
-commit takes too long the answer is a 503; the sampler hands in again, and hears of a duplicate if all went well.
+The order matters: the learner replies only after everything the reply rests on is committed to the journal. So a
+sampler never holds a lease on a group that the learner could forget, and never hears "accepted" for a rollout that
+could be lost. If the commit takes too long, the reply is a 503. The sampler then submits again, and is told that the
+rollout is a duplicate if the first submission was recorded.
 
-Intake refuses submissions before their bodies are read. Small ones are opened on the event loop, large ones one at a
-time in a thread, so at most one is unpacked in memory.
+Intake refuses submissions before their bodies are read. Small bodies are opened on the event loop, large ones in a
+thread, one at a time, so at most one large body is unpacked in memory.
 """
 
 from __future__ import annotations
@@ -60,15 +61,15 @@ MAX_WAIT_S = 20.0  # Longest time that a request for leases is held open
 SLOW_COMMIT = "the learner has not yet recorded this: come again"
 
 COMMIT_S = 8.0
-"""How long an answer waits for the journal. Together with the longest time for a body (client.MAX_BODY_S) it is less
-than the time limit of the sampler's call (client.CALL_S), so the sampler hears why."""
+"""How long a reply waits for the journal. Together with the longest time for a body (client.MAX_BODY_S) it is less
+than the time limit of the sampler's call (client.CALL_S), so the sampler hears the reason for the delay."""
 
-FAULT_CHECK_S = 1.0  # Between two looks at whether the journal can write again, which it tries as often
+FAULT_CHECK_S = 1.0  # Time between two checks whether the journal can write again; the journal tries as often
 
 
 class Recorder(Protocol):
-    """Where records go (journal.Journal). `fault` says why nothing can be written at the moment; `pending_bytes` of
-    payloads wait to be written."""
+    """Where records go (journal.Journal). `fault` says why nothing can be written now ("" if it can).
+    `pending_bytes` of payloads wait to be written."""
 
     fault: str
     pending_bytes: int
@@ -79,8 +80,8 @@ class Recorder(Protocol):
 
 
 class RolloutService:
-    """The plane on an event loop. `sessions` tell who asks, `emit(kind, **fields)` writes an event, `watch` hears of
-    samplers. `absent` are the samplers that a former life of the learner had at its end."""
+    """The plane on an event loop. `sessions` identify the sender, `emit(kind, **fields)` writes an event, `watch` is
+    told about samplers. `absent` are the samplers that the learner had before its restart."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class RolloutService:
         self.finished = False
 
     def open(self, plane: RolloutPlane, scorer: Scorer, journal: Recorder, effects: Sequence[Effect] = ()) -> None:
-        """Start to answer from `plane`; samplers were told to wait until now. Restoring it gave `effects`."""
+        """Begin to serve `plane`; until now samplers were told to wait. `effects` came from restoring the plane."""
         self._plane = plane
         self._scoring = Scoring(scorer, scored=self._scored)
         self._journal = journal
@@ -140,7 +141,7 @@ class RolloutService:
         self._chances.tell()
 
     async def next_batch(self) -> list[Group]:
-        """Wait for the next batch, which is on record when this returns."""
+        """Wait for the next batch and return it once the journal has recorded it."""
         plane = self._opened
         seen = self._ready.count
         while not plane.can_take(now=time.monotonic()):
@@ -149,26 +150,26 @@ class RolloutService:
             seen = self._ready.count
         batch, effects = plane.take()
         self._perform(effects)
-        # A full disk keeps the trainer waiting for as long as it is full.
+        # While the disk is full, this wait keeps the trainer waiting too.
         await self._recorder.write(())
         self._chances.tell()
         return batch
 
     async def set_bound(self, max_staleness: int) -> None:
-        """Set another S, from the next batch on."""
+        """Change S from the next batch on."""
         self._perform(self._opened.set_bound(max_staleness))
         self._ready.tell()
         self._chances.tell()
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
-        """Keep these nodes in reserve from now on, and tell them why; all others are active."""
+        """Put these nodes on standby, and tell them why. All others are active."""
         others = nodes.keys() != self._opened.standby.keys()
         self._opened.set_standby({node: why[:WHY_LENGTH] for node, why in nodes.items()})
         if others:
             self._chances.tell()
 
     async def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> Evaluated:
-        """Have samplers that hold `version` or a newer one answer held-out prompts, and wait for the scores."""
+        """Begin a held-out round for samplers that hold `version` or a newer one, and wait for the scores."""
         self._evaluated = asyncio.get_running_loop().create_future()
         self._opened.evaluate(version, prompts)
         self._chances.tell()
@@ -180,14 +181,14 @@ class RolloutService:
         self._chances.tell()
 
     async def farewell(self, patience_s: float) -> None:
-        """Wait until every sampler but silent ones has heard that the run is over, and left. One from a former life of
-        the learner may be in a long pause between two tries."""
+        """Wait until every sampler has heard that the run is over and has left, or fell silent. A sampler that has not
+        come back since the learner's restart may be in a long pause between two tries."""
         until = time.monotonic() + (max(patience_s, RETURN_S) if self._absent else patience_s)
         while (self.samplers or self._absent) and (left := until - time.monotonic()) > 0:
             await self._chances.wait(self._chances.count, left)
 
     async def watch_silence(self) -> None:
-        """Take samples from silent nodes until cancelled. Raises errors of scoring and recording."""
+        """Put back overdue samples and those of silent nodes until cancelled. Raise errors of scoring or recording."""
         while (fault := self._broken) is None:
             due = self._plane.deadline() if self._plane else None
             await asyncio.sleep(1.0 if due is None else min(1.0, max(0.05, due - time.monotonic())))
@@ -197,7 +198,7 @@ class RolloutService:
         raise fault
 
     def status(self) -> dict[str, Any]:
-        """Samplers, verdicts and sizes for `status`."""
+        """Return samplers, verdicts and sizes for `status`."""
         return {
             **self.tally.status(now=time.monotonic(), standby=self._plane.standby if self._plane else {}),
             **(self._plane.counts() if self._plane else {}),
@@ -218,12 +219,12 @@ class RolloutService:
         question = stats.questions
         until = (asked_at := time.monotonic()) + min(ask.wait_s, MAX_WAIT_S)
         holding: set[tuple[str, int]] | None = {(group.group_id, i) for group in ask.holding for i in group.indices}
-        # A node that left, fell silent or asked again does not hear this answer: leases in it would be lost.
+        # A node that left, fell silent or asked again does not hear this reply, so leases in it would be lost.
         while self.samplers.get(node) is stats and stats.questions == question:
             seen = self._chances.count
             left = until - time.monotonic()
             if self._recorder.fault:
-                # No group is opened that cannot be recorded. Nothing tells us when that is over, so look again.
+                # Open no group that cannot be recorded. Nothing tells us when the fault is over, so poll.
                 if left <= 0:
                     break
                 self._plane.beat(node, now=time.monotonic())
@@ -234,7 +235,7 @@ class RolloutService:
                     break
                 await self._prompts.wait(left)
                 continue
-            # A beat may have told of a newer install while this question was held open.
+            # A beat may have reported a newer install while this request was held open.
             held = max(ask.held, stats.installed or ask.held)
             *records, answer = self._plane.ask(
                 node, held, ask.capacity, now=asked_at, at_once=ask.at_once, holding=holding
@@ -268,14 +269,14 @@ class RolloutService:
             installed = beat.installed
             if installed is not None and installed != stats.installed and not self._is_ahead(installed):
                 self._installed(node, installed)
-                # A question that this node has open may now be answered with leases for the newer version.
+                # An open lease request of this node may now be answered with leases for the newer version.
                 self._chances.tell()
         dropped = self.tally.dropped_of(node)
         return binary(encode(BeatReply(newest=newest, finished=self.finished, dropped=dropped, standby=standby)))
 
     async def _post_rollouts(self, request: web.Request) -> web.Response:
         if self._plane is None or self._plane.newest is None:
-            # Without a version the verdict would be that nobody can have this lease.
+            # Before the first version, the plane would judge every lease malformed.
             return come_back("the learner is starting")
         if self._recorder.fault:
             return come_back(self._recorder.fault)
@@ -289,7 +290,7 @@ class RolloutService:
         )
         if isinstance(body, Overloaded):
             self.tally.overloaded(claim.node)
-            # A sender that does not heed Retry-After is slowed down to what costs us little.
+            # Slow down a sender that ignores Retry-After, so that it costs us little.
             await asyncio.sleep(body.hold_s)
             return too_much(body)
         try:
@@ -313,7 +314,6 @@ class RolloutService:
         return open_submission(body, self._key.public_bytes, self._opened.rules.vocab_size)
 
     def _judge(self, node: NodeId, named: str, claimed: Sequence[Claimed]) -> list[Judged]:
-        """Judge a submission of `node`, and perform what follows."""
         self._check_sender(node, named)
         self._hear(node)
         plane, now = self._opened, time.monotonic()
@@ -384,7 +384,7 @@ class RolloutService:
                     raise AssertionError("answers to a question are not effects to perform")
         self.tally.judged(judged, now=time.monotonic())
         if malformed := [one for one in judged if one.verdict == "malformed"]:
-            # One event a submission: its sender decides how many rollouts it has.
+            # One event per submission: the sender decides how many rollouts it holds.
             first = malformed[0]
             self._emit("rollouts_malformed", node=first.node, rollouts=len(malformed), first=first.detail)
         if records:
@@ -425,7 +425,7 @@ class RolloutService:
         return stats
 
     def _is_ahead(self, version: VersionId) -> bool:
-        """Whether another life of this learner published `version`, since this one has published nothing as new yet.
+        """Return whether `version` is newer than all that this process has published, so another life published it.
         The incarnation alone does not tell: a learner restored from a copy may repeat one."""
         newest = self._opened.newest
         return newest is None or version > newest
@@ -449,7 +449,7 @@ class RolloutService:
         return self._journal
 
     async def _committed_soon(self) -> bool:
-        """Whether everything so far is committed while the sampler still waits for its answer."""
+        """Return whether everything so far is committed before the sampler stops waiting for the reply."""
         try:
             async with asyncio.timeout(self._commit_s):
                 await self._recorder.write(())
@@ -466,11 +466,11 @@ def refuse(reason: Refusal, retry_after_s: float, detail: str = "") -> web.Respo
 
 
 def come_back(why: str) -> web.Response:
-    """503: send the same again in a second."""
+    """Return a 503: send the same again in a second."""
     return web.Response(status=503, text=why, headers={"Retry-After": "1"})
 
 
 def too_much(why: Overloaded) -> web.Response:
-    """429: send the same again after a while."""
+    """Return a 429: send the same again after a while."""
     text = f"overloaded: {TEXTS[why.reason]}"
     return web.Response(status=429, text=text, headers={"Retry-After": str(math.ceil(why.retry_after_s))})

@@ -1,4 +1,4 @@
-"""Waiting until something changes."""
+"""Waiting for the next change of something."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from contextlib import suppress
 
 
 class Changes:
-    """Wakes everybody who waits for the next change."""
+    """Wakes all tasks that wait for the next change."""
 
     def __init__(self) -> None:
         self.count = 0
         self._changed = asyncio.Event()
 
     def tell(self) -> None:
-        """Something has changed."""
+        """Note a change."""
         self.count += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait(self, seen: int, seconds: float | None) -> None:
-        """Return once there were more than `seen` changes, or after `seconds`."""
+        """Return once `count` differs from `seen`, or after `seconds`."""
         if self.count == seen:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

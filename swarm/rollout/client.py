@@ -1,4 +1,4 @@
-"""A sampler's calls to the learner: it asks for leases, beats, hands in rollouts and hands back samples."""
+"""A sampler's calls to the learner: ask for leases, beat, submit rollouts, release samples."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from swarm.rollout.messages import (
 from swarm.types import Lease, NodeId, Rollout, VersionId
 
 SUBMIT_PATH = "/v1/rollouts"
-CALL_S = 30.0  # Time limit of a call beyond what it asks the learner to wait: 8 MiB of rollouts at 2.2 Mbit/s
+CALL_S = 30.0  # Time limit of a call, besides the wait that it asks for: 8 MiB of rollouts at 2.2 Mbit/s
 
-PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES  # Of one unpacked submission: no bomb, however well it compresses
+PORTION_BYTES = RATIO_FREE_BYTES - LEASE_TOKEN_BYTES  # An unpacked submission: too small to count as a zip bomb
 ROLLOUT_OVERHEAD_BYTES = 400  # What a rollout takes besides its tokens: ids, a few spans, a reason
 
 SLOW_PAUSE_S = 3.0
-"""Pause after a submission that was too slow: what held it up (weights under way, lost packets) may pass. The learner
-waits 2 s and more for a body, so a dead line costs it a dozen tries a minute."""
+"""Pause after a submission that was too slow. The cause (weights under way, lost packets) may pass. The learner waits
+2 s or more for a body, so a dead line costs it a dozen tries a minute."""
 
-VERDICTS_BYTES = 1024 * 1024  # 4,096 verdicts with a line each
+VERDICTS_BYTES = 1024 * 1024  # Room for 4,096 verdicts with a line each
 SampleName = tuple[str, int]  # Group id and index of one sample
 
 
 class Refused(NamedTuple):
-    """No leases: the reason, the seconds after which to ask again, and one line for a person."""
+    """The learner grants no leases: the reason, the seconds after which to ask again, and a line for a person."""
 
     reason: Refusal
     retry_after_s: float
@@ -57,7 +57,8 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedLease:
-    """A lease, the learner's own bytes of it, which go back with the rollouts, and its end by our monotonic clock."""
+    """A lease. `token` holds the bytes that the learner sealed, which go back with the rollouts. `deadline` is the
+    lease's end by our monotonic clock."""
 
     lease: Lease
     token: bytes
@@ -76,8 +77,8 @@ class Answer:
 
 
 class RolloutClient:
-    """Calls of `node` to one learner; they raise what PeerClient raises. `say` tells a person that the line is slow,
-    `pause_s` passes before rollouts are sent over it again."""
+    """Calls of `node` to one learner. They raise what PeerClient raises. `say` tells a person that the line is slow;
+    after a slow submission the client waits `pause_s`."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class RolloutClient:
     async def ask(
         self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName], at_once: int = 0
     ) -> list[SealedLease] | Refused:
-        """Leases for up to `capacity` samples, or why there are none. `at_once`: see LeaseRequest."""
+        """Return leases for up to `capacity` samples, or why there are none. LeaseRequest explains `at_once`."""
         request = LeaseRequest(
             node=self._node,
             held=held,
@@ -126,7 +127,7 @@ class RolloutClient:
         tokens_per_s: float = 0.0,
         offer: Offer | None = None,
     ) -> BeatReply:
-        """A sign of life."""
+        """Send a sign of life."""
         beat = Beat(
             node=self._node,
             installed=installed,
@@ -141,10 +142,11 @@ class RolloutClient:
     async def submit(
         self, answers: Sequence[Answer], *, on_refused: Callable[[int, ProtocolError], None] | None = None
     ) -> list[RolloutVerdict]:
-        """Hand in rollouts. Idempotent: what was accepted before is answered as a duplicate.
+        """Submit rollouts. This is idempotent: the learner answers "duplicate" for rollouts that it has accepted.
 
-        A portion that is too large for a slow line is sent again in smaller ones. `on_refused` hears how many rollouts
-        the learner refuses in a portion, and why, and the rest is handed in; without it a refusal is raised.
+        A portion that is too large for a slow line is sent again in smaller ones. If the learner refuses a portion,
+        `on_refused` gets its number of rollouts and the reason, and the rest is submitted. Without `on_refused`, a
+        refusal is raised.
         """
         verdicts: list[RolloutVerdict] = []
         waiting = deque(portions(answers, self._portion_bytes))
@@ -163,12 +165,12 @@ class RolloutClient:
                 on_refused(sum(len(answer.rollouts) for answer in waiting[0]), fault)
             waiting.popleft()
         if not slow:
-            # Grow by a quarter: a line that stays slow is overtaxed once in four batches, not at every one.
+            # Grow by a quarter, so that a line that stays slow is overloaded every fourth batch, not every time.
             self._portion_bytes = min(PORTION_BYTES, self._portion_bytes * 5 // 4)
         return verdicts
 
     async def _send_less(self, portion: Sequence[Answer], why: SlowLine) -> None:
-        """Send half the size of `portion` from now on."""
+        """Halve the size of `portion` for the portions from now on, and pause."""
         if self._portion_bytes == PORTION_BYTES:
             self._say(f"{why}; rollouts are sent again, fewer at once")
         self._portion_bytes = sum(_size_bytes(answer.lease, one) for answer in portion for one in answer.rollouts) // 2
@@ -181,12 +183,12 @@ class RolloutClient:
         return decode(data, SubmissionReply, cap_bytes=VERDICTS_BYTES)
 
     async def release(self, samples: Iterable[SampleName], *, forget: bool) -> None:
-        """Hand samples back unfinished."""
+        """Give samples back unfinished."""
         release = Release(node=self._node, samples=by_group(samples), forget=forget)
         await self._peer.post("/v1/release", encode(release), cap_bytes=CONTROL_BODY_BYTES, timeout_s=CALL_S)
 
     def open_lease(self, token: bytes) -> SealedLease:
-        """A lease of this learner for this node, whose time starts now; ProtocolError if it is of or for another."""
+        """Open a lease, whose time starts now. Raise ProtocolError if it is not from this learner and for this node."""
         lease = open_lease(token, self._learner_key)
         if lease.node != self._node:
             raise ProtocolError("a lease of another node")
@@ -194,7 +196,7 @@ class RolloutClient:
 
 
 def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
-    """The names with each group's id only once."""
+    """Return the samples by group, so that each group's id is sent only once."""
     return tuple(
         HeldSamples(group_id=group_id, indices=tuple(index for _, index in names))
         for group_id, names in groupby(sorted(samples), key=lambda name: name[0])
@@ -202,7 +204,8 @@ def by_group(samples: Iterable[SampleName]) -> tuple[HeldSamples, ...]:
 
 
 def portions(answers: Sequence[Answer], cap_bytes: int) -> list[list[Answer]]:
-    """`answers` in order, cut between rollouts so that each part stays under `cap_bytes` and under the sample cap."""
+    """Split `answers` in order, between rollouts. A part has at most MAX_SUBMITTED rollouts, and at most `cap_bytes`
+    unless a single rollout is larger."""
     parts: list[list[Answer]] = []
     size = count = 0
     for answer in answers:

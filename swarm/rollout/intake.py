@@ -1,22 +1,23 @@
-"""Decides from the headers alone which submissions are read, and opens the bodies of those.
+"""Decides from the headers alone which submissions to read, and opens their bodies.
 
-Theory of operation. A submission is *in hand* from its admission until it is answered; its body counts with the size
-that its headers state. Over a bound it is refused unread, with the seconds after which to come back:
+Theory of operation. A submission is *in hand* from its admission until it is answered. Its body counts with the size
+that its headers state. Above a bound it is refused unread, with the seconds after which to come back:
 
     journal     too much waits to be written, so no rollouts can be acknowledged for a while
-    bodies      too many submissions or bytes are in hand, in total or of senders that hold no lease
-    own_bodies  this session has two in hand: samplers hand in one after another, and a retry may overtake one
-    useless     this node has handed in too much that it was not asked for
+    bodies      too many submissions or bytes are in hand, in total or from senders that hold no lease
+    own_bodies  this session has two in hand: samplers submit one after another, and a retry may overtake one
+    useless     this node has submitted too much that it was not asked for
 
 The sender of a flood pays for it. A rollout is useful if it is accepted, or if its sample was leased to its sender when
 it came, even if it is stale, failed or malformed (the lease then ends). The node pays for every other rollout from its
-purse of `spare_rollouts`, which refills by `spare_per_s`. One submission may overdraw it, since bodies are opened late;
-nothing more is taken from that node until it has refilled. So a node beyond its leases costs a known share of a core.
+purse of `spare_rollouts`, which refills by `spare_per_s`. One submission may overdraw it, since bodies are opened late.
+Then nothing is taken from that node until the purse has refilled. So a node that exceeds its leases costs a known share
+of a core.
 
 No node can throttle another. A purse is charged only for bytes under the node's checked signature. Bodies in hand are
-counted by session, whose id only its node was told; over plain HTTP others on the line see it, but they could also cut
-the line. Sessions opened with a recorded OpenSession cannot prove themselves: they and nodes without a lease (keys cost
-nothing, leases do) share a quarter of the places, so nodes at work always find the rest.
+counted by session, and only its node was told a session's id. Over plain HTTP others on the line can see it, but they
+could also cut the line. A session opened with a replayed OpenSession cannot prove itself. Such sessions and nodes
+without a lease (keys cost nothing, leases do) share a quarter of the places, so nodes at work always find the rest.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from swarm.rollout.plane.verdict import malformation
 from swarm.types import Lease, NodeId, Rollout
 
 INLINE_BYTES = 256 * 1024
-"""Largest unpacked size of a submission that is opened on the event loop: 50 rollouts of 512 tokens, in 3 ms. A thread
-takes 0.3 ms of a busy core for the way there and back."""
+"""Largest unpacked size of a submission that is opened on the event loop: 50 rollouts of 512 tokens, which take 3 ms.
+Using a thread costs 0.3 ms of a busy core."""
 
 
 class Claimed(NamedTuple):
-    """A rollout, the lease that it came under, and its malformation (empty if there is none)."""
+    """A rollout, the lease that it came under, and what is malformed about it ("" if nothing)."""
 
     lease: Lease
     rollout: Rollout
@@ -55,18 +56,18 @@ class Claimed(NamedTuple):
 
 
 def is_small(body: bytes) -> bool:
-    """Whether it is opened without a thread. ProtocolError if it states no size."""
+    """Return whether to open `body` without a thread. Raise ProtocolError if it states no size."""
     return stated_size(body) <= INLINE_BYTES
 
 
 def open_submission(body: bytes, learner_key: bytes, vocab_size: int) -> tuple[str, list[Claimed]]:
-    """Unpack, decode and check what can be checked without knowing the run. Returns the node that the submission names
-    as its sender, and its rollouts. ProtocolError if it is no submission."""
+    """Unpack and decode a submission, and check what can be checked without the run's state. Return the node that it
+    names as its sender, and its rollouts. Raise ProtocolError if it is not a submission."""
     content = decompress(body, cap_bytes=ROLLOUT_UNPACKED_BYTES, max_ratio=ROLLOUT_MAX_RATIO)
     submission = decode(content, Submission, cap_bytes=ROLLOUT_UNPACKED_BYTES)
     if sum(len(item.rollouts) for item in submission.items) > MAX_SUBMITTED:
         raise TooLarge(f"a submission of more than {MAX_SUBMITTED} rollouts")
-    # Each lease is checked once: that takes ten times as long as judging a rollout.
+    # Check each lease only once: that takes ten times as long as judging a rollout.
     leases = {token: open_lease(token, learner_key) for token in {item.lease for item in submission.items}}
     claimed = [(leases[item.lease], rollout) for item in submission.items for rollout in item.rollouts]
     return submission.node, [Claimed(*one, malformation(one[1], one[0], vocab_size=vocab_size)) for one in claimed]
@@ -79,24 +80,24 @@ Reason = Literal["journal", "bodies", "own_bodies", "useless"]
 class IntakeLimits:
     """The bounds, each with its reason."""
 
-    bodies: int = 256  # In hand at once: more than a second of work, after which a later one had better come back
+    bodies: int = 256  # In hand at once: more than a second of work, so a later one had better come back
     body_bytes: int = 8 * ROLLOUT_BODY_BYTES  # In hand at once: eight of the largest, or 256 of groups of 50 rollouts
-    guest_share: float = 0.25  # Of both, for nodes that hold no lease, such as samplers back from an outage
-    bodies_of_session: int = 2  # One after another, and a retry that comes before we know that its connection is lost
-    spare_rollouts: int = 2048  # That a node may hand in unasked: twice what may be under way when its line breaks
+    guest_share: float = 0.25  # Share of both for nodes that hold no lease, such as samplers back from an outage
+    bodies_of_session: int = 2  # One, and a retry that comes before we know that the first connection is lost
+    spare_rollouts: int = 2048  # Unasked rollouts of a node: twice what may be under way when its line breaks
     spare_per_s: float = 32.0  # Such a rollout costs 0.1 ms, so a node that floods gets 0.3 % of a core
     journal_bytes: int = 64 * 1024 * 1024  # Payloads that wait for the journal: a second of a slow disk
-    retry_after_s: float = 1.0  # A full learner works off what it has in about this time
+    retry_after_s: float = 1.0  # A full learner needs about this long for the submissions in hand
     max_retry_after_s: float = 60.0  # A purse may be far overdrawn, but a node that comes too early is refused again
 
     hold_s: float = 1.0
-    """How long a refusal for the node's own doing is held back; it has to wait that long anyway. With its eight
-    connections a node that ignores Retry-After then comes eight times a second, at 0.5 ms each."""
+    """How long the learner holds back a refusal that is the node's own fault; the node has to wait that long anyway. A
+    node that ignores Retry-After on its eight connections then comes eight times a second, at 0.5 ms each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A submission in hand. `guest`: its sender holds no lease, or its session is not proven."""
+    """A submission in hand. It is a `guest` if its sender holds no lease or its session is not proven."""
 
     session: bytes
     nbytes: int
@@ -105,7 +106,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overloaded:
-    """A refusal, to be sent after `hold_s`."""
+    """A refusal. The caller sends it after `hold_s`."""
 
     reason: Reason
     retry_after_s: float
@@ -133,7 +134,7 @@ class Intake:
         self.refused: Counter[str] = Counter()
 
     def counts(self) -> dict[str, Any]:
-        """Figures for `status`."""
+        """Return the figures for `status`."""
         return {
             "submissions_in_hand": sum(self._bodies.values()),
             "submission_bytes_in_hand": sum(self._bytes.values()),
@@ -143,8 +144,8 @@ class Intake:
     def admit(
         self, claim: Claim, nbytes: int | None, *, holds: bool, journal_bytes: int, now: float
     ) -> Body | Overloaded:
-        """Take a submission in hand, or refuse it. `nbytes` is what its headers state, None if nothing. `holds`: the
-        claimed node has samples leased. `journal_bytes` wait to be written."""
+        """Take a submission in hand, or refuse it. `nbytes` is the size in its headers, None if they state none.
+        `holds` says whether the claimed node has leased samples. `journal_bytes` wait to be written."""
         limits = self._limits
         body = Body(
             session=claim.session,
@@ -173,7 +174,7 @@ class Intake:
         )
 
     def done(self, body: Body) -> None:
-        """A submission was answered, or its sender has gone."""
+        """Note that a submission was answered, or that its sender has gone."""
         self._count(body, -1)
 
     def charge(self, node: NodeId, useless: int, *, now: float) -> None:
@@ -186,7 +187,7 @@ class Intake:
             self._purses.popitem(last=False)
 
     def _fits(self, body: Body) -> bool:
-        """Guests have to fit their share too, so that the rest stays free for others."""
+        """Return whether there is room. Guests must also fit into their share, so that the rest stays free."""
         limits = self._limits
         if body.guest and (
             self._bodies[True] >= limits.guest_share * limits.bodies

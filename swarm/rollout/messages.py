@@ -11,15 +11,15 @@ from swarm.net.wire import Message, decode
 from swarm.types import Count, Id, Lease, Rollout, Seconds, Verdict, VersionId
 
 MAX_SAMPLES_PER_ASK = 4096  # More samples in flight than any one engine holds today
-LEASE_CONTEXT = "lease"  # What the signature of a lease is for
+LEASE_CONTEXT = "lease"  # Context of a lease's signature, so that it cannot pass for anything else
 
 LEASE_TOKEN_BYTES = 768 * 1024  # A lease for a prompt of 131,072 tokens at 5 bytes an id; most take a few hundred bytes
 LEASE_REPLY_BYTES = 8 * 1024 * 1024  # The sampler trusts the learner more than a peer, but not without limit
-MAX_SUBMITTED = 1024  # Rollouts of one submission: judging them takes the event loop 5 ms
+MAX_SUBMITTED = 1024  # Rollouts in one submission: judging them takes the event loop 5 ms
 Refusal = Literal["starting", "behind", "paced", "standby", "draining", "finished"]
 
-WHY_LENGTH = 200  # Characters of a line that tells a person why a node waits
-DEVICE_CLASS_LENGTH = 64  # Characters of a maker's name of a device
+WHY_LENGTH = 200  # Characters in a line that tells a person why a node waits
+DEVICE_CLASS_LENGTH = 64  # Characters in a device's product name
 
 Why = Annotated[str, msgspec.Meta(max_length=WHY_LENGTH)]
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -28,17 +28,17 @@ LineRate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 
 
 class HeldSamples(Message, frozen=True):
-    """Samples of one group that a sampler has in its hands."""
+    """Samples of one group that a sampler holds."""
 
     group_id: Id
     indices: Annotated[tuple[Count, ...], msgspec.Meta(max_length=65_536)]
 
 
 class LeaseRequest(Message, frozen=True):
-    """The sampler's engine has installed `held`, and it takes on `capacity` samples now. `holding` names all that it
-    holds. What else the learner thinks it holds was lost on the way, or belonged to a former life of the node, and is
-    put back. `at_once` of the samples can begin now, in places of an engine that refills each by itself; 0 means all
-    of them if the node holds nothing, else none."""
+    """The sampler's engine has installed `held`, and it can take `capacity` more samples. `holding` names all samples
+    that it holds. Other samples that the learner believes it holds are put back: a reply got lost, or the node was
+    restarted. The engine can begin `at_once` of the new samples now, if it refills places one by one; 0 means all of
+    them if the node holds nothing, else none."""
 
     node: Id
     held: VersionId
@@ -49,7 +49,7 @@ class LeaseRequest(Message, frozen=True):
 
 
 class LeaseReply(Message, frozen=True):
-    """Sealed leases, or why there are none and when to ask again; `detail` is one line for a person."""
+    """Sealed leases, or why there are none and when to ask again. `detail` is a line for a person."""
 
     leases: tuple[bytes, ...] = ()
     refusal: Refusal | None = None
@@ -58,10 +58,11 @@ class LeaseReply(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """What a sampler says that it is and costs; the result does not rest on it. Its engine draws `samples_at_once`,
-    which begin and end together if it works in `lockstep`, and was measured to make `full_rollouts_per_s` with all
-    places filled. Prices are in the swarm's currency, of traffic for 1e9 bytes. A rate of 0 is unknown. `sent_bytes`
-    and `received_bytes` count weights since its process began."""
+    """A sampler's own description and prices. The training result does not depend on them.
+
+    Its engine draws `samples_at_once` samples, which begin and end together in `lockstep`, and makes
+    `full_rollouts_per_s` (measured) with all places filled. Prices are in the swarm's currency; a traffic price is for
+    1e9 bytes. A rate of 0 means unknown. `sent_bytes` and `received_bytes` count weights since the process began."""
 
     device_class: Annotated[str, msgspec.Meta(max_length=DEVICE_CLASS_LENGTH)] = ""
     samples_at_once: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_ASK)] = 1
@@ -77,8 +78,8 @@ class Offer(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """A sign of life: `installed` is the engine's version, `samples` how many it holds, `tokens_per_s` the measured
-    rate of one sample in a running batch (0: unknown). The time limits of this node's leases follow from it."""
+    """A sign of life. `installed` is the engine's version, `samples` how many samples the node holds, `tokens_per_s`
+    the measured rate of one sample in a running batch (0: unknown), which sets the time limits of the node's leases."""
 
     node: Id
     installed: VersionId | None
@@ -89,7 +90,7 @@ class Beat(Message, frozen=True):
 
 
 class DroppedRollouts(Message, frozen=True):
-    """How many accepted rollouts of a node were not trained on for `reason`."""
+    """How many accepted rollouts of a node were dropped for `reason` before training."""
 
     reason: Annotated[str, msgspec.Meta(max_length=40)]
     rollouts: Count
@@ -97,7 +98,7 @@ class DroppedRollouts(Message, frozen=True):
 
 class BeatReply(Message, frozen=True):
     """The newest version, whether the run is over, and why accepted rollouts of this node were dropped since the
-    learner started. `standby` says why this node is kept in reserve; empty: it is active."""
+    learner started. `standby` says why this node is on standby; "" if it is active."""
 
     newest: VersionId | None
     finished: bool
@@ -106,7 +107,7 @@ class BeatReply(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Samples handed back unfinished. `forget`: the node holds nothing any more, since it goes or has just come."""
+    """Samples given back unfinished. `forget` means that the node holds nothing, since it is leaving or just came."""
 
     node: Id
     samples: Annotated[tuple[HeldSamples, ...], msgspec.Meta(max_length=65_536)]
@@ -114,20 +115,20 @@ class Release(Message, frozen=True):
 
 
 def open_lease(token: bytes, learner_key: bytes) -> Lease:
-    """The lease that the owner of `learner_key` sealed; ProtocolError for anything else."""
+    """Return the lease in `token`. Raise ProtocolError unless the owner of `learner_key` sealed it."""
     body = unseal(LEASE_CONTEXT, token, learner_key, cap_bytes=LEASE_TOKEN_BYTES)
     return decode(body, Lease, cap_bytes=LEASE_TOKEN_BYTES)
 
 
 class LeasedRollouts(Message, frozen=True):
-    """One lease, as it was sealed, and rollouts that answer it."""
+    """A sealed lease and rollouts that answer it."""
 
     lease: bytes
     rollouts: Annotated[tuple[Rollout, ...], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]
 
 
 class Submission(Message, frozen=True):
-    """What one POST of rollouts carries."""
+    """The body of a POST of rollouts."""
 
     node: Id
     items: Annotated[tuple[LeasedRollouts, ...], msgspec.Meta(min_length=1, max_length=MAX_SUBMITTED)]

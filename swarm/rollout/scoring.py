@@ -1,12 +1,12 @@
-"""Computes rewards in the background, one task a group, and hands their outcomes back to the plane.
+"""Computes rewards in the background, one task per group, and returns their outcomes to the plane.
 
 A reward fails if it raises, hangs, ends its process or is not a finite number. The user's `reward_failure` says what
 follows. "zero": the rollout gets 0 and counts in its group, so the data are what the policy drew. "redraw": the plane
 has the sample drawn again or drops its group (plane.unscorable), so the data lack answers on which the reward fails.
 "stop": the first failure ends the run.
 
-A reward that only fails ends the run in any case, or volunteers would work for nothing: after MAX_IN_A_ROW failures
-without a score between them, or MAX_OF_ONE if the reward has worked before and all of them are of one node.
+A reward that only fails ends the run in any case, or volunteers would work for nothing. It does so after MAX_IN_A_ROW
+failures without a score between them, or MAX_OF_ONE if the reward has worked before and one node drew all the rollouts.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from swarm.rollout.plane.heldout import WRONG
 from swarm.types import NodeId, RewardFailure, Score, Unscored
 
 Scorer = Callable[[Sequence[ScoreWanted]], Awaitable[Sequence[Score | Unscored]]]
-"""Returns the outcomes of the first few, at least of one."""
+"""Returns the outcomes of the first few rollouts, at least of one."""
 
 MAX_IN_A_ROW = 64  # A reward that fails for four completions of five does this with a chance of one in 1.6 million
 
 MAX_OF_ONE = 512  # One node may be broken, or may want the run to end: twice what it may hold at first
-EVENT_EVERY_S = 10.0  # Between events of failures, since a broken reward fails by the hundred; each says how many
+EVENT_EVERY_S = 10.0  # Shortest time between events, since a broken reward fails by the hundred; each says how many
 REASON_LENGTH = 400
 
 
 class Scoring:
-    """Calls `scorer`, and `scored(wanted, outcomes)` with the outcomes for rollouts of one group.
-
-    `fault` is an error of scoring that is not the reward's (a full disk, say); it must end the run.
-    """
+    """Calls `scorer`, then `scored(wanted, outcomes)` with the outcomes for rollouts of one group. `fault` is an error
+    in scoring that is not the reward's (a full disk, say). It must end the run."""
 
     def __init__(
         self, scorer: Scorer, *, scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None]
@@ -46,7 +44,7 @@ class Scoring:
         self.fault: BaseException | None = None
 
     def begin(self, wanted: Sequence[ScoreWanted]) -> None:
-        """Begin to score these; those of one group stand together."""
+        """Begin to score these rollouts. The caller keeps those of one group together."""
         for _, group in groupby(wanted, key=lambda asked: asked.group_id):
             task = asyncio.create_task(self._score(list(group)))
             self._tasks.add(task)
@@ -65,8 +63,8 @@ class Scoring:
 
 
 class RewardFailures:
-    """Decides what follows from failed rewards, and emits events of them. `in_a_row` counts those since the last score,
-    `reason` is the last one's. `now` in seconds."""
+    """Decides what follows from failed rewards, and emits events about them. `in_a_row` counts failures since the last
+    score, `reason` belongs to the last failure. `now` is in seconds."""
 
     def __init__(self, emit: Callable[..., None], failure: RewardFailure) -> None:
         self._emit = emit
@@ -82,7 +80,7 @@ class RewardFailures:
     def settle(
         self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored], *, now: float
     ) -> list[Score | Unscored]:
-        """The outcomes that the plane gets. UserError if they end the run."""
+        """Return the outcomes for the plane. Raise UserError if they end the run."""
         for asked, outcome in zip(wanted, outcomes, strict=True):
             self._since[isinstance(outcome, Unscored)] += 1
             if isinstance(outcome, Unscored):
@@ -97,7 +95,7 @@ class RewardFailures:
         return [WRONG if self._failure == "zero" and isinstance(one, Unscored) else one for one in outcomes]
 
     def take_share(self) -> float:
-        """The share of completions since the last call whose reward failed."""
+        """Return the share of rewards that failed since the last call."""
         share = self._since[True] / (self._since.total() or 1)
         self._since.clear()
         return share

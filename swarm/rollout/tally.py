@@ -1,4 +1,4 @@
-"""What the learner has seen of its samplers: counts for `status`, and news for other parts of the node."""
+"""What the learner knows about its samplers: counts for `status`, and events for other parts of the node."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.leases import MAX_NODES
 from swarm.types import NodeId, VersionId
 
-RATE_WINDOW_S = 10.0  # Accepted rollouts of the last ten seconds make the rate in `status`: a few steps of a fast run
+RATE_WINDOW_S = 10.0  # Window of the rate in `status`: a few steps of a fast run
 
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStats:
-    """What the learner has seen of one sampler."""
+    """What the learner knows about one sampler."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     installed: VersionId | None = None
@@ -53,35 +53,35 @@ class Tally:
             self._accepted.append((now, accepted))
 
     def overloaded(self, node: NodeId) -> None:
-        """Count a submission, of however many rollouts, that was refused unread; `node` by its own word."""
+        """Count a submission that was refused unread as one, whatever it held. `node` is only the claimed sender."""
         self.verdicts["overloaded"] += 1
         if node in self.samplers:
             self.samplers[node].verdicts["overloaded"] += 1
 
     def drop(self, dropped: GroupDropped) -> None:
-        """Count accepted rollouts that were dropped, by author; at most MAX_NODES authors are remembered."""
+        """Count dropped rollouts by author. At most MAX_NODES authors are remembered."""
         self.dropped[dropped.reason] += dropped.rollouts
         for node, count in dropped.nodes.items():
             if node in self._dropped_of or len(self._dropped_of) < MAX_NODES:
                 self._dropped_of.setdefault(node, Counter())[dropped.reason] += count
 
     def dropped_of(self, node: NodeId) -> tuple[DroppedRollouts, ...]:
-        """Why accepted rollouts of `node` were not trained on, and how many for each reason."""
+        """Return how many accepted rollouts of `node` were dropped, by reason."""
         counts = self._dropped_of.get(node, Counter())
         return tuple(DroppedRollouts(reason=reason, rollouts=count) for reason, count in sorted(counts.items()))
 
     def rollouts_per_s(self, *, now: float) -> float:
-        """Accepted rollouts per second in the last RATE_WINDOW_S."""
+        """Return the accepted rollouts per second in the last RATE_WINDOW_S."""
         while self._accepted and now - self._accepted[0][0] > RATE_WINDOW_S:
             self._accepted.popleft()
         if not self._accepted:
             return 0.0
-        # A young run has not filled the window yet; less than a second gives no rate.
+        # A young run has not filled the window yet. Divide by at least a second, or the rate would be noise.
         window_s = max(1.0, min(RATE_WINDOW_S, now - self._began_at))
         return sum(count for _, count in self._accepted) / window_s
 
     def status(self, *, now: float, standby: Mapping[NodeId, str]) -> dict[str, Any]:
-        """Figures for `status`. `standby`: the nodes kept in reserve, and why."""
+        """Return the figures for `status`. `standby` holds the nodes on standby, and why."""
         return {
             "rollouts_per_s": round(self.rollouts_per_s(now=now), 1),
             "verdicts": dict(self.verdicts),
@@ -105,23 +105,23 @@ class Tally:
 
 
 class SamplerWatch:
-    """Hears of samplers on the event loop, so each call must return at once. This one does nothing."""
+    """Is told about samplers on the event loop, so each call must return at once. This one does nothing."""
 
     def offered(self, node: NodeId, offer: Offer) -> None:
-        """Called at every beat, with what the sampler says that it is and costs."""
+        """Called at each beat that carries the sampler's own description and prices."""
 
     def installed(self, node: NodeId, version: VersionId) -> None:
-        """A sampler's engine holds `version`."""
+        """Called when a sampler's engine holds `version`."""
 
     def accepted(self, node: NodeId, tokens: Sequence[int]) -> None:
-        """Rollouts of these lengths were accepted for training."""
+        """Called when rollouts of these lengths in tokens were accepted for training."""
 
     def gone(self, node: NodeId, *, vanished: bool) -> None:
-        """A sampler left, or missed three beats and `vanished`."""
+        """Called when a sampler left, or `vanished` after it missed three beats."""
 
 
 def tell_accepted(watch: SamplerWatch, records: Sequence[object]) -> None:
-    """Tell `watch` of the accepted rollouts among `records`, by node."""
+    """Tell `watch` about the accepted rollouts among `records`, by node."""
     lengths: dict[NodeId, list[int]] = {}
     for one in records:
         if isinstance(one, RolloutAccepted):

@@ -1,1 +1,1 @@
-"""The run on disk: written in order, read back, verified, exported, salvaged."""
+"""The run on disk: write it in order, read it back, verify, export and salvage it."""

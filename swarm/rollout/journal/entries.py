@@ -1,7 +1,7 @@
-"""What the journal records, and what it gives back after a crash. Plain data; only groups for training are recorded.
+"""What the journal records, and what it returns after a crash. Plain data; only training groups are recorded.
 
-Entries are written in the order in which the plane returned them: a rollout comes after the opening of its group, a
-batch after the scores of all that is in it. A batch may be trained on once its BatchTaken is committed.
+Entries are written in the order in which the plane returned them: a rollout comes after the opening of its group, and a
+batch after the scores of all its rollouts. A batch may be trained on once its BatchTaken is committed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from swarm.types import GroupId, NodeId, Rollout, Score, VersionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOpened:
-    """The `number`-th group for training; its prompt is the task's `number`-th. `max_staleness` is the bound then."""
+    """Training group `number` was opened, with the task's prompt `number`. `max_staleness` was the bound then."""
 
     number: int
     version: VersionId
@@ -24,7 +24,7 @@ class GroupOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesLeased:
-    """`node` works on these samples from now on, whoever did before."""
+    """`node` works on these samples from now on, even if another node did before."""
 
     number: int
     node: NodeId
@@ -33,7 +33,7 @@ class SamplesLeased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutAccepted:
-    """The one answer to its sample. `next_batch` is the batch to be taken next, and names the payload's segment."""
+    """A sample's one answer was accepted. `next_batch` was the next batch then, and names the payload's segment."""
 
     number: int
     node: NodeId
@@ -43,7 +43,7 @@ class RolloutAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReturned:
-    """An accepted rollout that cannot be scored: it counts as never accepted, and its sample is drawn again."""
+    """An accepted rollout cannot be scored. It counts as never accepted, and its sample is drawn again."""
 
     number: int
     index: int
@@ -60,9 +60,9 @@ class RolloutScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDropped:
-    """A group left the plane without being trained on; it had `rollouts` accepted ones, counted by node in `nodes`. Its
-    oldest token was of version `oldest`; `next_batch` and `max_staleness` are what it was judged by. `number` is None
-    for held-out prompts, which are not recorded."""
+    """A group left the plane without being trained on. It had `rollouts` accepted rollouts, counted by node in `nodes`.
+    Its oldest token was drawn by version `oldest`, and it was judged by `next_batch` and `max_staleness`. `number` is
+    None for held-out prompts, which are not recorded."""
 
     number: int | None
     group_id: GroupId
@@ -76,7 +76,7 @@ class GroupDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTaken:
-    """Batch `step`, in the order in which the trainer gets it, and the bound that it was checked against."""
+    """Batch `step` was taken: its groups in the order of training, and the bound that it was checked against."""
 
     step: int
     max_staleness: int
@@ -85,7 +85,7 @@ class BatchTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished:
-    """`version` is about to be announced. `content` is a digest over all of its weights."""
+    """`version` is about to be announced. `content` is a digest of all its weights."""
 
     version: VersionId
     content: Digest
@@ -93,21 +93,21 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundSet:
-    """The user's dial, from now on."""
+    """The staleness bound and the publication period from now on."""
 
     max_staleness: int
     publish_every_steps: int
 
 
 Record = GroupOpened | SamplesLeased | RolloutAccepted | RolloutReturned | RolloutScored | GroupDropped | BatchTaken
-"""What the plane wants recorded, in this order: before a question or submission is answered or a batch trained on."""
+"""What the plane wants recorded, in its order, before a request is answered or a batch is trained on."""
 
 Entry = Record | VersionPublished | BoundSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRollout:
-    """An accepted rollout as it was found again. `score` is None if its reward was not yet there."""
+    """An accepted rollout, read back. `score` is None if its reward had not arrived yet."""
 
     node: NodeId
     rollout: Rollout
@@ -116,7 +116,7 @@ class RecordedRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGroup:
-    """A group as it was found again. `holders` says which node was last given a sample, answered or not, by index."""
+    """A group, read back. `holders` says by index which node a sample was last leased to, whether answered or not."""
 
     number: int
     version: VersionId
@@ -127,7 +127,8 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """Where a run stood. `groups` are the open and the ready ones, by number; `opened` is the next number."""
+    """Where a run stood. `groups` holds the open and the ready groups in order of their numbers; `opened` is the next
+    number."""
 
     next_batch: int
     opened: int

@@ -1,4 +1,4 @@
-"""A run's rollouts as a dataset: one a line in .jsonl, one a row in .parquet. Only reads the run."""
+"""Exports a run's rollouts as a dataset, one per line (.jsonl) or row (.parquet). The run is only read."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from swarm.rollout.journal.reading import GroupRow, RolloutRow, decode_payload, 
 from swarm.rollout.journal.segments import read_payload
 from swarm.types import Prompt, Rollout
 
-ROW_GROUP = 1024  # Rollouts that are held at once for .parquet: some tens of MB as Python lists at 512 tokens
+ROW_GROUP = 1024  # Rollouts in memory at a time for .parquet: tens of MB as Python lists of 512 tokens
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """How many rollouts are in the file, and how many were left out because their payload is pruned or damaged."""
+    """How many rollouts are in the file, and how many were left out because their payloads are pruned or damaged."""
 
     rollouts: int
     left_out: int
@@ -37,9 +37,9 @@ class Exported:
 def export_rollouts(
     run_dir: Path, to: Path, *, prompt: Callable[[int], Prompt], decode_text: Callable[[Sequence[int]], str]
 ) -> Exported:
-    """Write every accepted rollout whose payload is there to `to`, by group and index. `prompt` gives a group's prompt
-    by number, `decode_text` the text of token ids. UserError if `to` exists, has another suffix, or lacks its library.
-    """
+    """Write every accepted rollout that still has its payload to `to`, in order of group and index. `prompt` returns a
+    group's prompt by number, `decode_text` the text of token ids. Raise UserError if `to` exists or has another suffix,
+    or if its library or directory is missing."""
     write = {".jsonl": _write_lines, ".parquet": _write_parquet}.get(to.suffix)
     if write is None:
         raise UserError(f"cannot write {to.name}: name a file that ends in .jsonl or .parquet")
@@ -65,7 +65,7 @@ def _rows(
     prompt: Callable[[int], Prompt],
     decode_text: Callable[[Sequence[int]], str],
 ) -> Iterator[Row]:
-    """A row for each payload that is there. `counts` says how many are there (True) and how many are not."""
+    """Yield a row for each payload that is there. Count in `counts` those that are there (True) and the others."""
     for group in group_rows(connection, "TRUE"):
         question = prompt(group.number)
         for one in rollout_rows(connection, group.number):
@@ -78,7 +78,7 @@ def _rows(
 def _row(
     group: GroupRow, row: RolloutRow, prompt: Prompt, rollout: Rollout, decode_text: Callable[[Sequence[int]], str]
 ) -> Row:
-    """`step` is None for what was not trained on (yet); `staleness` is in learner steps, None without a step."""
+    """Return the row of a rollout. `step` and `staleness` (in learner steps) are None unless it was trained on."""
     tokens = rollout.tokens().tolist()
     return {
         "step": group.step,

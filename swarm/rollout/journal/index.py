@@ -1,11 +1,12 @@
 """The rows of the journal: an SQLite database with one small row for each rollout, group, batch and version.
 
-Primary keys make it impossible to accept a sample twice or to train on a group twice; an entry that contradicts the
-rows raises Contradiction, and its whole transaction is rolled back. Rows stay for ever, payloads do not. Blocking; the
-writing half belongs to the journal's thread.
+Primary keys make it impossible to accept a sample twice or to train on a group twice. An entry that contradicts the
+rows raises Contradiction, and its whole transaction is rolled back. Rows stay for ever, payloads do not. All calls
+block. In a learner, only the journal's thread writes.
 
-The lineage is a digest of all batches in order: h_0 is empty and h_{t+1} = BLAKE3(h_t, t, and for each sample of
-batch t in order its number, index, payload's digest and reward), packed as LINEAGE_STEP and LINEAGE_SAMPLE say.
+The lineage is a digest of all batches in order: h_0 is empty, and h_{t+1} = BLAKE3(h_t, t, samples of batch t in
+order). Each sample contributes its group's number, its index, its payload's digest and its reward. LINEAGE_STEP and
+LINEAGE_SAMPLE are the packed formats.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from swarm.rollout.journal.entries import (
 from swarm.rollout.journal.segments import Stored, no_room
 from swarm.types import NodeId
 
-SCHEMA_VERSION = 2  # Of the tables below, in the database's user_version
+SCHEMA_VERSION = 2  # Version of the tables below, kept in the database's user_version
 
-WAL_PAGES = 4096  # Pages of 4 kB in the log before it is worked into the database: a hundred transactions
+WAL_PAGES = 4096  # Pages of 4 kB in the log before SQLite moves them to the database: a hundred transactions
 BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for
-MAX_ROWS = 256  # In one statement: of 12 columns, a tenth of the parameters that SQLite allows
-FINISHES = ("stop", "length", "failed")  # Their places are what the rows hold
+MAX_ROWS = 256  # Rows in one statement: with 13 columns, a tenth of the parameters that SQLite allows
+FINISHES = ("stop", "length", "failed")  # Rows hold the position in this tuple
 LINEAGE_STEP = struct.Struct("<q")
 LINEAGE_SAMPLE = struct.Struct("<qq16sd")  # Little-endian: number and index of 8 bytes, digest, reward as float64
 
@@ -51,7 +52,7 @@ ROOM_ERRORS = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_IOERR_TRUNCATE,
 )
-"""A file could not grow: ENOSPC becomes SQLITE_FULL, a quota does not."""
+"""Errors that mean that a file could not grow. ENOSPC becomes SQLITE_FULL, an exceeded quota becomes another."""
 
 NOT_DAMAGE = (
     sqlite3.SQLITE_BUSY,
@@ -61,7 +62,7 @@ NOT_DAMAGE = (
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_FULL,
 )
-"""Errors that say nothing against the database: another process uses it, or access is denied."""
+"""Errors that do not mean a damaged database: another process uses it, access is denied, or the disk is full."""
 
 SCHEMA = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -90,26 +91,26 @@ CREATE TABLE bounds(
     id INTEGER PRIMARY KEY, max_staleness INTEGER NOT NULL, publish_every_steps INTEGER NOT NULL
 ) STRICT;
 """
-"""`batches.lineage` is h_{step + 1}, `rollouts.parts` a map of rewards by name in msgpack, NULL for none. `meta` has
-the group size, and `synced`: the batches at the last sync."""
+"""`batches.lineage` is h_{step + 1}. `rollouts.parts` is a msgpack map of rewards by name, NULL if there are none.
+`meta` holds `group_size` and `synced`, the number of batches at the last sync."""
 
-WAITING = "step IS NULL AND reason IS NULL"  # Of groups: open or ready
+WAITING = "step IS NULL AND reason IS NULL"  # SQL condition for a group that is open or ready
 
 
 class Contradiction(EchoError):
-    """An entry contradicts what was recorded before: a fault of the program."""
+    """An entry contradicts an earlier record. This is a bug in the program."""
 
 
 def next_lineage(before: bytes, step: int, samples: Iterable[tuple[int, int, bytes, float]]) -> bytes:
-    """h_{step + 1} from h_step. `samples`: number, index, digest and reward, in the batch's order."""
+    """Return h_{step + 1} from h_step. `samples` holds number, index, digest and reward, in the batch's order."""
     rows = b"".join(LINEAGE_SAMPLE.pack(*sample) for sample in samples)
     return blake3(before + LINEAGE_STEP.pack(step) + rows).digest()
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database to read, as of one moment; a learner may be writing it, or may have been killed. Damaged if the
-    block finds what no journal holds."""
+    """Open a read-only snapshot of the database. A learner may be writing to it, or may have been killed. Raise Damaged
+    if the database is missing or empty, or if the block finds values that no journal holds."""
     if not path.is_file() or not path.stat().st_size:
         raise Damaged(path.parent, path.name, "it is empty" if path.exists() else "it is not there")
     with telling_damage(path):
@@ -122,7 +123,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def telling_damage(path: Path) -> Iterator[None]:
-    """Raise Damaged for what SQLite, or the types of rows, cannot make sense of."""
+    """Raise Damaged where SQLite or the types of rows show damage, UserError for errors in NOT_DAMAGE."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -134,7 +135,7 @@ def telling_damage(path: Path) -> Iterator[None]:
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
-    """DatabaseError if a page, row or index contradicts another. It reads all of the database."""
+    """Raise DatabaseError if a page, row or index contradicts another. Reads the whole database."""
     (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if said != "ok":
         raise sqlite3.DatabaseError(said)
@@ -150,12 +151,12 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 class Index:
-    """The database, opened for writing. Its methods are called by one thread at a time."""
+    """The database, opened for writing. Only one thread at a time may call its methods."""
 
     def __init__(self, path: Path, *, group_size: int) -> None:
         self._path = path
         self._group_size = group_size
-        # SQLite would make it 0644 whatever the umask allows, and its log like it.
+        # SQLite would create the file with mode 0644 even where the umask allows more, and its log likewise.
         path.touch()
         self.connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
@@ -166,15 +167,13 @@ class Index:
             raise
 
     def apply(self, entries: Sequence[Entry], stored: Sequence[Stored]) -> None:
-        """Record the entries in one transaction; `stored` are the places of the payloads of those with a rollout.
-
+        """Record the entries in one transaction. `stored` holds the place of the payload of each accepted rollout.
         Entries are applied kind by kind: nobody sees the order within a transaction, and no kind refers to a later one.
-        NoRoom or Contradiction leaves everything as it was.
-        """
+        NoRoom and Contradiction leave everything as it was."""
         self.transact(lambda: self._apply(entries, stored))
 
     def transact(self, write: Callable[[], object]) -> None:
-        """Run `write` in one transaction, which is rolled back whatever it raises."""
+        """Run `write` in one transaction. Roll back if it raises anything."""
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             write()
@@ -222,7 +221,7 @@ class Index:
         places, some = iter(stored), list[Entry]()
         for entry in entries:
             if isinstance(entry, RolloutReturned):
-                # The one kind whose order matters: the sample may be answered again after it.
+                # The one kind whose order matters: the sample may be answered again afterwards.
                 self._apply_kinds(some, places)
                 self._return(entry)
                 some = []
@@ -339,9 +338,9 @@ class Index:
         self.connection.executemany("DELETE FROM leases WHERE number = ?", [(number,) for number in numbers])
 
     def _many(self, sql: str, rows: Sequence[tuple[object, ...]]) -> int:
-        """Run a statement with `rows` as its VALUES; returns how many rows it changed. Python releases its lock for
-        each step of SQLite and waits up to 5 ms to get it back from a busy event loop: executemany would do so for each
-        row. Powers of two keep the prepared statements few."""
+        """Run a statement with `rows` as its VALUES, and return how many rows it changed. Python releases its lock for
+        each step of SQLite and waits up to 5 ms to get it back from a busy event loop. `executemany` would do so for
+        each row. Row counts are powers of two, to keep the prepared statements few."""
         changed, start = 0, 0
         while start < len(rows):
             count = min(MAX_ROWS, 1 << ((len(rows) - start).bit_length() - 1))
@@ -352,12 +351,12 @@ class Index:
         return changed
 
     def _each(self, sql: str, rows: Sequence[tuple[object, ...]], fault: str) -> None:
-        """Run a statement for each of `rows`; Contradiction unless each changes one row."""
+        """Run a statement for each of `rows`. Raise Contradiction unless each changes one row."""
         if rows and self.connection.executemany(sql, rows).rowcount != len(rows):
             raise Contradiction(f"the journal refuses what it is told: {fault}")
 
     def _node_rows(self, names: Collection[NodeId]) -> dict[str, int]:
-        """The row numbers of nodes, which get rows if they have none."""
+        """Return the row numbers of nodes, after adding rows for new ones."""
         self._many("INSERT OR IGNORE INTO nodes(name) VALUES {}", [(name,) for name in sorted(names)])
         slots = ",".join("?" * len(names))
         return dict(self.connection.execute(f"SELECT name, id FROM nodes WHERE name IN ({slots})", [*names]).fetchall())
@@ -369,7 +368,7 @@ def read_meta(connection: sqlite3.Connection, name: str) -> int:
 
 
 def read_lineage(connection: sqlite3.Connection, step: int) -> bytes:
-    """The recorded digest of all batches before `step`; LookupError if they are not all recorded."""
+    """Return the recorded digest of all batches before `step`. Raise LookupError if they are not all recorded."""
     if step == 0:
         return b""
     row = connection.execute("SELECT lineage FROM batches WHERE step = ?", (step - 1,)).fetchone()
@@ -379,7 +378,7 @@ def read_lineage(connection: sqlite3.Connection, step: int) -> bytes:
 
 
 def read_samples(connection: sqlite3.Connection, step: int) -> list[tuple[int, int, bytes, float]]:
-    """Number, index, digest and reward of each sample of a batch, in its order."""
+    """Return number, index, digest and reward of each sample of a batch, in the batch's order."""
     return connection.execute(
         "SELECT r.number, r.idx, r.digest, r.reward FROM groups g JOIN rollouts r ON r.number = g.number "
         "WHERE g.step = ? ORDER BY g.place, r.idx",

@@ -1,20 +1,20 @@
 """The learner's journal: a redo log in SQLite (WAL), with payloads in segment files, written by one thread.
 
-Theory of operation. Entries queue in the order in which the plane returned them. When the writing thread is free, all
-that is queued becomes one transaction: payloads are appended to their segments first, then the rows that name them are
-committed. `write` returns when its entries are committed; so a verdict is sent, a batch trained on and a version
+Theory of operation. Entries queue in the order in which the plane returned them. When the writing thread is free, the
+queued entries become one transaction: payloads are appended to their segments first, then the rows that name them are
+committed. `write` returns when its entries are committed. So a verdict is sent, a batch trained on and a version
 announced only after they are recorded.
 
-What survives. A transaction is in the page cache when `write` returns (PRAGMA synchronous = NORMAL: no fsync for each),
-so killing a process loses nothing that was acknowledged. A power cut may lose what was acknowledged since the last
-`sync`, and nothing else: SQLite finds the longest whole prefix of transactions, and a payload whose digest does not
-match its row counts as not accepted. A waiting group loses such a sample, which is leased again. A batch with such a
-payload was taken after the last sync, and `load` undoes it and all later ones, as if the power had failed before them.
-Nothing is trained on twice (I3): a checkpoint is begun only after its batches were synced, so a batch that is undone is
-in no checkpoint, and training goes on from one.
+What survives. When `write` returns, the transaction is in the page cache (PRAGMA synchronous = NORMAL: no fsync for
+each). So killing the process loses nothing that was acknowledged. A power cut may lose what was acknowledged since the
+last `sync`, and nothing else. SQLite recovers the longest whole prefix of transactions, and a payload whose digest does
+not match its row counts as not accepted. A waiting group loses such a sample, which is leased again. A batch with such
+a payload was taken after the last sync. `load` undoes it and all later ones, as if the power had failed before them.
+Nothing is trained on twice (I3): a checkpoint is begun only after its batches are synced, so no checkpoint holds an
+undone batch, and training continues from a checkpoint.
 
-Disk full: the transaction is rolled back, the segments are cut to where they were, `fault` says what to do, and the
-same entries are tried again each second. Nothing is lost or reordered; callers wait. Any other error is final.
+Disk full: the transaction is rolled back, the segments are cut back, `fault` says what to do, and the same entries are
+tried again each second. Nothing is lost or reordered; callers wait. Any other error is final.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ DATABASE = "journal.db"
 SEGMENTS = "rollouts"
 TRANSACTION_ENTRIES = 4096
 TRANSACTION_BYTES = 32 * 1024 * 1024
-"""Bounds of one transaction, about 0.1 s of work, so that a caller does not wait for everything that is queued."""
+"""Bounds of one transaction, about 0.1 s of work, so that a caller does not wait for the whole queue."""
 
 ROW_BYTES = 256  # Room that an entry may need in database and log together, besides its payload
 
-PRUNED_AT_ONCE = 64  # Segments that one call of `prune` deletes, in 2 ms each, during which nothing is written
-RETRY_S = 1.0  # Between tries while the disk is full
+PRUNED_AT_ONCE = 64  # Segments that one call of `prune` deletes, at 2 ms each; nothing is written meanwhile
+RETRY_S = 1.0  # Pause between tries while the disk is full
 T = TypeVar("T")
 
 
 class JournalFailed(EchoError):
-    """The journal cannot be written any more. What was not acknowledged may be lost."""
+    """The journal can no longer be written. Entries that were not acknowledged may be lost."""
 
 
 class Journal:
-    """The journal of the run in `directory`, which is created if necessary and may be open only once. UserError if it
-    has another schema or size of groups."""
+    """The journal of the run in `directory`, which is created if necessary. Only one process may have it open. Raise
+    UserError if it has another schema or group size, Damaged if its database is missing."""
 
     def __init__(self, directory: Path, *, group_size: int, retry_s: float = RETRY_S) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class Journal:
         self._retry_s = retry_s
         database = directory / DATABASE
         if segments_of(directory / SEGMENTS) and not (database.is_file() and database.stat().st_size):
-            # SQLite would take an empty file for a new database, and the run would begin again without a word.
+            # SQLite would take an empty file for a new database, and the run would silently start over.
             raise Damaged(directory, DATABASE, "it is empty or not there")
         self._index = Index(database, group_size=group_size)
         unsynced = [s for s in segments_of(directory / SEGMENTS) if s >= synced_batches(self._index.connection)]
@@ -103,12 +103,12 @@ class Journal:
         self.fault = ""  # Why writing is paused
 
     async def start(self) -> None:
-        """Begin to write."""
+        """Begin to write queued entries."""
         self._writer = asyncio.get_running_loop().create_task(self._write_all(), name="journal")
         self._writer.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Write what is queued, unless the disk is full, and close. Callers that still wait get JournalFailed."""
+        """Write the queue, unless the disk is full, and close. Callers that still wait get JournalFailed."""
         self._closing.set()
         self._wake.set()
         if self._writer is not None:
@@ -118,7 +118,7 @@ class Journal:
         self._thread.shutdown()
 
     def enqueue(self, entries: Sequence[Entry]) -> None:
-        """Queue entries to be written. JournalFailed if nothing can be written any more."""
+        """Queue entries to be written. Raise JournalFailed if the journal can no longer be written."""
         self._check()
         self._queue.extend(entries)
         self._queued += len(entries)
@@ -126,7 +126,7 @@ class Journal:
         self._wake.set()
 
     async def write(self, entries: Sequence[Entry]) -> None:
-        """Return when the entries, and all that were queued before them, are committed."""
+        """Return when these entries and all those queued before them are committed."""
         self.enqueue(entries)
         needed = self._queued
         while self._written < needed:
@@ -134,14 +134,14 @@ class Journal:
             await self._progress.wait(self._progress.count, None)
 
     async def sync(self) -> None:
-        """Return when everything that was queued survives a power cut. Called before a checkpoint is begun."""
+        """Return when everything queued so far would survive a power cut. Call it before a checkpoint is begun."""
         await self.write(())
         await self._retried(self._sync)
 
     async def prune(self, *, oldest_step: int, keep_rollouts: int | None) -> int:
-        """Delete segments that are not needed, and return how many; a long list takes several calls. Needed is what
-        belongs to a group that waits, to a batch from `oldest_step` (of the oldest checkpoint) on, or to one of the
-        last `keep_rollouts` batches; None keeps all."""
+        """Delete up to PRUNED_AT_ONCE segments that are not needed, and return how many were deleted. A payload is
+        needed if its group waits, or if its batch is from `oldest_step` (of the oldest checkpoint) on or one of the
+        last `keep_rollouts`. None keeps all."""
         if keep_rollouts is None:
             return 0
         return await self._in_thread(lambda: self._prune(oldest_step, keep_rollouts))
@@ -149,28 +149,29 @@ class Journal:
     # -- reading, blocking: call these in a thread -----------------------------------------------------------
 
     def load(self) -> RecordedRun:
-        """Where the run stood. Called before anything is written again; undoes what a power cut left half done.
-        Damaged if the database is not whole."""
+        """Return where the run stood, after undoing what a power cut left half done. Call it before writing anything.
+        Raise Damaged if the database is not whole."""
         with telling_damage(self._directory / DATABASE):
             return self._thread.submit(self._load).result()
 
     def batch(self, step: int) -> list[RecordedGroup]:
-        """A recorded batch in its order. UserError if a payload of it is lost, LookupError if it is not recorded."""
+        """Return a recorded batch in its order. Raise UserError if one of its payloads is lost, LookupError if it is
+        not recorded."""
         with reading(self._directory / DATABASE) as found:
             return read_batch(found, self._directory / SEGMENTS, step)
 
     def published(self, version: int) -> VersionPublished | None:
-        """What was last recorded under a version's number, in any incarnation."""
+        """Return the last record under a version's number, in any incarnation."""
         with reading(self._directory / DATABASE) as found:
             return read_version(found, version)
 
     def lineage(self, step: int) -> bytes:
-        """The digest of all batches before `step`; empty for 0. LookupError if they are not all recorded."""
+        """Return the digest of all batches before `step`, empty for 0. Raise LookupError if they are not recorded."""
         with reading(self._directory / DATABASE) as found:
             return read_lineage(found, step)
 
     def check_batches(self, first: int) -> None:
-        """Damaged unless every recorded batch from `first` on is as it was recorded, and can be trained on again."""
+        """Raise Damaged unless all recorded batches from `first` on are unchanged and can be trained on again."""
         with reading(self._directory / DATABASE) as found:
             for step in range(first, count_batches(found)):
                 samples = msgspec.convert(read_samples(found, step), list[tuple[int, int, bytes, float]])
@@ -196,7 +197,7 @@ class Journal:
             self._progress.tell()
 
     def _next_entries(self) -> list[Entry]:
-        """The queued entries for the next transaction: at least one if there is any."""
+        """Return the queued entries for the next transaction: at least one unless the queue is empty."""
         entries: list[Entry] = []
         nbytes = 0
         for entry in islice(self._queue, TRANSACTION_ENTRIES):
@@ -252,14 +253,14 @@ class Journal:
             raise
 
     def _sync(self) -> None:
-        # Segments first: a row that survives then has its payload, and `synced` never says too much.
+        # Segments first: then every row that survives has its payload, and `synced` never claims too much.
         self._segments.sync()
         batches = count_batches(self._index.connection)
         self._index.transact(
             lambda: self._index.connection.execute("UPDATE meta SET value = ? WHERE name = 'synced'", (batches,))
         )
-        # All that is not yet in the database itself is in the log. A checkpoint would sync it too, but not while
-        # another process reads.
+        # Whatever is not yet in the database is in the log. A WAL checkpoint would sync it too, but not while another
+        # process reads.
         sync_path(self._directory / (DATABASE + "-wal"))
         sync_path(self._directory)
 
@@ -283,7 +284,7 @@ class Journal:
 
     def _prune(self, oldest_step: int, keep_rollouts: int) -> int:
         connection = self._index.connection
-        # Not past the last sync: `load` would take what is not there for what a power cut took.
+        # Not past the last sync: `load` would think that a power cut took the missing payloads.
         first = min(oldest_step, synced_batches(connection), count_batches(connection) - keep_rollouts)
         needed = connection.execute(
             "SELECT DISTINCT r.segment FROM rollouts r JOIN groups g ON g.number = r.number "

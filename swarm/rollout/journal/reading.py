@@ -64,29 +64,29 @@ class GroupRow(NamedTuple):
 
 
 def count_batches(connection: sqlite3.Connection) -> int:
-    """How many batches are recorded; the next one has this number."""
+    """Return how many batches are recorded, which is the number of the next one."""
     (newest,) = connection.execute("SELECT max(step) FROM batches").fetchone()
     return 0 if newest is None else int(newest) + 1
 
 
 def synced_batches(connection: sqlite3.Connection) -> int:
-    """How many batches were recorded when the journal was last synced."""
+    """Return how many batches were recorded at the journal's last sync."""
     return read_meta(connection, "synced")
 
 
 def group_rows(connection: sqlite3.Connection, where: str, *values: int, order: str = "number") -> Iterator[GroupRow]:
     rows = connection.execute(f"SELECT * FROM groups WHERE {where} ORDER BY {order}", values)
-    # Checked: SQLite has no checksums, so a damaged page may hold rows of any types.
+    # Check the types: SQLite has no checksums, so a damaged page may hold anything.
     return (msgspec.convert(row, GroupRow) for row in rows)
 
 
 def batch_rows(connection: sqlite3.Connection, step: int) -> list[GroupRow]:
-    """The groups of a batch in its order."""
+    """Return the groups of a batch in the batch's order."""
     return list(group_rows(connection, "step = ?", step, order="place"))
 
 
 def rollout_rows(connection: sqlite3.Connection, number: int) -> list[RolloutRow]:
-    """The accepted rollouts of a group, by index."""
+    """Return the accepted rollouts of a group in order of their indices."""
     rows = connection.execute(
         "SELECT r.number, r.idx, n.name, r.oldest, r.tokens, r.finish, r.reward, r.exact, r.parts, "
         "r.segment, r.start, r.nbytes, r.digest FROM rollouts r JOIN nodes n ON n.id = r.node "
@@ -101,7 +101,7 @@ def decode_payload(payload: bytes) -> Rollout:
 
 
 def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRun, list[tuple[int, int]]]:
-    """Where the run stands, and the waiting rollouts (number and index) whose payloads are lost."""
+    """Return where the run stands, and the waiting rollouts (number and index) whose payloads are lost."""
     groups: list[RecordedGroup] = []
     lost: list[tuple[int, int]] = []
     for row in list(group_rows(connection, WAITING)):
@@ -123,7 +123,8 @@ def read_run(connection: sqlite3.Connection, segments: Path) -> tuple[RecordedRu
 
 
 def read_batch(connection: sqlite3.Connection, segments: Path, step: int) -> list[RecordedGroup]:
-    """A recorded batch in its order. UserError if a payload of it is lost, LookupError if there is no such batch."""
+    """Return a recorded batch in its order. Raise UserError if one of its payloads is lost, LookupError if there is no
+    such batch."""
     rows = batch_rows(connection, step)
     if not rows:
         raise LookupError(f"batch {step} is not recorded")
@@ -137,7 +138,7 @@ def read_batch(connection: sqlite3.Connection, segments: Path, step: int) -> lis
 
 
 def has_whole_batch(connection: sqlite3.Connection, segments: Path, step: int) -> bool:
-    """True if every payload of a batch is there as it was."""
+    """Return whether every payload of a batch is there and undamaged."""
     rows = connection.execute(
         "SELECT r.segment, r.start, r.nbytes, r.digest FROM groups g JOIN rollouts r ON r.number = g.number "
         "WHERE g.step = ? ORDER BY r.segment, r.start",
@@ -149,7 +150,7 @@ def has_whole_batch(connection: sqlite3.Connection, segments: Path, step: int) -
 def _read_group(
     connection: sqlite3.Connection, row: GroupRow, segments: Path
 ) -> tuple[RecordedGroup, list[tuple[int, int]]]:
-    """A group, and its rollouts (number and index) whose payloads are lost."""
+    """Return a group, and its rollouts (number and index) whose payloads are lost."""
     found, lost = [], []
     for one in rollout_rows(connection, row.number):
         if (payload := read_payload(segments, one.place)) is None:
@@ -171,7 +172,7 @@ def _read_group(
 
 
 def read_version(connection: sqlite3.Connection, version: int | None = None) -> VersionPublished | None:
-    """What was last published, under a version's number or at all."""
+    """Return the last publication of version number `version`, or the last one at all if that is None."""
     row = connection.execute(
         "SELECT incarnation, version, content FROM versions WHERE ?1 IS NULL OR version = ?1 "
         "ORDER BY incarnation DESC, version DESC LIMIT 1",

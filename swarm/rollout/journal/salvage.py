@@ -1,10 +1,10 @@
-"""Writes what can be read of a damaged journal as another one in which everything holds together. Blocking.
+"""Writes the readable part of a damaged journal as a new, consistent one. Blocking.
 
-Rows are copied as far as SQLite reaches them from either end of each table. The new journal ends before the first batch
-that lacks a row or has a changed one (the lineage tells), or lacks a payload after the checkpoint that the run
-goes on from. Later batches are undone, as after a power cut: their groups wait, with those answers that are there and
-whose weights can be made again. Versions and leases are not copied, so the run goes on under another incarnation, newer
-for samplers than all that was lost, and leases its samples again.
+Rows are copied as far as SQLite can read them from either end of each table. The new journal ends before the first
+batch that has a missing or changed row (by its lineage), or that lacks a payload after the checkpoint from which the
+run continues. Later batches are undone, as after a power cut: their groups wait, with the remaining answers whose
+weights can be made again. Versions and leases are not copied. So the run continues under another incarnation, which is
+newer for samplers than everything that was lost, and leases its samples again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from swarm.rollout.journal.reading import GroupRow, RolloutRow, batch_rows, grou
 from swarm.rollout.journal.segments import read_payload, segment_path, segments_of
 from swarm.rollout.journal.verify import Report, check_batch, fate_faults, says_the_same
 
-NO_SEGMENT = -1  # The row of a lost payload names no file, as if it had been pruned
+NO_SEGMENT = -1  # In the row of a lost payload: it names no file, as if the payload had been pruned
 
-SPARSE = 1000  # A group number above this plus twice the groups that were read is damage, since each gap is filled
+SPARSE = 1000  # A group number above this plus twice the number of rows read counts as damage: gaps get filled
 
 
 TABLES: dict[str, tuple[dict[str, Any], int]] = {
@@ -37,12 +37,12 @@ TABLES: dict[str, tuple[dict[str, Any], int]] = {
     "batches": ({"step": int, "max_staleness": int, "lineage": bytes}, 1),
     "bounds": ({"id": int, "max_staleness": int, "publish_every_steps": int}, 1),
 }
-"""What is copied: the types of each table's columns, and how many of the first ones are its primary key."""
+"""The tables to copy: the types of their columns, and how many of the first columns are the primary key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvaged:
-    """Batches that the new journal holds, the steps of the checkpoints that fit them, and lines on what is lost."""
+    """How many batches the new journal holds, the steps of the checkpoints that fit them, and lines on what is lost."""
 
     batches: int
     checkpoints: tuple[int, ...]
@@ -58,8 +58,8 @@ def salvage_journal(
     max_staleness: int,
     checkpoints: Sequence[tuple[int, bytes]],
 ) -> Salvaged:
-    """Write a journal to the directory `to` from the one in `run_dir`, which stays as it is. `checkpoints`: step and
-    lineage of each whole one."""
+    """Write a journal to the directory `to` from the one in `run_dir`, which stays as it is. `checkpoints` holds step
+    and lineage of each whole checkpoint."""
     lost = _copy_segments(run_dir / SEGMENTS, to / SEGMENTS)
     with closing(Index(to / DATABASE, group_size=group_size)) as index:
         new = index.connection
@@ -70,7 +70,7 @@ def salvage_journal(
         lineages, lacking = _look_through(new, to / SEGMENTS, Report(groups_per_step, group_size))
         known = [step for step, lineage in checkpoints if lineages[step : step + 1] == [lineage]]
         step = max(known, default=0)
-        # Nothing before the checkpoint is trained on again, so its payloads may be gone, as if pruned.
+        # Batches before the checkpoint are not trained on again, so their payloads may be missing, as if pruned.
         batches = min((at for at in lacking if at >= step), default=len(lineages) - 1)
         index.transact(lambda: lost.extend(_cut(new, batches)))
         index.transact(
@@ -92,7 +92,7 @@ def _copy_segments(source: Path, to: Path) -> list[str]:
 
 @contextmanager
 def _copy_of(path: Path, scratch: Path) -> Iterator[sqlite3.Connection]:
-    """A copy of the database, empty if it is gone: SQLite writes next to a database that it reads."""
+    """Open a copy of the database, empty if it is gone: SQLite writes files beside a database that it reads."""
     scratch.mkdir()
     for name in (DATABASE, DATABASE + "-wal"):
         if (path / name).is_file():
@@ -103,7 +103,7 @@ def _copy_of(path: Path, scratch: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection) -> list[str]:
-    """Copy what can be read, and return lines on what was lost."""
+    """Copy the readable rows, and return lines on what was lost."""
     lost: list[str] = []
     for table in TABLES:
         slots = ",".join("?" * len(TABLES[table][0]))
@@ -112,7 +112,7 @@ def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection) -> list[str]:
 
 
 def _readable_rows(old: sqlite3.Connection, table: str, lost: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Read from the first row as far as SQLite comes, and if that is not the end, from the last row back."""
+    """Read from the first row as far as SQLite gets, and if that is not the end, from the last row backwards."""
     columns, keys = TABLES[table]
     kind: Any = tuple[tuple(columns.values())]  # type: ignore[misc]
     odd = 0
@@ -134,8 +134,8 @@ def _readable_rows(old: sqlite3.Connection, table: str, lost: list[str]) -> Iter
 
 
 def _mend_rows(new: sqlite3.Connection, group_size: int, max_staleness: int) -> None:
-    """Give every rollout a node and a group, and fill gaps in the groups' numbers: a lost group is as good as one that
-    was opened and not answered."""
+    """Give every rollout a node and a group, and fill gaps in the groups' numbers: a lost group can be treated like one
+    that was opened and not answered."""
     (count,) = new.execute("SELECT count(*) FROM groups").fetchone()
     new.execute("DELETE FROM groups WHERE number < 0 OR number > ?", (2 * count + SPARSE,))
     (last,) = new.execute("SELECT coalesce(max(number), -1) FROM groups").fetchone()
@@ -152,7 +152,8 @@ def _mend_rows(new: sqlite3.Connection, group_size: int, max_staleness: int) -> 
 
 
 def _look_through(new: sqlite3.Connection, segments: Path, report: Report) -> tuple[list[bytes], list[int]]:
-    """Lineages up to the first batch that is not whole, the empty one first, and the batches that lack a payload."""
+    """Return the lineages up to the first batch that is not whole, beginning with the empty one, and the batches that
+    lack a payload."""
     lineages: list[bytes] = [b""]
     lacking: list[int] = []
     recorded = new.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
@@ -177,7 +178,7 @@ def _look_through(new: sqlite3.Connection, segments: Path, report: Report) -> tu
 
 
 def _cut(new: sqlite3.Connection, batches: int) -> list[str]:
-    """End the journal before batch `batches`, and return a line on what that loses."""
+    """End the journal before batch `batches`, and return a line on what is lost, if anything."""
     (newest,) = new.execute("SELECT max(step) FROM batches").fetchone()
     new.execute("UPDATE groups SET step = NULL, place = NULL WHERE step >= ?", (batches,))
     new.execute("UPDATE groups SET place = NULL WHERE step IS NULL")
@@ -189,7 +190,7 @@ def _cut(new: sqlite3.Connection, batches: int) -> list[str]:
 
 
 def _let_go_of_lost(new: sqlite3.Connection, segments: Path, batches: int, report: Report) -> None:
-    """Make every row agree with its payload, and give every group one fate that is true."""
+    """Make every row agree with its payload, and give every group exactly one fate, which is true."""
     for group in list(group_rows(new, "TRUE")):
         rollouts = rollout_rows(new, group.number)
         payloads = {one.idx: read_payload(segments, one.place) for one in rollouts}
@@ -200,13 +201,14 @@ def _let_go_of_lost(new: sqlite3.Connection, segments: Path, batches: int, repor
             rows = [(NO_SEGMENT, group.number, idx) for idx in gone]
             new.executemany("UPDATE rollouts SET segment = ? WHERE number = ? AND idx = ?", rows)
             continue
-        # The group waits. What was drawn with lost weights could be in no batch before these are made again.
+        # The group waits. Answers drawn with lost weights cannot be in a batch before these weights are made again.
         future = {one.idx for one in rollouts if is_dropped or not group.version <= one.oldest <= batches}
         _draw_again(new, group.number, gone | odd | future, batches, answered=len(rollouts))
 
 
 def _draw_again(new: sqlite3.Connection, number: int, samples: set[int], batches: int, *, answered: int) -> None:
-    """Make a group wait without the answers to `samples`; without any it is opened for the next version."""
+    """Make a group wait without the answers to `samples`. If no answer is left, it counts as opened for version
+    `batches`."""
     new.executemany("DELETE FROM rollouts WHERE number = ? AND idx = ?", [(number, idx) for idx in samples])
     version = "min(version, ?)" if len(samples) < answered else "?"
     new.execute(

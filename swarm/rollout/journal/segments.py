@@ -1,8 +1,8 @@
-"""Payload files of the journal. A segment is named by the batch that was next when its rollouts came.
+"""Payload files (segments) of the journal. A segment's number is the batch that was next when its rollouts came.
 
-A payload is an encoded Rollout. Its row names segment, offset, size and digest, so a segment has no structure of its
-own, and bytes that no row names do no harm. Files are only appended to. Blocking; the writing half belongs to the
-journal's thread.
+A payload is an encoded Rollout. Its row holds segment, offset, size and digest, so a segment has no inner structure,
+and bytes that no row refers to do no harm. Files are only appended to. All calls block; only the journal's thread
+writes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import NamedTuple
 from swarm.errors import EchoError
 from swarm.net.wire import digest
 
-DIGEST_BYTES = 16  # Of BLAKE3, kept in each row: half of it is still more than chance or a disk could match
+DIGEST_BYTES = 16  # Bytes of BLAKE3 in each row: half of the digest is enough to rule out chance and damage
 
 SPARE_BYTES = 16 * 1024 * 1024
-"""Left free on the disk, so that the write-ahead log can be worked into the database. A quarter of what the broadcast
-leaves free, so that versions pause before the journal does."""
+"""Left free on the disk, so that SQLite can move the write-ahead log to the database. The broadcast leaves four times
+as much, so that versions pause before the journal does."""
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Cured by room: a full disk, a quota, `ulimit -f`
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors that more room fixes: a full disk, a quota, `ulimit -f`
 SUFFIX = ".rollouts"
 
 
@@ -59,7 +59,7 @@ def no_room(directory: Path, missing: int) -> NoRoom:
 
 
 def require_room(directory: Path, nbytes: int) -> None:
-    """NoRoom unless `nbytes` more fit on the disk of `directory`."""
+    """Raise NoRoom unless `nbytes` more fit on the disk of `directory`."""
     found = os.statvfs(directory)
     missing = nbytes + SPARE_BYTES - found.f_bavail * found.f_frsize
     if missing > 0:
@@ -76,10 +76,8 @@ def sync_path(path: Path) -> None:
 
 
 class SegmentWriter:
-    """Appends payloads. `unsynced`: segments of an earlier process that may not have reached the disk.
-
-    Files are opened for each call: that takes 10 microseconds of a transaction's milliseconds.
-    """
+    """Appends payloads. `unsynced` lists segments of an earlier process that may not have reached the disk. Files are
+    opened for each call, which takes 10 microseconds of a transaction's milliseconds."""
 
     def __init__(self, directory: Path, *, unsynced: Sequence[int]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,9 +86,8 @@ class SegmentWriter:
         self._before: dict[int, int] = {}
 
     def append(self, payloads: Sequence[tuple[int, bytes]]) -> list[Stored]:
-        """Append payloads to their segments, with one write for those that stand together. NoRoom, and none is kept, if
-        they do not all fit. Until the next call `undo` takes them back.
-        """
+        """Append payloads to their segments, with one write for neighbours in the same segment. Until the next call
+        `undo` can remove them. Raise NoRoom and keep none if they do not all fit."""
         self._before = {}
         stored: list[Stored] = []
         try:
@@ -132,7 +129,7 @@ class SegmentWriter:
 
 
 def read_payload(directory: Path, place: Stored) -> bytes | None:
-    """The payload at `place`; None if it is pruned, lost or damaged."""
+    """Return the payload at `place`, or None if it is pruned, lost or damaged."""
     try:
         with segment_path(directory, place.segment).open("rb", buffering=0) as file:
             payload = os.pread(file.fileno(), place.nbytes, place.offset)

@@ -1,7 +1,8 @@
-"""Checks a run from its journal alone: I1 and I3 of the design, the lineage, and the payloads that are still there.
+"""Checks a run from its journal alone: I1 and I3 of the design, the lineage, and the remaining payloads.
 
-Each property is computed again from the rows. The database is only read, as of one moment; its learner may be at work,
-or may have been killed. Pruning leaves no trace, so this cannot tell whether a missing payload file was pruned or lost.
+Each property is computed again from the rows. The check only reads, from a snapshot of the database; the run's learner
+may be at work, or may have been killed. Pruning leaves no trace, so this cannot tell whether a missing payload file was
+pruned or lost.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ STALE_REASONS = ("stale", "bound_lowered")  # Reasons for a drop that claim some
 
 @dataclass(slots=True)
 class Report:
-    """Counts, and a line for each breach. `payloads` are right, `pruned` are missing, `damaged` are wrong;
-    a damaged one is a breach only in a batch, elsewhere it counts as not accepted."""
+    """Counts, and a line for each breach. `payloads` counts right ones, `pruned` missing and `damaged` wrong ones. A
+    damaged payload is a breach only in a batch; elsewhere it counts as not accepted."""
 
     groups_per_step: int
     group_size: int
@@ -57,10 +58,8 @@ class Report:
 def verify_run(
     run_dir: Path, *, groups_per_step: int, group_size: int, checkpoints: Sequence[tuple[int, bytes]] = ()
 ) -> Report:
-    """Check the journal of a run. `checkpoints`: step and lineage of each whole one.
-
-    UserError if there is no journal that this release can read, Damaged if its database is broken.
-    """
+    """Check the journal of a run. `checkpoints` holds step and lineage of each whole checkpoint. Raise UserError if
+    this release cannot read the journal, Damaged if its database is missing or broken."""
     with reading(run_dir / DATABASE) as found:
         check_pages(found)
         report = Report(groups_per_step, group_size, count_batches(found))
@@ -70,7 +69,7 @@ def verify_run(
 
 
 def _check_groups(connection: sqlite3.Connection, segments: Path, report: Report) -> None:
-    """I3: each group has one fate, which is true; each accepted rollout belongs to one group."""
+    """Check I3: each group has exactly one fate, which is true, and each accepted rollout belongs to one group."""
     for row in group_rows(connection, "TRUE"):
         if row.number != report.groups:
             report.breach(f"group {report.groups} is not recorded, but a later one is")
@@ -97,7 +96,7 @@ def _check_groups(connection: sqlite3.Connection, segments: Path, report: Report
 
 
 def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], report: Report) -> Iterator[str]:
-    """What cannot be true in the rows of one group; `report` knows the batches and the size of groups."""
+    """Yield each contradiction in the rows of a group. `report` has the number of batches and the group size."""
     if row.step is not None and row.reason is not None:
         yield f"is in batch {row.step} and was dropped as {row.reason} (I3)"
     if (row.step is None) != (row.place is None):
@@ -115,7 +114,8 @@ def fate_faults(row: GroupRow, rollouts: Sequence[RolloutRow], report: Report) -
 
 
 def _drop_faults(row: GroupRow, oldest: Sequence[int], group_size: int) -> Iterator[str]:
-    """A group that lacks answers is as old as the version that it was opened for, or as its oldest answer."""
+    """Yield each contradiction in the record of a drop. A group that lacks answers is as old as the version that it was
+    opened for, or as its oldest answer."""
     possible = {min(oldest, default=row.version)}
     if len(oldest) < group_size:
         possible.add(row.version)
@@ -157,7 +157,7 @@ def says_the_same(row: RolloutRow, payload: bytes) -> bool:
 
 
 def _check_lineage(connection: sqlite3.Connection, report: Report, checkpoints: Sequence[tuple[int, bytes]]) -> None:
-    """I1 of each batch, and that rows, batches and checkpoints agree."""
+    """Check I1 for each batch, and that rows, batches and checkpoints agree."""
     lineages = [b""]
     batches = connection.execute("SELECT step, max_staleness, lineage FROM batches ORDER BY step").fetchall()
     for place, (step, bound, recorded) in enumerate(msgspec.convert(batches, list[tuple[int, int, bytes]])):
@@ -179,7 +179,7 @@ def _check_lineage(connection: sqlite3.Connection, report: Report, checkpoints: 
 def check_batch(
     connection: sqlite3.Connection, step: int, bound: int, report: Report
 ) -> list[tuple[int, int, bytes, float]] | None:
-    """The samples of a batch in order for its lineage; None if one has no reward."""
+    """Check a batch. Return its samples in order for the lineage; None if one has no reward."""
     groups = batch_rows(connection, step)
     if [row.place for row in groups] != list(range(report.groups_per_step)):
         report.breach(f"batch {step} has {len(groups)} groups instead of {report.groups_per_step}, or not in one order")

@@ -1,1 +1,1 @@
-"""Who may generate what, which answers count, and when a batch is ready: pure decisions."""
+"""Pure decisions: which node may generate what, which answers count, and when a batch is ready."""

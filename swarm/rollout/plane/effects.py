@@ -1,4 +1,4 @@
-"""What the rollout plane wants done or known: the core returns these, and its shell performs them."""
+"""What the rollout plane wants done or made known: the core returns effects, and its shell performs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """No lease now; `detail` tells a person why."""
+    """Refuse leases for now. `detail` tells a person why."""
 
     reason: Refusal
     retry_after_s: float
@@ -26,14 +26,14 @@ class Refused:
 
     @property
     def may_change(self) -> bool:
-        """Whether the shell holds the question open and asks again when the plane has changed."""
+        """Whether the shell holds the request open and asks again when the plane has changed."""
         return self.reason in ("paced", "standby")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdict on one submitted rollout. It is counted as the verdict; as "failed" if what was accepted is the news
-    that a generation failed; as "bound_lowered" if the bound under which its group was opened would not make it stale.
+    """The verdict on one submitted rollout. `counted_as` is the verdict, with two exceptions: "failed" if the accepted
+    answer says that generation failed, and "bound_lowered" if a stale rollout is fresh under its group's opening bound.
     """
 
     rollout_id: str
@@ -72,7 +72,7 @@ class LeaseOverdue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFailed:
-    """A sampler returned a sample as failed; it may be leased again."""
+    """A sampler could not generate a sample, which may be leased again."""
 
     node: NodeId
     rollout_id: str
@@ -81,7 +81,7 @@ class GenerationFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Every held-out prompt of a round is answered and scored: the scores of the samples of each prompt."""
+    """Every held-out prompt of a round is scored or was dropped. `scores` holds the sample scores of each prompt."""
 
     version: int
     scores: tuple[tuple[Score, ...], ...]

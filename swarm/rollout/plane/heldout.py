@@ -1,13 +1,13 @@
-"""A round of held-out prompts: which are out, their scores, and how little the round takes from training.
+"""A round of held-out prompts: which ones are unanswered, their scores, and how much the round may take from training.
 
 There is one round at a time. While there is training work too, at most one of `EVERY` leased samples is held-out, after
-a burst of an `EVERY`-th of a batch with which small rounds end soon. A node may fill places for which there is no
-training work. So a round of any size adds at most 1 / (EVERY - 1) to the samples drawn for a batch, and the burst once.
-At S = 0 training goes first and a round gets what is left: samplers wait there while the learner trains.
+an initial burst of an `EVERY`-th of a batch, with which small rounds end soon. A node may fill places for which there
+is no training work. So a round of any size adds at most 1 / (EVERY - 1) to the samples drawn for a batch, and once the
+burst. At S = 0 training goes first and a round gets what is left, because samplers wait there while the learner trains.
 
-A round must not cost more time than its samples. An engine that draws a batch at once takes as long over two samples as
-over sixteen, so a few held-out ones make no batch of their own while another is to come (`RolloutPlane._fill`), and a
-node that is about to install weights that it can train with gets none.
+A round must not cost more time than its samples. An engine that draws a batch at once needs as long for two samples as
+for sixteen. So a few held-out samples never form a separate batch while more work is to come (`RolloutPlane._fill`),
+and a node that must install newer weights before it can train gets none.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from swarm.rollout.plane.effects import Evaluated
 from swarm.rollout.plane.leases import Group, LeaseTable
 from swarm.types import GroupId, Prompt, SamplingRules, Score, VersionId
 
-WRONG = Score(reward=0.0, exact=False)  # Of a prompt that cannot be answered: dropping must not raise the share
-EVERY = 8  # At most one leased sample of these is held-out: up to 14 % more samples for a batch while a round is open
+WRONG = Score(reward=0.0, exact=False)  # For a prompt that cannot be answered: dropping must not raise the share
+EVERY = 8  # At most one of this many leased samples is held-out: up to 14 % more samples for a batch during a round
 
 
 class HeldOutRound:
     """One round at a time, named by the learner's `life` and its number. Each prompt gets `samples` samples under
-    `rules`, a single one greedily. A batch for training has `batch_samples`."""
+    `rules`; a single sample is drawn greedily. A training batch has `batch_samples`."""
 
     def __init__(self, life: int, rules: SamplingRules, *, samples: int, batch_samples: int) -> None:
         self._life = life
@@ -64,16 +64,16 @@ class HeldOutRound:
             table.open(group, self._samples)
 
     def allowance(self, capacity: int) -> int:
-        """How many of the next `capacity` samples may be held-out before training work."""
+        """Return how many of the next `capacity` samples may be held-out ones that go before training work."""
         return max(0, self._burst + (self._leased + capacity) // EVERY - self._leased_here)
 
     def leased(self, samples: int, here: int) -> None:
-        """Count samples that were leased, `here` of them of this round."""
+        """Count leased samples, `here` of them in this round."""
         self._leased += samples
         self._leased_here += here
 
     def scored(self, group_id: GroupId, scores: Sequence[Score] | None) -> list[Evaluated]:
-        """Enter the scores of a prompt, None if it was dropped. Returns the round's outcome after the last one."""
+        """Enter the scores of a prompt, None if it was dropped. Return the round's outcome after the last one."""
         if group_id not in self._scores:
             return []
         self._scores[group_id] = tuple(scores) if scores is not None else (WRONG,) * self._samples
@@ -85,11 +85,11 @@ class HeldOutRound:
 
 
 def held_out_figures(scores: Sequence[Sequence[Score]]) -> dict[str, float]:
-    """The figures of a round from the scores of the k samples of each prompt.
+    """Return the figures of a round from the scores of the k samples of each prompt.
 
-    `pass_at_1` is the share of samples that are right, `pass_at_k` that of prompts with any right one: the unbiased
-    estimators of arXiv 2107.03374, equation 1, for n = k samples. `exact_match` is pass_at_1 under the name that a
-    target and metrics.jsonl have for it.
+    `pass_at_1` is the share of right samples, `pass_at_k` the share of prompts with at least one right sample: the
+    unbiased estimators of arXiv 2107.03374, equation 1, for n = k samples. `exact_match` is pass_at_1 under the name
+    that targets and metrics.jsonl use.
     """
     samples = [score for row in scores for score in row]
     right = sum(score.exact for score in samples) / len(samples)

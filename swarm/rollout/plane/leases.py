@@ -1,18 +1,18 @@
-"""Open groups and who works on them.
+"""Open groups and which nodes work on them.
 
-A group is one prompt and G samples. Each sample is *waiting* (nobody works on it), *leased* (one node does),
+A group is one prompt and G samples. Each sample is *waiting* (nobody works on it), *leased* (one node works on it),
 *answered* (its rollout was accepted and is being scored) or *scored*:
 
     waiting -> leased       grant
-    leased  -> waiting      the node released or failed it, was silent for three beats, or does not name it any more
+    leased  -> waiting      the node released or failed it, was silent for three beats, no longer names it, or is late
     leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
     answered -> scored      its reward arrived
     answered -> waiting     its reward failed: it is drawn again, from another seed
 
-A sample keeps its id, and its seed but for the last case. It is never taken from a node that works on it within its
-limit: to lease a slow sample twice and take the first answer would favour short answers. An honest sampler answers
-within the limit, if only to say that it failed; only a node that beats and never answers passes it. One answer is
-accepted at a time. A group whose samples are all scored is complete and leaves the table.
+A sample keeps its id, and its seed except in the last case. It is never taken from a node that works on it within the
+time limit: leasing a slow sample twice and taking the first answer would favour short answers. An honest sampler
+answers within the limit, if only to say that it failed. Only a node that beats but never answers exceeds it. A sample
+has at most one accepted answer at a time. Once all its samples are scored, a group is complete and leaves the table.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from swarm.types import (
 
 MISSED_BEATS = 3  # Beats after which a node counts as gone: one may be lost and one late
 
-LEASE_SLACK_S = 60.0  # Added to a time limit here: the sampler counts from receipt and has to hand its answer in
+LEASE_SLACK_S = 60.0  # Added to a time limit here: the sampler counts from receipt and then has to submit its answer
 LIMIT_FACTOR = 8.0
-"""A lease's time limit is this times its longest completion at the sampler's measured rate. It leaves room for a shared
-batch, a swap of weights, or an engine that slows down: failing long samples would favour short answers."""
+"""A lease's time limit is this factor times the time for its longest completion at the sampler's measured rate. It
+leaves room for a shared batch, a weight swap or a slower engine: failing long samples would favour short answers."""
 
-SLOWEST_TOKENS_PER_S = 2.0  # Assumed until the rate is known; a node that claims less keeps samples from others
+SLOWEST_TOKENS_PER_S = 2.0  # Sets the longest limit of any lease: a slower node would keep samples from others
 
 MIN_LIMIT_S = 30.0  # Shortest time limit of a lease: a short completion may wait behind a batch and an install
 MAX_HELD = 8192  # Samples that a node may hold: twice what it may ask for, since it asks one batch ahead of its engine
 UNPROVEN_HELD = 256
-"""Samples that a node may hold before its first accepted answer: two batches of an ordinary engine. Keys cost nothing,
-and a node that never answers keeps its leases from others for a while."""
+"""Samples that a node may hold before its first accepted answer: two batches of an ordinary engine. New keys cost
+nothing, and a node that never answers keeps its leases from others for a while."""
 
-RETRY_S = 60.0  # A sample that a node failed is kept for others this long, unless all have failed it
+RETRY_S = 60.0  # For this long a node does not get a sample that it failed, unless all nodes have failed it
 
 FAILED_BY = 3  # Nodes (or all there are) that must fail a sample before its group is dropped: one may lie
-MAX_REDRAWS = 2  # Times that a sample is drawn again because its answer has no score: then it is the prompt
-MAX_NODES = 4096  # Samplers that the table remembers; the same bound as the table of publics
+MAX_REDRAWS = 2  # Times that a sample is drawn again for lack of a score: after that the prompt is to blame
+MAX_NODES = 4096  # Samplers that the table remembers; the table of publics has the same bound
 
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One sample of a group. `node` holds it while it is leased, `author` is who answered it."""
+    """One sample of a group. `node` holds it while it is leased, `author` answered it."""
 
     spec: SampleSpec
     node: NodeId | None = None
@@ -82,11 +82,9 @@ class Sample:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """One prompt and its samples. `min_version` is the version that it was opened for, `bound` S at that time.
-
-    `answered` and `oldest_answer` (a version) sum up the samples' rollouts, `waiting` counts the samples that nobody
-    works on; LeaseTable keeps them.
-    """
+    """One prompt and its samples. `min_version` is the version that it was opened for, `bound` is S at that time.
+    `answered` and `oldest_answer` (a version) summarise the samples' rollouts, and `waiting` counts the waiting
+    samples. LeaseTable keeps them up to date."""
 
     group_id: GroupId
     order: int
@@ -102,7 +100,7 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """The version of its oldest token; the opening version, below which no answer is, while any is outstanding."""
+        """The version of the group's oldest token. While answers are missing, it is `min_version`, the lower bound."""
         if self.answered < len(self.samples) or self.oldest_answer is None:
             return self.min_version.version
         return self.oldest_answer
@@ -117,27 +115,25 @@ class Group:
 
     @property
     def authors(self) -> Counter[NodeId]:
-        """How many of its rollouts each node made."""
+        """How many of the group's rollouts each node made."""
         return Counter(sample.author for sample in self.samples if sample.author is not None)
 
     @property
     def mean_tokens(self) -> float:
-        """Mean length of its answers, 0 without any: a forecast of the rest."""
+        """Mean length of the answers so far, a forecast for the others; 0 without any."""
         lengths = [sample.rollout.length for sample in self.samples if sample.rollout is not None]
         return sum(lengths) / len(lengths) if lengths else 0.0
 
     def deadline(self, max_staleness: int) -> int:
-        """The last batch that may hold this group, as far as is known now."""
+        """Return the last batch that may hold this group, as far as is known now."""
         return deadline(self.oldest_version, max_staleness)
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """What the table knows of one sampler. `held` says when each of its samples is overdue.
-
-    It says that one of its samples grows by `tokens_per_s` (0: unknown). It may hold `most` samples: few before its
-    first answer, and one after it kept some past their limit.
-    """
+    """What the table knows of one sampler. `held` says when each of its samples is overdue. `tokens_per_s` is its own
+    report of how fast one sample grows (0: unknown). It may hold `most` samples: few before its first answer, and only
+    one after it kept a sample past its limit."""
 
     heard_at: float
     tokens_per_s: float = 0.0
@@ -159,7 +155,7 @@ class LeaseTable:
         self._nodes: dict[NodeId, NodeState] = {}
         self.chances = 0
         """Rises when a node that got nothing may now get something: a sample waits again, a node holds nothing any
-        more, a group was dropped or is due later than it seemed."""
+        more, a group was dropped, or a group is due later than it seemed."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -183,7 +179,7 @@ class LeaseTable:
         return group
 
     def close(self, group: Group) -> None:
-        """Remove a group, taking its samples from the nodes that hold them."""
+        """Remove a group, and take its samples from the nodes that hold them."""
         del self._groups[group.group_id]
         self._age(group, -1)
         due_later = group.oldest_version > group.min_version.version
@@ -193,26 +189,26 @@ class LeaseTable:
         self._unfilled.pop(group.group_id, None)
 
     def by_deadline(self, max_staleness: int) -> Counter[int]:
-        """How many open groups for training there are, by deadline."""
+        """Count the open training groups by deadline."""
         return Counter({deadline(version, max_staleness): count for version, count in self._ages.items()})
 
     def claimable(self, held: VersionId) -> list[Group]:
-        """Groups with waiting samples that a node holding `held` may fill: held-out prompts first, then the oldest
-        version, then the longest answers so far."""
+        """Return the groups with waiting samples that a node with version `held` may work on: held-out prompts first,
+        then the oldest version, then the longest answers so far."""
         open_to_it = [group for group in self._unfilled.values() if group.min_version <= held]
         return sorted(open_to_it, key=lambda g: (g.purpose == "train", g.min_version, -g.mean_tokens, g.order))
 
     def held_by(self, node: NodeId) -> Collection[tuple[str, int]]:
-        """The samples that are leased to `node` now, by group and index."""
+        """Return the samples that are leased to `node` now, by group and index."""
         state = self._nodes.get(node)
         return () if state is None else state.held.keys()
 
     def room(self, node: NodeId) -> int:
-        """How many more samples `node`, which was heard before, may hold."""
+        """Return how many more samples `node` may hold. The table must know the node."""
         return max(0, self._nodes[node].most - len(self._nodes[node].held))
 
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float) -> Lease:
-        """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`, which was heard before."""
+        """Lease up to `capacity` waiting samples of `group`, perhaps none, to `node`. The table must know the node."""
         taken = [sample for sample in group.samples if sample.waiting and self._may_try(node, sample, now)][:capacity]
         limit_s = self._limit_s(node, group.rules.max_new_tokens)
         for sample in taken:
@@ -230,14 +226,14 @@ class LeaseTable:
         )
 
     def restore(self, group: Group, holders: Mapping[int, NodeId], *, heard_at: float) -> None:
-        """Lease the samples of a group of a former life to the nodes that had them, as if heard at `heard_at`."""
+        """Lease samples to the nodes that held them before a restart, as if the nodes were heard at `heard_at`."""
         for index, node in holders.items():
             if group.samples[index].waiting and self.hear(node, now=heard_at):
                 limit_s = self._longest_s(group.rules.max_new_tokens)
                 self._hold(group, group.samples[index], node, heard_at + limit_s + LEASE_SLACK_S)
 
     def answer(self, group: Group, rollout: Rollout, node: NodeId) -> bool:
-        """Take `rollout` as the one answer to its sample; False if there is one already."""
+        """Take `rollout` as the one answer to its sample. Return False if there is one already."""
         sample = group.samples[rollout.index]
         if sample.rollout is not None:
             return False
@@ -255,14 +251,14 @@ class LeaseTable:
         return True
 
     def retract(self, group: Group, index: int) -> bool:
-        """Have a sample whose answer cannot be scored drawn again; False if that was done often enough."""
+        """Have a sample drawn again, since its answer cannot be scored. Return False after MAX_REDRAWS times."""
         sample = group.samples[index]
         assert sample.rollout is not None
         assert sample.score is None
         if sample.redraws >= MAX_REDRAWS:
             return False
         sample.redraws += 1
-        # With its old seed it would be the same answer, if the version is the same.
+        # The old seed would give the same answer if the version is the same.
         seed = sample_seed(self._run_seed, GroupId(f"{group.group_id}/{sample.redraws}"), index)
         sample.spec = structs.replace(sample.spec, seed=seed)
         self._age(group, -1)
@@ -276,7 +272,7 @@ class LeaseTable:
         return True
 
     def release(self, node: NodeId, group_id: str, index: int) -> bool:
-        """Put a sample that `node` holds back to waiting; False if it does not hold it."""
+        """Put a sample of `node` back to waiting. Return False if the node does not hold it."""
         if (group_id, index) not in self.held_by(node):
             return False
         group = self._groups[GroupId(group_id)]
@@ -285,12 +281,12 @@ class LeaseTable:
         return True
 
     def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
-        """Put back what `node` does not name: the grant was lost on the way, or a former life of the node had it."""
+        """Put back samples that `node` does not name: their lease got lost, or the node was restarted."""
         for group_id, index in [name for name in self.held_by(node) if name not in holding]:
             self.release(node, group_id, index)
 
     def hear(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> bool:
-        """Note a sign of life, and the node's rate if it says one. False if the table of nodes is full."""
+        """Note a sign of life, and the node's rate if it reports one. Return False if the table of nodes is full."""
         if node not in self._nodes and len(self._nodes) >= MAX_NODES:
             return False
         state = self._nodes.setdefault(node, NodeState(heard_at=now))
@@ -299,7 +295,7 @@ class LeaseTable:
         return True
 
     def fail(self, node: NodeId, group: Group, index: int, *, now: float) -> bool:
-        """Put a sample that `node` failed back to waiting, for others first; True if enough nodes have failed it."""
+        """Put a sample that `node` failed back to waiting, for others first. Return True if enough nodes failed it."""
         sample = group.samples[index]
         sample.failures += 1
         sample.failed_at = now
@@ -308,7 +304,7 @@ class LeaseTable:
         return len(sample.failed_by) >= FAILED_BY or self._all_failed(sample)
 
     def forget(self, node: NodeId) -> int:
-        """Drop a node and put its samples back to waiting; how many there were."""
+        """Drop a node and put its samples back to waiting. Return how many there were."""
         if (state := self._nodes.pop(node, None)) is None:
             return 0
         for group_id, index in state.held:
@@ -318,11 +314,11 @@ class LeaseTable:
         return len(state.held)
 
     def silent(self, *, now: float) -> list[NodeId]:
-        """Nodes that were not heard for three beats."""
+        """Return the nodes that were not heard for three beats."""
         return [node for node, state in self._nodes.items() if now - state.heard_at >= self._silence_s]
 
     def take_overdue(self, *, now: float) -> list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]]:
-        """Put back what is past its time limit: the nodes that kept it, and which samples each."""
+        """Put back samples past their time limit. Return the nodes that kept them, each with its samples."""
         taken: list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]] = []
         for node, state in self._nodes.items():
             overdue = tuple(name for name, due in state.held.items() if due <= now)
@@ -334,17 +330,17 @@ class LeaseTable:
         return taken
 
     def next_due(self) -> float | None:
-        """When the next node will count as silent, or the next lease as overdue, if nothing is heard."""
+        """Return when the next node counts as silent or the next lease as overdue, if nothing is heard until then."""
         silences = [state.heard_at + self._silence_s for state in self._nodes.values()]
         limits = [min(state.held.values()) for state in self._nodes.values() if state.held]
         return min((*silences, *limits), default=None)
 
     def nodes(self) -> KeysView[NodeId]:
-        """Nodes that were heard lately."""
+        """Return the nodes that were heard lately."""
         return self._nodes.keys()
 
     def _may_try(self, node: NodeId, sample: Sample, now: float) -> bool:
-        """Whether `node` may have a sample that waits: not one that it failed lately while others have not."""
+        """Return whether `node` may have this waiting sample. It may not if it failed it lately and others have not."""
         return node not in sample.failed_by or now - sample.failed_at >= RETRY_S or self._all_failed(sample)
 
     def _all_failed(self, sample: Sample) -> bool:
@@ -355,7 +351,7 @@ class LeaseTable:
         return most_s if rate <= 0 else min(most_s, max(MIN_LIMIT_S, LIMIT_FACTOR * max_new_tokens / rate))
 
     def _longest_s(self, max_new_tokens: int) -> float:
-        """Longest time limit of any lease. It grows with the completion: to cut off long ones would be a bias."""
+        """Return the longest time limit of any lease. It grows with the completion: cutting off long ones is a bias."""
         return max(self._most_limit_s, max_new_tokens / SLOWEST_TOKENS_PER_S)
 
     def _hold(self, group: Group, sample: Sample, node: NodeId, due: float) -> None:
@@ -367,13 +363,13 @@ class LeaseTable:
         if sample.node is not None:
             held = self._nodes[sample.node].held
             held.pop((group.group_id, sample.spec.index), None)
-            # A node with nothing left in its hands may be given what one that asks ahead is not.
+            # A node that holds nothing may get samples that a node asking ahead may not.
             self.chances += not held
             sample.node = None
             self._wait(group, 1)
 
     def _wait(self, group: Group, samples: int) -> None:
-        """Count `samples` more of `group` that wait."""
+        """Add `samples` (possibly negative) to the number of waiting samples of `group`."""
         group.waiting += samples
         if group.waiting:
             self._unfilled[group.group_id] = group
@@ -389,5 +385,5 @@ class LeaseTable:
 
 
 def sample_seed(run_seed: int, group_id: GroupId, index: int) -> int:
-    """The seed of one sample: 63 bits that depend on the run, the group and the place, on nothing else."""
+    """Return the seed of one sample: 63 bits that depend only on the run's seed, the group and the index."""
     return int.from_bytes(digest(f"{run_seed}/{group_id}/{index}".encode())[:8], "little") >> 1

@@ -1,16 +1,16 @@
 """The rollout plane of the learner: who may generate what, which answers count, and when a batch is ready.
 
-Theory of operation. Groups are opened on demand: a sampler asks (`ask`), and the plane first offers samples that lost
-their node, then opens new groups as far as the pacing rule (rules.Pacing) allows, and keeps some room for held-out
-prompts (heldout). Answers are judged (verdict.py), matched with their sample (leases), scored outside, and complete
-groups go to the buffer. `take` hands out batch n and drops groups that can be in no later one.
+Theory of operation. The plane opens groups on demand. When a sampler asks (`ask`), the plane first offers samples that
+lost their node, then opens new groups as far as the pacing rule (rules.Pacing) allows. It keeps some room for held-out
+prompts (heldout). Answers are judged (verdict.py), matched with their sample (leases) and scored outside. Complete
+groups go to the buffer. `take` hands out batch n and drops groups that are too old for any later batch.
 
-What the learner must not forget comes out as records (entries.Record); `restore` puts a new plane where the records of
-an earlier process left off. Groups for training are numbered from 0; one below the next number that is not open was
-closed, so nothing has to be remembered of closed groups.
+The plane emits everything that the learner must not forget as records (entries.Record). `restore` continues from the
+records of an earlier process. Training groups are numbered from 0. A group with a lower number than the next one is
+either open or closed, so the plane remembers nothing of closed groups.
 
-I1 is guaranteed by `take` (through Buffer.take) and checked again by its caller's metrics and by `verify`; I5 because
-groups are only opened under the pacing rule.
+`take` guarantees I1 (through Buffer.take); its caller's metrics and `verify` check it again. I5 holds because groups
+are only opened under the pacing rule.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, SamplingRules, 
 
 
 class Buffer:
-    """Ready groups. The pacing rule keeps it bounded: it opens at most (S + 1) * B groups that are fresh."""
+    """Ready groups. The pacing rule bounds their number: it opens at most (S + 1) * B fresh groups."""
 
     def __init__(self, *, batch_groups: int) -> None:
         self._batch_groups = batch_groups
@@ -63,25 +63,25 @@ class Buffer:
         self._ready.setdefault(group.oldest_version, {})[group.order] = group
 
     def by_deadline(self, max_staleness: int) -> Counter[int]:
-        """How many ready groups there are, by deadline."""
+        """Count the ready groups by deadline."""
         return Counter({deadline(version, max_staleness): len(groups) for version, groups in self._ready.items()})
 
     def count(self, next_batch: int, max_staleness: int) -> int:
-        """How many ready groups may be in batch `next_batch`."""
+        """Count the ready groups that may be in batch `next_batch`."""
         return sum(len(self._ready[version]) for version in self._fresh(next_batch, max_staleness))
 
     def expire(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Remove and return what may not be in batch `next_batch` or any later one."""
+        """Remove and return the groups that are too old for batch `next_batch`."""
         stale = sorted(self._ready.keys() - self._fresh(next_batch, max_staleness))
         return [group for version in stale for group in self._ready.pop(version).values()]
 
     def first(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """The groups that batch `next_batch` would hold: the B fresh ones that are due earliest."""
+        """Return the groups that batch `next_batch` would hold: the first B fresh ones by deadline."""
         fresh = self._fresh(next_batch, max_staleness)
         return [group for v in fresh for _, group in sorted(self._ready[v].items())][: self._batch_groups]
 
     def take(self, next_batch: int, max_staleness: int) -> list[Group]:
-        """Remove and return batch `next_batch`: B groups, each of which is fresh (I1 is guaranteed here)."""
+        """Remove and return batch `next_batch`: B groups, all of them fresh. I1 is guaranteed here."""
         batch = self.first(next_batch, max_staleness)
         assert len(batch) == self._batch_groups
         for group in batch:
@@ -95,7 +95,7 @@ class Buffer:
 
 @dataclass(slots=True, kw_only=True)
 class Grant:
-    """What `node` is given so far. It can take on `capacity` more samples, `at_once` of which can begin at once."""
+    """The leases given to `node` so far. It can take `capacity` more samples and begin `at_once` of them right away."""
 
     table: LeaseTable
     node: NodeId
@@ -114,7 +114,7 @@ class Grant:
         return sum(len(lease.samples) for lease in self.leases if lease.purpose == "eval")
 
     def take(self, group: Group, most: int) -> int:
-        """Lease up to `most` waiting samples of `group`; returns how many there were."""
+        """Lease up to `most` waiting samples of `group`. Return how many were leased."""
         lease = self.table.claim(group, self.node, min(most, self.capacity), now=self.now)
         count = len(lease.samples)
         if count:
@@ -133,16 +133,17 @@ class Grant:
             most -= self.take(group, most)
 
 
-RETURN_S = 30.0  # A sampler's longest pause between two tries (node/link.py): after a restart its beats count from then
+RETURN_S = 30.0
+"""A sampler's longest pause between two tries (node/link.py). After a restart, missed beats are counted from then."""
 
-MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then it is the prompt, not the samplers
+MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneRules:
-    """What the user set. `rules` are for training, and for held-out prompts with more than one of `eval_samples`; a
-    single one is drawn greedily. `life` counts the lives of a learner. A whole batch waits up to `hold_s` for samples
-    that would become stale if it were taken."""
+    """The user's settings. `rules` apply to training, and to held-out prompts if `eval_samples` is above 1; a single
+    held-out sample is drawn greedily. `life` is the learner's generation. A full batch waits up to `hold_s` for
+    samples that would become stale if it were taken."""
 
     swarm: SwarmId
     run_seed: int
@@ -159,7 +160,7 @@ class PlaneRules:
 
 
 class RolloutPlane:
-    """Leases, admission and buffer in one machine. `prompts(i)` is the i-th training prompt, a pure function."""
+    """Leases, admission and buffer in one state machine. `prompts` is a pure function from i to training prompt i."""
 
     def __init__(self, rules: PlaneRules, *, prompts: Callable[[int], Prompt]) -> None:
         self.rules = rules
@@ -170,7 +171,7 @@ class RolloutPlane:
         self.leased = LeaseTable(
             swarm=rules.swarm, run_seed=rules.run_seed, beat_s=rules.beat_s, time_limit_s=rules.lease_time_limit_s
         )
-        """Who holds what; others only read it."""
+        """Which node holds which samples. Other modules only read it."""
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
         self._round = HeldOutRound(
@@ -181,10 +182,11 @@ class RolloutPlane:
         )
         self._pacing = Pacing(batch_groups=rules.groups_per_step, hold_s=rules.hold_s)
         self._ending: Refusal | None = None
-        self.standby: Mapping[NodeId, str] = {}  # The nodes that are leased nothing, and why
+        self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
 
     def restore(self, run: RecordedRun, *, now: float) -> list[Effect]:
-        """Go on where the records of a former life end; open groups count as leased. Called before anything else."""
+        """Continue where the records of an earlier process end. Call it before anything else. Samples that were leased
+        then count as leased still."""
         assert self._opened == 0
         self.next_batch, self._opened = run.next_batch, run.opened
         return [effect for group in run.groups for effect in self._restore_group(group, now=now)] + self._expire()
@@ -201,12 +203,12 @@ class RolloutPlane:
         at_once: int = 0,
         holding: Collection[tuple[str, int]] | None = None,
     ) -> list[Effect]:
-        """A sampler that has installed `held` can take on `capacity` samples. The answer is the last effect.
+        """Answer a sampler that has installed `held` and can take `capacity` samples. The answer is the last effect.
 
-        `at_once` of these can begin now, in free places of its engine; 0 means all of them if it holds nothing, else
-        none. `holding` names all samples that it holds, by group and index. Others are put back: if an answer was lost,
-        they would stay leased as long as the sampler lives. None when a question that was held open is asked again,
-        since the list may be outdated. `now` is when the question arrived.
+        The engine has room to begin `at_once` of them now; 0 means all of them if it holds nothing, else none.
+        `holding` names every sample that it holds, by group and index. Its other samples are put back: if a reply got
+        lost, they would stay leased for as long as the sampler lives. `holding` is None when a request that was held
+        open is tried again, since the list may be out of date by then. `now` is when the request arrived.
         """
         if not self.leased.hear(node, now=now):
             return [Refused(reason="draining", retry_after_s=60.0)]
@@ -216,7 +218,7 @@ class RolloutPlane:
             return [Refused(reason=self._ending, retry_after_s=self.rules.beat_s)]
         if self.newest is None:
             return [Refused(reason="starting", retry_after_s=self.rules.beat_s)]
-        # What another incarnation held may be of another run altogether, however new its number is.
+        # A version of another incarnation may belong to a different run, however high its number is.
         of_this_life = held.incarnation == self.newest.incarnation and held <= self.newest
         if of_this_life and (grant := self._grant(node, held, capacity, at_once, now=now)).leases:
             return [*grant.records, Granted(leases=tuple(grant.leases))]
@@ -226,13 +228,14 @@ class RolloutPlane:
         return [Refused(reason=reason, retry_after_s=self.rules.beat_s)]
 
     def beat(self, node: NodeId, *, now: float, tokens_per_s: float = 0.0) -> None:
-        """A sign of life from a sampler, and its measured rate."""
+        """Note a sign of life from a sampler, and its measured rate."""
         self.leased.hear(node, now=now, tokens_per_s=tokens_per_s)
 
     def submit(
         self, node: NodeId, lease: Lease, rollout: Rollout, *, now: float, fault: str | None = None
     ) -> list[Effect]:
-        """An answer under a lease whose seal was checked. `fault`: its malformation, if that was asked before."""
+        """Judge an answer. The caller has checked the lease's seal. `fault` is what is malformed about it ("" if
+        nothing), or None if that has not been checked yet."""
         self.leased.hear(node, now=now)
         group = self.leased.group(rollout.group_id)
         verdict, detail = self._judge(node, lease, rollout, fault)
@@ -257,29 +260,29 @@ class RolloutPlane:
         return [judged, accepted, wanted]
 
     def release(self, node: NodeId, group_id: str, index: int, *, now: float) -> None:
-        """A sampler hands a sample back."""
+        """Take back a sample that a sampler returns unanswered."""
         self.leased.hear(node, now=now)
         self.leased.release(node, group_id, index)
 
     def leave(self, node: NodeId) -> None:
-        """A sampler goes; whatever it still holds is put back."""
+        """Forget a sampler that leaves, and put its samples back."""
         self.leased.forget(node)
 
     def tick(self, *, now: float) -> list[Effect]:
-        """Take the samples of nodes that missed three beats, and those that are past their time limit."""
+        """Put back the samples of nodes that missed three beats, and samples past their time limit."""
         return [
             *(NodeSilent(node=node, samples=self.leased.forget(node)) for node in self.leased.silent(now=now)),
             *(LeaseOverdue(node=node, samples=names) for node, names in self.leased.take_overdue(now=now)),
         ]
 
     def deadline(self) -> float | None:
-        """When `tick` has something to do if nothing is heard before."""
+        """Return when `tick` next has something to do, unless a node is heard before."""
         return self.leased.next_due()
 
     # -- what the learner does -------------------------------------------------------------------------------
 
     def published(self, version: VersionId) -> None:
-        """From now on samplers can fetch `version`."""
+        """Note that samplers can fetch `version` from now on."""
         assert self.newest is None or version > self.newest
         self.newest = version
 
@@ -294,8 +297,8 @@ class RolloutPlane:
         return [*record, *(self._completed(group) if group.complete else [])]
 
     def unscorable(self, group_id: str, index: int) -> list[Effect]:
-        """A reward failed: the sample is drawn again, or its group is dropped if that did not help or comes too late. A
-        held-out sample counts as wrong."""
+        """Draw a sample again because its reward failed. Drop its group if that has not helped or it is too late. A
+        held-out sample counts as wrong instead."""
         if (group := self.leased.group(group_id)) is None:
             return []
         if group.purpose == "eval":
@@ -305,7 +308,7 @@ class RolloutPlane:
         return self._drop(group, "reward_failed")
 
     def can_take(self, *, now: float) -> bool:
-        """Whether batch `next_batch` is ready, and has waited for leased samples that taking it would make stale."""
+        """Return whether batch `next_batch` is full and has waited for leased samples that it would make stale."""
         if not self._pacing.is_whole(self._buffer.count(self.next_batch, self.max_staleness)):
             return False
         batch = self._buffer.first(self.next_batch, self.max_staleness)
@@ -313,11 +316,11 @@ class RolloutPlane:
         return self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
 
     def hold_until(self) -> float | None:
-        """When a batch that waits will be taken in any case; None if none waits, or waits without limit."""
+        """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
         return self._pacing.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
-        """Take batch `next_batch`, which must be ready, and drop what can be in no later one."""
+        """Take batch `next_batch`, which must be ready, and drop groups that are too old for the next one."""
         batch = self._buffer.take(self.next_batch, self.max_staleness)
         assert all(is_fresh(g.oldest_version, self.next_batch, self.max_staleness) for g in batch)
         numbers = tuple(group.order for group in batch)
@@ -327,12 +330,12 @@ class RolloutPlane:
         return batch, [taken, *self._expire()]
 
     def set_bound(self, max_staleness: int) -> list[Effect]:
-        """Another S, from the next batch on."""
+        """Change S from the next batch on."""
         self.max_staleness = max_staleness
         return self._expire()
 
     def evaluate(self, version: VersionId, prompts: Sequence[Prompt]) -> None:
-        """Begin a round: samplers that hold `version` or a newer one answer held-out prompts."""
+        """Begin a held-out round for samplers that hold `version` or a newer one."""
         self._round.begin(self.leased, version, prompts, bound=self.max_staleness)
 
     @property
@@ -340,15 +343,15 @@ class RolloutPlane:
         return self._round.open
 
     def set_standby(self, nodes: Mapping[NodeId, str]) -> None:
-        """Lease nothing to these nodes from now on, and tell them why. They finish what they hold."""
+        """Give these nodes no new leases, and tell them why. They finish the samples that they hold."""
         self.standby = nodes
 
     def end(self, reason: Refusal) -> None:
-        """Open no more training groups: "draining" still hands out held-out prompts, "finished" nothing."""
+        """Open no more training groups. "draining" still hands out held-out prompts, "finished" hands out nothing."""
         self._ending = reason
 
     def counts(self) -> dict[str, int]:
-        """Figures for `status`."""
+        """Return the figures for `status`."""
         return {
             "groups_open": len(self.leased),
             "groups_ready": len(self._buffer),
@@ -365,25 +368,25 @@ class RolloutPlane:
         room = min(capacity, self.leased.room(node))
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
-        # A node on standby gets held-out prompts alone, and only if nobody else is there to answer them.
+        # A node on standby gets held-out prompts only, and only if every node is on standby.
         if node not in self.standby or (self._round.open and self.leased.nodes() <= self.standby.keys()):
             self._fill(grant, held)
         self._round.leased(grant.samples, grant.held_out)
         return grant
 
     def _fill(self, grant: Grant, held: VersionId) -> None:
-        """Grant training and as many held-out prompts as are allowed, then fill free places with held-out prompts."""
+        """Grant training samples and the allowed number of held-out ones, then fill idle places with held-out ones."""
         claimable = self.leased.claimable(held)
         held_out = [group for group in claimable if group.purpose == "eval"]
         if self._ending or grant.node in self.standby:
             grant.take_of(held_out, grant.capacity)
             return
         if not self._fresh(held.version):
-            return  # It is about to install what it can train with; nothing may keep it from that.
+            return  # Its version is too old to train with. It is about to install a newer one, so leave it free.
         begun = [group for group in claimable if group.purpose == "train"]
         if self.max_staleness == 0:
-            # Only one kind at a time, so that a run can be repeated: through padding, the last bits of log-probs depend
-            # on what is drawn beside a sample, and that must not depend on when a round began.
+            # Only one kind at a time, so that a run can be repeated. Through padding, the last bits of a sample's
+            # log-probs depend on its neighbours in the batch, and those must not depend on when a round began.
             self._train(grant, held, begun)
             if not grant.samples:
                 grant.take_of(held_out, grant.at_once)
@@ -392,19 +395,19 @@ class RolloutPlane:
         grant.capacity -= allowed
         self._train(grant, held, begun)
         grant.capacity += allowed
-        # A few held-out samples, asked for ahead, would be an engine's whole next batch and take as long as a full one.
+        # A few held-out samples alone would become the engine's whole next batch and take as long as a full one.
         if grant.samples or allowed == grant.capacity:
             grant.take_of(held_out, allowed)
         grant.take_of(held_out, grant.at_once)
 
     def _train(self, grant: Grant, held: VersionId, begun: Sequence[Group]) -> None:
-        """Grant groups that have begun, then new ones as far as pacing allows."""
+        """Grant samples of open groups first, then open new groups as far as pacing allows."""
         for group in begun:
             if grant.capacity == 0:
                 return
             if self._fresh(group.oldest_version):
                 if grant.at_once == 0:
-                    return  # A group that has begun waits for a node that can go on with it at once.
+                    return  # An open group waits for a node that can begin at once.
                 grant.take(group, grant.at_once)
         by_deadline = self._by_deadline()
         due = held.version + self.max_staleness
@@ -415,7 +418,7 @@ class RolloutPlane:
             self._opened += 1
 
     def _by_deadline(self) -> Counter[int]:
-        """Groups leased or ready, by deadline; those past theirs are not counted (may_open looks from n on)."""
+        """Count the open and ready groups by deadline. The rules ignore deadlines below n."""
         return self._buffer.by_deadline(self.max_staleness) + self.leased.by_deadline(self.max_staleness)
 
     def _open(self, number: int, version: VersionId, bound: int) -> Group:
@@ -478,7 +481,6 @@ class RolloutPlane:
         return [self._dropped(group, reason), *self._round.scored(group.group_id, None)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
-        """The record of a group that is in no batch."""
         if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
             reason = "bound_lowered"
         return GroupDropped(
@@ -493,8 +495,8 @@ class RolloutPlane:
         )
 
     def _expire(self) -> list[Effect]:
-        """Drop what can be in no batch from n on. A group past its first deadline is kept while nodes work on it and
-        its answers are fresh: they may have installed a newer version before they began."""
+        """Drop groups that are too old for batch n. A group past its first deadline stays while nodes work on it and
+        its answers are fresh: the nodes may have installed a newer version before they began."""
         stale = self._buffer.expire(self.next_batch, self.max_staleness)
         effects: list[Effect] = [self._dropped(group, "stale") for group in stale]
         for group in list(self.leased.groups()):

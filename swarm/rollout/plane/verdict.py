@@ -1,4 +1,4 @@
-"""The verdict on an answer: its shape, its versions and the bound, then its lease and its group."""
+"""The verdict on an answer: first its shape, then its lease and group, then its versions and the bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swarm.rollout.plane.leases import Group
 from swarm.rollout.plane.rules import is_fresh, staleness
 from swarm.types import Lease, NodeId, Rollout, Verdict, VersionId
 
-MIN_LOGPROB = -1e4  # Below this it is no log-prob but a mistake; the objective bounds what the ones above it can do
+MIN_LOGPROB = -1e4  # A lower log-prob is a mistake; the objective limits the effect of higher ones
 LOGPROB_SLACK = 1e-3  # A log-prob may exceed 0 by the rounding of a bf16 softmax
 
 
@@ -25,11 +25,9 @@ def verdict_on(
     next_batch: int,
     max_staleness: int,
 ) -> tuple[Verdict, str]:
-    """The verdict on `rollout` by `node` under a lease whose seal was checked, and one line for its sampler.
-
-    `fault` is its malformation. `group` is the one that the lease names, if it is open; `opened` is the number of the
-    next group for training.
-    """
+    """Return the verdict on `rollout` by `node`, and a line for its sampler. The caller has checked the lease's seal.
+    `fault` says what is malformed about it ("" if nothing). `group` is the rollout's group if it is open. `opened` is
+    the number of the next training group."""
     if fault:
         return "malformed", fault
     if group is None:
@@ -54,14 +52,14 @@ def verdict_on(
 
 
 def is_current(lease: Lease, rollout: Rollout, group: Group) -> bool:
-    """Whether the sample has not failed since this lease was given: an answer that comes twice must not touch the next
-    one."""
+    """Return whether the sample has not failed since this lease was given. An answer that comes twice must not touch
+    the next attempt."""
     sample = group.samples[rollout.index]
     return any(spec.index == rollout.index and spec.attempt == sample.failures for spec in lease.samples)
 
 
 def malformation(rollout: Rollout, lease: Lease, *, vocab_size: int) -> str:
-    """What is wrong with the rollout's own shape; an empty string if nothing is."""
+    """Return what is wrong with the shape of the rollout; "" if nothing is."""
     if rollout.group_id != lease.group_id or all(s.index != rollout.index for s in lease.samples):
         return "this sample is not in the lease"
     if rollout.finish == "failed":
@@ -84,7 +82,7 @@ def _token_fault(rollout: Rollout, lease: Lease, vocab_size: int) -> str:
     tokens = rollout.tokens()
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         return f"token ids outside the vocabulary of {vocab_size}"
-    # Where stop strings are asked for, any token may have completed one: texts are the business of rewards.
+    # With stop strings, any token may have completed one. Checking texts is left to rewards.
     if rollout.finish == "stop" and tokens[-1] not in lease.rules.stop_token_ids and not lease.rules.stop:
         return "finished by a stop token that is not there"
     if rollout.finish == "length" and len(tokens) != lease.rules.max_new_tokens:
